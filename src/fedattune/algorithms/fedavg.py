@@ -1,0 +1,26 @@
+"""FedAvg. McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629.
+
+client   theta <- w, then SGD
+server   w <- sum_k p_k theta_k over the cohort, p_k = n_k / sum_j n_j
+"""
+
+from ..client import SGD
+from ..core import Algorithm, FineTune
+from ..registry import Count, Positive
+from ..server import Average
+from ..server.average import Weighting
+
+
+def fedavg(*, weighting: Weighting = "samples") -> Algorithm:
+    """One global model, the mean of the cohort's, weighted by samples."""
+    return Algorithm(SGD(), Average(weighting), headline="received")
+
+
+def fedavg_ft(
+    *, weighting: Weighting = "samples", ft_steps: Count | None = None, ft_lr: Positive | None = None
+) -> Algorithm:
+    """FedAvg whose global model every client fine-tunes on its own data before use.
+
+    `ft_steps` and `ft_lr` are the round's local work and learning rate unless given.
+    """
+    return Algorithm(SGD(), Average(weighting), adapt=FineTune(ft_steps, ft_lr))

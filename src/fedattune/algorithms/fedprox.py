@@ -1,0 +1,17 @@
+"""FedProx. Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127.
+
+client   theta <- theta - lr (g + mu (theta - w)), w fixed for the round
+server   as FedAvg (the paper samples clients by size and averages uniformly; here, as in FedMCSA's comparison,
+the cohort is drawn uniformly and weighted by samples)
+"""
+
+from ..client import SGD, Proximal
+from ..core import Algorithm
+from ..registry import NonNegative
+from ..server import Average
+from ..server.average import Weighting
+
+
+def fedprox(*, mu: NonNegative = 0.01, weighting: Weighting = "samples") -> Algorithm:
+    """FedAvg with a proximal term that holds local training near the global model."""
+    return Algorithm(SGD((Proximal(mu),)), Average(weighting), headline="received")

@@ -1,0 +1,167 @@
+"""The argument parser, made from the typed schema: YAML keys, options and their help are one thing."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from ._version import __version__
+from .config import Settings
+from .errors import ConfigError, did_you_mean
+from .experiment import Experiment, Output, near
+from .registry import lookup
+
+DATA_FIELDS = (
+    "data", "data_dir", "client_column", "target", "partition", "clients", "split_seed", "test", "validation",
+    "small_clients", "save_partition",
+)  # fmt: skip
+METHOD_FIELDS = ("model", "algorithms", "set", "seeds")
+KINDS = ("algorithms", "data", "models", "partitions")
+WHAT = {
+    "compare": "train several methods on the same split and say whether collaborating helps, and whom",
+    "run": "train one method",
+    "list": "what there is to choose from, with every option and its default",
+    "data": "look at data and how it is spread over clients",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are ours: one sentence, no usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing and leaving."""
+        raise ConfigError(message)
+
+
+def make_parser() -> Parser:
+    """The parser of all commands."""
+    parser = Parser(
+        prog="fedattune",
+        description="Personalized federated learning: should we federate, with which method, and who gains?",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"fedattune {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name in ("compare", "run"):
+        command = _command(commands, name, WHAT[name])
+        _add(command.add_argument_group("data"), Experiment, DATA_FIELDS)
+        _add(command.add_argument_group("model and methods"), Experiment, METHOD_FIELDS)
+        _add(command.add_argument_group("training"), Experiment, Settings.model_fields)
+        _add(command.add_argument_group("output"), Output, Output.model_fields)
+    listing = _command(commands, "list", WHAT["list"])
+    listing.add_argument(
+        "kind", nargs="?", metavar="{" + ",".join(KINDS) + "}", help="only these (default: all)"
+    )
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    data = _command(commands, "data", WHAT["data"])
+    show = _command(
+        data.add_subparsers(dest="action", metavar="ACTION"),
+        "show",
+        "label counts per client and heterogeneity",
+    )
+    _add(show.add_argument_group("data"), Experiment, (*DATA_FIELDS, "set"))
+    output = show.add_argument_group("output")
+    _add(output, Output, ("config", "json_file"))
+    output.add_argument(
+        "--picture", metavar="FILE", type=Path, help="draw labels by clients (.png, .svg, .pdf)"
+    )
+    return parser
+
+
+def _command(commands: Any, name: str, what: str) -> Parser:
+    command: Parser = commands.add_parser(
+        name, help=what, description=what[0].upper() + what[1:] + ".", allow_abbrev=False
+    )
+    return command
+
+
+def _add(group: Any, schema: type[BaseModel], names: Iterable[str]) -> None:
+    """One option per field; values stay text, for the schema reads and checks them."""
+    for name in names:
+        field = schema.model_fields[name]
+        flags = ["--" + (field.alias or name).replace("_", "-")]
+        if name == "algorithms":
+            flags.insert(0, "--algorithm")
+        common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": _help(name, field)}
+        if field.annotation is bool:
+            group.add_argument(*flags, action="store_true", **common)
+        elif name == "set":
+            group.add_argument(*flags, action="append", metavar="NAME=VALUE", **common)
+        else:
+            group.add_argument(*flags, metavar=_metavar(name, field), **common)
+
+
+def _help(name: str, field: FieldInfo) -> str:
+    text = (field.description or "").replace("%", "%%")
+    default = field.default
+    if default is None or default == {} or default is False:
+        return text
+    said = ",".join(default) if isinstance(default, tuple) else str(default)
+    return f"{text} (default: {said}{'; run: fedmcsa' if name == 'algorithms' else ''})"
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    kinds = [field.annotation, *get_args(field.annotation)]
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            return "{" + ",".join(get_args(kind)) + "}"
+    if name == "algorithms":
+        return "A,B,C"
+    if Path in kinds:
+        return "DIR" if name in ("data_dir", "out", "resume") else "FILE"
+    if float in kinds:
+        return "X"
+    return "N" if int in kinds or any(int in get_args(kind) for kind in kinds) else "NAME"
+
+
+def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments, and a phrase for every one that is not known.
+
+    Raises:
+        ConfigError: a wrong command, or an option without its value.
+    """
+    parser = make_parser()
+    try:
+        space, rest = parser.parse_known_args(argv)
+    except ConfigError as error:
+        raise ConfigError(_mend(str(error))) from error
+    if space.command is None:
+        raise ConfigError("give a command: compare, run, list or data; see fedattune --help")
+    if space.command == "data" and space.action is None:
+        raise ConfigError("give an action: fedattune data show; see fedattune data --help")
+    if space.command == "list" and space.kind is not None:
+        lookup("kind of thing", space.kind, dict.fromkeys(KINDS))
+    known = _flags(parser, space)
+    problems = []
+    for i, argument in enumerate(rest):
+        name = argument.partition("=")[0]
+        if argument.startswith("-"):
+            hint = near(name, known)
+            problems.append(
+                f"unknown option {name}{hint}" + ("" if hint else f"; see fedattune {space.command} --help")
+            )
+        elif i == 0 or not rest[i - 1].startswith("-"):
+            problems.append(f"unexpected argument {argument!r}; options start with --")
+    return space, problems
+
+
+def _mend(message: str) -> str:
+    """Put argparse's message on a wrong command into our form."""
+    if "invalid choice: " in message:
+        known = ["show"] if message.startswith("argument ACTION") else WHAT
+        got = message.partition("invalid choice: ")[2].partition(" (")[0].strip("'")
+        return f"unknown command {got!r}; {did_you_mean(got, known)}"
+    return message.removeprefix("argument ").replace("expected one argument", "expected a value")
+
+
+def _flags(parser: argparse.ArgumentParser, space: argparse.Namespace) -> list[str]:
+    """All options of the chosen command."""
+    for name in (space.command, getattr(space, "action", None)):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction) and name in action.choices:
+                parser = action.choices[name]
+                break
+    return [flag for action in parser._actions for flag in action.option_strings]

@@ -1,0 +1,225 @@
+"""The `fedattune` command."""
+
+import json
+import os
+import shlex
+import sys
+import traceback
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import ConfigError, FedAttuneError
+from .text import make_console
+
+if TYPE_CHECKING:
+    from .experiment import Experiment, Output
+    from .plan import Plan
+    from .result import Result
+
+BAD_INPUT, INTERNAL, INTERRUPTED = 2, 1, 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    0: done; 1: a fault of FedAttune's; 2: an input that cannot be, said in one sentence; 130: Ctrl-C.
+    """
+    where: list[Path] = []  # the run folder, once there is one
+    try:
+        return _command(argv, where)
+    except SystemExit as leaving:  # --help and --version
+        return int(leaving.code or 0)
+    except KeyboardInterrupt:
+        _say("interrupted" + (f"; go on with: {_resume(argv, where[0])}" if where else ""))
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe has left, as in `fedattune list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERNAL
+    except (FedAttuneError, OSError) as error:
+        _say(f"error: {error}")
+        return BAD_INPUT
+    except Exception as error:
+        return _internal(error, where)
+
+
+def _command(argv: list[str] | None, where: list[Path]) -> int:
+    from .arguments import parse
+
+    space, problems = parse(argv)
+    if space.command == "list":
+        return _list(space, problems)
+    if space.command == "data":
+        return _show(space, problems)
+    return _train(space, problems, where)
+
+
+def _say(sentence: str) -> None:
+    """One line on standard error, whatever line breaks a message had."""
+    print("fedattune: " + " ".join(sentence.split()), file=sys.stderr, flush=True)
+
+
+def _resume(argv: list[str] | None, out: Path) -> str:
+    command = next(
+        (word for word in (sys.argv[1:] if argv is None else argv) if word in ("run", "compare")), "compare"
+    )
+    return f"fedattune {command} --resume {shlex.quote(str(out))}"
+
+
+def _internal(error: Exception, where: list[Path]) -> int:
+    text = "".join(traceback.format_exception(error))
+    help_ = "set FEDATTUNE_DEBUG=1 to see where"
+    if os.environ.get("FEDATTUNE_DEBUG") == "1":
+        print(text, file=sys.stderr, end="")
+    elif where and where[0].is_dir():
+        (where[0] / "error.log").write_text(text, encoding="utf-8")
+        help_ = f"the details are in {where[0] / 'error.log'}"
+    _say(f"internal error: {type(error).__name__}: {error}; {help_}")
+    return INTERNAL
+
+
+def _read(
+    space: Namespace, problems: list[str], defaults: dict[str, Any]
+) -> "tuple[Experiment, Output, dict[str, Any]]":
+    """The experiment, the output options, and what was given on the command line for the experiment."""
+    from .experiment import Experiment, Output, load_experiment, parse_set
+
+    given = {key: value for key, value in vars(space).items() if key in Experiment.model_fields}
+    if "set" in given:
+        given["set"] = parse_set(given["set"])
+    output = Output(
+        **{
+            Output.model_fields[key].alias or key: one
+            for key, one in vars(space).items()
+            if key in Output.model_fields
+        }
+    )
+    if output.resume and problems:
+        raise ConfigError("; ".join(problems))
+    experiment = load_experiment(
+        None if output.resume else output.config,
+        {} if output.resume else given,
+        defaults=defaults,
+        errors=problems,
+    )
+    return experiment, output, given
+
+
+def _list(space: Namespace, problems: list[str]) -> int:
+    if problems:
+        raise ConfigError("; ".join(problems))
+    from .listing import KINDS, listing, print_listing
+
+    found = listing((space.kind,) if space.kind else KINDS)
+    if space.json:
+        print(json.dumps(found, indent=2, default=str))
+    else:
+        print_listing(found, make_console())
+    return 0
+
+
+def _show(space: Namespace, problems: list[str]) -> int:
+    from .plan import prepare_data
+    from .session import check_file, write_atomic
+    from .show import as_json, check_picture, draw, print_federation
+
+    experiment, output, _ = _read(space, problems, {})
+    picture = getattr(space, "picture", None)
+    check_file("--json", output.json_file)
+    check_picture(picture)
+    check_file("--picture", picture)
+    federation = prepare_data(experiment)
+    if experiment.save_partition:
+        from .data.manifest import save_manifest
+
+        save_manifest(federation, experiment.save_partition)
+    if output.json_file:
+        write_atomic(output.json_file, json.dumps(as_json(federation), indent=2))
+    if picture:
+        draw(federation, picture)
+    print_federation(federation, make_console())
+    return 0
+
+
+def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
+    from .session import Interrupt, StoppedError, begin, check_file, check_out, default_out, execute, reopen
+
+    command: str = space.command
+    experiment, output, given = _read(space, problems, {"algorithm": "fedmcsa"} if command == "run" else {})
+    check_file("--json", output.json_file)
+    notes = []
+    if output.resume:
+        if output.out or output.config:
+            raise ConfigError(
+                "--out and --config cannot be given with --resume, which goes on in its own folder"
+            )
+        out = output.resume
+        plan = reopen(command, out, given)
+    else:
+        out = output.out or default_out(command, experiment)
+        check_out(out, command)
+        plan, notes = _prepare(command, experiment)
+        begin(plan, out)
+    where.append(out)
+    with Interrupt() as stop:
+        try:
+            results = execute(plan, out, stop, quiet=output.quiet)
+        except StoppedError as stopped:
+            _say(f"{stopped}; go on with: {_resume([command], out)}")
+            return INTERRUPTED
+    _report(command, plan, results, out=out, json_file=output.json_file, notes=notes)
+    return 0
+
+
+def _prepare(command: str, experiment: "Experiment") -> "tuple[Plan, list[str]]":
+    """The plan, with `local` added to a comparison that lacks it."""
+    from .compare import ALONE
+    from .plan import prepare
+
+    notes = []
+    names = experiment.algorithms
+    if command == "run" and (len(names) > 1 or names == ("all",)):
+        raise ConfigError(
+            f"run trains one algorithm, got {', '.join(names)}; use fedattune compare for several"
+        )
+    if command == "compare" and ALONE not in names and names != ("all",):
+        experiment = experiment.model_copy(update={"algorithms": (ALONE, *names)})
+        notes.append("local was added, for the others are compared with it.")
+    return prepare(experiment), notes
+
+
+def _report(
+    command: str,
+    plan: "Plan",
+    results: "list[Result]",
+    *,
+    out: Path,
+    json_file: Path | None,
+    notes: list[str],
+) -> None:
+    """Write the result files, then print the table, the notes and the verdict."""
+    from .compare import as_json, print_table, rows, verdict, work_note
+    from .session import write_atomic
+
+    table = rows(results)
+    content: dict[str, Any] = {"runs": [result.to_json() for result in results]}
+    if command == "compare":
+        content |= {"verdict": verdict(results), "table": as_json(table)}
+    elif len(results) == 1:
+        content = content["runs"][0]
+    text = json.dumps(content, indent=2)
+    for path in (out / "result.json", json_file):
+        if path:
+            write_atomic(path, text)
+    console = make_console()
+    print_table(table, console)
+    said = [*notes, *plan.federation.notes]
+    for result in results:  # with those of its algorithm
+        name = f"{result.algorithm}: "
+        said += [name + note.removeprefix(name) for note in result.notes]
+    said += [note] if (note := work_note(table)) else []
+    for one in dict.fromkeys(said):
+        console.print(f"note: {one}")
+    if command == "compare":
+        console.print(content["verdict"], style="bold")
+    console.print(f"All numbers are in {out}")

@@ -1,0 +1,77 @@
+"""Data: known sets and tables, ways to divide them among clients, and the result, a `Federation`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..registry import options as options_of
+from .build import SmallClients, federate, from_manifest
+from .clients import federation
+from .dataset import Dataset
+from .federated import Client, Federation, Part
+from .manifest import home, load_manifest, save_manifest, saved_partitions
+from .partition import DEFAULT_SEEDS, PARTITIONS
+from .parts import split
+from .sources import SOURCES, load
+from .table import table
+
+__all__ = [
+    "DEFAULT_SEEDS",
+    "PARTITIONS",
+    "SOURCES",
+    "Client",
+    "Dataset",
+    "Federation",
+    "Part",
+    "SmallClients",
+    "federate",
+    "federation",
+    "from_manifest",
+    "home",
+    "load",
+    "load_federation",
+    "load_manifest",
+    "save_manifest",
+    "saved_partitions",
+    "split",
+    "table",
+]
+
+
+def load_federation(
+    data: str | Path = "digits",
+    *,
+    partition: str | None = None,
+    clients: int | None = None,
+    data_dir: Path | str | None = None,
+    client_column: str | None = None,
+    target: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    partition_options: Mapping[str, Any] | None = None,
+    test: float = 0.25,
+    validation: float = 0.1,
+    seed: int | None = None,
+    small_clients: SmallClients = "error",
+) -> Federation:
+    """Load data by name or from a table file and divide it among clients.
+
+    Raises:
+        ConfigError: unknown names, or options that do not fit.
+        DataError: the data cannot be found, read or divided so.
+
+    """
+    given = dict(options or {})
+    makes_clients = str(data) in SOURCES and "clients" in {o.name for o in options_of(SOURCES[str(data)])}
+    if makes_clients and clients is not None and partition in (None, "by_column"):
+        given.setdefault("clients", clients)  # the source makes its clients: let it make that many
+    dataset = load(data, data_dir=data_dir, options=given, client_column=client_column, target=target)
+    return federate(
+        dataset,
+        partition=partition,
+        options=partition_options,
+        clients=clients,
+        test=test,
+        validation=validation,
+        seed=seed,
+        small_clients=small_clients,
+    )

@@ -1,0 +1,209 @@
+"""From a data set and a partition to a federation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ..errors import ConfigError, DataError, did_you_mean
+from ..registry import check_options
+from .dataset import Array, Dataset, Index
+from .federated import PARTS, Client, Federation
+from .manifest import check_manifest, load_manifest, manifest_path, saved_partitions
+from .partition import DEFAULT_SEEDS, PARTITIONS
+from .parts import check_fractions, part_sizes, split
+
+SmallClients = Literal["error", "drop"]
+LISTED = 5  # clients named in one message
+
+
+def federate(
+    dataset: Dataset,
+    *,
+    partition: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    clients: int | None = None,
+    test: float = 0.25,
+    validation: float = 0.1,
+    seed: int | None = None,
+    small_clients: SmallClients = "error",
+) -> Federation:
+    """Divide a data set among clients by a partition of the table or a saved one.
+
+    Raises:
+        ConfigError: an unknown partition, or options that do not fit it.
+        DataError: the data cannot be divided so.
+
+    """
+    name = partition or dataset.default_partition
+    if name not in PARTITIONS:
+        return _federate_saved(dataset, name, options, clients)
+    checked = check_options(name, PARTITIONS[name], options or {})
+    seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
+    check_fractions(test, validation, seed)
+    natural = name == "by_column"
+    names, keys = _names_and_keys(dataset, natural, clients)
+    rows = PARTITIONS[name](keys, len(names), seed, **checked)
+    kept, notes = keep_clients(
+        dataset.name,
+        names,
+        rows,
+        dataset.y,
+        dataset.classes,
+        sizes=[part_sizes(len(mine), test, validation) for mine in rows],
+        one_class=not natural or dataset.keeps_one_class,
+        small_clients=small_clients,
+    )
+    members = [
+        Client(names[u], *split(rows[u], test=test, validation=validation, seed=seed, client=u)) for u in kept
+    ]
+    said = {
+        "name": name,
+        "options": checked,
+        "clients": len(names),
+        "seed": seed,
+        "fractions": {"test": test, "validation": validation},
+    }
+    return _assemble(dataset, members, said, notes)
+
+
+def _names_and_keys(dataset: Dataset, natural: bool, clients: int | None) -> tuple[tuple[str, ...], Array]:
+    """The clients' names, and what the partition divides by: the labels, or each sample's natural client."""
+    if natural:
+        if dataset.owner is None:
+            raise DataError(
+                f"{dataset.name} has no clients of its own; take another partition, such as dirichlet or iid"
+            )
+        if clients not in (None, len(dataset.owners)):
+            raise ConfigError(
+                f"{dataset.name} comes with {len(dataset.owners)} clients of its own, so {clients} cannot be "
+                "asked for; leave the number out, or take another partition, such as dirichlet"
+            )
+        return dataset.owners, dataset.owner
+    n = dataset.default_clients if clients is None else clients
+    if n < 1:
+        raise ConfigError(f"clients must be at least 1, got {n}")
+    return tuple(str(u) for u in range(n)), dataset.y
+
+
+def keep_clients(
+    name: str,
+    names: Sequence[str],
+    rows: Sequence[Index],
+    y: Array,
+    classes: Sequence[str],
+    *,
+    sizes: Sequence[tuple[int, int, int]],
+    one_class: bool,
+    small_clients: SmallClients,
+) -> tuple[list[int], tuple[str, ...]]:
+    """Numbers of the clients that can take part, and what to tell about these and the others.
+
+    `rows` and `sizes` give each client's samples and the sizes of its training, validation and test part.
+
+    Raises:
+        DataError: some cannot and `small_clients` is "error", or none can.
+        ConfigError: `small_clients` is something else.
+
+    """
+    if small_clients not in ("error", "drop"):
+        raise ConfigError(f"small_clients must be 'error' or 'drop', got {small_clients!r}")
+    single = [u for u, mine in enumerate(rows) if len(mine) and y[mine].min() == y[mine].max()]
+    faults = {}
+    for u, (n_train, _, n_test) in enumerate(sizes):
+        if not n_train or not n_test:
+            plural = "s" * (len(rows[u]) != 1)
+            faults[u] = f"has {len(rows[u])} sample{plural}, {n_train} to train and {n_test} to test"
+        elif u in single and not one_class:
+            faults[u] = f"has {len(rows[u])} samples, all of class {classes[y[rows[u][0]]]!r}"
+    listed = "; ".join(f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:LISTED])
+    more = f"; and {len(faults) - LISTED} more" if len(faults) > LISTED else ""
+    if faults and small_clients == "error":
+        raise DataError(
+            f"{name}: {listed}{more}; give such clients more data, or leave them out with "
+            '--small-clients drop (small_clients="drop")'
+        )
+    kept = [u for u in range(len(rows)) if u not in faults]
+    if not kept:
+        raise DataError(f"{name}: no client is left: {listed}{more}")
+    notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
+    alone = [u for u in single if u not in faults]
+    if alone:
+        notes.append(f"{len(alone)} of {len(kept)} clients hold a single class: {_listing(names, alone)}.")
+    bare = [u for u in kept if sizes[u][1] == 0]
+    if 0 < len(bare) < len(kept):
+        notes.append(f"{len(bare)} of {len(kept)} clients have no validation part: {_listing(names, bare)}.")
+    return kept, tuple(notes)
+
+
+def _listing(names: Sequence[str], numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
+    return ", ".join(names[u] for u in numbers[:LISTED]) + more
+
+
+def _federate_saved(
+    dataset: Dataset, name: str, options: Mapping[str, Any] | None, clients: int | None
+) -> Federation:
+    if not manifest_path(name).exists():
+        known = did_you_mean(name, [*PARTITIONS, *saved_partitions()])
+        raise ConfigError(f"unknown partition {name!r}, and no such file; {known}")
+    if options:
+        raise ConfigError(f"the saved partition {name!r} takes no options, got {', '.join(options)}")
+    federation = from_manifest(dataset, load_manifest(name))
+    if clients not in (None, federation.n_clients):
+        raise ConfigError(
+            f"the saved partition {name!r} has {federation.n_clients} clients, not {clients}; "
+            "leave the number out"
+        )
+    return federation
+
+
+def from_manifest(dataset: Dataset, manifest: Mapping[str, Any]) -> Federation:
+    """The federation that a manifest describes, with its exact training, validation and test parts.
+
+    Raises:
+        DataError: it is no manifest, or one of other data.
+
+    """
+    checked = check_manifest(dict(manifest))
+    about = checked["data"]
+    if about["fingerprint"] != dataset.fingerprint:
+        raise DataError(
+            f"the partition was made for {about['name']!r} with {about['n']} samples (fingerprint "
+            f"{about['fingerprint'][:12]}), not for {dataset.name!r} with {len(dataset.y)} samples "
+            f"(fingerprint {dataset.fingerprint[:12]}); load the same data, or make a new partition"
+        )
+    members = [
+        Client(entry["name"], *(np.array(entry[part], dtype=np.int64) for part in PARTS))
+        for entry in checked["clients"]
+    ]
+    note = "A saved partition fixes the clients and their training, validation and test parts."
+    return _assemble(dataset, members, checked["partition"], (note,))
+
+
+def _assemble(
+    dataset: Dataset, members: Sequence[Client], said: Mapping[str, Any], notes: tuple[str, ...]
+) -> Federation:
+    x = dataset.x
+    if dataset.encode is not None:
+        rows = [client.all for client in members]
+        joint = np.concatenate(rows)
+        if len(np.unique(joint)) < len(joint):
+            raise DataError(
+                f"{dataset.name}: clients that share rows cannot be used, because the "
+                "features are fitted per client"
+            )
+        x = dataset.encode([client.train for client in members], rows)
+    return Federation(
+        name=dataset.name,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(dataset.y),
+        classes=dataset.classes,
+        clients=tuple(members),
+        shift=None if dataset.shift is None else torch.from_numpy(dataset.shift),
+        scale=None if dataset.scale is None else torch.from_numpy(dataset.scale),
+        partition=said,
+        notes=(*dataset.notes, *notes),
+        source=dataset.fingerprint,
+    )

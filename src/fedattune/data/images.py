@@ -1,0 +1,201 @@
+"""Image sets in Parquet files as the Hugging Face hub lays them out."""
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import DataError, did_you_mean
+from .dataset import Array
+from .manifest import home
+
+CACHE_VERSION = 1
+
+
+class Images(NamedTuple):
+    """Decoded images (n, channels, height, width), uint8, with labels (n,), class names and notes."""
+
+    x: Array
+    y: Array
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class Columns(NamedTuple):
+    """Which columns hold image and label, the names of the classes if they are known, and notes."""
+
+    image: str
+    label: str
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read_images(files: Sequence[Path], label: str | None = None) -> Images:
+    """Decode all images of the files, in order, or read them from the cache.
+
+    The cache lies under `home()` and is keyed by the files' names, sizes and times; a broken one is rebuilt.
+
+    Raises:
+        DataError: a file cannot be read, has no image or label column, or images differ in shape.
+
+    """
+    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    key = hashlib.sha256(json.dumps([CACHE_VERSION, stats, label]).encode()).hexdigest()
+    cached = home() / "cache" / f"images-{key[:32]}.npz"
+    found = _read_cache(cached)
+    if found is None:
+        found = decode(files, label)
+        _write_cache(cached, found)
+    return found
+
+
+def _read_cache(path: Path) -> Images | None:
+    """The cached images; None when there are none or the file is broken (its checksums tell)."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+            about = json.loads(str(saved["about"]))
+            return Images(saved["x"], saved["y"], tuple(about["classes"]), tuple(about["notes"]))
+    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
+        return None
+
+
+def _write_cache(path: Path, images: Images) -> None:
+    """Write all at once; a folder that cannot be written to only costs the decoding next time."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    about = json.dumps({"classes": images.classes, "notes": images.notes})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new.open("wb") as file:
+            np.savez(file, x=images.x, y=images.y, about=np.array(about))
+        os.replace(new, path)
+    except OSError:
+        if new.is_file():
+            new.unlink()
+
+
+def decode(files: Sequence[Path], label: str | None = None) -> Images:
+    """Decode all images of the Parquet files, in order."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        opened = [parquet.ParquetFile(path) for path in files]
+    except (pa.ArrowException, OSError) as error:
+        names = ", ".join(str(path) for path in files)
+        raise DataError(f"cannot read {names} as Parquet: {str(error).splitlines()[0]}") from error
+    columns = find_columns(opened[0].schema_arrow, label, str(files[0]))
+    total = sum(file.metadata.num_rows for file in opened)
+    if total == 0:
+        raise DataError(f"{files[0]}: no rows")
+    x: Array | None = None
+    labels = []
+    row = 0
+    for path, file in zip(files, opened, strict=True):
+        for name in (columns.image, columns.label):
+            if name not in file.schema_arrow.names:
+                raise DataError(
+                    f"{path} has no column {name!r}; {did_you_mean(name, file.schema_arrow.names)}"
+                )
+        for batch in file.iter_batches(batch_size=4096, columns=[columns.image, columns.label]):
+            labels.append(_labels(batch.column(columns.label), f"{path}: column {columns.label!r}"))
+            for data in _encoded(batch.column(columns.image)):
+                image = _image(data, x, f"row {row} of {columns.image!r} in the files from {files[0].name}")
+                if x is None:
+                    x = np.empty((total, *image.shape), dtype=np.uint8)
+                x[row] = image
+                row += 1
+    assert x is not None
+    y = np.concatenate(labels).astype(np.int64)
+    classes = columns.classes or tuple(str(k) for k in range(int(y.max()) + 1))
+    return Images(x, y, classes, columns.notes)
+
+
+def _labels(column: Any, where: str) -> Array:
+    if column.null_count:
+        raise DataError(f"{where} lacks {column.null_count} labels")
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _encoded(column: Any) -> list[bytes | None]:
+    """The images' encoded bytes, from a struct {bytes, path} or a column of bytes."""
+    from pyarrow import types
+
+    held = column.field("bytes") if types.is_struct(column.type) else column
+    return list(held.to_pylist())
+
+
+def _image(data: bytes | None, like: Array | None, where: str) -> Array:
+    """One image as (channels, height, width), in grey if the first one is, else in RGB."""
+    from PIL import Image, UnidentifiedImageError
+
+    if data is None:
+        raise DataError(f"{where} holds no image bytes; embed the images in the file")
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            grey = opened.mode in ("1", "L") if like is None else like.shape[1] == 1
+            pixels = np.asarray(opened.convert("L" if grey else "RGB"))
+    except (UnidentifiedImageError, OSError, ValueError) as error:
+        raise DataError(f"{where} cannot be decoded as an image: {error}") from error
+    image = pixels[None] if grey else pixels.transpose(2, 0, 1)
+    if like is not None and image.shape != like.shape[1:]:
+        raise DataError(f"{where} has the shape {image.shape}, the first {like.shape[1:]}; all must be alike")
+    return image
+
+
+def find_columns(schema: Any, label: str | None, where: str) -> Columns:
+    """Find image and label column by the features that the hub stores in the schema, else by their types.
+
+    Among several label columns the one with most classes is taken, unless `label` names another.
+
+    Raises:
+        DataError: none, or more than one that could be meant.
+
+    """
+    from pyarrow import types
+
+    features = _hub_features(schema)
+    images = [k for k, f in features.items() if f.get("_type") == "Image"]
+    classes = {k: tuple(map(str, f.get("names") or ())) for k, f in features.items() if _is_label(f)}
+    if not images:
+        images = [f.name for f in schema if types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0]
+    if not classes:
+        classes = {f.name: () for f in schema if types.is_integer(f.type)}
+    if len(images) != 1:
+        raise DataError(f"{where}: expected one image column, found {', '.join(images) or 'none'}")
+    if label is not None and label not in classes:
+        raise DataError(f"{where}: {label!r} is no label column; {did_you_mean(label, classes)}")
+    if not classes:
+        raise DataError(f"{where}: no label column of whole numbers")
+    if label is not None:
+        return Columns(images[0], label, classes[label], ())
+    most = max(classes, key=lambda name: len(classes[name]))
+    rivals = [name for name in classes if name != most]
+    if not rivals:
+        return Columns(images[0], most, classes[most], ())
+    if not classes[most]:
+        raise DataError(
+            f"{where}: several columns could be the label; choose one with label: {', '.join(classes)}"
+        )
+    others = ", ".join(f"{name} ({len(classes[name])} classes)" for name in rivals)
+    note = f"Labels are {most} ({len(classes[most])} classes); there is also {others}, see option label."
+    return Columns(images[0], most, classes[most], (note,))
+
+
+def _is_label(feature: dict[str, Any]) -> bool:
+    return feature.get("_type") == "ClassLabel"
+
+
+def _hub_features(schema: Any) -> dict[str, dict[str, Any]]:
+    """The features that the hub's `datasets` library notes in the schema, or nothing."""
+    try:
+        content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = content["info"]["features"]
+        return {name: f for name, f in features.items() if isinstance(f, dict) and name in schema.names}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}

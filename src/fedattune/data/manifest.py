@@ -1,0 +1,114 @@
+"""Saved partitions: JSON files that say which client has which samples."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import DataError
+from .federated import Federation, manifest_hash
+
+Rows = list[Annotated[int, Field(ge=0)]]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+    n: int
+    fingerprint: str
+
+
+class _Client(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+    train: Rows
+    validation: Rows
+    test: Rows
+
+
+class _Manifest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    hash: str
+    data: _Data
+    partition: dict[str, Any]
+    clients: list[_Client]
+
+
+def home() -> Path:
+    """The folder for caches and saved partitions: FEDATTUNE_HOME, or .cache/fedattune in the user's home."""
+    given = os.environ.get("FEDATTUNE_HOME")
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "fedattune"
+
+
+def saved_partitions() -> list[str]:
+    """Names of the partitions saved under `home()`."""
+    return sorted(path.stem for path in (home() / "partitions").glob("*.json"))
+
+
+def manifest_path(name_or_path: str | Path) -> Path:
+    """Where a manifest is: a path if it ends in .json or has folders, else a name under `home()`."""
+    path = Path(name_or_path)
+    if path.suffix == ".json" or len(path.parts) > 1:
+        return path
+    return home() / "partitions" / f"{path.name}.json"
+
+
+def save_manifest(federation: Federation, name_or_path: str | Path) -> Path:
+    """Write the federation's manifest and return its path.
+
+    Raises:
+        DataError: a different one exists under that name, or the file cannot be written.
+
+    """
+    path = manifest_path(name_or_path)
+    manifest = federation.manifest()
+    if path.exists():
+        if load_manifest(path)["hash"] == manifest["hash"]:
+            return path
+        raise DataError(f"{path} already holds another partition; choose another name or delete it first")
+    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(json.dumps(manifest), encoding="utf-8")
+        os.replace(new, path)
+    except OSError as error:
+        if new.is_file():
+            new.unlink()
+        raise DataError(f"cannot write the partition to {path}: {error.strerror or error}") from error
+    return path
+
+
+def load_manifest(name_or_path: str | Path) -> dict[str, Any]:
+    """Read a manifest and check its form and its hash.
+
+    Raises:
+        DataError: no such file, no valid manifest, or changed since it was saved.
+
+    """
+    path = manifest_path(name_or_path)
+    try:
+        return check_manifest(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except OSError as error:
+        raise DataError(f"cannot read the partition {path}: {error.strerror or error}") from error
+    except ValueError as error:  # json.JSONDecodeError and UnicodeDecodeError
+        raise DataError(f"{path} is not a saved partition: {error}") from error
+
+
+def check_manifest(manifest: Any, where: str = "the partition") -> dict[str, Any]:
+    """The manifest, if it has the right form and its hash is that of its content.
+
+    Raises:
+        DataError: it has not.
+
+    """
+    try:
+        checked = _Manifest.model_validate(manifest).model_dump()
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(k) for k in first["loc"])
+        raise DataError(f"{where} is not a saved partition: {key or 'content'}: {first['msg']}") from error
+    if manifest_hash(checked) != checked["hash"]:
+        raise DataError(f"{where} has been changed since it was saved: its hash is not that of its content")
+    return checked

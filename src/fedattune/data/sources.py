@@ -1,0 +1,181 @@
+"""Data that is known by name, and `load`, which also takes table files."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..registry import Count, NonNegative, build, lookup
+from .dataset import Array, Dataset
+from .hub import parquet_files
+from .images import read_images
+from .table import table
+from .table_file import SUFFIXES
+
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR_STD = (0.2023, 0.1994, 0.2010)
+
+
+def synthetic(
+    _data_dir: Path | None,
+    *,
+    alpha: NonNegative = 0.5,
+    beta: NonNegative = 0.5,
+    clients: Count = 100,
+    seed: int = 0,
+) -> Dataset:
+    """Synthetic(alpha, beta): 60 features, 10 classes, one softmax model per client.
+
+    `alpha` is the deviation between the clients' models, `beta` between their features. The order of the
+    draws is that of FedMCSA's code, so seed 0 gives its data: 250 to 25,810 samples, 205,795 in all.
+
+    Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
+    """
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be at least 0 and below 2**32, got {seed}")
+    n_features, n_classes = 60, 10
+    random = np.random.RandomState(seed)
+    sizes = (random.lognormal(4, 2, clients).astype(np.int64) + 50) * 5
+    u = random.normal(0, alpha, clients)  # mean of the client's W and b
+    centre = random.normal(0, beta, clients)
+    v = np.stack([random.normal(c, 1, n_features) for c in centre])
+    covariance = np.diag(np.arange(1, n_features + 1) ** -1.2)
+    x, y = [], []
+    for i in range(clients):
+        W = random.normal(u[i], 1, (n_features, n_classes))
+        b = random.normal(u[i], 1, n_classes)
+        mine = random.multivariate_normal(v[i], covariance, sizes[i])
+        y.append((mine @ W + b).argmax(axis=1))
+        x.append(mine.astype(np.float32))
+    return Dataset(
+        name="synthetic",
+        x=np.concatenate(x),
+        y=np.concatenate(y).astype(np.int64),
+        classes=tuple(str(k) for k in range(n_classes)),
+        owner=np.repeat(np.arange(clients), sizes),
+        owners=tuple(str(i) for i in range(clients)),
+        keeps_one_class=True,
+    )
+
+
+def digits(_data_dir: Path | None) -> Dataset:
+    """Handwritten digits, 1,797 images of 8x8, that come with scikit-learn; nothing to download.
+
+    Source: Alpaydin and Kaynak, UCI Optical Recognition of Handwritten Digits, 1998.
+    """
+    from sklearn.datasets import load_digits
+
+    held = load_digits()
+    return Dataset(
+        name="digits",
+        x=held.images.astype(np.uint8)[:, None],
+        y=held.target.astype(np.int64),
+        classes=tuple(str(k) for k in held.target_names),
+        scale=np.full((1, 1, 1), 1 / 16, dtype=np.float32),
+    )
+
+
+def mnist(data_dir: Path | None, *, label: str | None = None) -> Dataset:
+    """MNIST, 70,000 handwritten digits of 28x28; every pixel standardised over all of them.
+
+    Source: LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998.
+    """
+    return _per_pixel("mnist", data_dir, label)
+
+
+def fashion_mnist(data_dir: Path | None, *, label: str | None = None) -> Dataset:
+    """Fashion-MNIST, 70,000 pictures of clothing of 28x28; every pixel standardised over all of them.
+
+    Source: Xiao et al., arXiv:1708.07747, 2017.
+    """
+    return _per_pixel("fashion_mnist", data_dir, label)
+
+
+def cifar10(data_dir: Path | None, *, label: str | None = None) -> Dataset:
+    """CIFAR-10, 60,000 colour photographs of 32x32 in 10 classes.
+
+    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+    """
+    return _per_channel("cifar10", data_dir, label)
+
+
+def cifar100(data_dir: Path | None, *, label: str | None = None) -> Dataset:
+    """CIFAR-100, 60,000 colour photographs of 32x32 in 100 classes; label=coarse_label for the 20 groups.
+
+    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+    """
+    return _per_channel("cifar100", data_dir, label)
+
+
+SOURCES: dict[str, Callable[..., Dataset]] = {
+    "synthetic": synthetic,
+    "digits": digits,
+    "mnist": mnist,
+    "fashion_mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+}
+
+
+def load(
+    name_or_path: str | Path,
+    *,
+    data_dir: Path | str | None = None,
+    options: Mapping[str, Any] | None = None,
+    client_column: str | None = None,
+    target: str | None = None,
+) -> Dataset:
+    """The data of that name, or the table in that file.
+
+    Raises:
+        ConfigError: no such name, options that do not fit, or a table without client column and target.
+        DataError: the data cannot be found or read.
+
+    """
+    name, path = str(name_or_path), Path(name_or_path)
+    folder = None if data_dir is None else Path(data_dir).expanduser()
+    columns = {"client_column": client_column, "target": target}
+    if path.suffix.lower() in SUFFIXES or (path.is_file() and name not in SOURCES):
+        missing = [key for key, value in columns.items() if value is None]
+        if missing:
+            flags = " and ".join(f"{key} (--{key.replace('_', '-')})" for key in missing)
+            raise ConfigError(f"the table {name} needs {flags}")
+        return build("table", table, {**(options or {}), **columns}, path)
+    source = lookup("data", name, SOURCES)
+    given = [key for key, value in columns.items() if value is not None]
+    if given:
+        raise ConfigError(
+            f"{' and '.join(given)} only go with a table file (.csv, .parquet), not with {name!r}"
+        )
+    return build(name, source, options or {}, folder)
+
+
+def _per_pixel(name: str, data_dir: Path | None, label: str | None) -> Dataset:
+    """Standardise every pixel over all images, with deviation + 0.001 (pFedMe's and FedMCSA's protocol)."""
+    x, y, classes, notes = read_images(parquet_files(name, data_dir), label)
+    mean, std = _moments(x)
+    note = "Every pixel is standardised over all images, those for testing included, as in the papers."
+    scale = (1 / (std + 0.001)).astype(np.float32)
+    return Dataset(name, x, y, classes, mean.astype(np.float32), scale, notes=(*notes, note))
+
+
+def _per_channel(name: str, data_dir: Path | None, label: str | None) -> Dataset:
+    x, y, classes, notes = read_images(parquet_files(name, data_dir), label)
+    mean = np.array(CIFAR_MEAN, dtype=np.float64)[:, None, None]
+    std = np.array(CIFAR_STD, dtype=np.float64)[:, None, None]
+    scale = (1 / (255 * std)).astype(np.float32)
+    return Dataset(name, x, y, classes, (255 * mean).astype(np.float32), scale, notes=notes)
+
+
+def _moments(x: Array, block: int = 10_000) -> tuple[Array, Array]:
+    """Mean and deviation of each pixel, float64, block by block to spare memory."""
+    total = np.zeros(x.shape[1:])
+    squares = np.zeros(x.shape[1:])
+    for start in range(0, len(x), block):
+        part = x[start : start + block].astype(np.float64)
+        total += part.sum(axis=0)
+        squares += (part * part).sum(axis=0)  # sums of whole numbers are exact
+    mean = total / len(x)
+    return mean, np.sqrt(np.maximum(squares / len(x) - mean * mean, 0))

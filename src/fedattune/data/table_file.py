@@ -1,0 +1,74 @@
+"""Reading table files with pyarrow."""
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+
+SUFFIXES = (".csv", ".parquet", ".pq")
+
+
+def read_table(path: Path, client_column: str) -> Any:
+    """The content of a CSV or Parquet file as a pyarrow table with at least one row.
+
+    In CSV the client column is read as text, so that a client called 007 keeps its name.
+
+    Raises:
+        DataError: no such file, empty, unreadable, or two columns with one name.
+
+    """
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    if not path.is_file():
+        raise DataError(f"no such table file: {path}")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty")
+    try:
+        if path.suffix.lower() == ".csv":
+            convert = csv.ConvertOptions(column_types={client_column: pa.string()}, strings_can_be_null=True)
+            content = csv.read_csv(path, convert_options=convert)
+        else:
+            content = parquet.ParquetFile(path).read()  # read_table would take columns from folder names
+    except (pa.ArrowException, OSError) as error:
+        kind = "CSV" if path.suffix.lower() == ".csv" else "Parquet"
+        raise DataError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from error
+    names = content.column_names
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise DataError(f"{path} has more than one column called {repeated[0]!r}; rename them")
+    if content.num_rows == 0:
+        raise DataError(f"{path} holds no rows")
+    return content
+
+
+def is_numeric(kind: Any) -> bool:
+    """Whether values of this pyarrow type are numbers or true/false."""
+    from pyarrow import types
+
+    return any(
+        test(kind) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    )
+
+
+def is_categorical(kind: Any) -> bool:
+    """Whether values of this pyarrow type are text."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def column_values(column: Any) -> Any:
+    """The values as a NumPy array: numbers with NaN where missing, or text with None where missing."""
+    import numpy as np
+    from pyarrow import float64, types
+
+    if is_categorical(column.type):
+        return np.array(column.to_pylist(), dtype=object)
+    if types.is_decimal(column.type) or (is_numeric(column.type) and column.null_count):
+        if types.is_boolean(column.type):
+            column = column.cast("uint8")
+        column = column.cast(float64(), safe=False)
+    return column.to_numpy()

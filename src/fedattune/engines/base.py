@@ -1,0 +1,146 @@
+"""What an engine does: train some clients, evaluate all of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core import Batch, ClientUpdate, Grad, Memory, Payload
+from ..data import Federation
+from ..params import Params
+from ..task import Task
+from .work import Work
+
+SHARED_EVALUATION_BYTES = 1 << 26
+
+
+class Inputs(NamedTuple):
+    """What training starts from, one row per client: see `ClientUpdate` for the words.
+
+    `sent` holds all parameters, those that never left the client among them.
+    """
+
+    sent: Payload
+    memory: Memory
+    buffers: Params
+    fresh: Tensor
+
+    def rows(self, ids: Tensor | int) -> "Inputs":
+        """The inputs of some clients."""
+        return Inputs(self.sent.rows(ids), take(self.memory, ids), self.buffers.rows(ids), self.fresh[ids])
+
+
+class Trained(NamedTuple):
+    """What training leaves, one row per client: the upload, the client's memory and its buffers."""
+
+    upload: Payload
+    memory: Memory
+    buffers: Params
+
+    def rows(self, ids: Tensor) -> "Trained":
+        """What training left on some clients."""
+        return Trained(self.upload.rows(ids), take(self.memory, ids), self.buffers.rows(ids))
+
+    def finite(self) -> Tensor:
+        """(C,) whether everything that a client uploads and keeps is finite."""
+        parts = [self.upload.params, *self.upload.extra.values(), *self.memory.values(), self.buffers]
+        sums = [v.flatten(1).sum(1, dtype=torch.float64) for part in parts for v in part.values()]
+        return torch.stack(sums).isfinite().all(0)
+
+
+class Scores(NamedTuple):
+    """Per client: samples, how many were classified rightly, and the sum of their losses; each (N,)."""
+
+    n: Tensor
+    correct: Tensor
+    loss: Tensor
+
+
+class Engine(ABC):
+    """Runs client updates of one task on one federation; knows nothing of methods and servers."""
+
+    def __init__(self, task: Task, federation: Federation) -> None:
+        self.task = task
+        self.federation = federation
+        self.device = federation.y.device
+        self.dtype = next(iter(task.params.values())).dtype
+
+    @abstractmethod
+    def train(self, rule: ClientUpdate, ids: Tensor, inputs: Inputs, work: Work) -> Trained:
+        """Train clients `ids` (C,); inputs and result have one row per client, in this order."""
+
+    @abstractmethod
+    def evaluate_each(self, params: Params, buffers: Params, part: Literal["validation", "test"]) -> Scores:
+        """Evaluate a model of its own (N, ...) for every client on its own part."""
+
+    def evaluate(self, params: Params, buffers: Params, part: Literal["validation", "test"]) -> Scores:
+        """Evaluate every client's model (N, ...) on its own part; one model for all is run over all data once."""
+        with torch.no_grad():
+            if all(v.stride(0) == 0 for v in params.values()) and not buffers:
+                return self._evaluate_shared(params.rows(0), part)
+            return self.evaluate_each(params, buffers, part)
+
+    def _evaluate_shared(self, params: Params, part: Literal["validation", "test"]) -> Scores:
+        sizes = self.federation.sizes(part).to(self.device)
+        owner = torch.repeat_interleave(torch.arange(len(sizes), device=self.device), sizes)
+        index = torch.cat([torch.as_tensor(p) for p in self.federation.part(part)]).to(self.device)
+        correct = torch.zeros(len(sizes), dtype=torch.int64, device=self.device)
+        loss = torch.zeros(len(sizes), dtype=torch.float64, device=self.device)
+        for i, who in zip(
+            torch.split(index, self._samples_at_once()),
+            torch.split(owner, self._samples_at_once()),
+            strict=True,
+        ):
+            right, losses = score(
+                self.task.predict(params, Params(), self.federation.features(i, self.dtype)),
+                self.federation.y[i],
+            )
+            correct.index_add_(0, who, right.long())
+            loss.index_add_(0, who, losses.double())
+        return Scores(sizes, correct, loss)
+
+    def _samples_at_once(self) -> int:
+        """Samples of one evaluation batch: few when activations are large."""
+        values = max(1, self.federation.features(torch.zeros(1, dtype=torch.long), self.dtype).numel())
+        activations = 16 if self.task.convolutional else 1
+        return max(64, SHARED_EVALUATION_BYTES // (8 * values * activations))
+
+    def _batch(self, index: Tensor, padded: bool) -> Batch:
+        """The batch of sample numbers `index` (...,  B); -1 becomes a sample of weight 0."""
+        real = index.clamp_min(0) if padded else index
+        x, y = self.federation.features(real, self.dtype), self.federation.y[real]
+        return (x, y, (index >= 0).to(self.dtype)) if padded else (x, y)
+
+    def _gradient(self, buffers: list[Params], work: Work) -> Grad:
+        """The gradient function for one client; `buffers[0]` is replaced at every call."""
+
+        def gradient(w: Params, batch: Batch) -> Params:
+            g, buffers[0] = self.task.gradient(w, buffers[0], batch)
+            return g + work.weight_decay * w if work.weight_decay else g
+
+        return gradient
+
+
+def score(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether each sample (B,) is classified rightly, and its cross-entropy."""
+    return logits.argmax(1) == y, torch.nn.functional.cross_entropy(logits, y, reduction="none")
+
+
+def take(memory: Memory, ids: Tensor | int | slice) -> Memory:
+    """Rows of every part of a memory."""
+    return {k: v.rows(ids) for k, v in memory.items()}
+
+
+def join(results: Sequence[Trained], how: Callable[[Sequence[Params]], Params]) -> Trained:
+    """One result of several, the tensors put together by `how` (stack single clients, concatenate chunks)."""
+    uploads, memories, buffers = zip(*results, strict=True)
+    return Trained(
+        Payload(
+            how([u.params for u in uploads]),
+            {k: how([u.extra[k] for u in uploads]) for k in uploads[0].extra},
+        ),
+        {k: how([m[k] for m in memories]) for k in memories[0]},
+        how(buffers),
+    )

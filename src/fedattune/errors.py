@@ -1,0 +1,39 @@
+"""Errors that a user can do something about.
+
+FedAttuneError
+├── ConfigError   an option, key or value that cannot be
+├── DataError     data that is missing, broken or cannot be split as asked
+├── ModelError    a model that cannot be built or does not fit the data
+└── RunError      a run that cannot start, go on or be read
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedAttuneError(Exception):
+    """Base of all errors whose message is written for the user: what was got, expected, and what to do."""
+
+
+class ConfigError(FedAttuneError):
+    """An option, key or value that cannot be."""
+
+
+class DataError(FedAttuneError):
+    """Data that is missing, broken, or cannot be split as asked."""
+
+
+class ModelError(FedAttuneError):
+    """A model that cannot be built or does not fit the data."""
+
+
+class RunError(FedAttuneError):
+    """A run that cannot start, go on, or be read."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Say which known name is nearest, and list them all: `did you mean 'sigma'? (known: lam, sigma)`."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}(known: {', '.join(names) if names else 'none'})"

@@ -1,0 +1,112 @@
+"""Named tensors with arithmetic, so that an update rule reads like the paper."""
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+
+class Params(dict[str, Tensor]):
+    """The tensors of one model; with a leading axis C on every tensor, the models of C clients.
+
+    `+ - * /` work tensor by tensor, with another `Params` of the same names or with a number, and are valid
+    for one model, for a stack of models, and under `torch.func.vmap`.
+    """
+
+    def map(self, f: Callable[..., Tensor], *others: "Params") -> "Params":
+        """Apply `f` to every tensor (and the same-named ones of `others`).
+
+        Raises:
+            ValueError: the others have different names.
+
+        """
+        for other in others:
+            if other.keys() != self.keys():
+                raise ValueError(f"tensors that only one side has: {sorted(self.keys() ^ other.keys())}")
+        return Params({k: f(v, *(o[k] for o in others)) for k, v in self.items()})
+
+    def _apply(
+        self, f: Callable[[Tensor, Tensor | float], Tensor], other: "Params | Tensor | float"
+    ) -> "Params":
+        return self.map(f, other) if isinstance(other, Params) else self.map(lambda a: f(a, other))
+
+    def __add__(self, other: "Params | Tensor | float") -> "Params":
+        return self._apply(operator.add, other)
+
+    def __sub__(self, other: "Params | Tensor | float") -> "Params":
+        return self._apply(operator.sub, other)
+
+    def __mul__(self, other: "Params | Tensor | float") -> "Params":
+        return self._apply(operator.mul, other)
+
+    def __truediv__(self, other: "Params | Tensor | float") -> "Params":
+        return self._apply(operator.truediv, other)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> "Params":
+        return self.map(operator.neg)
+
+    def zeros(self) -> "Params":
+        """Zeros of the same shapes."""
+        return self.map(torch.zeros_like)
+
+    def only(self, names: Iterable[str]) -> "Params":
+        """The tensors called `names`, in this order."""
+        return Params({k: self[k] for k in names})
+
+    def without(self, names: Iterable[str]) -> "Params":
+        """All tensors but those called `names`."""
+        gone = set(names)
+        return Params({k: v for k, v in self.items() if k not in gone})
+
+    def rows(self, ids: Tensor | int | slice) -> "Params":
+        """The models of clients `ids` of a stack (a view for a number or a slice, else a copy)."""
+        return self.map(lambda a: a[ids])
+
+    def put_rows(self, ids: Tensor, new: "Params") -> Self:
+        """Write the models `new` in place of rows `ids` of this stack."""
+        for k, v in self.items():
+            v.index_copy_(0, ids, new[k].to(v.dtype))
+        return self
+
+    def repeat(self, n: int) -> "Params":
+        """A stack of `n` times this model that takes no memory (all rows are one)."""
+        return self.map(lambda a: a.expand(n, *a.shape))
+
+    def copies(self, n: int) -> "Params":
+        """A stack of `n` copies of this model that can be written row by row."""
+        return self.map(lambda a: a.expand(n, *a.shape).clone())
+
+    def numel(self) -> int:
+        """Number of values."""
+        return sum(v.numel() for v in self.values())
+
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return sum(v.numel() * v.element_size() for v in self.values())
+
+
+def choose(condition: Tensor, yes: Params, no: Params) -> Params:
+    """`yes` where the client's flag `condition` (a scalar tensor) is true, else `no`."""
+    return yes.map(lambda a, b: torch.where(condition, a, b), no)
+
+
+def stack(models: Sequence[Params]) -> Params:
+    """One stack of models with a new leading axis."""
+    return Params({k: torch.stack([m[k] for m in models]) for k in models[0]})
+
+
+def concatenate(stacks: Sequence[Params]) -> Params:
+    """One stack of the rows of several."""
+    return Params({k: torch.cat([s[k] for s in stacks]) for k in stacks[0]}) if len(stacks) > 1 else stacks[0]
+
+
+_pytree.register_pytree_node(
+    Params,
+    lambda p: (list(p.values()), tuple(p)),
+    lambda values, names: Params(zip(names, values, strict=True)),
+)

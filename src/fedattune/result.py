@@ -1,0 +1,286 @@
+"""What a run gives: numbers per client and round, mixing matrices, and every client's model."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from .config import Settings
+from .errors import RunError
+from .metrics import Metrics, mean_of, summarise
+from .params import Params
+from .personal_models import fill, save_model
+from .runs import MixingLog, RoundRecord, RunStore, load_tensors
+from .runs.folder import RunFolder, read_json, write_json
+
+Point = Literal["received", "trained"]
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """One client: its training and test samples, and its test accuracy after the last round at both points."""
+
+    id: str
+    n_train: int
+    n_test: int
+    received: float | None
+    trained: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A run that came to its end, or was stopped.
+
+    `received` is what a client's model reaches after communication and before local training, `trained` what it
+    reaches after local training (a client that did not train that round counts with the model it holds).
+    `headline` names the point at which the method's paper evaluates.
+    """
+
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    store: RunStore
+    finished: bool = True
+    models: Params = field(default_factory=Params, repr=False)
+    buffers: Params = field(default_factory=Params, repr=False)
+    module: nn.Module | None = field(default=None, repr=False)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Result":
+        """Read a finished run from its folder.
+
+        Raises:
+            RunError: the folder holds no finished run.
+
+        """
+        folder = RunFolder(Path(path))
+        if not folder.finished:
+            raise RunError(f"{path} holds no finished run")
+        flat, _ = load_tensors(folder.models)
+        models, buffers = (
+            Params({k.removeprefix(kind): v for k, v in flat.items() if k.startswith(kind)})
+            for kind in ("params/", "buffers/")
+        )
+        return cls(
+            read_json(folder.config),
+            read_json(folder.result)["facts"],
+            RunStore(folder.metrics),
+            models=models,
+            buffers=buffers,
+        )
+
+    def finish(self, folder: RunFolder) -> None:
+        """Write `result.json`, which makes the run a finished one."""
+        write_json(folder.result, self.to_json() | {"facts": dict(self.facts)})
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return str(self.config["algorithm"])
+
+    @property
+    def settings(self) -> Settings:
+        """How it was trained."""
+        return Settings(**{k: v for k, v in self.config.items() if k in Settings.model_fields})
+
+    @property
+    def headline(self) -> Point:
+        """The point at which the method's paper evaluates."""
+        point: Point = self.facts["headline"]
+        return point
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences a reader of this result should know."""
+        return list(self.facts["notes"])
+
+    @property
+    def n_parameters(self) -> int:
+        """Parameters of one client's model."""
+        return int(self.facts["n_parameters"])
+
+    @cached_property
+    def _records(self) -> list[RoundRecord]:
+        return self.store.rounds()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds done."""
+        return self._records[-1].round
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of all rounds with their evaluations."""
+        return self._records[-1].seconds
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that all clients sent."""
+        return self._records[-1].bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that all clients were sent."""
+        return self._records[-1].bytes_down
+
+    @property
+    def local_steps(self) -> float:
+        """Local steps per client, on average."""
+        return self._records[-1].steps / len(self.facts["clients"])
+
+    @cached_property
+    def history(self) -> list[Entry]:
+        """Per evaluated round: test metrics at both points, validation metrics, bytes and seconds so far."""
+        points: dict[tuple[int, str], Entry] = {}
+        for part in ("test", "validation"):
+            for round_, point, values in self.store.scores(part):
+                points.setdefault((round_, part), {})[point] = _metrics(values)
+        history: list[Entry] = []
+        dropped: set[int] = set()
+        for record in self._records:
+            dropped |= set(record.dropped)
+            if (test := points.get((record.round, "test"))) is not None:
+                history.append(
+                    {
+                        "round": record.round,
+                        "received": test.get("received"),
+                        "trained": test.get("trained"),
+                        "validation": points.get((record.round, "validation")),
+                        "bytes": {"up": record.bytes_up, "down": record.bytes_down},
+                        "seconds": record.seconds,
+                        "dropped": [self.facts["clients"][i]["id"] for i in sorted(dropped)],
+                    }
+                )
+                dropped = set()
+        return history
+
+    @property
+    def final(self) -> dict[Point, Metrics | None]:
+        """Test metrics at the last evaluation, at both points."""
+        last = self.history[-1] if self.history else {}
+        return {"received": last.get("received"), "trained": last.get("trained")}
+
+    @property
+    def metrics(self) -> Metrics:
+        """Test metrics at the last evaluation, at the headline point."""
+        return self.final[self.headline] or {}
+
+    @property
+    def best_test(self) -> Entry | None:
+        """The round with the highest mean test accuracy: an optimistic number, as papers report it."""
+        return self._best(lambda entry: float(entry[self.headline]["acc_uniform"]))
+
+    @property
+    def best_validation(self) -> Entry | None:
+        """Test metrics of the round with the highest mean validation accuracy; None without validation data."""
+        if not self.history or not self.history[-1]["validation"]:
+            return None
+        return self._best(lambda entry: float(entry["validation"][self.headline]["acc_uniform"]))
+
+    @property
+    def mean_last_10pct(self) -> Metrics | None:
+        """Test metrics averaged over the evaluations in the last tenth of the rounds."""
+        start = self.rounds - max(1, round(0.1 * self.rounds))
+        late = [e[self.headline] for e in self.history if e["round"] > start]
+        return mean_of(late) if late else None
+
+    @property
+    def validation(self) -> float | None:
+        """Mean validation accuracy at the last evaluation, at the headline point."""
+        last = self.history[-1]["validation"] if self.history else None
+        return float(last[self.headline]["acc_uniform"]) if last else None
+
+    @cached_property
+    def clients(self) -> list[ClientResult]:
+        """What every client reaches at the last evaluation."""
+        last: dict[str, list[float]] = {}
+        for _, point, values in self.store.scores("test"):
+            last[point] = (values[:, 1] / values[:, 0]).tolist()
+        return [
+            ClientResult(
+                client["id"],
+                client["n_train"],
+                client["n_test"],
+                *(last[p][i] if p in last else None for p in ("received", "trained")),
+            )
+            for i, client in enumerate(self.facts["clients"])
+        ]
+
+    @property
+    def mixing(self) -> MixingLog:
+        """Who learned from whom: round -> component -> (N, N) matrix, rows receive from columns."""
+        return self.store.mixing(len(self.facts["clients"]))
+
+    def model(self, client: str | int, module: nn.Module | None = None) -> nn.Module:
+        """The model that a client predicts with after the last round, at the headline point.
+
+        Args:
+            client: the client's id, or its number.
+            module: a model of the same architecture to fill; needed when the run was read from its folder and
+                was given a module of the user's own rather than a model's name.
+
+        Raises:
+            RunError: no such client.
+
+        """
+        ids = [c["id"] for c in self.facts["clients"]]
+        if client not in (ids if isinstance(client, str) else range(len(ids))):
+            known = ", ".join(ids[:20]) + (", ..." if len(ids) > 20 else "")
+            raise RunError(f"no client {client!r} in this run; its clients are {known}")
+        row = ids.index(client) if isinstance(client, str) else client
+        one_for_all = len(next(iter(self.models.values()))) == 1
+        state = {**self.models.rows(0 if one_for_all else row), **self.buffers.rows(row)}
+        return fill(module or self.module, state, self._card(ids[row]))
+
+    def save_models(self, folder: Path | str) -> list[Path]:
+        """Write every client's model to its own safetensors file in `folder`, and return the files."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        files = []
+        for number, client in enumerate(self.facts["clients"]):
+            safe = re.sub(r"[^A-Za-z0-9_.-]", "_", client["id"])
+            files.append(path / f"{number:04d}-{safe}.safetensors")
+            save_model(files[-1], self.model(number), self._card(client["id"]))
+        return files
+
+    def to_json(self) -> Entry:
+        """The run as plain JSON values; accuracies are fractions."""
+        return {
+            "algorithm": self.algorithm,
+            "config": dict(self.config),
+            "rounds": self.rounds,
+            "n_parameters": self.n_parameters,
+            "seconds": self.seconds,
+            "bytes": {"up": self.bytes_up, "down": self.bytes_down},
+            "local_steps": self.local_steps,
+            "headline": self.headline,
+            "final": self.final,
+            "best_test": self.best_test,
+            "best_validation": self.best_validation,
+            "mean_last_10pct": self.mean_last_10pct,
+            "history": self.history,
+            "clients": [vars(c) for c in self.clients],
+            "notes": self.notes,
+            "finished": self.finished,
+        }
+
+    def _best(self, key: Callable[[Entry], float]) -> Entry | None:
+        if not self.history:
+            return None
+        best = max(self.history, key=key)
+        return {**best[self.headline], "round": best["round"]}
+
+    def _card(self, client: str) -> Entry:
+        config = ("model", "model_options", "algorithm", "data")
+        facts = ("input_shape", "classes")
+        return {k: self.config[k] for k in config} | {k: self.facts[k] for k in facts} | {"client": client}
+
+
+def _metrics(values: NDArray[np.float64]) -> Metrics:
+    return summarise(values[:, 0].astype(np.int64), values[:, 1].astype(np.int64), values[:, 2])

@@ -1,0 +1,133 @@
+"""The folder of one run: what it was asked to do, on what machine, and where its files are."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .._version import __version__
+from ..errors import RunError
+
+FREE_TO_CHANGE = {"engine", "device"}
+"""Settings that do not change a result beyond rounding, so that a run may go on with others."""
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON so that a crash leaves the old file or the new one."""
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        RunError: it is missing or damaged.
+
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """config.json, environment.json, metrics.sqlite, checkpoint.safetensors; at the end models and result.json."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: Path, config: dict[str, Any], *, resume: bool) -> "RunFolder":
+        """Make the folder, or check that it is one of the same run.
+
+        Raises:
+            RunError: the folder is in use without `resume`, or its run was another.
+
+        """
+        folder = cls(path)
+        config = json.loads(json.dumps(config))
+        if folder.config.exists():
+            if not resume:
+                raise RunError(f"{path} holds a run already; take another folder, or resume that run")
+            folder._check(config)
+            return folder
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(f"{path} is not empty and holds no run; take a new folder")
+        path.mkdir(parents=True, exist_ok=True)
+        write_json(path / "environment.json", environment())
+        write_json(folder.config, config)
+        return folder
+
+    @property
+    def config(self) -> Path:
+        """What was asked for."""
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Scores, traffic and mixing matrices of every round."""
+        return self.path / "metrics.sqlite"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last saved state."""
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def models(self) -> Path:
+        """Every client's model at the end."""
+        return self.path / "models.safetensors"
+
+    @property
+    def result(self) -> Path:
+        """What a finished run gave; its presence says that the run is finished."""
+        return self.path / "result.json"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.result.exists()
+
+    def _check(self, config: dict[str, Any]) -> None:
+        before = read_json(self.config)
+        changed = [
+            f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
+            for key in sorted(before.keys() | config.keys())
+            if before.get(key) != config.get(key) and key not in FREE_TO_CHANGE
+        ]
+        if changed:
+            raise RunError(f"{self.path} is of another run: {'; '.join(changed)}")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and git revision (if any) that a result was made with."""
+    packages = ["torch", "numpy", "pydantic", "scikit-learn", "pyarrow", "safetensors"]
+    return {
+        "fedattune": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "git": _git_revision(),
+    }
+
+
+def _git_revision() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

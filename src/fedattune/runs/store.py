@@ -1,0 +1,151 @@
+"""The store of one run: per-client scores, traffic and mixing matrices in SQLite."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core import MixingMatrices
+from ..engines import Scores
+from ..errors import RunError
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS rounds (
+    round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER, steps INTEGER, dropped TEXT);
+CREATE TABLE IF NOT EXISTS scores (
+    round INTEGER, point TEXT, part TEXT, client INTEGER, n INTEGER, correct INTEGER, loss REAL,
+    PRIMARY KEY (round, point, part, client)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS mixing (
+    round INTEGER, component TEXT, row_clients TEXT, column_clients TEXT, weights BLOB,
+    PRIMARY KEY (round, component)) WITHOUT ROWID;
+"""
+
+
+class RoundRecord(NamedTuple):
+    """One finished round; seconds, bytes and steps are totals since the start."""
+
+    round: int
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    steps: int
+    dropped: list[int]
+
+
+class RunStore:
+    """Appends what each round gives; nothing is durable before `commit`."""
+
+    def __init__(self, path: Path | None) -> None:
+        try:
+            self._db = sqlite3.connect(":memory:" if path is None else path)
+            # A commit must survive what a checkpoint, written right after it, survives.
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"cannot open {path}: {error}") from error
+
+    def add_round(self, record: RoundRecord) -> None:
+        """Add a finished round."""
+        self._db.execute(
+            "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?)", (*record[:-1], json.dumps(record.dropped))
+        )
+
+    def add_scores(self, round_: int, point: str, part: str, scores: Scores) -> None:
+        """Add the scores of all clients at one point, on one part."""
+        columns = (scores.n.tolist(), scores.correct.tolist(), scores.loss.tolist())
+        self._db.executemany(
+            "INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?, ?)",
+            ((round_, point, part, client, *row) for client, row in enumerate(zip(*columns, strict=True))),
+        )
+
+    def add_mixing(self, round_: int, mixing: MixingMatrices) -> None:
+        """Add the mixing matrices of one round."""
+        rows, columns = json.dumps(mixing.rows.tolist()), json.dumps(mixing.columns.tolist())
+        for component, weights in mixing.weights.items():
+            blob = weights.detach().cpu().float().contiguous().numpy().tobytes()
+            self._db.execute(
+                "INSERT INTO mixing VALUES (?, ?, ?, ?, ?)", (round_, component, rows, columns, blob)
+            )
+
+    def commit(self) -> None:
+        """Make everything so far durable."""
+        self._db.commit()
+
+    def forget_after(self, round_: int) -> None:
+        """Delete what was stored after a round, before it is computed again."""
+        for table in ("rounds", "scores", "mixing"):
+            self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))  # noqa: S608 (no user input)
+        self._db.commit()
+
+    def rounds(self) -> list[RoundRecord]:
+        """All finished rounds in order."""
+        found = self._db.execute("SELECT * FROM rounds ORDER BY round")
+        return [RoundRecord(r, s, up, down, steps, json.loads(d)) for r, s, up, down, steps, d in found]
+
+    def scores(self, part: str) -> Iterator[tuple[int, str, NDArray[Any]]]:
+        """(round, point, (N, 3) samples, right answers and summed loss) of one part, in order."""
+        found = self._db.execute(
+            "SELECT round, point, n, correct, loss FROM scores WHERE part = ? ORDER BY round, point, client",
+            (part,),
+        )
+        key: tuple[int, str] | None = None
+        block: list[tuple[float, ...]] = []
+        for round_, point, *values in found:
+            if key is not None and (round_, point) != key:
+                yield *key, np.array(block)
+                block = []
+            key = (round_, point)
+            block.append(tuple(values))
+        if key is not None:
+            yield *key, np.array(block)
+
+    def mixing(self, n_clients: int) -> "MixingLog":
+        """The mixing matrices, read when they are looked at."""
+        return MixingLog(self._db, n_clients)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+
+class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
+    """round -> component -> (N, N) matrix: how much of client k's model (column) client i (row) was given.
+
+    Clients that were not part of the round have rows of NaN.
+    """
+
+    def __init__(self, db: sqlite3.Connection, n_clients: int) -> None:
+        self._db = db
+        self._n = n_clients
+
+    def __iter__(self) -> Iterator[int]:
+        return (r for (r,) in self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round").fetchall())
+
+    def __len__(self) -> int:
+        return int(self._db.execute("SELECT COUNT(DISTINCT round) FROM mixing").fetchone()[0])
+
+    def __getitem__(self, round_: int) -> dict[str, NDArray[np.float32]]:
+        found = self._db.execute(
+            "SELECT component, row_clients, column_clients, weights FROM mixing WHERE round = ?", (round_,)
+        ).fetchall()
+        if not found:
+            raise KeyError(f"no mixing matrices of round {round_}; there are those of rounds {list(self)}")
+        out: dict[str, NDArray[np.float32]] = {}
+        for component, row_text, column_text, blob in found:
+            rows, columns = json.loads(row_text), json.loads(column_text)
+            full = np.full((self._n, self._n), np.nan, dtype=np.float32)
+            full[rows] = 0.0
+            full[np.ix_(rows, columns)] = np.frombuffer(blob, dtype=np.float32).reshape(
+                len(rows), len(columns)
+            )
+            out[component] = full
+        return out
+
+    def last(self) -> dict[str, NDArray[np.float32]]:
+        """The matrices of the last round that has any; empty if none has."""
+        rounds = list(self)
+        return self[rounds[-1]] if rounds else {}

@@ -1,0 +1,45 @@
+"""One global model: the weighted mean of what the cohort uploaded."""
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from ..core import MixingMatrices, Payload, ServerUpdate, State
+from ..params import Params
+
+Weighting = Literal["samples", "uniform"]
+
+
+@dataclass(frozen=True)
+class Average(ServerUpdate):
+    """w <- (1 - beta) w + beta sum_k p_k theta_k over the cohort, p_k = n_k / sum_j n_j (or 1/C if uniform)."""
+
+    weighting: Weighting = "samples"
+    beta: float = 1.0
+
+    def init(self, w0: Params, n_clients: int) -> State:
+        """The initial model, and the weights p (N,) of the last cohort."""
+        return {"w": w0, "p": torch.zeros(n_clients, dtype=torch.float64)}
+
+    def broadcast(self, state: State, ids: Tensor) -> Payload:
+        """The same global model for everybody."""
+        return Payload(cast(Params, state["w"]).repeat(len(ids)))
+
+    def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
+        """Average what came back."""
+        w = cast(Params, state["w"])
+        p = torch.ones_like(n, dtype=torch.float64) if self.weighting == "uniform" else n.double()
+        p = p / p.sum()
+        mean = received.params.map(lambda a: torch.tensordot(p.to(a.dtype), a, 1))
+        new = mean if self.beta == 1 else (1 - self.beta) * w + self.beta * mean
+        return {"w": new, "p": torch.zeros_like(cast(Tensor, state["p"])).index_copy_(0, ids, p)}
+
+    def mixing(self, state: State, ids: Tensor) -> MixingMatrices | None:
+        """One matrix for the whole model, whose rows all are p; none before the first aggregation."""
+        p = cast(Tensor, state["p"])
+        columns = p.nonzero().flatten()
+        if not len(columns) or not state["w"]:
+            return None
+        return MixingMatrices(ids, columns, {"model": p[columns].repeat(len(ids), 1)})

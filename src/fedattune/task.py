@@ -1,0 +1,96 @@
+"""A model and its loss as pure functions of parameters and buffers."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .core import Batch
+from .errors import ModelError
+from .params import Params
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy of logits (B, classes); padding has weight 0 and does not count."""
+    _, y, *weight = batch
+    if not weight:
+        return nn.functional.cross_entropy(logits, y)
+    losses = nn.functional.cross_entropy(logits, y, reduction="none")
+    return (losses * weight[0]).sum() / weight[0].sum()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained: a stateless view of a model, with its buffers passed in and out."""
+
+    model: nn.Module
+    params: Params = field(init=False)
+    buffers: Params = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "params", Params({k: v.detach().clone() for k, v in self.model.named_parameters()})
+        )
+        object.__setattr__(
+            self, "buffers", Params({k: v.detach().clone() for k, v in self.model.named_buffers()})
+        )
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Task":
+        """This task with all tensors on a device, floating-point ones of a type."""
+        return Task(self.model.to(device=device, dtype=dtype))
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Whether the model normalises over the batch, so that padding a batch would change its result."""
+        return any(isinstance(m, _BatchNorm) for m in self.model.modules())
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether the model has convolutions, which run fastest on a CPU one client at a time."""
+        return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.model.modules())
+
+    def predict(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
+        """Logits (B, classes) in evaluation mode."""
+        self.model.eval()
+        out: Tensor = functional_call(self.model, {**params, **buffers}, (x,))
+        return out
+
+    def gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
+        """Gradient of the mean loss in training mode, and the buffers after it."""
+        self.model.train()
+
+        def loss(w: Params) -> tuple[Tensor, Params]:
+            # Modules write buffers in place; a copy keeps this a pure function.
+            changed = buffers.map(torch.clone)
+            return cross_entropy(functional_call(self.model, {**w, **changed}, (batch[0],)), batch), changed
+
+        g, changed = grad(loss, has_aux=True)(params)
+        return g, changed
+
+    def check(self, x: Tensor, n_classes: int) -> None:
+        """Run the model once on x (B, ...).
+
+        Raises:
+            ModelError: it cannot take such input, or does not return one score per class.
+
+        """
+        name = type(self.model).__name__
+        if not self.params:
+            raise ModelError(f"the model {name} has no parameters to train")
+        try:
+            with torch.no_grad():
+                out = self.predict(self.params, self.buffers, x)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).splitlines()[0]
+            raise ModelError(
+                f"the model {name} does not fit the data: it cannot take inputs of shape "
+                f"{tuple(x.shape[1:])} ({reason})"
+            ) from error
+        if not isinstance(out, Tensor) or out.shape != (len(x), n_classes):
+            got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
+            raise ModelError(
+                f"the model {name} does not fit the data: expected {n_classes} scores per sample "
+                f"(one per class), got {got}"
+            )

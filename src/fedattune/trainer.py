@@ -1,0 +1,85 @@
+"""`fit`: train one algorithm on a federation."""
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .algorithms import ALGORITHMS
+from .config import Settings
+from .core import Algorithm
+from .data import Federation
+from .models import check_model, make_model
+from .registry import build, lookup
+from .result import Result
+from .rounds import Progress, Run
+from .runs.folder import RunFolder
+
+__all__ = ["Progress", "fit"]
+
+
+def fit(
+    algorithm: Algorithm | str,
+    federation: Federation,
+    model: str | nn.Module = "mlr",
+    *,
+    name: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watch: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    settings: Settings | None = None,
+    **more: Any,
+) -> Result:
+    """Train one algorithm on a federation and return what every client reaches.
+
+    Args:
+        algorithm: an `Algorithm`, or the name of one with its `options`.
+        federation: the clients' data.
+        model: an `nn.Module` (its weights are every client's initial model), the name of a model with its
+            `model_options`, or "package.module:factory".
+        name: what the run is called; by default the algorithm's name.
+        options: the algorithm's options, when it is given by name.
+        model_options: the model's options, when it is given by name.
+        out: run folder, new or empty; without it nothing is written and the run cannot be resumed.
+        resume: go on in `out`; a finished run is returned as it is.
+        watch: called after every round.
+        stop: asked after every round; when it says yes, the run is saved and returned unfinished.
+        settings: rounds, learning rate and so on; single ones can be given by keyword instead: `rounds=100`.
+        more: single settings.
+
+    Raises:
+        ConfigError: unknown names or options, impossible values.
+        ModelError: the model does not fit the data.
+        RunError: `out` is in use or belongs to another run, or training diverged on every client.
+
+    """
+    settings = Settings.checked(**({**settings.model_dump(), **more} if settings else more))
+    if isinstance(algorithm, str):
+        name = name or algorithm
+        algorithm = build(algorithm, lookup("algorithm", algorithm, ALGORITHMS), options or {})
+    if isinstance(model, str):
+        module = make_model(model, federation, options=model_options, seed=settings.seed)
+    else:
+        check_model(model, federation)
+        module = copy.deepcopy(model)
+    config = {
+        "algorithm": name or "custom",
+        "definition": str(algorithm),
+        "options": dict(options or {}),
+        "model": model if isinstance(model, str) else type(model).__name__,
+        "model_options": dict(model_options or {}),
+        "data": federation.name,
+        "partition": dict(federation.partition),
+        "split": federation.manifest()["hash"],
+        **settings.model_dump(),
+    }
+    folder = None if out is None else RunFolder.open(Path(out), config, resume=resume)
+    if folder and folder.finished:
+        return Result.load(folder.path)
+    run = Run(algorithm, federation, module, settings, config, folder)
+    return run.go(watch or (lambda _: None), stop or (lambda: False))

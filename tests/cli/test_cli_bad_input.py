@@ -1,0 +1,203 @@
+"""Whatever is wrong: one sentence on stderr, exit code 2, no traceback, nothing written."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import Done, hospital_rows, write_csv
+
+Cli = Callable[..., Done]
+TABLE = ("--data", "p.csv", "--client-column", "hospital", "--target", "outcome")
+
+
+def files(work: Path) -> list[str]:
+    return sorted(str(path) for path in work.rglob("*") if "__pycache__" not in path.parts)
+
+
+def refused(done: Done, said: str) -> None:
+    assert done.code == 2
+    assert done.err.startswith("fedattune: error: ")
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("", "give a command"),
+        ("comapre", "unknown command 'comapre'; did you mean 'compare'?"),
+        ("data", "give an action"),
+        ("data shew", "unknown command 'shew'; did you mean 'show'?"),
+        ("list modls", "did you mean 'models'?"),
+        ("list --jsno", "did you mean '--json'?"),
+        ("compare --ronds 5", "unknown option --ronds, did you mean '--rounds'?"),
+        ("compare --zzz", "unknown option --zzz; see fedattune compare --help"),
+        ("compare extra", "unexpected argument 'extra'"),
+        ("compare --rounds", "--rounds: expected a value"),
+        ("compare --rounds 0", "--rounds: input should be greater than or equal to 1, got '0'"),
+        ("compare --rounds 1e3", "--rounds: input should be a valid integer"),
+        ("compare --lr nan", "--lr: input should be a finite number"),
+        ("compare --lr -1 --seed -1 --test 2", "--test: input should be less than 1, got '2'"),
+        ("compare --engine fast", "--engine: input should be 'auto', 'loop' or 'batched'"),
+        ("compare --steps 5 --epochs 2", "not both"),
+        ("compare --cohort 11", "--cohort 11 asks more clients per round than the 10 there are"),
+        ("compare --cohort 0", "cohort"),
+        ("compare --algorithms local,fedavgg", "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
+        ("run --algorithm local,fedavg", "use fedattune compare"),
+        ("run --algorithm all", "use fedattune compare"),
+        ("compare --model mlrr", "unknown model 'mlrr'; did you mean 'mlr'?"),
+        ("compare --data digitz", "unknown data 'digitz'; did you mean 'digits'?"),
+        ("compare --partition dirichle", "did you mean 'dirichlet'?"),
+        ("compare --partition by_column", "no clients of its own"),
+        ("compare --partition two_class --clients 7", "clients that work"),
+        ("compare --set fedmcsa.sigmaa=5", "did you mean 'sigma'?"),
+        ("compare --set fedmcsa.sigma=-5", "sigma"),
+        ("compare --set dirichlet.beta=0", "beta"),
+        ("compare --set pfedme.lam=5", "nothing called 'pfedme' is used here"),
+        ("compare --set sigma", "expected option=value"),
+        ("compare --set hidden=5", "has an option 'hidden'"),
+        ("compare --client-column hospital", "client_column"),
+        ("compare --config none.yaml", "none.yaml"),
+        ("compare --json none/r.json", "there is no folder none"),
+        ("compare --json .", "this is a folder"),
+        ("compare --resume none", "there is no run of fedattune here"),
+        ("compare --resume none --zzz", "unknown option --zzz"),
+        (
+            "compare --resume none --rounds 5 --lr 1 --device cpu",
+            "--lr, --rounds cannot be given with --resume",
+        ),
+        ("compare --resume none --out x", "cannot be given with --resume"),
+        ("compare --save-partition iid", "built-in partition"),
+        ("compare --model nowhere.models:make", "nowhere"),
+        ("compare --data p.csv", "p.csv"),
+        ("data show --data p.csv", "p.csv"),
+        ("data show --rounds 5", "unknown option --rounds"),
+        ("data show --picture a.bmp", ".png"),
+        ("data show --picture none/a.png", "there is no folder none"),
+        ("data show --set sigma=5", "has an option 'sigma'"),
+    ],
+)
+def test_options(cli: Cli, work: Path, argv: str, said: str) -> None:
+    before = files(work.parent)
+    refused(cli(*argv.split()), said)
+    assert files(work.parent) == before
+
+
+def test_cuda_that_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    refused(cli("compare", "--device", "cuda"), "no CUDA device")
+
+
+def nan_feature(rows: list[dict[str, Any]]) -> None:
+    rows[3]["age"] = "inf"
+
+
+def nan_target(rows: list[dict[str, Any]]) -> None:
+    rows[3]["outcome"] = ""
+
+
+def one_sample(rows: list[dict[str, Any]]) -> None:
+    rows.append(rows[0] | {"hospital": "tiny"})
+
+
+def one_class(rows: list[dict[str, Any]]) -> None:
+    rows.extend([rows[0] | {"hospital": "same"}] * 9)
+
+
+def continuous(rows: list[dict[str, Any]]) -> None:
+    for i, row in enumerate(rows):
+        row["outcome"] = 0.1234 * i
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (nan_feature, "age"),
+        (nan_target, "outcome"),
+        (one_sample, "'tiny' has 1 sample"),
+        (one_class, "'same' has 9 samples, all of class"),
+        (continuous, "continuous"),
+    ],
+)
+def test_tables(cli: Cli, work: Path, change: Callable[[Any], None], said: str) -> None:
+    rows: list[dict[str, Any]] = hospital_rows(3)
+    change(rows)
+    write_csv(work / "p.csv", rows)
+    before = files(work.parent)
+    refused(cli("compare", *TABLE), said)
+    assert files(work.parent) == before
+
+
+def test_a_column_that_is_not_there(cli: Cli, work: Path) -> None:
+    write_csv(work / "p.csv", hospital_rows(3))
+    before = files(work.parent)
+    refused(
+        cli("compare", "--data", "p.csv", "--client-column", "hospitall", "--target", "outcome"), "'hospital'"
+    )
+    refused(cli("compare", "--data", "p.csv", "--client-column", "hospital"), "target")
+    refused(cli("compare", *TABLE, "--model", "cnn"), "cnn")
+    assert files(work.parent) == before
+
+
+MODELS = """
+from torch import nn
+def wrong(input_shape, n_classes): return nn.Linear(3, n_classes)
+def none(input_shape, n_classes): return None
+def fails(input_shape, n_classes): raise KeyError("no")
+def tiny(input_shape, n_classes, width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, n_classes))
+"""
+
+
+def test_models_that_do_not_fit(cli: Cli, work: Path) -> None:
+    (work / "mine_bad.py").write_text(MODELS)
+    for name, said in (("wrong", "shape"), ("none", "NoneType"), ("fails", "KeyError"), ("absent", "absent")):
+        refused(cli("compare", "--model", f"mine_bad:{name}", "--out", "o"), said)
+    assert not (work / "o").exists()
+    done = cli("run", "--model", "mine_bad:tiny", "--set", "width=3", "--rounds", 1, "--quiet", "--out", "o")
+    assert done.code == 0, done.err
+    refused(cli("run", "--model", "mine_bad:tiny", "--set", "depth=3"), "has an option 'depth'")
+
+
+def test_nothing_is_written_over(cli: Cli, work: Path) -> None:
+    (work / "full").mkdir()
+    (work / "full" / "thesis.txt").write_text("years of work")
+    (work / "file").write_text("x")
+    before = files(work.parent)
+    refused(cli("compare", "--out", "full"), "--resume full")
+    refused(cli("compare", "--out", "file"), "this is a file")
+    assert files(work.parent) == before
+    assert (work / "full" / "thesis.txt").read_text() == "years of work"
+
+
+def test_wrong_yaml_is_told_at_once(cli: Cli, work: Path) -> None:
+    (work / "e.yaml").write_text("ronds: 3\nlr: fast\n")
+    done = cli("compare", "--config", "e.yaml", "--seed", "-3", "--datta", "x")
+    for said in (
+        "'ronds', did you mean 'rounds'?",
+        "e.yaml: lr: ",
+        "--seed: ",
+        "--datta, did you mean '--data'?",
+    ):
+        refused(done, said)
+
+
+def test_the_real_command(process: Cli, work: Path) -> None:
+    before = files(work.parent)
+    refused(process("compare", "--cohort", 11), "--cohort 11 asks more clients")
+    refused(process("compare", "--ronds", 5), "did you mean '--rounds'?")
+    assert files(work.parent) == before
+
+
+def test_a_saved_partition_is_not_written_over(cli: Cli, work: Path) -> None:
+    assert cli("data", "show", "--clients", 5, "--save-partition", "five").code == 0
+    assert cli("data", "show", "--clients", 5, "--save-partition", "five").code == 0  # the same one
+    refused(cli("compare", "--clients", 4, "--save-partition", "five", "--out", "o"), "already holds another")
+    refused(cli("compare", "--partition", "five", "--set", "beta=1"), "has an option 'beta'")
+    assert not (work / "o").exists()
+    done = cli("data", "show", "--partition", "five")
+    assert done.code == 0
+    assert "5 clients" in done.out

@@ -1,0 +1,237 @@
+"""What the commands print and write when all is well."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli_helpers import Done, hospital_rows, write_csv
+
+from fedattune import cli as cli_module
+
+Cli = Callable[..., Done]
+METRICS = {"acc_uniform", "acc_pooled", "acc_std", "acc_worst10", "loss_uniform"}
+FAST = ("--rounds", 4, "--steps", 5, "--clients", 5)
+
+
+def check_run(run: dict[str, Any]) -> None:
+    """The JSON of a run as other tools expect it."""
+    assert {"algorithm", "config", "rounds", "n_parameters", "seconds", "history", "clients"} <= run.keys()
+    assert set(run["bytes"]) == {"up", "down"}
+    for values in (
+        run["final"]["received"],
+        run["final"]["trained"],
+        run["best_test"],
+        run["best_validation"],
+    ):
+        assert values.keys() >= METRICS
+        assert 0 <= values["acc_uniform"] <= 1
+    assert run["mean_last_10pct"].keys() >= METRICS
+    for client in run["clients"]:
+        assert client.keys() >= {"id", "n_train", "n_test", "received", "trained"}
+
+
+def test_help_and_version(cli: Cli) -> None:
+    done = cli("compare", "--help")
+    assert done.code == 0
+    options = (
+        "config data partition clients model algorithm algorithms set rounds cohort steps epochs batch-size lr "
+        "weight-decay seed seeds engine device eval-every out json resume quiet data-dir client-column target"
+    )
+    for option in options.split():
+        assert f" --{option} " in done.out
+    assert re.fullmatch(r"fedattune \d+\.\d+\.\d+\S*\n", cli("--version").out)
+
+
+def test_compare(cli: Cli, work: Path) -> None:
+    done = cli(
+        "compare",
+        "--algorithms",
+        "fedavg,fedmcsa",
+        *FAST,
+        "--json",
+        "r.json",
+        "--out",
+        "o",
+        "--set",
+        "sigma=9",
+    )
+    assert done.code == 0, done.err
+    content = json.loads((work / "r.json").read_text())
+    assert content == json.loads((work / "o" / "result.json").read_text())
+    assert [run["algorithm"] for run in content["runs"]] == ["local", "fedavg", "fedmcsa"]
+    for run in content["runs"]:
+        check_run(run)
+        assert run["rounds"] == 4
+    assert content["runs"][2]["config"]["options"] == {"sigma": 9}
+    assert content["verdict"] in done.out
+    assert "local was added" in done.out
+    for text in ("method", "worst 10%", "> local", "fedmcsa", "All numbers are in o"):
+        assert text in done.out
+    assert len(re.findall(r"^fedavg: round \d of 4, accuracy", done.err, re.M)) == 4
+    assert json.loads((work / "o" / "partition.json").read_text())["hash"]
+    saved = yaml.safe_load((work / "o" / "experiment.yaml").read_text())
+    assert saved["algorithms"] == ["local", "fedavg", "fedmcsa"]
+    assert not list(work.rglob("*.tmp"))
+    # the experiment file is a configuration
+    again = cli("compare", "--config", "o/experiment.yaml", "--quiet", "--json", "again.json")
+    assert again.code == 0, again.err
+    assert again.err == ""
+    assert [run["clients"] for run in json.loads((work / "again.json").read_text())["runs"]] == [
+        run["clients"] for run in content["runs"]
+    ]
+    assert [path.name[:15] for path in (work / "runs").iterdir()] == ["compare-digits-"]
+
+
+def test_run_and_seeds(cli: Cli, work: Path) -> None:
+    (work / "empty").mkdir()
+    assert (
+        cli("run", "--algorithm", "fedavg", *FAST, "--json", "one.json", "--quiet", "--out", "empty").code
+        == 0
+    )
+    one = json.loads((work / "one.json").read_text())
+    check_run(one)
+    done = cli("run", "--algorithm", "fedavg", *FAST, "--seeds", 2, "--json", "two.json", "--out", "two")
+    assert done.code == 0
+    two = json.loads((work / "two.json").read_text())["runs"]
+    assert [run["config"]["seed"] for run in two] == [0, 1]
+    assert two[0]["clients"] == one["clients"]
+    assert "±" in done.out
+    assert "fedavg (seed 1): round 4 of 4" in done.err
+    assert sorted(path.name for path in (work / "two" / "fedavg").iterdir()) == ["seed-0", "seed-1"]
+    done = cli("run", *FAST, "--quiet")
+    assert "fedmcsa" in done.out  # what run trains when nothing is said
+
+
+def test_cohort_note(cli: Cli) -> None:
+    done = cli("compare", "--algorithms", "fedavg", *FAST, "--cohort", 2, "--quiet")
+    assert "local: 20; fedavg: 8" in done.out
+    assert (
+        "different"
+        not in cli("compare", "--algorithms", "fedavg", *FAST, "--cohort", 2, "--quiet", "--train", "all").out
+    )
+
+
+def test_list(cli: Cli) -> None:
+    done = cli("list")
+    for text in (
+        "algorithms",
+        "data",
+        "models",
+        "partitions",
+        "sigma=50.0",
+        "beta=0.1",
+        "FILE.csv",
+        "hessian=fo",
+    ):
+        assert text in done.out
+    one = cli("list", "models")
+    assert "mlr" in one.out
+    assert "fedavg" not in one.out
+    content = json.loads(cli("list", "--json").out)
+    assert {"local", "fedavg", "fedavg_ft", "fedprox", "perfedavg", "pfedme", "fedamp", "heurfedamp", "fedmcsa",
+            "fedmcsa_no_mcsa", "fedavg_mcsa", "pfedme_mcsa"} <= content["algorithms"].keys()  # fmt: skip
+    assert content["partitions"]["dirichlet"]["options"]["beta"] == 0.1
+    assert "client_column" not in content["data"]["table"]["options"]
+
+
+def test_data_show(cli: Cli, work: Path) -> None:
+    done = cli(
+        "data", "show", "--partition", "iid", "--clients", 45, "--json", "d.json", "--picture", "p.png"
+    )
+    assert done.code == 0, done.err
+    assert "The first 40 of 45 clients" in done.out
+    content = json.loads((work / "d.json").read_text())
+    assert content["hash"] in done.out
+    assert len(content["clients"]) == 45
+    assert sum(sum(client["labels"]) for client in content["clients"]) == 1797
+    assert content["heterogeneity"]["clients"] == 45
+    assert (work / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_data_show_of_many_labels(cli: Cli) -> None:
+    done = cli("data", "show", "--data", "synthetic", "--set", "synthetic.clients=12", "--set", "alpha=1")
+    assert done.code == 0, done.err
+    assert "One character for each of the 10 labels" not in done.out
+
+
+def test_data_show_reads_a_whole_experiment(cli: Cli, work: Path) -> None:
+    (work / "e.yaml").write_text("algorithms: fedmcsa\nclients: 6\nset: {fedmcsa: {sigma: 3}, beta: 0.5}\n")
+    done = cli("data", "show", "--config", "e.yaml")
+    assert done.code == 0, done.err
+    assert "6 clients" in done.out
+
+
+def test_without_matplotlib(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = cli("data", "show", "--picture", "p.svg")
+    assert done.code == 2
+    assert "pip install 'fedattune[plot]'" in done.err
+
+
+def test_twelve_hospitals(process: Cli, work: Path) -> None:
+    write_csv(work / "patients.csv", hospital_rows())
+    table = ("--data", "patients.csv", "--client-column", "hospital", "--target", "outcome")
+    done = process("compare", *table, "--algorithms", "fedavg,fedmcsa", "--rounds", 10, "--json", "r.json")
+    assert done.code == 0, done.err
+    content = json.loads((work / "r.json").read_text())
+    assert [client["id"] for client in content["runs"][0]["clients"]] == [f"H{h:02d}" for h in range(12)]
+    assert content["runs"][1]["final"]["received"]["acc_uniform"] > 0.6
+    assert "pressure" in done.out  # missing values are handled and said
+    assert done.out.count("note: ") == len(set(re.findall(r"^note: .*", done.out, re.M)))
+    assert "…" not in done.out
+    assert not re.search(r" $", done.out, re.M)
+
+
+def test_a_live_bar_on_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch, work: Path) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    done = cli("run", *FAST)
+    assert done.code == 0
+    assert "4/4" in done.err
+    assert "accuracy" in done.err
+
+
+def test_internal_errors(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("oops\nagain")
+
+    monkeypatch.setattr("fedattune.trainer.fit", broken)
+    done = cli("run", *FAST, "--out", "o")
+    assert done.code == 1
+    assert done.err.endswith(
+        "internal error: ZeroDivisionError: oops again; the details are in o/error.log\n"
+    )
+    assert "in broken" in (work / "o" / "error.log").read_text()
+    monkeypatch.setenv("FEDATTUNE_DEBUG", "1")
+    assert "Traceback" in cli("run", *FAST, "--out", "o2").err
+    monkeypatch.delenv("FEDATTUNE_DEBUG")
+    monkeypatch.setattr("fedattune.plan.prepare", broken)
+    done = cli("run", *FAST, "--out", "o3")
+    assert "set FEDATTUNE_DEBUG=1" in done.err
+    assert not (work / "o3").exists()
+
+
+def test_interrupted_at_start(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedattune.plan.prepare", interrupted)
+    done = cli("compare")
+    assert (done.code, done.err) == (130, "fedattune: interrupted\n")
+    assert not list(work.iterdir())
+
+
+def test_a_reader_that_leaves(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        monkeypatch.setattr(cli_module, "_command", lambda *_: print("x" * 10, file=closed, flush=True))
+        assert cli_module.main([]) == 1
+        monkeypatch.undo()

@@ -1,0 +1,136 @@
+"""The table and the verdict, on made-up results."""
+
+import io
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedattune.compare import as_json, interval, print_table, rows, verdict, work_note
+
+
+@dataclass
+class Fake:
+    """A result with these test accuracies per client."""
+
+    algorithm: str
+    accuracy: list[float]
+    validation: float | None = 0.5
+    headline: str = "trained"
+    bytes_up: int = 260_000
+    bytes_down: int = 0
+    seconds: float = 12.34
+    local_steps: float = 2000.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def clients(self) -> list[Any]:
+        return [SimpleNamespace(id=f"c{i}", trained=a, received=0.0) for i, a in enumerate(self.accuracy)]
+
+    @property
+    def final(self) -> dict[str, dict[str, float]]:
+        mean = float(np.mean(self.accuracy))
+        keys = ("acc_uniform", "acc_pooled", "acc_std", "acc_worst10", "loss_uniform")
+        return {"trained": dict.fromkeys(keys, mean), "received": dict.fromkeys(keys, 0.0)}
+
+    @property
+    def best_validation(self) -> dict[str, float] | None:
+        return None if self.validation is None else {"acc_uniform": 0.7}
+
+
+def results(*fakes: Fake) -> Any:
+    return list(fakes)
+
+
+LOCAL = [0.5, 0.6, 0.7, 0.8]
+
+
+def test_rows_over_seeds() -> None:
+    table = rows(
+        results(
+            Fake("local", LOCAL),
+            Fake("local", LOCAL),
+            Fake("m", [0.6, 0.6, 0.9, 0.7]),
+            Fake("m", [0.6, 0.6, 0.7, 0.7]),
+        )
+    )
+    assert [row.algorithm for row in table] == ["local", "m"]
+    assert table[0].better_than_local is None
+    assert table[1].better_than_local == 0.5  # strictly better: clients 0 and 2
+    assert table[1].mean == pytest.approx((0.675, 0.025))
+    assert as_json(table)[1]["mean"] == pytest.approx({"mean": 0.675, "std": 0.025})
+
+
+def test_interval_is_repeatable_and_covers_the_mean() -> None:
+    gains = np.random.default_rng(1).normal(2, 1, 50)
+    low, high = interval(gains)
+    assert interval(gains) == (low, high)
+    assert low < gains.mean() < high
+    assert high - low == pytest.approx(2 * 1.96 * gains.std() / 50**0.5, rel=0.1)
+    assert interval(np.ones(3000)) == (1.0, 1.0)
+
+
+def test_verdict_helps() -> None:
+    said = verdict(
+        results(Fake("local", LOCAL), Fake("a", [0.6, 0.7, 0.8, 0.79], 0.6), Fake("b", [0.9] * 4, 0.55))
+    )
+    assert said.startswith(
+        "Collaborating helps here: use a (chosen by validation accuracy), which is 7.25 points above"
+    )
+    assert "72.25% against 65.00%" in said
+    assert said.endswith("1 of 4 clients would lose, client c3 with -1.00 points.")
+    assert said.count(". ") == 0
+
+
+def test_verdict_without_validation_says_so() -> None:
+    said = verdict(results(Fake("local", LOCAL, None), Fake("a", [0.6, 0.7, 0.8, 0.9], None)))
+    assert "chosen by test accuracy, there being no validation data" in said
+    assert "none of the 4 clients would lose" in said
+
+
+def test_verdict_no_clear_gain() -> None:
+    said = verdict(results(Fake("local", LOCAL), Fake("a", [0.9, 0.3, 0.8, 0.75], 0.6)))
+    assert said.startswith("No clear gain")
+    assert "2 of 4 clients would lose, most of all client c1 with -30.00 points" in said
+
+
+def test_verdict_local_best() -> None:
+    said = verdict(results(Fake("local", LOCAL, 0.6), Fake("a", [0.4, 0.5, 0.6, 0.7], 0.6)))
+    assert said.startswith("Collaborating does not help here: local is the best method")
+    assert "the next one, a, is 10.00 points below" in said
+
+
+def test_verdict_chosen_but_worse() -> None:
+    said = verdict(results(Fake("local", LOCAL, 0.4), Fake("a", [0.4, 0.5, 0.6, 0.7], 0.6)))
+    assert said.startswith(
+        "Collaborating does not help here: a, the best method by validation accuracy, is 10.00"
+    )
+
+
+def test_verdict_needs_two() -> None:
+    assert "Nothing to compare" in verdict(results(Fake("local", LOCAL)))
+
+
+def test_work_note() -> None:
+    assert work_note(rows(results(Fake("local", LOCAL), Fake("a", LOCAL)))) is None
+    note = work_note(rows(results(Fake("local", LOCAL), Fake("a", LOCAL, local_steps=1000))))
+    assert note is not None
+    assert "local: 2,000; a: 1,000" in note
+    assert "--train" in note
+
+
+@pytest.mark.parametrize(("width", "terminal", "tables"), [(60, False, 1), (100, True, 2), (200, True, 1)])
+def test_no_number_is_cut(width: int, terminal: bool, tables: int) -> None:
+    both = [Fake(name, LOCAL) for name in ("local", "fedmcsa_no_mcsa") for _ in range(2)]
+    out = io.StringIO()
+    print_table(
+        rows(results(*both)), Console(file=out, width=width, force_terminal=terminal, color_system=None)
+    )
+    text = out.getvalue()
+    assert text.count("method ") == tables
+    for value in ("65.00 ±0.00", "260.0 kB", "0 B", "2,000", "fedmcsa_no_mcsa", "12.3"):
+        assert value in text
+    assert "…" not in text

@@ -1,0 +1,169 @@
+"""The schema: YAML and command line are one, the command line wins, every error is told at once."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedattune.choices import assign
+from fedattune.config import Settings
+from fedattune.errors import ConfigError
+from fedattune.experiment import Experiment, load_experiment, parse_set
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "exp.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_yaml_and_command_line(tmp_path: Path) -> None:
+    path = file(
+        tmp_path,
+        "rounds: 7\nbatch-size: 5\nalgorithms: local, fedavg\nlr: 1e-3\nset: {fedavg: {weighting: uniform}}",
+    )
+    found = load_experiment(path, {"rounds": "9", "set": {"fedmcsa.sigma": 3}})
+    assert (found.rounds, found.batch_size, found.algorithms, found.lr) == (9, 5, ("local", "fedavg"), 1e-3)
+    assert found.set == {"fedavg.weighting": "uniform", "fedmcsa.sigma": 3}
+
+
+def test_empty_file_gives_defaults(tmp_path: Path) -> None:
+    assert load_experiment(file(tmp_path, ""), {}) == Experiment()
+
+
+def test_the_command_lines_unit_of_work_replaces_the_files(tmp_path: Path) -> None:
+    found = load_experiment(file(tmp_path, "steps: 5"), {"epochs": "2"})
+    assert (found.steps, found.epochs) == (None, 2)
+
+
+def test_a_bare_set_on_the_command_line_wins_over_a_named_one_in_the_file(tmp_path: Path) -> None:
+    found = load_experiment(file(tmp_path, "set: {fedmcsa.sigma: 1, lam: 2}"), {"set": {"sigma": 5}})
+    assert found.set == {"lam": 2, "sigma": 5}
+
+
+@pytest.mark.parametrize("value", ["[local, fedavg]", "'local,fedavg, local'"])
+def test_algorithms_as_list_or_text(tmp_path: Path, value: str) -> None:
+    assert load_experiment(file(tmp_path, f"algorithms: {value}"), {}).algorithms == ("local", "fedavg")
+
+
+def test_every_error_at_once_with_file_key_and_near_name(tmp_path: Path) -> None:
+    path = file(tmp_path, "ronds: 3\nlr: fast\nbatch_size: 0\ndevice: gpu\nlr: -1\nseeds: 1.5")
+    with pytest.raises(ConfigError) as error:
+        load_experiment(path, {"cohort": "many"}, errors=["unknown option --x"])
+    message = str(error.value)
+    for part in (
+        f"{path}: unknown key 'ronds', did you mean 'rounds'?",
+        f"{path}: lr: ",
+        f"{path}: batch_size: ",
+        f"{path}: device: ",
+        f"{path}: seeds: ",
+        "--cohort: expected a number of clients",
+        "unknown option --x",
+    ):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rounds: [1", "is not valid YAML at line"),
+        ("- 1", "must hold keys with values"),
+        ("rounds: 1\nrounds_: 2", "unknown key 'rounds_'"),
+        ("batch-size: 1\nbatch_size: 2", "given twice"),
+        ("algorithm: a\nalgorithms: b", "given twice"),
+        ("steps: 1\nepochs: 2", "not both"),
+        ("set: 5", "expected options such as"),
+        ("algorithms: 5", "expected names"),
+        ("algorithms: ' '", "at least one name"),
+        ("test: 1", "test: input should be less than 1"),
+        ("clients: 1", "clients: input should be greater"),
+        ("out: x", "unknown key 'out'"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_experiment(file(tmp_path, text), {})
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_experiment(tmp_path / "none.yaml", {})
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_experiment(tmp_path, {})
+    (tmp_path / "latin.yaml").write_bytes(b"data: \xff\xfe")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_experiment(tmp_path / "latin.yaml", {})
+
+
+def test_hash_is_of_what_decides_the_numbers() -> None:
+    one = Experiment()
+    assert len(one.hash) == 12
+    assert one.hash == Experiment(engine="loop", device="cpu", data_dir=Path("x")).hash
+    assert Experiment(data="a/p.csv").hash == Experiment(data="b/p.csv").hash
+    assert (
+        len({one.hash, Experiment(rounds=51).hash, Experiment(set={"a": 1}).hash, Experiment(cohort=1).hash})
+        == 4
+    )
+
+
+def test_yaml_round_trip(tmp_path: Path) -> None:
+    one = Experiment(cohort=1.0, lr=1e-5, set={"a.b": [1, "x"]}, algorithms=("local",), data_dir=Path("d"))
+    again = load_experiment(file(tmp_path, one.to_yaml()), {})
+    assert again == one
+    assert isinstance(again.cohort, float)
+    assert yaml.safe_load(one.to_yaml())["steps"] is None
+
+
+def test_settings_of_a_seed() -> None:
+    settings = Experiment(rounds=3, seed=5).settings(7)
+    assert type(settings) is Settings
+    assert (settings.rounds, settings.seed) == (3, 7)
+
+
+def test_parse_set() -> None:
+    assert parse_set(["a.b=1e-3", "c=true", "d=null", "e=x=y", "f=", "g=[", "m=0.5"]) == {
+        "a.b": "1e-3", "c": True, "d": None, "e": "x=y", "f": None, "g": "[", "m": 0.5,
+    }  # fmt: skip
+    for wrong in ("sigma", "=3"):
+        with pytest.raises(ConfigError, match="expected option=value"):
+            parse_set([wrong])
+
+
+KNOWN = {
+    "algorithm": {"fedmcsa": ["sigma", "lam"], "pfedme": ["lam", "beta"]},
+    "model": {"dnn": ["hidden"], "my.models:make": ["width"]},
+    "partition": {"dirichlet": ["beta"]},
+    "data": {"digits": []},
+}
+
+
+def test_set_options_are_shared_out() -> None:
+    given = {
+        "fedmcsa.lam": 1,
+        "lam": 2,
+        "hidden": 3,
+        "partition.beta": 4,
+        "my.models:make.width": 5,
+        "pfedme.beta": 6,
+    }
+    found = assign(given, KNOWN)
+    assert found["algorithm"] == {"fedmcsa": {"lam": 1}, "pfedme": {"lam": 2, "beta": 6}}
+    assert found["model"] == {"dnn": {"hidden": 3}, "my.models:make": {"width": 5}}
+    assert found["partition"] == {"dirichlet": {"beta": 4}}
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("sigmaa", "has an option 'sigmaa'; did you mean 'sigma'"),
+        ("fedmcsa.sigmaa", "fedmcsa has no option 'sigmaa'; did you mean 'sigma'"),
+        ("fedmcza.sigma", "nothing called 'fedmcza' is used here; did you mean 'fedmcsa'"),
+        ("fedamp.alpha", "nothing called 'fedamp' is used here"),
+        ("beta", "several things; write pfedme.beta or dirichlet.beta"),
+        ("model.depth", "model has no option 'depth'"),
+        ("algorithm.lam", "nothing called 'algorithm'"),
+    ],
+)
+def test_set_options_that_cannot_be(key: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        assign({key: 1}, KNOWN)

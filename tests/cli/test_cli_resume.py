@@ -1,0 +1,138 @@
+"""A run that is interrupted or killed ends, resumed, with the numbers of one that was not."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import Done, numbers
+
+from fedattune.cli import main
+
+Cli = Callable[..., Done]
+# Slow enough to be hit in the middle, and with clients that miss rounds.
+SLOW = (
+    "compare",
+    "--algorithms",
+    "local,fedmcsa",
+    "--rounds",
+    60,
+    "--steps",
+    15,
+    "--clients",
+    6,
+    "--cohort",
+    3,
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The numbers of the run that nobody interrupts."""
+    out = tmp_path_factory.mktemp("whole") / "o"
+    assert main([*map(str, SLOW), "--out", str(out), "--quiet"]) == 0
+    return numbers(out / "result.json")
+
+
+def wait_for(running: "subprocess.Popen[str]", text: str) -> None:
+    assert running.stderr is not None
+    for line in running.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"{text} was never said")
+
+
+def test_interrupt_and_resume(
+    cli: Cli, start: Callable[..., "subprocess.Popen[str]"], work: Path, whole: Any
+) -> None:
+    running = start(*SLOW, "--out", "o")
+    wait_for(running, "fedmcsa: round 12 of 40")
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    last = err.splitlines()[-1]
+    assert last.startswith("fedattune: stopped after round ")
+    assert last.endswith(" of 40; go on with: fedattune compare --resume o")
+    assert not (work / "o" / "result.json").exists()
+    done = cli("compare", "--resume", "o", "--json", "r.json")
+    assert done.code == 0, done.err
+    second = numbers(work / "r.json")
+    assert second == whole
+    # resuming a finished run gives the same again, at once
+    again = cli("compare", "--resume", "o", "--quiet")
+    assert again.code == 0
+    assert numbers(work / "o" / "result.json") == second
+    # with another engine is allowed, by the other command is not
+    assert cli("compare", "--resume", "o", "--quiet", "--engine", "loop").code == 0
+    wrong = cli("run", "--resume", "o")
+    assert wrong.code == 2
+    assert "use fedattune compare --resume o" in wrong.err
+
+
+@pytest.mark.parametrize("point", ["local: round 8 of", "fedmcsa: round 24 of"])
+def test_kill_and_resume(
+    cli: Cli, start: Callable[..., "subprocess.Popen[str]"], work: Path, point: str
+) -> None:
+    running = start(*SLOW, "--out", "o")
+    wait_for(running, point)
+    time.sleep(0.02)
+    running.kill()
+    running.communicate(timeout=60)
+    assert running.returncode == -signal.SIGKILL
+    done = cli("compare", "--resume", "o", "--quiet")
+    assert done.code == 0, done.err
+    assert numbers(work / "o" / "result.json") == whole
+
+
+def test_killed_while_a_folder_is_made(cli: Cli, work: Path) -> None:
+    assert cli("run", "--rounds", 2, "--clients", 5, "--out", "o", "--quiet").code == 0
+    seed = work / "o" / "fedmcsa" / "seed-0"
+    before = numbers(work / "o" / "result.json")
+    for path in seed.iterdir():
+        if path.name != "environment.json":
+            path.unlink()
+    assert cli("run", "--resume", "o", "--quiet").code == 0
+    assert numbers(work / "o" / "result.json") == before
+
+
+def test_second_interrupt_stops_at_once(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)  # asks
+        signal.raise_signal(signal.SIGINT)  # insists
+
+    monkeypatch.setattr("fedattune.trainer.fit", fit)
+    done = cli("run", "--clients", 5, "--out", "o", "--quiet")
+    assert done.code == 130
+    assert done.err == "fedattune: interrupted; go on with: fedattune run --resume o\n"
+
+
+def test_interrupt_between_two_methods(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedattune import trainer
+
+    real = trainer.fit
+
+    def fit(*args: Any, **options: Any) -> Any:
+        done = real(*args, **options | {"stop": None})
+        signal.raise_signal(signal.SIGINT)
+        return done
+
+    monkeypatch.setattr("fedattune.trainer.fit", fit)
+    done = cli("compare", "--clients", 5, "--rounds", 2, "--out", "o", "--quiet")
+    assert done.code == 130
+    assert "stopped before fedavg; go on with: fedattune compare --resume o" in done.err
+
+
+@pytest.mark.parametrize("broken", ["changed", "missing", "text"])
+def test_resume_with_other_data(cli: Cli, work: Path, broken: str) -> None:
+    assert cli("run", "--rounds", 1, "--clients", 5, "--out", "o", "--quiet").code == 0
+    path = work / "o" / "partition.json"
+    if broken == "missing":
+        path.unlink()
+    else:
+        path.write_text('{"hash": "0"}' if broken == "changed" else "{")
+    done = cli("run", "--resume", "o")
+    assert done.code == 2
+    assert "start a new run" in done.err

@@ -1,0 +1,124 @@
+"""The Python entry: clients as arrays, tensors, Datasets or mappings."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset, TensorDataset
+
+from fedattune.data import federation
+from fedattune.errors import ConfigError, DataError
+
+
+def pair(n=20, seed=0, n_classes=2):
+    x = np.random.default_rng(seed).normal(size=(n, 3))
+    return x, np.arange(n) % n_classes
+
+
+class Items(TorchDataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+def test_all_forms_give_the_same_federation():
+    x, y = pair()
+    tensors = torch.tensor(x), torch.tensor(y)
+    forms = [
+        (x, y),
+        tensors,
+        TensorDataset(*tensors),
+        Items([(x[i], int(y[i])) for i in range(20)]),
+        Items([tuple(t[i] for t in tensors) for i in range(20)]),
+    ]
+    made = [federation([form, pair(12, 1)], names=["a", "b"], seed=4) for form in forms]
+    assert {fed.fingerprint for fed in made} == {made[0].fingerprint}
+    fed = made[0]
+    assert fed.x.dtype == torch.float32
+    assert fed.names == ("a", "b")
+    assert fed.classes == ("0", "1")
+    assert fed.sizes("test").tolist() == [5, 3]
+    assert fed.manifest()["data"]["n"] == 32
+
+
+def test_own_split_is_kept():
+    x, y = pair(30)
+    own = {"train": (x[:20], y[:20]), "test": (x[20:], y[20:])}
+    fed = federation([own, own | {"validation": (x[:4], y[:4])}])
+    assert fed.sizes("train").tolist() == [18, 20]
+    assert fed.sizes("validation").tolist() == [2, 4]
+    assert fed.sizes("test").tolist() == [10, 10]
+    rows = torch.tensor(fed.clients[0].test)
+    assert torch.equal(fed.features(rows), torch.tensor(x[20:], dtype=torch.float32))
+
+
+def test_text_labels_and_given_classes():
+    x, _ = pair(8)
+    text = federation([(x, ["no", "yes"] * 4)])
+    assert text.classes == ("no", "yes")
+    assert text.y.tolist() == [0, 1] * 4
+    assert federation([(x, ["no", "yes"] * 4)], classes=["yes", "no"]).y.tolist() == [1, 0] * 4
+    assert federation([(x, [True, False] * 4)], classes=["a", "b", "c"]).n_classes == 3
+    with pytest.raises(DataError, match="did you mean 'yes'"):
+        federation([(x, ["no", "yse"] * 4)], classes=["no", "yes"])
+
+
+def test_bytes_stay_bytes_and_are_noted():
+    x = np.full((8, 1, 2, 2), 200, dtype=np.uint8)
+    fed = federation([(x, np.arange(8) % 2)])
+    assert fed.x.dtype == torch.uint8
+    assert "0 to 200" in fed.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([], "no clients"),
+        ([(np.zeros((0, 3)), np.zeros(0))], "no client has any samples"),
+        ([pair(), (np.zeros((4, 2)), [0, 1, 0, 1])], "client '1' has samples of shape"),
+        ([(np.zeros((4, 2)), [0, 1, 0])], "client '0': expected x of shape"),
+        ([(np.full((4, 2), np.nan), [0, 1, 0, 1])], "client '0': sample 0 holds NaN"),
+        ([(np.full((4, 2), 1e300), [0, 1, 0, 1])], "not finite in float32"),
+        ([(np.full((4, 2), "a"), [0, 1, 0, 1])], "x must hold numbers"),
+        ([(np.zeros((4, 2)), np.zeros(4, dtype=complex))], "y must hold"),
+        ([(np.zeros((4, 2)), [0, 0.5, 0, 1])], "client '0': labels must be whole"),
+        ([(np.zeros((4, 2)), [0, -1, 0, 1])], "client '0': labels must be whole"),
+        ([5], "client '0': expected a pair"),
+        ([Items([1, 2])], "must be a pair"),
+        ([Items([(np.zeros(2), 0), (np.zeros(3), 0)])], "one shape"),
+        ([Stream()], "iterable"),
+        ([{"train": pair()}], "has no 'test' part"),
+        ([{"train": pair(), "tets": pair()}], "did you mean 'test'"),
+        ([{"train": pair(), "test": (np.zeros((0, 3)), [])}], "20 samples, 18 to train and 0 to test"),
+        ([pair(1)], "client '0' has 1 sample"),
+        ([pair(), pair(n_classes=1)], "client '1' has 20 samples, all of class '0'"),
+    ],
+)
+def test_refuses(clients, message):
+    with pytest.raises(DataError, match=message):
+        federation(clients)
+
+
+def test_refuses_names_classes_and_fractions():
+    with pytest.raises(DataError, match="1 clients but 2 names"):
+        federation([pair()], names=["a", "b"])
+    with pytest.raises(DataError, match="client '0' has label 1, but there are 1 classes"):
+        federation([pair()], classes=["a"])
+    with pytest.raises(ConfigError, match="test must"):
+        federation([pair()], test=1.0)
+
+
+def test_small_clients_can_be_dropped():
+    fed = federation([pair(), pair(1)], small_clients="drop")
+    assert fed.n_clients == 1
+    assert "1 of 2 clients are left out" in fed.notes[0]

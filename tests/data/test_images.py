@@ -1,0 +1,251 @@
+"""Image sets: Parquet files as on the hub, the cache, and the real files where they are at hand."""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from fedattune.data import images, load, load_federation
+from fedattune.data.images import read_images
+from fedattune.errors import DataError
+
+REAL = os.environ.get("FEDATTUNE_DATA")  # read before the fixture takes it away
+MNIST_A = [5112, 4988, 3890, 4254, 3216, 3073, 3272, 3014, 3882, 4358]
+MNIST_A += [2942, 1556, 2203, 1853, 1782, 3653, 4315, 4030, 4180, 4427]
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDATTUNE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDATTUNE_DATA", raising=False)
+
+
+def png(pixels):
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, format="PNG")
+    return out.getvalue()
+
+
+def pictures(n, shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (n, *shape), dtype=np.uint8)
+
+
+def write(path, pixels, labels, *, image="image", features=None, plain=False, encoded=None):
+    """A file as the hub has it; `labels` maps column to values, `features` column to class names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    encoded = [png(p) for p in pixels] if encoded is None else encoded
+    cells = encoded if plain else [{"bytes": b, "path": None} for b in encoded]
+    kind = pa.binary() if plain else pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    content = pa.table({image: pa.array(cells, kind), **labels})
+    if features is not None:
+        about = {image: {"_type": "Image"}}
+        about |= {k: {"_type": "ClassLabel", "names": names} for k, names in features.items()}
+        content = content.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": about}})})
+    pq.write_table(content, path)
+    return path
+
+
+def grey_set(folder, n=6):
+    x, y = pictures(2 * n, (4, 4)), np.arange(2 * n) % 3
+    names = {"label": ["zero", "one", "two"]}
+    write(folder / "test-0.parquet", x[n:], {"label": y[n:]}, features=names)
+    write(folder / "train-0.parquet", x[:n], {"label": y[:n]}, features=names)
+    return x, y
+
+
+def test_mnist_layout_and_normalisation(tmp_path):
+    x, y = grey_set(tmp_path / "mnist")
+    data = load("mnist", data_dir=tmp_path)
+    assert np.array_equal(data.x, x[:, None])
+    assert np.array_equal(data.y, y)
+    assert data.classes == ("zero", "one", "two")
+    assert np.allclose(data.shift, x.mean(axis=0), rtol=1e-6)
+    assert np.allclose(data.scale, 1 / (x.std(axis=0) + 0.001), rtol=1e-5)
+    assert load("mnist", data_dir=tmp_path / "mnist").fingerprint == data.fingerprint
+    assert load("fashion_mnist", data_dir=tmp_path / "mnist").name == "fashion_mnist"
+
+
+def test_environment_names_the_folder(tmp_path, monkeypatch):
+    grey_set(tmp_path / "mnist")
+    monkeypatch.setenv("FEDATTUNE_DATA", str(tmp_path))
+    assert len(load("mnist").y) == 12
+
+
+def test_cifar_layout(tmp_path):
+    x = pictures(6, (4, 4, 3))
+    folder = tmp_path / "cifar10"
+    write(
+        folder / "train-0.parquet",
+        x,
+        {"label": np.arange(6) % 2},
+        image="img",
+        features={"label": ["a", "b"]},
+    )
+    data = load("cifar10", data_dir=tmp_path)
+    assert data.x.shape == (6, 3, 4, 4)
+    fed = load_federation("cifar10", data_dir=tmp_path, partition="iid", clients=1)
+    expected = (x[0].transpose(2, 0, 1) / 255 - np.array([0.4914, 0.4822, 0.4465])[:, None, None]) / np.array(
+        [0.2023, 0.1994, 0.2010]
+    )[:, None, None]
+    assert np.allclose(fed.features(torch.tensor([0]))[0].numpy(), expected, atol=1e-5)
+
+
+def test_two_label_columns(tmp_path):
+    x = pictures(4, (2, 2, 3))
+    labels = {"coarse_label": [0, 1, 0, 1], "fine_label": [3, 2, 1, 0]}
+    features = {"coarse_label": ["c0", "c1"], "fine_label": ["f0", "f1", "f2", "f3"]}
+    write(tmp_path / "cifar100" / "train-0.parquet", x, labels, image="img", features=features)
+    data = load("cifar100", data_dir=tmp_path)
+    assert data.y.tolist() == [3, 2, 1, 0]
+    assert "fine_label (4 classes)" in data.notes[0]
+    coarse = load("cifar100", data_dir=tmp_path, options={"label": "coarse_label"})
+    assert coarse.classes == ("c0", "c1")
+    assert coarse.notes == ()
+    with pytest.raises(DataError, match="did you mean 'fine_label'"):
+        load("cifar100", data_dir=tmp_path, options={"label": "fine_labl"})
+
+
+def test_files_without_metadata(tmp_path):
+    x = pictures(4, (2, 2))
+    found = read_images([write(tmp_path / "a.parquet", x, {"digit": [0, 1, 4, 1]}, image="picture")])
+    assert found.classes == ("0", "1", "2", "3", "4")
+    assert np.array_equal(found.x[:, 0], x)
+    two = write(tmp_path / "b.parquet", x, {"digit": [0, 1, 4, 1], "other": [1, 1, 1, 1]})
+    with pytest.raises(DataError, match="choose one with label: digit, other"):
+        read_images([two])
+    assert read_images([two], "other").y.tolist() == [1, 1, 1, 1]
+    with pytest.raises(DataError, match="no label column"):
+        read_images([write(tmp_path / "c.parquet", x, {})])
+    with pytest.raises(DataError, match="one image column, found none"):
+        read_images([write(tmp_path / "d.parquet", x, {"label": [0] * 4}, plain=True)])
+
+
+def test_plain_bytes_with_metadata_and_mixed_modes(tmp_path):
+    x = pictures(2, (2, 2, 3))
+    grey = np.full((2, 2), 7, dtype=np.uint8)
+    path = write(
+        tmp_path / "a.parquet",
+        [],
+        {"label": [0, 1, 0]},
+        features={"label": ["a", "b"]},
+        plain=True,
+        encoded=[png(x[0]), png(grey), png(x[1])],
+    )
+    found = read_images([path])
+    assert found.x.shape == (3, 3, 2, 2)
+    assert (found.x[1] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("encoded", "message"),
+    [
+        ([png(np.zeros((2, 2), np.uint8)), b"junk"], "row 1 of 'image'.*cannot be decoded"),
+        ([png(np.zeros((2, 2), np.uint8)), None], "row 1 .*holds no image bytes"),
+        ([png(np.zeros((2, 2), np.uint8)), png(np.zeros((2, 3), np.uint8))], r"shape \(1, 2, 3\)"),
+    ],
+)
+def test_broken_images(tmp_path, encoded, message):
+    path = write(tmp_path / "a.parquet", [], {"label": [0, 1]}, encoded=encoded)
+    with pytest.raises(DataError, match=message):
+        read_images([path])
+
+
+def test_broken_files(tmp_path):
+    bad = tmp_path / "bad.parquet"
+    bad.write_text("no parquet")
+    with pytest.raises(DataError, match="as Parquet"):
+        read_images([bad])
+    with pytest.raises(DataError, match="no rows"):
+        read_images([write(tmp_path / "e.parquet", [], {"label": pa.array([], pa.int64())})])
+    x = pictures(2, (2, 2))
+    one = write(tmp_path / "one.parquet", x, {"label": [0, 1]})
+    other = write(tmp_path / "two.parquet", x, {"digit": [0, 1]})
+    with pytest.raises(DataError, match=r"two.parquet has no column 'label'"):
+        read_images([one, other])
+    with pytest.raises(DataError, match="lacks 1 labels"):
+        read_images([write(tmp_path / "n.parquet", x, {"label": [0, None]})])
+
+
+def test_cache_is_used_and_rebuilt_when_broken(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", pictures(40, (8, 8)), {"label": np.arange(40) % 2})
+    calls = []
+    true_decode = images.decode
+
+    def counted(*args):
+        calls.append(args)
+        return true_decode(*args)
+
+    monkeypatch.setattr(images, "decode", counted)
+    first = read_images([path])
+    assert np.array_equal(read_images([path]).x, first.x)
+    assert len(calls) == 1
+    (cached,) = (tmp_path / "home" / "cache").iterdir()
+    whole = cached.read_bytes()
+    flipped = bytearray(whole)
+    flipped[1000] ^= 255
+    for number, content in enumerate([b"", b"junk", whole[: len(whole) // 2], bytes(flipped)], start=2):
+        cached.write_bytes(content)
+        assert np.array_equal(read_images([path]).x, first.x)
+        assert len(calls) == number
+        assert cached.read_bytes() == whole or read_images([path]).classes == first.classes
+    os.utime(path, (1, 1))
+    read_images([path])
+    assert len(calls) == 6
+
+
+def test_cache_that_cannot_be_written_does_not_matter(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDATTUNE_HOME", str(tmp_path / "file"))
+    path = write(tmp_path / "a.parquet", pictures(2, (2, 2)), {"label": [0, 1]})
+    assert len(read_images([path]).y) == 2
+
+
+def test_hub_is_asked_last(tmp_path, monkeypatch):
+    asked = []
+
+    def download(repo, **options):
+        asked.append((repo, options))
+        return str(tmp_path / "snapshot")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    grey_set(tmp_path / "snapshot" / "mnist")
+    assert len(load("mnist").y) == 12
+    assert asked == [("ylecun/mnist", {"repo_type": "dataset", "allow_patterns": "*.parquet"})]
+    for file in (tmp_path / "snapshot" / "mnist").iterdir():
+        file.unlink()
+    with pytest.raises(DataError, match="holds no Parquet files"):
+        load("mnist")
+
+
+def test_hub_failure_says_what_to_do(tmp_path, monkeypatch):
+    def fail(repo, **options):
+        raise ConnectionError("no route\nmore")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(
+        DataError, match=r"cannot download uoft-cs/cifar10 .*\(no route\); put .*--data-dir DIR"
+    ):
+        load("cifar10")
+    with pytest.raises(DataError, match="no Parquet files of cifar10 in"):
+        load("cifar10", data_dir=tmp_path)
+
+
+def test_real_mnist_has_the_papers_sizes():
+    given = REAL
+    folder = Path(given) if given else Path(__file__).parents[3] / "shared" / "data"
+    if not (folder / "mnist").is_dir():
+        pytest.skip(
+            "the real image files are not here; set FEDATTUNE_DATA to a folder that holds mnist/*.parquet"
+        )
+    fed = load_federation("mnist", data_dir=folder, partition="two_class", clients=20)
+    assert fed.label_counts().sum(axis=1).tolist() == MNIST_A
+    assert ((fed.label_counts() > 0).sum(axis=1) == 2).all()
+    assert fed.sizes("test").tolist() == [n - 3 * n // 4 for n in MNIST_A]
+    assert abs(float(fed.features(torch.arange(70_000)).mean())) < 1e-4

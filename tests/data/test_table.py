@@ -1,0 +1,221 @@
+"""Tables: what is read, what is refused, and that features are fitted per client."""
+
+import datetime as dt
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from fedattune.data import federate, load, load_federation, table
+from fedattune.errors import ConfigError, DataError
+
+N = 40
+
+
+def columns():
+    random = np.random.default_rng(0)
+    return {
+        "site": ["north"] * 20 + ["south"] * 20,
+        "age": random.normal(50, 10, N).tolist(),
+        "visits": random.integers(0, 9, N).tolist(),
+        "smoker": [bool(i % 3) for i in range(N)],
+        "ward": [("a", "b", "c")[i % 3] for i in range(N)],
+        "ill": ["yes" if i % 2 else "no" for i in range(N)],
+    }
+
+
+def parquet(folder, content, name="t.parquet"):
+    path = folder / name
+    pq.write_table(pa.table(content), path)
+    return path
+
+
+def made(path, **more):
+    return table(path, client_column="site", target="ill", **more)
+
+
+def test_features_of_each_kind(tmp_path):
+    data = made(parquet(tmp_path, columns()))
+    fed = federate(data)
+    assert fed.names == ("north", "south")
+    assert fed.classes == ("no", "yes")
+    assert fed.x.shape == (N, 3 + 3)
+    for client in fed.clients:
+        x = fed.features(torch.tensor(np.concatenate([client.train]))).double()
+        assert torch.allclose(x[:, :3].mean(0), torch.zeros(3, dtype=torch.float64), atol=1e-6)
+        assert torch.allclose(x[:, :3].std(0, unbiased=False), torch.ones(3, dtype=torch.float64), atol=1e-6)
+        assert torch.equal(x[:, 3:].sum(1), torch.ones(len(x), dtype=torch.float64))
+    assert any("shared list" in note for note in fed.notes)
+    assert any("2 clients in column 'site'" in note for note in fed.notes)
+
+
+def test_csv_equals_parquet_and_keeps_client_names(tmp_path):
+    content = columns() | {"site": ["007"] * 20 + ["08"] * 20}
+    from pyarrow import csv
+
+    csv.write_csv(pa.table(content), tmp_path / "t.csv")
+    fed = federate(made(tmp_path / "t.csv"))
+    assert fed.names == ("007", "08")
+    assert fed.fingerprint == federate(made(parquet(tmp_path, content))).fingerprint
+    assert (
+        load_federation(tmp_path / "t.csv", client_column="site", target="ill").fingerprint == fed.fingerprint
+    )
+
+
+def test_scaling_uses_only_the_clients_own_training_part(tmp_path):
+    first = federate(made(parquet(tmp_path, columns())))
+    north = first.clients[0]
+    changed = columns()
+    for row in range(20, 40):
+        changed["age"][row] *= 100
+    changed["age"][int(north.test[0])] = 1e6
+    second = federate(made(parquet(tmp_path, changed)))
+    assert np.array_equal(second.clients[0].train, north.train)
+    untouched = torch.tensor(np.concatenate([north.train, north.validation, north.test[1:]]))
+    assert torch.equal(first.features(untouched), second.features(untouched))
+
+
+def test_missing_values(tmp_path):
+    content = columns()
+    content["age"][3] = None
+    content["ward"][5] = None
+    content["visits"] = [None] * 20 + content["visits"][20:]
+    content["nothing"] = pa.nulls(N)
+    data = made(parquet(tmp_path, content))
+    fed = federate(data)
+    assert fed.x.shape == (N, 3 + 2 + 4)
+    said = " ".join(data.notes)
+    assert "'age' lacks 1 values; they become the median" in said
+    assert "'ward' lacks 1 values; they are a category of their own" in said
+    assert "'nothing' holds no value and is left out" in said
+    assert torch.isfinite(fed.x).all()
+    assert (fed.x[:20, 1] == 0).all()
+    flags = fed.x[:, 3:5]
+    assert flags[:, 0].nonzero().flatten().tolist() == [3]
+    assert flags[:, 1].nonzero().flatten().tolist() == list(range(20))
+    age = np.array([np.nan if v is None else v for v in content["age"]])
+    train = fed.clients[0].train
+    mine = age[train]
+    median = np.nanmedian(mine)
+    filled = np.where(np.isnan(mine), median, mine)
+    assert float(fed.x[3, 0]) == pytest.approx((median - filled.mean()) / filled.std(), rel=1e-5)
+
+
+def test_table_without_numbers_other_types_and_pandas_index(tmp_path):
+    content = columns()
+    text = federate(made(parquet(tmp_path, content), features=["ward"]))
+    assert text.x.shape == (N, 3)
+    content["ward"] = pa.array(content["ward"]).dictionary_encode()
+    content["price"] = [decimal.Decimal(f"{i}.25") for i in range(N)]
+    content["smoker"] = [None, *content["smoker"][1:]]
+    content["__index_level_0__"] = list(range(N))
+    fed = federate(made(parquet(tmp_path, content)))
+    assert fed.x.shape == (N, 4 + 1 + 3)
+    assert torch.isfinite(fed.x).all()
+
+
+def test_label_partition_of_a_table(tmp_path):
+    data = made(parquet(tmp_path, columns()))
+    fed = federate(data, partition="iid", clients=4)
+    assert fed.n_clients == 4
+    with pytest.raises(DataError, match="share rows"):
+        federate(data, partition="two_class", options={"protocol": "B"}, clients=2)
+
+
+@pytest.mark.parametrize(
+    ("target", "classes"),
+    [
+        ([True, False] * 20, ("False", "True")),
+        ([10, 9] * 20, ("9", "10")),
+        ([1.0, 2.0] * 20, ("1", "2")),
+        ([f"c{i % 30}" for i in range(N)], tuple(sorted(f"c{i}" for i in range(30)))),
+    ],
+)
+def test_targets(tmp_path, target, classes):
+    assert made(parquet(tmp_path, columns() | {"ill": target})).classes == classes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ill": [i / 7 for i in range(N)]}, "continuous: 40 different numbers.*classification only"),
+        ({"ill": list(range(N))}, "continuous"),
+        ({"ill": ["yes"] * N}, "single class yes"),
+        ({"ill": [None, None] + ["a", "b"] * 19}, "'ill' lacks 2 of 40 values, the first in data row 1"),
+        ({"ill": [float("nan")] + [1.0] * 39}, "'ill' lacks 1 of 40"),
+        ({"ill": [dt.date(2020, 1, 1)] * N}, "target column 'ill' has the type date32"),
+        (
+            {"site": ["a"] * 39 + [None]},
+            "client column 'site' lacks 1 of 40 values, the first in data row 40",
+        ),
+        ({"site": pa.nulls(N)}, "'site' lacks 40"),
+        ({"day": [dt.date(2020, 1, 1)] * N}, "column 'day' has the type date32"),
+        ({"age": [1.0] * 4 + [float("inf")] + [1.0] * 35}, "'age' holds inf in data row 5"),
+        ({"age": [1e31] + [1.0] * 39}, "at most 1e\\+30"),
+        ({"ward": [str(i) for i in range(101)]}, "'ward' has 101 categories"),
+    ],
+)
+def test_refuses_columns(tmp_path, change, message):
+    content = columns()
+    if "101" in message:
+        content = {k: (v * 3)[:101] for k, v in content.items()}
+    with pytest.raises(DataError, match=message):
+        made(parquet(tmp_path, content | change))
+
+
+def test_refuses_names_that_do_not_fit(tmp_path):
+    path = parquet(tmp_path, columns())
+    with pytest.raises(DataError, match="did you mean 'site'"):
+        table(path, client_column="sites", target="ill")
+    with pytest.raises(DataError, match=r"no column 'agee'.*'age'"):
+        made(path, features=["agee"])
+    with pytest.raises(ConfigError, match="both 'ill'"):
+        table(path, client_column="ill", target="ill")
+    with pytest.raises(ConfigError, match="'ill' is the client column or the target"):
+        made(path, features=["ill"])
+    with pytest.raises(ConfigError, match="named twice"):
+        made(path, features=["age", "age"])
+    with pytest.raises(DataError, match="no feature columns"):
+        made(path, features=[])
+    empty = {k: columns()[k] for k in ("site", "ill")} | {"x": pa.nulls(N)}
+    with pytest.raises(DataError, match="no feature column holds"):
+        made(parquet(tmp_path, empty))
+
+
+def test_refuses_files(tmp_path):
+    with pytest.raises(DataError, match="no such table file"):
+        made(tmp_path / "none.csv")
+    path = tmp_path / "t.csv"
+    path.write_text("")
+    with pytest.raises(DataError, match="is empty"):
+        made(path)
+    path.write_text("site,age,ill\n")
+    with pytest.raises(DataError, match="holds no rows"):
+        made(path)
+    path.write_text("site,age,age,ill\na,1,2,3\n")
+    with pytest.raises(DataError, match="more than one column called 'age'"):
+        made(path)
+    path.write_text("site,age,ill\na,1\n")
+    with pytest.raises(DataError, match="cannot be read as CSV"):
+        made(path)
+    (tmp_path / "t.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        made(tmp_path / "t.parquet")
+
+
+def test_load_tells_tables_from_names(tmp_path):
+    path = parquet(tmp_path, columns())
+    assert load(path, client_column="site", target="ill", options={"features": ["age"]}).x.shape == (N, 1)
+    with pytest.raises(ConfigError, match=r"needs client_column \(--client-column\) and target"):
+        load(path)
+    with pytest.raises(ConfigError, match="table has no option 'feature'"):
+        load(path, client_column="site", target="ill", options={"feature": ["age"]})
+    with pytest.raises(ConfigError, match="did you mean 'digits'"):
+        load("digit")
+    with pytest.raises(ConfigError, match="target only go with a table"):
+        load("digits", target="x")
+    with pytest.raises(ConfigError, match="synthetic: seed"):
+        load("synthetic", options={"seed": -1})
