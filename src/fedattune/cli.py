@@ -147,7 +147,7 @@ def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
     command: str = space.command
     experiment, output, given = _read(space, problems, {"algorithm": "fedmcsa"} if command == "run" else {})
     check_file("--json", output.json_file)
-    notes = []
+    notes: list[str] = []
     if output.resume:
         if output.out or output.config:
             raise ConfigError(

@@ -55,7 +55,9 @@ def by_algorithm(results: Sequence["Result"]) -> dict[str, list["Result"]]:
 
 def client_accuracy(runs: Sequence["Result"]) -> Array:
     """Test accuracy per client (N,) at the headline point, averaged over the seeds."""
-    return np.mean([[getattr(client, run.headline) for client in run.clients] for run in runs], axis=0)
+    per_run = [[getattr(client, run.headline) for client in run.clients] for run in runs]
+    mean: Array = np.array(per_run, dtype=np.float64).mean(axis=0)
+    return mean
 
 
 def _spread(values: Sequence[float]) -> Spread:
@@ -68,7 +70,7 @@ def rows(results: Sequence["Result"]) -> list[Row]:
     alone = client_accuracy(groups[ALONE]) if ALONE in groups else None
     table = []
     for name, runs in groups.items():
-        final = [run.final[run.headline] for run in runs]
+        final = [run.metrics for run in runs]
         best = [run.best_validation["acc_uniform"] for run in runs if run.best_validation]
         better = None if alone is None or name == ALONE else float(np.mean(client_accuracy(runs) > alone))
         table.append(
@@ -187,7 +189,7 @@ Cell = Callable[[Row], str]
 def _percent(spread: Spread | None, n_seeds: int) -> str:
     if spread is None:
         return "-"
-    return f"{100 * spread.mean:.2f}" + (f" ±{100 * spread.std:.2f}" if n_seeds > 1 else "")
+    return f"{100 * spread.mean:.2f}" + (f" ±{100 * spread.std:.1f}" if n_seeds > 1 else "")
 
 
 def _bytes(count: float) -> str:

@@ -89,7 +89,11 @@ class Experiment(Settings):
     def hash(self) -> str:
         """Twelve hex digits that are equal for equal experiments, wherever they are computed."""
         identity = {key: one for key, one in self.model_dump(mode="json").items() if key not in NOT_IDENTITY}
-        identity["data"] = Path(self.data).name  # the content of a table is covered by the partition's hash
+        for key in (
+            "data",
+            "partition",
+        ):  # a file's content is covered by the partition's hash, not its place
+            identity[key] = identity[key] and Path(identity[key]).stem
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     def settings(self, seed: int) -> Settings:
@@ -99,7 +103,8 @@ class Experiment(Settings):
 
     def to_yaml(self) -> str:
         """The experiment as a YAML file that `--config` reads."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        values = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return f"# FedAttune experiment {self.hash}\n{values}"
 
 
 class Output(BaseModel):

@@ -52,16 +52,17 @@ def prepare(experiment: Experiment) -> Plan:
         experiment = experiment.model_copy(update={"algorithms": tuple(ALGORITHMS)})
     for name in experiment.algorithms:
         lookup("algorithm", name, ALGORITHMS)
-    known: dict[str, dict[str, list[str]]] = {
+    known: Known = {
         "algorithm": {name: _option_names(ALGORITHMS[name]) for name in experiment.algorithms},
         "model": {experiment.model: _model_options(experiment.model)},
     }
     _check_device(experiment)
     if experiment.partition:  # else known only after the data is loaded
-        assign(experiment.set, known | _known_data(experiment, experiment.partition))
+        assign(experiment.set, {**known, **_known_data(experiment, experiment.partition)})
     dataset = load_dataset(experiment)
     chosen = assign(
-        experiment.set, known | _known_data(experiment, experiment.partition or dataset.default_partition)
+        experiment.set,
+        {**known, **_known_data(experiment, experiment.partition or dataset.default_partition)},
     )
     algorithms = {
         name: build(name, ALGORITHMS[name], chosen["algorithm"][name]) for name in experiment.algorithms

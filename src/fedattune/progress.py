@@ -3,37 +3,14 @@
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from .trainer import Progress
 
 
-class Watch(Protocol):
-    """What shows the progress of one run after another."""
-
-    def start(self, title: str, rounds: int) -> None:
-        """A run begins."""
-
-    def __call__(self, progress: "Progress") -> None:
-        """A round ended."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-def watch(*, quiet: bool) -> "Watch":
-    """The fitting way to show progress on standard error."""
-    if quiet:
-        return Silent()
-    return Bar() if sys.stderr.isatty() else Lines()
-
-
-class Silent:
-    """Show nothing; remember the last round."""
+class Watch:
+    """What is told about one run after another; this one shows nothing and remembers the last round."""
 
     def __init__(self) -> None:
         self.title, self.rounds, self.round = "", 0, 0
@@ -55,7 +32,7 @@ class Silent:
         return None
 
 
-class Lines(Silent):
+class Lines(Watch):
     """One plain line about every tenth of the rounds."""
 
     def start(self, title: str, rounds: int) -> None:
@@ -78,7 +55,7 @@ class Lines(Silent):
         return f"round {progress.round} of {progress.rounds}{accuracy}{wait}"
 
 
-class Bar(Silent):
+class Bar(Watch):
     """A live bar for each run: round, accuracy, time left."""
 
     def __init__(self) -> None:
@@ -114,3 +91,10 @@ class Bar(Silent):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
+
+
+def watch(*, quiet: bool) -> Watch:
+    """The fitting way to show progress on standard error."""
+    if quiet:
+        return Watch()
+    return Bar() if sys.stderr.isatty() else Lines()

@@ -104,13 +104,17 @@ def default_out(command: str, experiment: Experiment) -> Path:
 
 def begin(plan: Plan, out: Path) -> None:
     """Make the run folder with the experiment and the partition in it."""
-    from .data.manifest import save_manifest
+    from .data import PARTITIONS
+    from .data.manifest import manifest_path, save_manifest
 
     if plan.experiment.save_partition:
         save_manifest(plan.federation, plan.experiment.save_partition)
     where: dict[str, Any] = {}  # paths that also hold when resumed from another folder
     if Path(plan.experiment.data).is_file():
         where["data"] = str(Path(plan.experiment.data).resolve())
+    partition = manifest_path(plan.experiment.partition or "")
+    if plan.experiment.partition not in (None, *PARTITIONS) and partition.is_file():
+        where["partition"] = str(partition.resolve())
     if plan.experiment.data_dir:
         where["data_dir"] = plan.experiment.data_dir.resolve()
     out = out.resolve()

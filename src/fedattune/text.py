@@ -22,7 +22,7 @@ def make_table(*columns: str, left: tuple[str, ...]) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for title in columns:
         table.add_column(title, justify="left" if title in left else "right", no_wrap=True)
     return table

@@ -1,0 +1,231 @@
+"""What every method must fulfil, on both engines."""
+
+import inspect
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conformance.table import CASES, Case
+
+import fedattune
+from fedattune import Federation, Params, Result
+from fedattune.algorithms import ALGORITHMS
+from fedattune.core import Algorithm, Payload
+from fedattune.engines import batched
+from fedattune.registry import build, options
+
+every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+RUN: dict[str, Any] = {"rounds": 4, "cohort": 3, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
+
+
+def fit(name: str, federation: Federation, model: str = "dnn", **settings: Any) -> Result:
+    chosen = settings.pop("options", {})
+    hidden = {"hidden": 6} if model == "dnn" else {}
+    return fedattune.fit(
+        name, federation, model, options=chosen, model_options=hidden, **(RUN | settings)
+    )
+
+
+def distance(a: Result, b: Result) -> float:
+    """Largest difference between the models that two runs deploy, and between their losses."""
+    weights = max((a.models[k] - b.models[k]).abs().max().item() for k in a.models)
+    return max(weights, *(abs(a.metrics[k] - b.metrics[k]) for k in a.metrics))
+
+
+def test_every_algorithm_is_in_the_table() -> None:
+    assert sorted(ALGORITHMS) == sorted(case.name for case in CASES)
+
+
+@every_method
+@pytest.mark.parametrize("work", [{"steps": 3}, {"steps": None, "epochs": 2}], ids=["steps", "epochs"])
+@pytest.mark.parametrize("train", ["method", "cohort", "all"])
+def test_engines_agree(case: Case, work: dict[str, Any], train: str, ragged: Federation) -> None:
+    """Ragged sizes, partial cohorts, and everybody training: equal to rounding in float64."""
+    loop, together = (fit(case.name, ragged, engine=e, train=train, **work) for e in ("loop", "batched"))
+    assert distance(loop, together) < 1e-12
+    for point, metrics in loop.history[-1]["validation"].items():
+        assert together.history[-1]["validation"][point] == pytest.approx(metrics, abs=1e-12)
+    assert loop.bytes_up == together.bytes_up
+    assert loop.local_steps == together.local_steps
+
+
+@every_method
+def test_chunks_of_clients_do_not_change_the_result(
+    case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(case.name, ragged, engine="batched")
+    monkeypatch.setattr(batched, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(batched, "CACHE_BYTES", 0)
+    assert distance(whole, fit(case.name, ragged, engine="batched")) < 1e-12
+
+
+@every_method
+def test_seeds_repeat(case: Case, ragged: Federation) -> None:
+    first, again = fit(case.name, ragged, seed=3), fit(case.name, ragged, seed=3)
+    assert distance(first, again) == 0
+    assert distance(first, fit(case.name, ragged, seed=4)) > 1e-6
+
+
+@every_method
+def test_no_dead_knobs(case: Case, ragged: Federation) -> None:
+    """Every option changes the result, under the options that it needs."""
+    assert set(case.knobs) == {o.name for o in options(ALGORITHMS[case.name])}
+    for knob, value in case.knobs.items():
+        under = case.under.get(knob, {})
+        before = fit(case.name, ragged, options=under)
+        after = fit(case.name, ragged, options=under | {knob: value})
+        assert distance(before, after) > 1e-8, f"{case.name}: {knob} has no effect"
+
+
+@every_method
+def test_deployed_models_are_those_evaluated(case: Case, ragged: Federation) -> None:
+    """The model that a client gets reaches exactly the accuracy that is reported for it, and is not the first."""
+    result = fit(case.name, ragged)
+    start = fit(case.name, ragged, rounds=1, lr=1e-12)
+    for number, client in enumerate(ragged.clients):
+        model = result.model(number)
+        index = torch.as_tensor(client.test)
+        with torch.no_grad():
+            right = model(ragged.features(index, torch.float64)).argmax(1) == ragged.y[index]
+        assert right.double().mean().item() == getattr(result.clients[number], result.headline)
+        changed = start.model(number).state_dict()
+        assert any((v - changed[k]).abs().max() > 1e-6 for k, v in model.state_dict().items())
+
+
+@every_method
+def test_training_trains(case: Case, equal: Federation) -> None:
+    short = fit(case.name, equal, rounds=1, cohort=4)
+    long = fit(case.name, equal, rounds=25, cohort=4)
+    assert long.metrics["loss_uniform"] < short.metrics["loss_uniform"]
+
+
+@every_method
+def test_bytes_are_those_of_the_payloads(case: Case, ragged: Federation) -> None:
+    result = fit(case.name, ragged)
+    model = 8 * result.n_parameters
+    receivers = ragged.n_clients if case.to_all else RUN["cohort"]
+    assert result.bytes_up == case.uploads * model * RUN["cohort"] * RUN["rounds"]
+    assert result.bytes_down == case.downloads * model * receivers * RUN["rounds"]
+
+
+@every_method
+def test_definition_prints_compares_and_pickles(case: Case) -> None:
+    algorithm = build(case.name, ALGORITHMS[case.name], {})
+    assert pickle.loads(pickle.dumps(algorithm)) == algorithm == ALGORITHMS[case.name]()
+    assert type(algorithm.server).__name__ in str(algorithm)
+    assert "0x" not in str(algorithm)
+    assert inspect.getdoc(ALGORITHMS[case.name])
+
+
+@every_method
+def test_stopped_anywhere_it_goes_on_to_the_same_end(case: Case, ragged: Federation, tmp_path: Any) -> None:
+    whole = fit(case.name, ragged)
+    for stop_after in (1, 2, 3):
+        out = tmp_path / str(stop_after)
+        rounds = iter(range(1, 99))
+        part = fit(case.name, ragged, out=out, stop=lambda r=rounds, s=stop_after: next(r) == s)
+        assert not part.finished
+        assert part.rounds == stop_after
+        rest = fit(case.name, ragged, out=out, resume=True)
+        assert distance(whole, rest) == 0
+        same = ("final", "best_test", "best_validation", "mean_last_10pct", "clients", "bytes", "rounds")
+        assert {k: whole.to_json()[k] for k in same} == {k: rest.to_json()[k] for k in same}
+        assert list(whole.mixing) == list(rest.mixing)
+
+
+def personal_head(algorithm: Algorithm) -> Algorithm:
+    from fedattune.select import Head
+
+    return replace(algorithm, personal=Head())
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if n != "local"])
+def test_personal_tensors_never_leave_the_client(
+    name: str, ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a personal head, neither direction ever carries it, and heads differ in the end."""
+    algorithm = personal_head(build(name, ALGORITHMS[name], {}))
+    seen: set[str] = set()
+    server = type(algorithm.server)
+    aggregate, broadcast = server.aggregate, server.broadcast
+
+    def spy_up(self: Any, state: Any, ids: Any, sent: Payload, received: Payload, n: Any) -> Any:
+        seen.update(received.params, sent.params)
+        return aggregate(self, state, ids, sent, received, n)
+
+    def spy_down(self: Any, state: Any, ids: Any) -> Payload:
+        payload = broadcast(self, state, ids)
+        seen.update(payload.params)
+        return payload
+
+    monkeypatch.setattr(server, "aggregate", spy_up)
+    monkeypatch.setattr(server, "broadcast", spy_down)
+    results = [
+        fedattune.fit(algorithm, ragged, "dnn", model_options={"hidden": 6}, engine=e, **RUN)
+        for e in ("loop", "batched")
+    ]
+    assert seen == {"1.weight", "1.bias"}
+    assert distance(*results) < 1e-12
+    heads = results[0].models["3.weight"]
+    assert (heads[0] - heads[1]).abs().max() > 1e-4
+
+
+def test_local_sends_nothing(ragged: Federation) -> None:
+    result = fit("local", ragged)
+    assert (result.bytes_up, result.bytes_down, len(result.mixing)) == (0, 0, 0)
+
+
+def test_cohorts_and_batches_are_the_same_for_every_algorithm(ragged: Federation) -> None:
+    """FedProx without its term and FedMCSA without collaboration follow FedAvg and Local to the bit."""
+    same = [
+        (("fedprox", {"mu": 0}), ("fedavg", {})),
+        (("heurfedamp", {"self_weight": 1.0, "lam": 0}), ("local", {})),
+        (("fedmcsa", PROFILE | {"lam": 0}), ("fedavg_mcsa", PROFILE)),
+        (("fedmcsa", {"anchor": "moving", "lam": 3}), ("fedmcsa", {"anchor": "moving", "lam": 30})),
+        (("heurfedamp", {"self_weight": "attention", "sigma": 5.0, "lam": 0}), ("fedavg_mcsa", MODEL_WISE)),
+    ]
+    for (a, given_a), (b, given_b) in same:
+        assert distance(fit(a, ragged, options=given_a), fit(b, ragged, options=given_b)) < 1e-14
+
+
+PROFILE = {"profile": "paper"}
+MODEL_WISE = {"profile": "paper", "unit": "model", "sigma": 5.0}
+
+
+def test_full_cohort_limits(equal: Federation) -> None:
+    """sigma=0 mixes uniformly: with everybody in the cohort and equal sizes, that is FedAvg."""
+    fedavg = fit("fedavg", equal, cohort=4)
+    mixed = fit("fedavg_mcsa", equal, cohort=4, options=PROFILE | {"sigma": 0.0})
+    for metric, value in fedavg.final["received"].items():
+        assert mixed.final["received"][metric] == pytest.approx(value, abs=1e-12)
+    no_mcsa = fit("fedmcsa_no_mcsa", equal, cohort=4, options={"weight_decay": 0.0})
+    assert distance(fedavg, no_mcsa) < 1e-14
+
+
+def test_weight_decay_of_the_run_and_of_the_method(ragged: Federation) -> None:
+    """A method's own coefficient goes before the run's."""
+    own = fit("fedmcsa", ragged, options={"weight_decay": 0.05})
+    assert distance(own, fit("fedmcsa", ragged, options={"weight_decay": 0.05}, weight_decay=0.3)) == 0
+    assert distance(fit("fedavg", ragged), fit("fedavg", ragged, weight_decay=0.3)) > 1e-6
+
+
+def test_a_method_of_the_users_own_is_held_to_the_same(ragged: Federation) -> None:
+    """A server rule written outside the package runs on both engines."""
+    from fedattune.core import ServerUpdate
+
+    class Median(ServerUpdate):
+        def init(self, w0: Params, n_clients: int) -> Any:
+            return {"w": w0}
+
+        def broadcast(self, state: Any, ids: Any) -> Payload:
+            return Payload(state["w"].repeat(len(ids)))
+
+        def aggregate(self, state: Any, ids: Any, sent: Any, received: Payload, n: Any) -> Any:
+            return {"w": received.params.map(lambda a: a.median(0).values)}
+
+    algorithm = Algorithm(ALGORITHMS["fedavg"]().client, Median(), headline="received")
+    results = [fedattune.fit(algorithm, ragged, "mlr", engine=e, **RUN) for e in ("loop", "batched")]
+    assert distance(*results) < 1e-12
+    assert results[0].config["algorithm"] == "custom"
