@@ -1,5 +1,6 @@
 """What a run gives: numbers per client and round, mixing matrices, and every client's model."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -250,8 +251,8 @@ class Result:
         return files
 
     def to_json(self) -> Entry:
-        """The run as plain JSON values; accuracies are fractions."""
-        return {
+        """The run as plain JSON values; accuracies are fractions, and what is not finite (a loss) is None."""
+        content = {
             "algorithm": self.algorithm,
             "config": dict(self.config),
             "rounds": self.rounds,
@@ -269,6 +270,7 @@ class Result:
             "notes": self.notes,
             "finished": self.finished,
         }
+        return {key: _finite(value) for key, value in content.items()}
 
     def _best(self, key: Callable[[Entry], float]) -> Entry | None:
         if not self.history:
@@ -280,6 +282,15 @@ class Result:
         config = ("model", "model_options", "algorithm", "data")
         facts = ("input_shape", "classes")
         return {k: self.config[k] for k in config} | {k: self.facts[k] for k in facts} | {"client": client}
+
+
+def _finite(value: Any) -> Any:
+    """The same nest of values with None for what JSON cannot say."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _metrics(values: NDArray[np.float64]) -> Metrics:

@@ -235,3 +235,21 @@ def test_a_reader_that_leaves(work: Path, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(cli_module, "_command", lambda *_: print("x" * 10, file=closed, flush=True))
         assert cli_module.main([]) == 1
         monkeypatch.undo()
+
+
+def test_on_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    listed, shown = cli("list", "models").out, cli("data", "show", "--clients", 5).out
+    assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in listed.splitlines()) <= 100
+    assert "\x1b[" in shown
+
+
+def test_training_that_diverges(cli: Cli, work: Path) -> None:
+    done = cli(
+        "run", "--algorithm", "fedavg", "--model", "dnn", *FAST, "--lr", "1e30", "--quiet", "--json", "r.json"
+    )
+    assert done.code == 2
+    assert "lower the learning rate" in done.err
+    assert done.err.count("\n") == 1
+    assert not (work / "r.json").exists()

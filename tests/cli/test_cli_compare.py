@@ -31,10 +31,10 @@ class Fake:
         return [SimpleNamespace(id=f"c{i}", trained=a, received=0.0) for i, a in enumerate(self.accuracy)]
 
     @property
-    def final(self) -> dict[str, dict[str, float]]:
+    def metrics(self) -> dict[str, float]:
         mean = float(np.mean(self.accuracy))
         keys = ("acc_uniform", "acc_pooled", "acc_std", "acc_worst10", "loss_uniform")
-        return {"trained": dict.fromkeys(keys, mean), "received": dict.fromkeys(keys, 0.0)}
+        return dict.fromkeys(keys, mean)
 
     @property
     def best_validation(self) -> dict[str, float] | None:
@@ -131,6 +131,6 @@ def test_no_number_is_cut(width: int, terminal: bool, tables: int) -> None:
     )
     text = out.getvalue()
     assert text.count("method ") == tables
-    for value in ("65.00 ±0.00", "260.0 kB", "0 B", "2,000", "fedmcsa_no_mcsa", "12.3"):
+    for value in ("65.00 ±0.0", "260.0 kB", "0 B", "2,000", "fedmcsa_no_mcsa", "12.3"):
         assert value in text
     assert "…" not in text

@@ -8,32 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import Done, numbers
+from cli_helpers import Done, hospital_rows, numbers, write_csv
 
 from fedattune.cli import main
 
 Cli = Callable[..., Done]
 # Slow enough to be hit in the middle, and with clients that miss rounds.
-SLOW = (
-    "compare",
-    "--algorithms",
-    "local,fedmcsa",
-    "--rounds",
-    60,
-    "--steps",
-    15,
-    "--clients",
-    6,
-    "--cohort",
-    3,
-)
+SLOW_LINE = "compare --algorithms local,fedmcsa --rounds 40 --steps 10 --clients 6 --cohort 3"
+SLOW = SLOW_LINE.split()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The numbers of the run that nobody interrupts."""
     out = tmp_path_factory.mktemp("whole") / "o"
-    assert main([*map(str, SLOW), "--out", str(out), "--quiet"]) == 0
+    assert main([*SLOW, "--out", str(out), "--quiet"]) == 0
     return numbers(out / "result.json")
 
 
@@ -74,7 +63,7 @@ def test_interrupt_and_resume(
 
 @pytest.mark.parametrize("point", ["local: round 8 of", "fedmcsa: round 24 of"])
 def test_kill_and_resume(
-    cli: Cli, start: Callable[..., "subprocess.Popen[str]"], work: Path, point: str
+    cli: Cli, start: Callable[..., "subprocess.Popen[str]"], work: Path, whole: Any, point: str
 ) -> None:
     running = start(*SLOW, "--out", "o")
     wait_for(running, point)
@@ -136,3 +125,14 @@ def test_resume_with_other_data(cli: Cli, work: Path, broken: str) -> None:
     done = cli("run", "--resume", "o")
     assert done.code == 2
     assert "start a new run" in done.err
+
+
+def test_resume_from_another_folder(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_csv(work / "p.csv", hospital_rows(3))
+    table = ("--data", "p.csv", "--client-column", "hospital", "--target", "outcome")
+    assert cli("data", "show", *table, "--save-partition", "split.json").code == 0
+    done = cli("run", *table, "--partition", "split.json", "--rounds", 1, "--out", "o", "--quiet")
+    assert done.code == 0, done.err
+    (work / "elsewhere").mkdir()
+    monkeypatch.chdir(work / "elsewhere")
+    assert cli("run", "--resume", "../o", "--quiet").code == 0

@@ -46,7 +46,7 @@ class Trained(NamedTuple):
     def finite(self) -> Tensor:
         """(C,) whether everything that a client uploads and keeps is finite."""
         parts = [self.upload.params, *self.upload.extra.values(), *self.memory.values(), self.buffers]
-        sums = [v.flatten(1).sum(1, dtype=torch.float64) for part in parts for v in part.values()]
+        sums = [v.reshape(len(v), -1).sum(1, dtype=torch.float64) for part in parts for v in part.values()]
         return torch.stack(sums).isfinite().all(0)
 
 

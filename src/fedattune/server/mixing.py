@@ -104,4 +104,4 @@ class Mixing(ServerUpdate):
 
 
 def _flat(theta: Params, names: list[str], columns: Tensor) -> Tensor:
-    return torch.cat([theta[name][columns].flatten(1) for name in names], 1)
+    return torch.cat([theta[name][columns].reshape(len(columns), -1) for name in names], 1)

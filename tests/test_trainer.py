@@ -1,0 +1,272 @@
+"""Faults, edges and the files of a run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_federation
+from torch import nn
+
+import fedattune
+from fedattune import ConfigError, Federation, ModelError, Result, RunError
+from fedattune.rounds import cohort_plan
+
+RUN: dict[str, Any] = {"rounds": 3, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
+
+
+def test_a_client_that_diverges_is_dropped_named_and_harms_nobody(ragged: Federation) -> None:
+    """One client's data is scaled until its training overflows; the others' models do not notice."""
+    x = ragged.x.clone()
+    x[ragged.clients[2].train] *= 1e30
+    from dataclasses import replace
+
+    broken = replace(ragged, x=x)
+    for engine in ("loop", "batched"):
+        result = fedattune.fit("fedavg", broken, "mlr", **(RUN | {"cohort": 6, "engine": engine}))
+        assert {name for entry in result.history for name in entry["dropped"]} == {ragged.names[2]}
+        assert all(v.isfinite().all() for v in result.models.values())
+        without = fedattune.fit("local", ragged, "mlr", **RUN)
+        alone = fedattune.fit("local", broken, "mlr", **RUN)
+        for k, v in alone.models.items():
+            assert torch.equal(v[[0, 1, 3, 4, 5]], without.models[k][[0, 1, 3, 4, 5]])
+            assert torch.equal(v[2], alone.models[k][2])
+
+
+def test_when_all_diverge_the_run_says_what_to_do_and_keeps_finished_rounds(
+    ragged: Federation, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match=r"round 1: training diverged on every client .*lower the learning rate"):
+        fedattune.fit("fedavg", ragged, "dnn", **(RUN | {"lr": 1e38, "out": tmp_path / "run"}))
+
+
+def test_an_infinite_loss_is_null_in_json(ragged: Federation) -> None:
+    result = fedattune.fit("fedavg", ragged, "mlr", **(RUN | {"lr": 2e37, "rounds": 1}))
+    text = json.dumps(result.to_json(), allow_nan=False)
+    assert "Infinity" not in text
+
+
+def test_options_models_and_settings_are_checked(ragged: Federation) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'fedavg'"):
+        fedattune.fit("fedavgg", ragged)
+    with pytest.raises(ConfigError, match="no option 'sigm'; did you mean 'sigma'"):
+        fedattune.fit("fedmcsa", ragged, options={"sigm": 1})
+    with pytest.raises(ConfigError, match=r"fedmcsa.sigma.*greater than or equal to 0.*-1"):
+        fedattune.fit("fedmcsa", ragged, options={"sigma": -1})
+    with pytest.raises(ConfigError, match="unknown setting 'round'; did you mean 'rounds'"):
+        fedattune.fit("fedavg", ragged, round=3)
+    with pytest.raises(ConfigError, match="not both"):
+        fedattune.fit("fedavg", ragged, steps=3, epochs=1)
+    with pytest.raises(ConfigError, match="at most the 6"):
+        fedattune.fit("fedavg", ragged, cohort=7)
+    with pytest.raises(ModelError, match="does not fit the data"):
+        fedattune.fit("fedavg", ragged, nn.Linear(4, 3))
+    with pytest.raises(ModelError, match="expected 3 scores"):
+        fedattune.fit("fedavg", ragged, nn.Linear(5, 2))
+    with pytest.raises(ConfigError, match=r"package\.module:factory"):
+        fedattune.fit("fedavg", ragged, "resnet")
+
+
+def test_cohort_plan_is_drawn_from_the_seed() -> None:
+    settings = fedattune.Settings(rounds=50, cohort=0.3, seed=5)
+    plan = cohort_plan(settings, 20)
+    assert len(plan) == 50
+    assert all(len(ids) == 6 and len(set(ids.tolist())) == 6 for ids in plan)
+    assert all(torch.equal(a, b) for a, b in zip(plan, cohort_plan(settings, 20), strict=True))
+    longer = cohort_plan(settings.model_copy(update={"rounds": 60}), 20)
+    assert all(torch.equal(a, b) for a, b in zip(plan, longer, strict=False))
+    assert len({tuple(ids.tolist()) for ids in plan}) > 40
+    share = np.bincount(torch.cat(plan).numpy(), minlength=20) / 50
+    assert share.min() > 0.05
+
+
+def test_a_run_folder_is_read_back_and_not_taken_twice(ragged: Federation, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    made = fedattune.fit("fedmcsa", ragged, "dnn", model_options={"hidden": 4}, out=out, **RUN)
+    read = Result.load(out)
+    assert read.to_json() == made.to_json()
+    assert json.loads((out / "result.json").read_text())["final"] == made.final
+    assert {"torch", "numpy"} <= set(json.loads((out / "environment.json").read_text())["packages"])
+    for round_, matrices in made.mixing.items():
+        for component, matrix in matrices.items():
+            rows = ~np.isnan(matrix).any(1)
+            assert rows.sum() == RUN["cohort"]
+            assert np.allclose(matrix[rows].sum(1), 1, atol=1e-6)
+            assert np.array_equal(matrix, read.mixing[round_][component], equal_nan=True)
+    assert set(made.mixing.last()) == {"1.weight", "1.bias", "3.weight", "3.bias"}
+    with pytest.raises(KeyError, match="no mixing matrices of round 77"):
+        made.mixing[77]
+    with pytest.raises(RunError, match="holds a run already"):
+        fedattune.fit("fedmcsa", ragged, "dnn", model_options={"hidden": 4}, out=out, **RUN)
+    with pytest.raises(RunError, match="lr was 0.1 and is 0.2"):
+        fedattune.fit(
+            "fedmcsa", ragged, "dnn", model_options={"hidden": 4}, out=out, resume=True, **(RUN | {"lr": 0.2})
+        )
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "thesis.txt").write_text("mine")
+    with pytest.raises(RunError, match="not empty"):
+        fedattune.fit("local", ragged, out=tmp_path / "used", **RUN)
+    with pytest.raises(RunError, match="no finished run"):
+        Result.load(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_said(ragged: Federation, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    fedattune.fit("fedavg", ragged, out=out, stop=lambda: True, **RUN)
+    (out / "checkpoint.safetensors").write_bytes(b"\x00" * 50)
+    with pytest.raises(RunError, match="cannot read"):
+        fedattune.fit("fedavg", ragged, out=out, resume=True, **RUN)
+
+
+KILLED = """
+import sys, torch, fedattune
+sys.path.insert(0, {tests!r})
+from conftest import make_federation
+data = make_federation([14, 20, 31, 41, 50, 60])
+fedattune.fit({name!r}, data, "mlr", out={out!r}, resume=True, rounds=400, cohort=3, steps=2, batch_size=8, lr=0.1,
+              watch=lambda p: print(p.round, flush=True))
+"""
+
+
+@pytest.mark.parametrize("name", ["fedmcsa", "pfedme"])
+def test_killed_at_any_moment_it_ends_with_the_same_numbers(name: str, tmp_path: Path) -> None:
+    """SIGKILL several times, at whatever the process is doing then; the end is that of an undisturbed run."""
+    out = tmp_path / "run"
+    tests = str(Path(__file__).parent)
+    code = KILLED.format(tests=tests, name=name, out=str(out))
+    kills = 0
+    for wanted in (2, 60, 61, 150, 300):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= wanted:
+                time.sleep(0.003 * kills)  # not always right after a round
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        process.stdout.close()
+        kills += process.wait() == -signal.SIGKILL
+    assert kills == 5
+    settings = RUN | {"rounds": 400}
+    data = make_federation([14, 20, 31, 41, 50, 60])
+    resumed = fedattune.fit(name, data, "mlr", out=out, resume=True, **settings)
+    whole = fedattune.fit(name, data, "mlr", **settings)
+    for key in ("final", "best_test", "best_validation", "clients", "bytes", "local_steps"):
+        assert resumed.to_json()[key] == whole.to_json()[key]
+    assert all(torch.equal(v, whole.models[k]) for k, v in resumed.models.items())
+    strip = [{k: v for k, v in e.items() if k != "seconds"} for e in resumed.history]
+    assert strip == [{k: v for k, v in e.items() if k != "seconds"} for e in whole.history]
+    assert list(resumed.mixing) == list(whole.mixing)
+
+
+def test_eval_every_and_progress(ragged: Federation) -> None:
+    seen: list[fedattune.Progress] = []
+    result = fedattune.fit("fedavg", ragged, **(RUN | {"rounds": 7, "eval_every": 3}), watch=seen.append)
+    assert [entry["round"] for entry in result.history] == [3, 6, 7]
+    assert [p.round for p in seen] == list(range(1, 8))
+    assert seen[0].accuracy is None
+    assert seen[-1].accuracy == pytest.approx(result.metrics["acc_uniform"])
+
+
+def test_personal_models_are_saved_and_loaded(ragged: Federation, tmp_path: Path) -> None:
+    result = fedattune.fit("fedmcsa", ragged, "dnn", model_options={"hidden": 4}, **RUN)
+    files = result.save_models(tmp_path / "models")
+    assert len(files) == ragged.n_clients
+    x = ragged.features(torch.arange(9))
+    for number, file in enumerate(files):
+        model = fedattune.load_model(file)
+        assert torch.equal(model(x), result.model(number)(x))
+        assert torch.equal(model(x), result.model(ragged.names[number])(x))
+    with pytest.raises(RunError, match="no client 'nobody'"):
+        result.model("nobody")
+    with pytest.raises(RunError, match="no client 6 "):
+        result.model(6)
+    own = nn.Sequential(nn.Linear(5, 3))
+    mine = fedattune.fit("fedavg", ragged, own, out=tmp_path / "run", **RUN)
+    file = mine.save_models(tmp_path / "own")[0]
+    with pytest.raises(RunError, match="of your own; give one as `module`"):
+        fedattune.load_model(file)
+    assert torch.equal(fedattune.load_model(file, own)(x), mine.model(0)(x))
+    assert torch.equal(Result.load(tmp_path / "run").model(0, own)(x), mine.model(0)(x))
+    with pytest.raises(RunError, match="does not fit the saved one"):
+        fedattune.load_model(file, nn.Linear(5, 3))
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(RunError, match="no model that FedAttune saved"):
+        fedattune.load_model(tmp_path / "other.safetensors")
+
+
+class Normed(nn.Module):
+    """A network with batch normalisation and a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.stack(x) * self.temperature
+        return out
+
+
+@pytest.mark.parametrize("work", [{"steps": 3}, {"steps": None, "epochs": 2}], ids=["steps", "epochs"])
+def test_batch_normalisation_on_both_engines(work: dict[str, Any], ragged: Federation) -> None:
+    """Running statistics stay on the client, follow its batches, and padding never enters a batch."""
+    torch.manual_seed(0)
+    net = Normed()
+    results = [
+        fedattune.fit("fedmcsa", ragged, net, **(RUN | work | {"engine": engine, "dtype": "float64"}))
+        for engine in ("loop", "batched")
+    ]
+    for a, b in ((results[0].models, results[1].models), (results[0].buffers, results[1].buffers)):
+        assert max((a[k] - b[k]).abs().max().item() for k in a) < 1e-12
+    mean = results[0].buffers["stack.1.running_mean"]
+    assert (mean.abs().sum(1) > 0).all()
+    assert (mean[0] - mean[1]).abs().max() > 1e-6
+    assert set(results[0].buffers["stack.1.num_batches_tracked"].tolist()) != {0}
+    assert (net.stack[1].running_mean == 0).all()
+    index = torch.as_tensor(ragged.clients[3].test)
+    with torch.no_grad():
+        right = results[0].model(3)(ragged.features(index, torch.float64)).argmax(1) == ragged.y[index]
+    assert right.double().mean().item() == results[0].clients[3].trained
+
+
+def test_dropout_repeats_with_the_seed(ragged: Federation) -> None:
+    net = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+    for engine in ("loop", "batched"):
+        a, b, c = (
+            fedattune.fit("fedavg", ragged, net, **(RUN | {"engine": engine, "seed": s})) for s in (1, 1, 2)
+        )
+        assert torch.equal(a.models["0.weight"], b.models["0.weight"])
+        assert not torch.equal(a.models["0.weight"], c.models["0.weight"])
+
+
+def test_convolutions_on_both_engines() -> None:
+    generator = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(30, 1, 16, 16, generator=generator), torch.arange(30) % 3) for _ in range(3)]
+    images = fedattune.federation(clients)
+    small = {"width": 2, "features": 8}
+    results = [
+        fedattune.fit("fedmcsa", images, "cnn", model_options=small, **(RUN | {"engine": e, "dtype": "float64"}))
+        for e in ("loop", "batched", "auto")
+    ]
+    for other in results[1:]:
+        assert max((results[0].models[k] - v).abs().max().item() for k, v in other.models.items()) < 1e-12
+
+
+def test_without_validation_data_nothing_is_chosen_on_it(ragged: Federation) -> None:
+    data = fedattune.federation(
+        [(ragged.x[c.train], ragged.y[c.train]) for c in ragged.clients], validation=0.0
+    )
+    result = fedattune.fit("fedavg", data, **RUN)
+    assert result.best_validation is None
+    assert result.validation is None
+    assert result.history[-1]["validation"] is None
+    assert result.best_test is not None
