@@ -211,15 +211,22 @@ def _report(
     for path in (out / "result.json", json_file):
         if path:
             write_atomic(path, text)
-    console = make_console()
-    print_table(table, console)
     said = [*notes, *plan.federation.notes]
     for result in results:  # with those of its algorithm
         name = f"{result.algorithm}: "
         said += [name + note.removeprefix(name) for note in result.notes]
     said += [note] if (note := work_note(table)) else []
-    for one in dict.fromkeys(said):
+    said = list(dict.fromkeys(said))
+    if command == "compare":
+        from .report import write_report
+
+        write_report(out / "report.html", plan.federation, results, said)
+    console = make_console()
+    print_table(table, console)
+    for one in said:
         console.print(f"note: {one}")
     if command == "compare":
         console.print(content["verdict"], style="bold")
-    console.print(f"All numbers are in {out}")
+        console.print(f"The report is {out / 'report.html'}; all numbers are in {out}")
+    else:
+        console.print(f"All numbers are in {out}")

@@ -1,0 +1,97 @@
+"""A comparison as one HTML file that needs no network: verdict, table, who gains, who learns from whom."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._version import __version__
+from ..compare import ALONE, COST, QUALITY, by_algorithm, client_accuracy, rows, verdict
+
+if TYPE_CHECKING:
+    from ..data import Federation
+    from ..result import Result
+
+MOST_CLIENTS = 60
+"""Clients shown in the label picture and the mixing matrices; more would not be readable."""
+
+
+def write_report(path: Path, federation: "Federation", results: "Sequence[Result]", notes: Sequence[str]) -> None:
+    """Write the report of a comparison to `path`."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("fedattune.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["percent"] = lambda share: f"{100 * share:.1f}"
+    table = rows(results)
+    columns = QUALITY | COST
+    text = environment.get_template("report.html").render(
+        title=f"{federation.name}: {federation.n_clients} clients",
+        verdict=verdict(results),
+        columns=list(columns),
+        table=[(row.algorithm, [cell(row) for cell in columns.values()]) for row in table],
+        clients=_clients(results),
+        methods=list(by_algorithm(results)),
+        classes=federation.classes,
+        labels=_labels(federation),
+        mixing=_mixing(results),
+        names=federation.names[:MOST_CLIENTS],
+        hidden=max(0, federation.n_clients - MOST_CLIENTS),
+        notes=notes,
+        config=_config(results[0]),
+        version=__version__,
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+def _clients(results: "Sequence[Result]") -> list[dict[str, Any]]:
+    """Per client: samples, accuracy by method, and what each method gains over training alone."""
+    groups = by_algorithm(results)
+    accuracy = {name: client_accuracy(runs) for name, runs in groups.items()}
+    alone = accuracy.get(ALONE)
+    return [
+        {
+            "id": client.id,
+            "n_train": client.n_train,
+            "n_test": client.n_test,
+            "methods": [
+                {"accuracy": a[i], "gain": None if alone is None or name == ALONE else a[i] - alone[i]}
+                for name, a in accuracy.items()
+            ],
+        }
+        for i, client in enumerate(results[0].clients)
+    ]
+
+
+def _labels(federation: "Federation") -> list[list[tuple[int, float]]]:
+    """Per client and class: samples, and their share of the client's."""
+    counts = federation.label_counts()[:MOST_CLIENTS]
+    shares = counts / counts.sum(1, keepdims=True).clip(1)
+    return [list(zip(c.tolist(), s.tolist(), strict=True)) for c, s in zip(counts, shares, strict=True)]
+
+
+def _mixing(results: "Sequence[Result]") -> list[dict[str, Any]]:
+    """For each method that mixes client by client: the last row of every client, averaged over components."""
+    found = []
+    for name, runs in by_algorithm(results).items():
+        last: dict[str, np.ndarray[Any, np.dtype[np.float32]]] = {}
+        log = runs[0].mixing
+        one_for_all = True  # one global model: every row is the same, and there is nothing to see
+        # A client's last row: in every round only the cohort's rows are known.
+        for round_ in list(log)[-50:]:
+            for component, matrix in log[round_].items():
+                known = ~np.isnan(matrix).any(1)
+                one_for_all &= bool(np.ptp(matrix[known], axis=0).max() < 1e-6)
+                last.setdefault(component, np.full_like(matrix, np.nan))[known] = matrix[known]
+        found += [
+            {"method": name, "component": component, "rows": matrix[:MOST_CLIENTS, :MOST_CLIENTS].tolist()}
+            for component, matrix in (() if one_for_all else last.items())
+        ]
+    return found
+
+
+def _config(result: "Result") -> dict[str, Any]:
+    hidden = ("algorithm", "definition", "options", "split")
+    return {key: value for key, value in result.config.items() if key not in hidden}
