@@ -1,0 +1,1 @@
+"""Speed, always beside a floor that is measured in the same run."""

@@ -14,9 +14,9 @@ import torch
 from torch.func import functional_call
 
 import fedattune
-from fedattune.engines import Inputs, Work, make_engine
 from fedattune.client import SGD
 from fedattune.core import Payload
+from fedattune.engines import Inputs, Work, make_engine
 from fedattune.models import build_model
 from fedattune.params import Params
 from fedattune.task import Task
@@ -67,8 +67,12 @@ def engine_round(name: str, task: Task, data: fedattune.Federation) -> Callable[
 def main() -> None:
     """Print one line per model."""
     data = federation()
-    print(f"{CLIENTS} clients x {STEPS} steps of {BATCH}, {torch.get_num_threads()} threads, median of {REPEATS}")
-    print(f"{'model':<6}{'floor s':>10}{'loop s':>10}{'batched s':>11}{'loop/floor':>12}{'batched/floor':>15}")
+    print(
+        f"{CLIENTS} clients x {STEPS} steps of {BATCH}, {torch.get_num_threads()} threads, median of {REPEATS}"
+    )
+    print(
+        f"{'model':<6}{'floor s':>10}{'loop s':>10}{'batched s':>11}{'loop/floor':>12}{'batched/floor':>15}"
+    )
     for name in ("mlr", "dnn", "cnn"):
         torch.manual_seed(0)
         task = Task(build_model(name, data.input_shape, data.n_classes, {}))
@@ -86,7 +90,9 @@ def main() -> None:
                 if r:  # the first round warms up
                     seconds[key].append(time.perf_counter() - start)
         base, loop, batched = (statistics.median(seconds[key]) for key in ("floor", "loop", "batched"))
-        print(f"{name:<6}{base:>10.4f}{loop:>10.4f}{batched:>11.4f}{loop / base:>12.2f}{batched / base:>15.2f}")
+        print(
+            f"{name:<6}{base:>10.4f}{loop:>10.4f}{batched:>11.4f}{loop / base:>12.2f}{batched / base:>15.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_models_that_do_not_fit_are_refused(ragged: Federation) -> None:
         make_model("cnn", ragged)
     with pytest.raises(ConfigError, match="too small"):
         build_model("cnn", (1, 8, 8), 10, {})
-    with pytest.raises(ConfigError, match="hidden.*greater than or equal to 1"):
+    with pytest.raises(ConfigError, match=r"hidden.*greater than or equal to 1"):
         build_model("dnn", (5,), 3, {"hidden": 0})
     with pytest.raises(ModelError, match="no parameters"):
         check_model(nn.Flatten(), ragged)
@@ -80,12 +80,20 @@ def test_a_factory_of_the_users_own(
 
 
 def test_selectors_go_by_module_type() -> None:
-    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), nn.Softmax(1))
+    model = nn.Sequential(
+        nn.Linear(5, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), nn.Softmax(1)
+    )
     assert Head().names(model) == ("2.1.weight", "2.1.bias")
     assert Head().names(nn.Conv2d(1, 1, 1)) == ()
     assert Nothing().names(model) == ()
     assert len(Everything().names(model)) == 6
-    assert Named(("2", "0.bias")).names(model) == ("0.bias", "2.0.weight", "2.0.bias", "2.1.weight", "2.1.bias")
+    assert Named(("2", "0.bias")).names(model) == (
+        "0.bias",
+        "2.0.weight",
+        "2.0.bias",
+        "2.1.weight",
+        "2.1.bias",
+    )
     with pytest.raises(ValueError, match="no module or parameter"):
         Named(("head",)).names(model)
 
@@ -95,5 +103,3 @@ def test_units_of_mixing() -> None:
     assert groups(names, "model") == {"model": names}
     assert groups(names, "layer") == {"a": names[:2], "b.c": names[2:3], "scale": ["scale"]}
     assert groups(names, "tensor") == {n: [n] for n in names}
-
-

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_federation
 from torch import nn
 
 import fedattune
 from fedattune import ConfigError, Federation, ModelError, Result, RunError
 from fedattune.rounds import cohort_plan
+from federations import make_federation
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
 
@@ -43,7 +43,9 @@ def test_a_client_that_diverges_is_dropped_named_and_harms_nobody(ragged: Federa
 def test_when_all_diverge_the_run_says_what_to_do_and_keeps_finished_rounds(
     ragged: Federation, tmp_path: Path
 ) -> None:
-    with pytest.raises(RunError, match=r"round 1: training diverged on every client .*lower the learning rate"):
+    with pytest.raises(
+        RunError, match=r"round 1: training diverged on every client .*lower the learning rate"
+    ):
         fedattune.fit("fedavg", ragged, "dnn", **(RUN | {"lr": 1e38, "out": tmp_path / "run"}))
 
 
@@ -105,7 +107,7 @@ def test_a_run_folder_is_read_back_and_not_taken_twice(ragged: Federation, tmp_p
         made.mixing[77]
     with pytest.raises(RunError, match="holds a run already"):
         fedattune.fit("fedmcsa", ragged, "dnn", model_options={"hidden": 4}, out=out, **RUN)
-    with pytest.raises(RunError, match="lr was 0.1 and is 0.2"):
+    with pytest.raises(RunError, match=r"lr was 0\.1 and is 0\.2"):
         fedattune.fit(
             "fedmcsa", ragged, "dnn", model_options={"hidden": 4}, out=out, resume=True, **(RUN | {"lr": 0.2})
         )
@@ -128,7 +130,7 @@ def test_a_damaged_checkpoint_is_said(ragged: Federation, tmp_path: Path) -> Non
 KILLED = """
 import sys, torch, fedattune
 sys.path.insert(0, {tests!r})
-from conftest import make_federation
+from federations import make_federation
 data = make_federation([14, 20, 31, 41, 50, 60])
 fedattune.fit({name!r}, data, "mlr", out={out!r}, resume=True, rounds=400, cohort=3, steps=2, batch_size=8, lr=0.1,
               watch=lambda p: print(p.round, flush=True))
@@ -254,7 +256,9 @@ def test_convolutions_on_both_engines() -> None:
     images = fedattune.federation(clients)
     small = {"width": 2, "features": 8}
     results = [
-        fedattune.fit("fedmcsa", images, "cnn", model_options=small, **(RUN | {"engine": e, "dtype": "float64"}))
+        fedattune.fit(
+            "fedmcsa", images, "cnn", model_options=small, **(RUN | {"engine": e, "dtype": "float64"})
+        )
         for e in ("loop", "batched", "auto")
     ]
     for other in results[1:]:

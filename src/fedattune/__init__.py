@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 # Names are loaded when first used, so that `fedattune --help` need not wait for PyTorch.
 _MODULE_OF = {
     "Settings": "config",
-    **dict.fromkeys(("Algorithm", "ClientUpdate", "FineTune", "Participation", "Payload", "ServerUpdate"), "core"),
+    **dict.fromkeys(
+        ("Algorithm", "ClientUpdate", "FineTune", "Participation", "Payload", "ServerUpdate"), "core"
+    ),
     **dict.fromkeys(("Federation", "federation", "load_federation"), "data"),
     **dict.fromkeys(("ConfigError", "DataError", "FedAttuneError", "ModelError", "RunError"), "errors"),
     "Params": "params",
@@ -37,6 +39,8 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
     globals()[name] = value
     return value
+
+
 __all__ = [
     "Algorithm",
     "ClientResult",

@@ -71,7 +71,7 @@ def test_compare(cli: Cli, work: Path) -> None:
     assert content["runs"][2]["config"]["options"] == {"sigma": 9}
     assert content["verdict"] in done.out
     assert "local was added" in done.out
-    for text in ("method", "worst 10%", "> local", "fedmcsa", "All numbers are in o"):
+    for text in ("method", "worst 10%", "> local", "fedmcsa", "The report is o/report.html"):
         assert text in done.out
     assert len(re.findall(r"^fedavg: round \d of 4, accuracy", done.err, re.M)) == 4
     assert json.loads((work / "o" / "partition.json").read_text())["hash"]

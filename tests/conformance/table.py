@@ -62,7 +62,5 @@ CASES = [
         to_all=True,
     ),
     Case("fedavg_mcsa", {"profile": "paper"} | MCSA, UNDER_MCSA),
-    Case(
-        "pfedme_mcsa", {"profile": "paper", "lam": 3.0, "K": 2, "personal_lr": 0.01} | MCSA, UNDER_MCSA
-    ),
+    Case("pfedme_mcsa", {"profile": "paper", "lam": 3.0, "K": 2, "personal_lr": 0.01} | MCSA, UNDER_MCSA),
 ]

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from conformance.table import CASES, Case
 
 import fedattune
+from conformance.table import CASES, Case
 from fedattune import Federation, Params, Result
 from fedattune.algorithms import ALGORITHMS
-from fedattune.core import Algorithm, Payload
+from fedattune.client import SGD, Meta, Moreau, Proximal
+from fedattune.core import Algorithm, Participation, Payload
 from fedattune.engines import batched
 from fedattune.registry import build, options
+from fedattune.select import Head, Nothing
+from fedattune.server import AMP, Attention, HeurAMP
 
 every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 RUN: dict[str, Any] = {"rounds": 4, "cohort": 3, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
@@ -23,9 +26,7 @@ RUN: dict[str, Any] = {"rounds": 4, "cohort": 3, "steps": 3, "batch_size": 16, "
 def fit(name: str, federation: Federation, model: str = "dnn", **settings: Any) -> Result:
     chosen = settings.pop("options", {})
     hidden = {"hidden": 6} if model == "dnn" else {}
-    return fedattune.fit(
-        name, federation, model, options=chosen, model_options=hidden, **(RUN | settings)
-    )
+    return fedattune.fit(name, federation, model, options=chosen, model_options=hidden, **(RUN | settings))
 
 
 def distance(a: Result, b: Result) -> float:
@@ -135,18 +136,12 @@ def test_stopped_anywhere_it_goes_on_to_the_same_end(case: Case, ragged: Federat
         assert list(whole.mixing) == list(rest.mixing)
 
 
-def personal_head(algorithm: Algorithm) -> Algorithm:
-    from fedattune.select import Head
-
-    return replace(algorithm, personal=Head())
-
-
 @pytest.mark.parametrize("name", [n for n in ALGORITHMS if n != "local"])
 def test_personal_tensors_never_leave_the_client(
     name: str, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a personal head, neither direction ever carries it, and heads differ in the end."""
-    algorithm = personal_head(build(name, ALGORITHMS[name], {}))
+    algorithm = replace(build(name, ALGORITHMS[name], {}), personal=Head())
     seen: set[str] = set()
     server = type(algorithm.server)
     aggregate, broadcast = server.aggregate, server.broadcast
@@ -170,6 +165,47 @@ def test_personal_tensors_never_leave_the_client(
     assert distance(*results) < 1e-12
     heads = results[0].models["3.weight"]
     assert (heads[0] - heads[1]).abs().max() > 1e-4
+
+
+CLIENTS = {
+    "sgd": SGD(),
+    "prox": SGD((Proximal(0.5),)),
+    "prox from newest": SGD((Proximal(0.5),), start="newest"),
+    "moreau": Moreau(3.0, 2, 0.05),
+    "moreau from newest": Moreau(3.0, 2, 0.05, start="newest"),
+    "meta": Meta(0.05, 0.05),
+}
+SERVERS = {
+    "layers": Attention("layer", sigma=5.0),
+    "everybody seen": Attention("tensor", pool="seen", sigma=5.0),
+    "amp": AMP(alpha=0.3, sigma=4.0),
+    "heuristic, layer by layer": HeurAMP("layer", sigma=3.0),
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=str)
+@pytest.mark.parametrize("server", SERVERS, ids=str)
+@pytest.mark.parametrize("personal", [Nothing(), Head()], ids=["all", "own head"])
+def test_any_attention_composes_with_any_client_rule(
+    client: str, server: str, personal: Any, ragged: Federation
+) -> None:
+    """One line each, on both engines; rules that go on from their own model are answered, others sent to."""
+    own = "newest" in client
+    algorithm = Algorithm(
+        CLIENTS[client],
+        SERVERS[server],
+        personal=personal,
+        participation=Participation("all", "reply") if own else Participation(),
+    )
+    settings = RUN | {"steps": 2, "model_options": {"hidden": 4}}
+    loop, together = (
+        fedattune.fit(algorithm, ragged, "dnn", engine=e, **settings) for e in ("loop", "batched")
+    )
+    assert distance(loop, together) < 1e-12
+    matrices = loop.mixing.last()
+    assert ("3.weight" in matrices or "3" in matrices) is (
+        personal == Nothing() and SERVERS[server].unit != "model"
+    )
 
 
 def test_local_sends_nothing(ragged: Federation) -> None:

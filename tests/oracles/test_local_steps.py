@@ -54,7 +54,9 @@ def run(
 def test_b1_a_moving_anchor_makes_lambda_inert() -> None:
     """The anchor that the public code uses equals the model at every step: lam has no effect, and it is said."""
     make = ALGORITHMS["fedmcsa"]
-    ends = [run(make(profile="code", lam=lam).client, gradient, 7, 0.1)[0].params["w"] for lam in (0.0, 5.0, 80.0)]
+    ends = [
+        run(make(profile="code", lam=lam).client, gradient, 7, 0.1)[0].params["w"] for lam in (0.0, 5.0, 80.0)
+    ]
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
     assert "no effect" in make(profile="code", lam=5.0).notes[0]
@@ -63,7 +65,9 @@ def test_b1_a_moving_anchor_makes_lambda_inert() -> None:
 
 def test_b2_the_first_step_from_the_anchor_is_a_plain_one() -> None:
     rule = ALGORITHMS["fedmcsa"](profile="paper", lam=5.0).client
-    assert torch.equal(run(rule, gradient, 1, 0.1)[0].params["w"], run(SGD(), gradient, 1, 0.1)[0].params["w"])
+    assert torch.equal(
+        run(rule, gradient, 1, 0.1)[0].params["w"], run(SGD(), gradient, 1, 0.1)[0].params["w"]
+    )
 
 
 def test_b3_fixed_anchor_on_a_quadratic() -> None:

@@ -16,7 +16,9 @@ N = 5
 def theta() -> Params:
     generator = torch.Generator().manual_seed(0)
     shapes = {"body.weight": (4, 3), "body.bias": (4,), "head.weight": (2, 4)}
-    return Params({k: torch.randn(N, *s, generator=generator, dtype=torch.float64) for k, s in shapes.items()})
+    return Params(
+        {k: torch.randn(N, *s, generator=generator, dtype=torch.float64) for k, s in shapes.items()}
+    )
 
 
 def mix(rule: Mixing, theta: Params, n: Tensor | None = None) -> tuple[Params, dict[str, Tensor]]:
@@ -195,7 +197,9 @@ def test_a15_clients_that_were_not_asked_keep_what_they_had(pool: str, theta: Pa
     start = theta.rows(0)
     state = rule.init(start, N)
     counts = torch.ones(2, dtype=torch.int64)
-    state = rule.aggregate(state, torch.tensor([1, 3]), Payload(theta), Payload(theta.rows(torch.tensor([1, 3]))), counts)
+    state = rule.aggregate(
+        state, torch.tensor([1, 3]), Payload(theta), Payload(theta.rows(torch.tensor([1, 3]))), counts
+    )
     kept = state["theta"]
     assert isinstance(kept, Params)
     for client in (0, 2, 4):
@@ -204,7 +208,9 @@ def test_a15_clients_that_were_not_asked_keep_what_they_had(pool: str, theta: Pa
     assert near(sent.rows(0), start)
     two = theta.rows(torch.tensor([1, 3]))
     assert near(sent.rows(slice(1, 3)), mix(Attention("layer", sigma=3.0), two)[0])
-    state = rule.aggregate(state, torch.tensor([0]), Payload(theta), Payload(theta.rows(torch.tensor([4]))), counts[:1])
+    state = rule.aggregate(
+        state, torch.tensor([0]), Payload(theta), Payload(theta.rows(torch.tensor([4]))), counts[:1]
+    )
     columns = rule.mixing(state, torch.tensor([1])).columns.tolist()
     assert columns == {"cohort": [0, 1], "seen": [0, 1, 3]}[pool]
 

@@ -17,7 +17,9 @@ MOST_CLIENTS = 60
 """Clients shown in the label picture and the mixing matrices; more would not be readable."""
 
 
-def write_report(path: Path, federation: "Federation", results: "Sequence[Result]", notes: Sequence[str]) -> None:
+def write_report(
+    path: Path, federation: "Federation", results: "Sequence[Result]", notes: Sequence[str]
+) -> None:
     """Write the report of a comparison to `path`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

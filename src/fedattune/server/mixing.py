@@ -61,7 +61,7 @@ class Mixing(ServerUpdate):
         }
 
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
-        """Keep what came back; it is mixed when it is sent."""
+        """Keep what came back (written in place: it is all that the server holds); it is mixed when it is sent."""
         in_pool = cast(Tensor, state["in_pool"])
         if self.pool == "cohort":
             in_pool = torch.zeros_like(in_pool)

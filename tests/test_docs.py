@@ -1,0 +1,194 @@
+"""The documents say what the code does: options and defaults, commands, examples."""
+
+import csv
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fedattune
+from fedattune.algorithms import ALGORITHMS
+from fedattune.arguments import parse
+from fedattune.config import Settings
+from fedattune.data import PARTITIONS, SOURCES
+from fedattune.experiment import Experiment, load_experiment, parse_set
+from fedattune.models import MODELS
+from fedattune.registry import options
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = ROOT / "examples"
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def said(default: Any) -> str:
+    """A default as the documents and the command line write it."""
+    return "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+def commands(page: Path) -> list[list[str]]:
+    """All lines of bash that run fedattune, as words after `fedattune`."""
+    found = []
+    for block in blocks(page, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] == "fedattune":
+                found.append(words[1:])
+    return found
+
+
+def option_tables() -> dict[str, dict[str, str]]:
+    """Of every method section on the pages: option -> default."""
+    tables: dict[str, dict[str, str]] = {}
+    for page in (ROOT / "docs" / "algorithms").glob("*.md"):
+        for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            if heading := re.match(r"`(\w+)`$", section.splitlines()[0]):
+                rows = re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", section, re.MULTILINE)
+                tables[heading[1]] = dict(rows)
+    return tables
+
+
+def test_every_method_and_every_option_stands_on_a_page_with_its_default() -> None:
+    assert option_tables() == {
+        name: {option.name: said(option.default) for option in options(factory)}
+        for name, factory in ALGORITHMS.items()
+    }
+
+
+def test_options_of_data_partitions_and_models_stand_on_the_data_page() -> None:
+    rows = [
+        line for line in (ROOT / "docs" / "data.md").read_text("utf-8").splitlines() if line.startswith("| `")
+    ]
+    for name, factory in {**SOURCES, **PARTITIONS, **MODELS}.items():
+        row = next((row for row in rows if f"`{name}`" in row.split("|")[1]), None)
+        assert row, f"{name} has no row"
+        cell = row.split("|")[2]
+        assert cell.strip() == ", ".join(f"`{o.name}={said(o.default)}`" for o in options(factory)), name
+
+
+def test_readme_lists_every_method_with_its_headline() -> None:
+    rows = re.findall(
+        r"^\| \[`(\w+)`\]\((\S+)\) \|.*\| (\w+) \|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert {name: point for name, _, point in rows} == {
+        name: factory().headline for name, factory in ALGORITHMS.items()
+    }
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if not target.startswith(("http://", "https://")):
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            assert file.exists(), f"{page.name}: {target}"
+            headings = re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.MULTILINE) if anchor else []
+            assert not anchor or anchor in [
+                re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings
+            ]
+
+
+@every_page
+def test_commands_have_options_that_exist_and_values_that_can_be(page: Path) -> None:
+    owned = {**ALGORITHMS, **SOURCES, **PARTITIONS, **MODELS}
+    for words in commands(page):
+        space, problems = parse(words)
+        assert not problems, words
+        given = {key: value for key, value in vars(space).items() if key in Experiment.model_fields}
+        given["set"] = parse_set(given.get("set", []))
+        experiment = load_experiment(None, given)
+        for key in given["set"]:
+            name, _, option = key.rpartition(".")
+            assert option in {o.name for o in options(owned[name])}, key
+        if experiment.data not in SOURCES:
+            assert (ROOT / experiment.data).is_file()
+
+
+@every_page
+def test_yaml_is_a_configuration(page: Path, tmp_path: Path) -> None:
+    for block in blocks(page, "yaml"):
+        file = tmp_path / "experiment.yaml"
+        file.write_text(block, encoding="utf-8")
+        assert load_experiment(file, {}).model_fields_set == set(yaml.safe_load(block))
+
+
+@every_page
+def test_python_compiles(page: Path) -> None:
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec")
+
+
+def test_every_command_line_option_that_the_pages_name_exists() -> None:
+    known = {"--" + name.replace("_", "-") for name in (*Experiment.model_fields, *Settings.model_fields)}
+    known |= {"--algorithm", "--config", "--out", "--json", "--resume", "--quiet", "--picture"}
+    for page in PAGES:
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")))
+        assert named <= known, page
+
+
+def test_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {}
+    for block in blocks(ROOT / "README.md", "python"):
+        exec(compile(block, "README.md", "exec"), space)
+    assert space["result"].mixing.last()["1.weight"].shape == (10, 10)
+    assert len(space["files"]) == 10
+
+
+def run_example(name: str) -> str:
+    # One thread: several tests run at once, and these models are small.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_own_algorithm_is_short_and_runs() -> None:
+    assert len((EXAMPLES / "own_algorithm.py").read_text("utf-8").splitlines()) <= 40
+    means = dict(re.findall(r"^(\w+) +mean ([\d.]+)", run_example("own_algorithm.py"), re.MULTILINE))
+    assert list(means) == ["local", "fedavg", "own"]
+    assert float(means["own"]) > float(means["fedavg"])  # few classes per client: the personal head must help
+
+
+def test_own_data_runs() -> None:
+    out = run_example("own_data.py")
+    means = dict(re.findall(r"^(\w+) +([\d.]+) \(\w+\)", out, re.MULTILINE))
+    assert float(means["fedmcsa"]) > float(means["fedavg"])  # two opposite rules: one model cannot do both
+    assert "the same model True" in out
+
+
+def test_hospitals_are_those_that_the_script_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import make_hospitals
+
+    table = EXAMPLES / "hospitals.csv"
+    make_hospitals.write(tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_bytes() == table.read_bytes()
+    assert table.stat().st_size < 200_000
+    with table.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert "" in {row["lactate"] for row in rows}
+    data = fedattune.load_federation(table, client_column="hospital", target="outcome")
+    sizes = [len(client.all) for client in data.clients]
+    assert sizes == list(make_hospitals.SIZES)
+    assert data.classes == ("complication", "recovered")
