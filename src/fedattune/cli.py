@@ -119,8 +119,9 @@ def _list(space: Namespace, problems: list[str]) -> int:
 
 
 def _show(space: Namespace, problems: list[str]) -> int:
+    from .files import write_text
     from .plan import prepare_data
-    from .session import check_file, write_atomic
+    from .session import check_file
     from .show import as_json, check_picture, draw, print_federation
 
     experiment, output, _ = _read(space, problems, {})
@@ -134,7 +135,7 @@ def _show(space: Namespace, problems: list[str]) -> int:
 
         save_manifest(federation, experiment.save_partition)
     if output.json_file:
-        write_atomic(output.json_file, json.dumps(as_json(federation), indent=2))
+        write_text(output.json_file, json.dumps(as_json(federation), indent=2))
     if picture:
         draw(federation, picture)
     print_federation(federation, make_console())
@@ -199,7 +200,7 @@ def _report(
 ) -> None:
     """Write the result files, then print the table, the notes and the verdict."""
     from .compare import as_json, print_table, rows, verdict, work_note
-    from .session import write_atomic
+    from .files import write_text
 
     table = rows(results)
     content: dict[str, Any] = {"runs": [result.to_json() for result in results]}
@@ -210,7 +211,7 @@ def _report(
     text = json.dumps(content, indent=2)
     for path in (out / "result.json", json_file):
         if path:
-            write_atomic(path, text)
+            write_text(path, text)
     said = [*notes, *plan.federation.notes]
     for result in results:  # with those of its algorithm
         name = f"{result.algorithm}: "

@@ -53,17 +53,6 @@ class Interrupt:
         self.asked = True
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a whole file or nothing."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-
-
 def check_file(option: str, path: Path | None) -> None:
     """Refuse early a file that could not be written at the end.
 

@@ -59,7 +59,7 @@ def pfedme_mcsa(
     unit: Unit | None = None,
     size_weighted: bool | None = None,
 ) -> Algorithm:
-    """PFedMe's client with component attention in place of averaging."""
+    """The client update of pFedMe with component attention in place of averaging."""
     unit, sizes = resolve(profile, unit=unit, size_weighted=size_weighted)
     return Algorithm(
         Moreau(lam, K, personal_lr, start="newest"),

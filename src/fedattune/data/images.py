@@ -3,15 +3,16 @@
 import hashlib
 import io
 import json
-import os
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import DataError, did_you_mean
+from ..files import replacing
 from .dataset import Array
 from .manifest import home
 
@@ -67,16 +68,11 @@ def _read_cache(path: Path) -> Images | None:
 
 def _write_cache(path: Path, images: Images) -> None:
     """Write all at once; a folder that cannot be written to only costs the decoding next time."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     about = json.dumps({"classes": images.classes, "notes": images.notes})
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with new.open("wb") as file:
+        with replacing(path) as new, new.open("wb") as file:
             np.savez(file, x=images.x, y=images.y, about=np.array(about))
-        os.replace(new, path)
-    except OSError:
-        if new.is_file():
-            new.unlink()
 
 
 def decode(files: Sequence[Path], label: str | None = None) -> Images:

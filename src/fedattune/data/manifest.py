@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import DataError
+from ..files import write_text
 from .federated import Federation, manifest_hash
 
 Rows = list[Annotated[int, Field(ge=0)]]
@@ -68,14 +69,10 @@ def save_manifest(federation: Federation, name_or_path: str | Path) -> Path:
         if load_manifest(path)["hash"] == manifest["hash"]:
             return path
         raise DataError(f"{path} already holds another partition; choose another name or delete it first")
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(manifest), encoding="utf-8")
-        os.replace(new, path)
+        write_text(path, json.dumps(manifest))
     except OSError as error:
-        if new.is_file():
-            new.unlink()
         raise DataError(f"cannot write the partition to {path}: {error.strerror or error}") from error
     return path
 

@@ -1,5 +1,6 @@
 """What an engine does: train some clients, evaluate all of them."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -103,7 +104,7 @@ class Engine(ABC):
 
     def _samples_at_once(self) -> int:
         """Samples of one evaluation batch: few when activations are large."""
-        values = max(1, self.federation.features(torch.zeros(1, dtype=torch.long), self.dtype).numel())
+        values = max(1, math.prod(self.federation.input_shape))
         activations = 16 if self.task.convolutional else 1
         return max(64, SHARED_EVALUATION_BYTES // (8 * values * activations))
 

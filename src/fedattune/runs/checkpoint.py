@@ -1,6 +1,5 @@
 """Nested tensors to and from one safetensors file, written so that a crash leaves the old file or the new one."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import RunError
+from ..files import replacing
 from ..params import Params
 
 
 def save_tensors(path: Path, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
     """Write a nest of dicts of tensors and some text to `path`, atomically and durably."""
-    temporary = path.with_suffix(".tmp")
     # Rows of an expanded tensor share memory, which the format has no word for.
     flat = {k: v.detach().cpu().contiguous().clone() for k, v in _flatten(tree).items()}
-    save_file(flat, temporary, dict(meta))
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with replacing(path) as new:
+        save_file(flat, new, dict(meta))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -12,16 +12,15 @@ from typing import Any
 
 from .._version import __version__
 from ..errors import RunError
+from ..files import write_text
 
 FREE_TO_CHANGE = {"engine", "device"}
 """Settings that do not change a result beyond rounding, so that a run may go on with others."""
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that a crash leaves the old file or the new one."""
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    """Write a whole JSON file or nothing."""
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -34,7 +34,10 @@ class Average(ServerUpdate):
         p = p / p.sum()
         mean = received.params.map(lambda a: torch.tensordot(p.to(a.dtype), a, 1))
         new = mean if self.beta == 1 else (1 - self.beta) * w + self.beta * mean
-        return {"w": new, "p": torch.zeros_like(cast(Tensor, state["p"])).index_copy_(0, ids, p)}
+        return {
+            "w": new,
+            "p": torch.zeros(len(state["p"]), dtype=p.dtype, device=p.device).index_copy_(0, ids, p),
+        }
 
     def mixing(self, state: State, ids: Tensor) -> MixingMatrices | None:
         """One matrix for the whole model, whose rows all are p; none before the first aggregation."""
