@@ -1,0 +1,67 @@
+# Everything from a fresh machine with Python 3.11 or newer:
+#   make demo    train seven methods on real data and say whether collaborating helps
+#   make test    lint, types, tests with coverage
+# PYTHON=python3.12 make demo takes another interpreter; pip's own configuration decides where packages come from.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet -c constraints.txt
+WORKERS ?= auto
+
+DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50 --lr 0.05 --eval-every 5 \
+	--algorithms local,fedavg,fedavg_ft,fedprox,pfedme,heurfedamp,fedmcsa --set fedprox.mu=0.1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types format venv clean
+
+help:
+	@echo "make demo    compare seven methods on the digits data, into the folder demo"
+	@echo "make test    lint, types, and all tests with coverage"
+	@echo "make lint, make types, make format, make venv (for development), make clean"
+
+# A development install runs the same code, so it is not replaced by a copy.
+demo: $(if $(wildcard $(VENV)/dev),$(VENV)/dev,$(VENV)/demo)
+	rm -rf demo
+	$(BIN)/fedattune compare $(DEMO) --out demo
+
+# One thread per process: the tests are spread over all cores already, and their models are small.
+test: lint types
+	rm -f .coverage .coverage.*
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev
+	$(BIN)/mypy
+
+format: $(VENV)/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+venv: $(VENV)/dev
+
+clean:
+	rm -rf $(VENV) demo build dist .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# The interpreter, and torch before everything else: nothing installed later may move it.
+$(VENV)/torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "FedAttune needs Python 3.11 or newer, and $(PYTHON) is" \
+			"$$($(PYTHON) --version 2>/dev/null || echo missing); give one by PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	@touch $@
+
+# For use: a copy of the package.
+$(VENV)/demo: $(VENV)/torch pyproject.toml $(shell find src -name '*.py')
+	$(INSTALL) .
+	@touch $@
+
+# For development: the package from src, with the tools.
+$(VENV)/dev: $(VENV)/torch pyproject.toml
+	$(INSTALL) -e '.[dev]'
+	@touch $@
