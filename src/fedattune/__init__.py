@@ -41,6 +41,12 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 __all__ = [
     "Algorithm",
     "ClientResult",

@@ -142,18 +142,15 @@ def verdict(results: Sequence["Result"]) -> str:
         f"gain over clients {low:+.2f} to {high:+.2f})"
     )
     losers = _losers(gains, [client.id for client in groups[ALONE][0].clients])
-    if best == ALONE:
-        return (
-            f"Collaborating does not help here: local is the best method (chosen {how}); "
-            f"the next one, {method}, is {numbers}, and with it {losers}."
-        )
-    if low <= 0 <= high:
-        return (
-            f"No clear gain from collaborating is shown here: {method} (chosen {how}) is {numbers}; {losers}."
-        )
     if high < 0:
-        return f"Collaborating does not help here: {method}, the best method {how}, is {numbers}; {losers}."
-    return f"Collaborating helps here: use {method} (chosen {how}), which is {numbers}; {losers}."
+        conclusion = "Collaborating does not help here"
+    elif best == ALONE or low <= 0:
+        conclusion = "No clear gain from collaborating is shown here"
+    else:
+        return f"Collaborating helps here: use {method} (chosen {how}), which is {numbers}; {losers}."
+    if best == ALONE:
+        return f"{conclusion}: local is the best method {how}; the next one, {method}, is {numbers}; {losers}."
+    return f"{conclusion}: {method}, the best method {how}, is {numbers}; {losers}."
 
 
 def _losers(gains: Array, ids: Sequence[str]) -> str:

@@ -187,15 +187,18 @@ class Result:
     @property
     def mean_last_10pct(self) -> Metrics | None:
         """Test metrics averaged over the evaluations in the last tenth of the rounds."""
-        start = self.rounds - max(1, round(0.1 * self.rounds))
-        late = [e[self.headline] for e in self.history if e["round"] > start]
+        late = [e[self.headline] for e in self._late()]
         return mean_of(late) if late else None
 
     @property
     def validation(self) -> float | None:
-        """Mean validation accuracy at the last evaluation, at the headline point."""
-        last = self.history[-1]["validation"] if self.history else None
-        return float(last[self.headline]["acc_uniform"]) if last else None
+        """Validation accuracy at the headline point, for choosing between methods.
+
+        Pooled over all samples and averaged over the last tenth of the rounds: the validation parts of small
+        clients are too small for more.
+        """
+        late = [e["validation"] for e in self._late() if e["validation"]]
+        return float(np.mean([v[self.headline]["acc_pooled"] for v in late])) if late else None
 
     @cached_property
     def clients(self) -> list[ClientResult]:
@@ -271,6 +274,11 @@ class Result:
             "finished": self.finished,
         }
         return {key: _finite(value) for key, value in content.items()}
+
+    def _late(self) -> list[Entry]:
+        """The evaluations in the last tenth of the rounds."""
+        start = self.rounds - max(1, round(0.1 * self.rounds))
+        return [e for e in self.history if e["round"] > start]
 
     def _best(self, key: Callable[[Entry], float]) -> Entry | None:
         if not self.history:

@@ -103,6 +103,12 @@ def test_verdict_local_best() -> None:
     assert "the next one, a, is 10.00 points below" in said
 
 
+def test_verdict_where_validation_and_test_do_not_agree() -> None:
+    """Local is best by validation, but on test data nothing speaks against the other one."""
+    said = verdict(results(Fake("local", LOCAL, 0.7), Fake("a", [0.9, 0.3, 0.8, 0.75], 0.6)))
+    assert said.startswith("No clear gain from collaborating is shown here: local is the best method by val")
+
+
 def test_verdict_chosen_but_worse() -> None:
     said = verdict(results(Fake("local", LOCAL, 0.4), Fake("a", [0.4, 0.5, 0.6, 0.7], 0.6)))
     assert said.startswith(

@@ -18,7 +18,6 @@ class Pool(NamedTuple):
     Attributes:
         theta: (K, P) the component of every model, flattened.
         own: (R,) position among the K of each receiving client's own last upload.
-        allowed: (R, K) whether a receiving client may be given a model.
         member: (K,) whether a model is in the pool for others (a receiver's own always is for itself).
         allowed: (R, K) whether a receiving client may be given a model.
         n: (K,) training samples.
