@@ -49,7 +49,7 @@ def test_models_that_do_not_fit_are_refused(ragged: Federation) -> None:
         build_model("cnn", (1, 8, 8), 10, {})
     with pytest.raises(ConfigError, match=r"hidden.*greater than or equal to 1"):
         build_model("dnn", (5,), 3, {"hidden": 0})
-    with pytest.raises(ModelError, match="no parameters"):
+    with pytest.raises(ModelError, match="no parameters to train"):
         check_model(nn.Flatten(), ragged)
     with pytest.raises(ModelError, match="cannot take inputs of shape"):
         check_model(nn.Conv2d(1, 3, 3), ragged)
@@ -64,13 +64,21 @@ def test_a_factory_of_the_users_own(
         "    return nn.Sequential(nn.Linear(input_shape[0], width), nn.Linear(width, n_classes))\n"
         "def fixed():\n    return nn.Linear(5, 3)\n"
         "def broken(input_shape, n_classes):\n    raise OSError('no disk')\n"
+        "def leaves():\n    raise SystemExit(3)\n"
+        "def lazy():\n    return nn.LazyLinear(3)\n"
         "def text(input_shape, n_classes):\n    return 'net'\n"
     )
+    (tmp_path / "wrong_syntax.py").write_text("def net(:")
     monkeypatch.chdir(tmp_path)
     assert make_model("my_nets:net", ragged, options={"width": 7})[0].out_features == 7  # type: ignore[index]
     assert isinstance(make_model("my_nets:fixed", ragged), nn.Linear)
     for path, message in {
         "my_nets:broken": "failed: OSError: no disk",
+        "my_nets:leaves": "failed: SystemExit: 3",
+        "my_nets:lazy": "lazy layers",
+        "wrong_syntax:net": "cannot import 'wrong_syntax'.*SyntaxError",
+        ":": "cannot import ''",
+        ".a:b": "cannot import '.a'",
         "my_nets:text": "returned str",
         "my_nets:nothing": "has no function 'nothing'",
         "no_such_module:net": "cannot import 'no_such_module'",

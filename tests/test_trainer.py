@@ -16,7 +16,7 @@ from torch import nn
 
 import fedattune
 from fedattune import ConfigError, Federation, ModelError, Result, RunError
-from fedattune.rounds import cohort_plan
+from fedattune.rounds import cohort
 from federations import make_federation
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
@@ -32,6 +32,7 @@ def test_a_client_that_diverges_is_dropped_named_and_harms_nobody(ragged: Federa
     for engine in ("loop", "batched"):
         result = fedattune.fit("fedavg", broken, "mlr", **(RUN | {"cohort": 6, "engine": engine}))
         assert {name for entry in result.history for name in entry["dropped"]} == {ragged.names[2]}
+        assert f"diverged on 1 clients ({ragged.names[2]})" in result.notes[0]
         assert all(v.isfinite().all() for v in result.models.values())
         without = fedattune.fit("local", ragged, "mlr", **RUN)
         alone = fedattune.fit("local", broken, "mlr", **RUN)
@@ -76,15 +77,17 @@ def test_options_models_and_settings_are_checked(ragged: Federation) -> None:
         fedattune.fit("fedavg", ragged, "resnet")
 
 
-def test_cohort_plan_is_drawn_from_the_seed() -> None:
+def test_cohorts_are_drawn_from_the_seed() -> None:
     settings = fedattune.Settings(rounds=50, cohort=0.3, seed=5)
-    plan = cohort_plan(settings, 20)
-    assert len(plan) == 50
+    plan = [cohort(settings, 20, r) for r in range(1, 51)]
     assert all(len(ids) == 6 and len(set(ids.tolist())) == 6 for ids in plan)
-    assert all(torch.equal(a, b) for a, b in zip(plan, cohort_plan(settings, 20), strict=True))
-    longer = cohort_plan(settings.model_copy(update={"rounds": 60}), 20)
-    assert all(torch.equal(a, b) for a, b in zip(plan, longer, strict=False))
+    longer = settings.model_copy(update={"rounds": 60})
+    assert all(torch.equal(ids, cohort(longer, 20, r)) for r, ids in enumerate(plan, 1))
     assert len({tuple(ids.tolist()) for ids in plan}) > 40
+    assert any(
+        not torch.equal(ids, cohort(settings.model_copy(update={"seed": 6}), 20, r))
+        for r, ids in enumerate(plan, 1)
+    )
     share = np.bincount(torch.cat(plan).numpy(), minlength=20) / 50
     assert share.min() > 0.05
 
@@ -263,6 +266,63 @@ def test_convolutions_on_both_engines() -> None:
     ]
     for other in results[1:]:
         assert max((results[0].models[k] - v).abs().max().item() for k, v in other.models.items()) < 1e-12
+
+
+class Frozen(nn.Module):
+    """A frozen layer, tied weights, and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(5, 5).requires_grad_(False)
+        self.a = nn.Linear(5, 5, bias=False)
+        self.b = nn.Linear(5, 5, bias=False)
+        self.b.weight = self.a.weight
+        self.head = nn.Linear(5, 3)
+        self.register_buffer("shift", torch.ones(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.b(torch.relu(self.a(self.body(x))))) + self.shift
+        return out
+
+
+def test_frozen_layers_stay_and_tied_ones_stay_tied(ragged: Federation, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Frozen()
+    before = net.body.weight.clone()
+    net.eval()
+    for name in ("local", "fedmcsa"):
+        result = fedattune.fit(name, ragged, net, **RUN)
+        assert result.n_parameters == 25 + 18
+        assert set(result.models) == {"a.weight", "head.weight", "head.bias"}
+        model = result.model(1)
+        assert torch.equal(model.body.weight, before)  # type: ignore[union-attr]
+        assert model.b.weight is model.a.weight  # type: ignore[union-attr]
+        assert not torch.equal(model.a.weight, net.a.weight)  # type: ignore[union-attr,arg-type]
+        file = result.save_models(tmp_path / name)[1]
+        x = ragged.features(torch.arange(4))
+        assert torch.equal(fedattune.load_model(file, Frozen())(x), model(x))
+    assert not net.training
+
+
+class Recurrent(nn.Module):
+    """What cannot run as one batch of models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.LSTM(5, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.net(x[:, None])[0][:, 0])
+        return out
+
+
+def test_models_that_cannot_be_batched_run_one_by_one(ragged: Federation) -> None:
+    assert fedattune.fit("fedavg", ragged, Recurrent(), **RUN).finished
+    with pytest.raises(ModelError, match=r"cannot be trained by the batched engine.*--engine loop"):
+        fedattune.fit("fedavg", ragged, Recurrent(), **(RUN | {"engine": "batched"}))
+    with pytest.raises(ModelError, match="cannot be trained on batches of 1 samples"):
+        fedattune.fit("fedavg", ragged, Normed(), **(RUN | {"batch_size": 1}))
 
 
 def test_without_validation_data_nothing_is_chosen_on_it(ragged: Federation) -> None:

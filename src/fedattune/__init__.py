@@ -41,8 +41,6 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-
-
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 

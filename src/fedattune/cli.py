@@ -199,7 +199,7 @@ def _report(
     notes: list[str],
 ) -> None:
     """Write the result files, then print the table, the notes and the verdict."""
-    from .compare import as_json, print_table, rows, verdict, work_note
+    from .compare import as_json, fairness_notes, print_table, rows, verdict
     from .files import write_text
 
     table = rows(results)
@@ -216,7 +216,7 @@ def _report(
     for result in results:  # with those of its algorithm
         name = f"{result.algorithm}: "
         said += [name + note.removeprefix(name) for note in result.notes]
-    said += [note] if (note := work_note(table)) else []
+    said += fairness_notes(results)
     said = list(dict.fromkeys(said))
     if command == "compare":
         from .report import write_report

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ALONE = "local"  # the method that everything is compared with: each client trains by itself
 RESAMPLES = 10_000
+FEWEST = 5  # clients below which resampling them says nothing
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -130,26 +131,33 @@ def verdict(results: Sequence["Result"]) -> str:
         else (lambda name: float(client_accuracy(groups[name]).mean()))
     )
     how = "by validation accuracy" if validated else "by test accuracy, there being no validation data"
-    # A tie goes to local: it needs no collaboration.
-    best = max([ALONE, *others], key=score)
     method = max(others, key=score)
     alone, chosen = client_accuracy(groups[ALONE]), client_accuracy(groups[method])
     gains = 100 * (chosen - alone)
     low, high = interval(gains)
+    few = len(gains) < FEWEST
+    spread = "" if few else f"; 95% interval of the gain over clients {low:+.2f} to {high:+.2f}"
     numbers = (
         f"{abs(gains.mean()):.2f} points {'above' if gains.mean() >= 0 else 'below'} training alone "
-        f"on test data ({100 * chosen.mean():.2f}% against {100 * alone.mean():.2f}%; 95% interval of the "
-        f"gain over clients {low:+.2f} to {high:+.2f})"
+        f"on test data ({100 * chosen.mean():.2f}% against {100 * alone.mean():.2f}%{spread})"
     )
     losers = _losers(gains, [client.id for client in groups[ALONE][0].clients])
-    if high < 0:
+    # A tie goes to local: it needs no collaboration.
+    local_best, tied = score(ALONE) >= score(method), score(ALONE) == score(method)
+    if few:
+        conclusion = f"{len(gains)} clients are too few to say whether collaborating helps"
+    elif high < 0:
         conclusion = "Collaborating does not help here"
-    elif best == ALONE or low <= 0:
+    elif local_best or low <= 0:
         conclusion = "No clear gain from collaborating is shown here"
     else:
         return f"Collaborating helps here: use {method} (chosen {how}), which is {numbers}; {losers}."
-    if best == ALONE:
-        return f"{conclusion}: local is the best method {how}; the next one, {method}, is {numbers}; {losers}."
+    if tied:
+        return f"{conclusion}: local and {method} are equally good {how}; {method} is {numbers}; {losers}."
+    if local_best:
+        return (
+            f"{conclusion}: local is the best method {how}; the next one, {method}, is {numbers}; {losers}."
+        )
     return f"{conclusion}: {method}, the best method {how}, is {numbers}; {losers}."
 
 
@@ -163,19 +171,37 @@ def _losers(gains: Array, ids: Sequence[str]) -> str:
     return f"{count} of {len(gains)} clients would lose, {most}"
 
 
-def work_note(table: Sequence[Row]) -> str | None:
-    """What to say when the methods did different numbers of local steps, so that a gap is not misread."""
-    steps = {row.algorithm: row.local_steps for row in table}
-    if len(steps) < 2 or max(steps.values()) - min(steps.values()) <= 0.005 * max(steps.values()):
-        return None
-    groups: dict[str, list[str]] = {}
-    for name, count in steps.items():
-        groups.setdefault(f"{count:,.0f}", []).append(name)
-    said = "; ".join(f"{', '.join(names)}: {count}" for count, names in groups.items())
-    return (
-        f"the methods did different numbers of local steps per client ({said}), since some train only the "
-        "clients asked in a round; --train all or --train cohort gives all methods the same"
-    )
+def fairness_notes(results: Sequence["Result"]) -> list[str]:
+    """What to say where the methods were not given the same, so that a gap is not misread."""
+    notes = []
+    groups = by_algorithm(results)
+    steps = {name: float(np.mean([run.local_steps for run in runs])) for name, runs in groups.items()}
+    if max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values()):
+        said = _grouped({name: f"{count:,.0f}" for name, count in steps.items()})
+        settings = results[0].settings
+        reasons = []
+        if settings.cohort_size(len(results[0].clients)) < len(results[0].clients):
+            reasons.append(
+                "some train only the clients asked in a round (--train all or --train cohort: all alike)"
+            )
+        if settings.epochs:
+            reasons.append("with --epochs, a step of several batches is counted once")
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        notes.append(f"the methods did different numbers of local steps per client ({said}){why}")
+    decay = {name: f"{runs[0].facts['weight_decay']:g}" for name, runs in groups.items()}
+    if len(set(decay.values())) > 1:
+        notes.append(
+            f"the methods' weight decay differs ({_grouped(decay)}); --weight-decay gives all methods the same"
+        )
+    return notes
+
+
+def _grouped(values: dict[str, str]) -> str:
+    """Names that share a value together: `local, fedavg: 20; pfedme: 40`."""
+    shared: dict[str, list[str]] = {}
+    for name, value in values.items():
+        shared.setdefault(value, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {value}" for value, names in shared.items())
 
 
 # --- the table -----------------------------------------------------------------------------------------

@@ -28,8 +28,9 @@ class Settings(BaseModel):
     )
     batch_size: Annotated[int, Field(ge=1)] = Field(20, description="samples in a mini-batch")
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(0.02, description="local learning rate")
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        0.0, description="l2 coefficient added to every gradient (a method's own value goes before it)"
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="l2 coefficient added to every gradient, of every method alike (default: the method's)",
     )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of initial model, cohorts and batches")
     engine: Literal["auto", "loop", "batched"] = Field(

@@ -114,6 +114,10 @@ class ServerUpdate(ABC):
         """The matrices behind `broadcast(state, ids)`, if what is sent is a mixture of client models."""
         return None
 
+    def remarks(self, state: State, ids: Tensor) -> tuple[str, ...]:
+        """Sentences a user should read about the last round, in which clients `ids` took part."""
+        return ()
+
 
 class Participation(NamedTuple):
     """Who trains each round and who is sent something.
@@ -151,7 +155,8 @@ class Algorithm:
         participation: who trains and who is sent what.
         adapt: fine-tuning of the received model; what it gives is then evaluated as `trained`.
         headline: the point at which the paper evaluates: `received` (after communication) or `trained`.
-        weight_decay: the method's own l2 coefficient (None: the run's).
+        weight_decay: the l2 coefficient that goes before the run's.
+        default_weight_decay: the l2 coefficient where neither the method nor the run gives one.
         notes: sentences a user of these options should read.
 
     """
@@ -163,6 +168,7 @@ class Algorithm:
     adapt: FineTune | None = None
     headline: Literal["received", "trained"] = "trained"
     weight_decay: float | None = None
+    default_weight_decay: float = 0.0
     notes: tuple[str, ...] = ()
 
 

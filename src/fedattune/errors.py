@@ -5,6 +5,7 @@ FedAttuneError
 ├── DataError     data that is missing, broken or cannot be split as asked
 ├── ModelError    a model that cannot be built or does not fit the data
 └── RunError      a run that cannot start, go on or be read
+    └── DivergedError   training that left the finite numbers on every client
 """
 
 from collections.abc import Iterable
@@ -29,6 +30,16 @@ class ModelError(FedAttuneError):
 
 class RunError(FedAttuneError):
     """A run that cannot start, go on, or be read."""
+
+
+class DivergedError(RunError):
+    """Training left the finite numbers on every client."""
+
+
+def brief(error: BaseException) -> str:
+    """An error of another library in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -47,9 +47,6 @@ class Params(dict[str, Tensor]):
 
     __rmul__ = __mul__
 
-    def __neg__(self) -> "Params":
-        return self.map(operator.neg)
-
     def zeros(self) -> "Params":
         """Zeros of the same shapes."""
         return self.map(torch.zeros_like)

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .errors import RunError
 from .models import MODELS, build_model
 from .runs import load_tensors, save_tensors
+from .task import trainable
 
 Card = Mapping[str, Any]
 """model, model_options, input_shape, classes, and whose model it is."""
@@ -48,13 +50,24 @@ def fill(module: nn.Module | None, state: Mapping[str, Tensor], card: Card) -> n
     if module is None:
         if card["model"] not in MODELS and ":" not in card["model"]:
             raise RunError(f"the run's model was a {card['model']} of your own; give one as `module` to fill")
-        module = build_model(
-            card["model"], tuple(card["input_shape"]), len(card["classes"]), card["model_options"]
-        )
+        with torch.random.fork_rng():
+            torch.manual_seed(card["seed"])  # frozen parameters are those of the run
+            module = build_model(
+                card["model"], tuple(card["input_shape"]), len(card["classes"]), card["model_options"]
+            )
     dtype = next(v.dtype for v in state.values() if v.is_floating_point())
     filled = copy.deepcopy(module).to("cpu", dtype)
-    try:
-        filled.load_state_dict({k: v.detach().cpu() for k, v in state.items()})
-    except RuntimeError as error:
-        raise RunError(f"the model does not fit the saved one: {error}") from error
+    places = {**dict(filled.named_parameters()), **dict(filled.named_buffers())}
+    # A saved state also names tied weights a second time.
+    unknown = sorted(state.keys() - places.keys() - filled.state_dict().keys())
+    missing = sorted(trainable(filled).keys() - state.keys())
+    shapes = sorted(k for k in state.keys() & places.keys() if state[k].shape != places[k].shape)
+    if unknown or missing or shapes:
+        raise RunError(
+            "the model does not fit the saved one: "
+            f"tensors unknown to it {unknown}, missing {missing}, of another shape {shapes}"
+        )
+    with torch.no_grad():
+        for name in state.keys() & places.keys():
+            places[name].copy_(state[name])
     return filled.eval()

@@ -194,11 +194,10 @@ class Result:
     def validation(self) -> float | None:
         """Validation accuracy at the headline point, for choosing between methods.
 
-        Pooled over all samples and averaged over the last tenth of the rounds: the validation parts of small
-        clients are too small for more.
+        The mean over clients, averaged over the last tenth of the rounds: small validation parts make it jump.
         """
         late = [e["validation"] for e in self._late() if e["validation"]]
-        return float(np.mean([v[self.headline]["acc_pooled"] for v in late])) if late else None
+        return float(np.mean([v[self.headline]["acc_uniform"] for v in late])) if late else None
 
     @cached_property
     def clients(self) -> list[ClientResult]:
@@ -287,7 +286,7 @@ class Result:
         return {**best[self.headline], "round": best["round"]}
 
     def _card(self, client: str) -> Entry:
-        config = ("model", "model_options", "algorithm", "data")
+        config = ("model", "model_options", "algorithm", "data", "seed")
         facts = ("input_shape", "classes")
         return {k: self.config[k] for k in config} | {k: self.facts[k] for k in facts} | {"client": client}
 

@@ -17,7 +17,7 @@ from .config import Settings
 from .core import Algorithm, FineTune, Payload, State
 from .data import Federation
 from .engines import Inputs, Trained, Work, make_engine
-from .errors import ConfigError, RunError
+from .errors import ConfigError, DivergedError
 from .params import Params
 from .result import Point, Result
 from .runs import RoundRecord, RunStore, load_tensors, restore, save_tensors
@@ -40,22 +40,10 @@ class Progress(NamedTuple):
     seconds: float
 
 
-def cohort_plan(settings: Settings, n_clients: int) -> list[Tensor]:
-    """The clients asked in each round, sorted; the same for every algorithm with the same seed.
-
-    Raises:
-        ConfigError: more clients are asked than there are.
-
-    """
-    size = settings.cohort_size(n_clients)
-    if size > n_clients:
-        raise ConfigError(
-            f"cohort: got {size} clients per round, expected at most the {n_clients} that there are"
-        )
-    rng = np.random.default_rng([settings.seed, COHORTS])
-    return [
-        torch.from_numpy(np.sort(rng.choice(n_clients, size, replace=False))) for _ in range(settings.rounds)
-    ]
+def cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
+    """The clients asked in round r, sorted; drawn from the seed alone, so the same for every algorithm."""
+    rng = np.random.default_rng([settings.seed, COHORTS, r])
+    return torch.from_numpy(np.sort(rng.choice(n_clients, settings.cohort_size(n_clients), replace=False)))
 
 
 class Run:
@@ -71,9 +59,12 @@ class Run:
         folder: RunFolder | None,
     ) -> None:
         device = _device(settings.device)
+        if (size := settings.cohort_size(federation.n_clients)) > federation.n_clients:
+            raise ConfigError(
+                f"cohort: got {size} clients per round, expected at most the {federation.n_clients} that there are"
+            )
         self.settings, self.config, self.folder = settings, config, folder
         self.algorithm = replace(algorithm, participation=algorithm.participation.forced(settings.train))
-        self.plan = [ids.to(device) for ids in cohort_plan(settings, federation.n_clients)]
         self.everyone = torch.arange(federation.n_clients, device=device)
         self.federation = federation.to(device)
         self.n_train = federation.sizes("train").to(device)
@@ -113,14 +104,14 @@ class Run:
 
     def _round(self, r: int, evaluate: bool) -> None:
         participation, server = self.algorithm.participation, self.algorithm.server
-        cohort = self.plan[r - 1]
-        ids = cohort if participation.train == "cohort" else self.everyone
+        asked = cohort(self.settings, len(self.everyone), r).to(self.everyone.device)
+        ids = asked if participation.train == "cohort" else self.everyone
         up, down = self.record.bytes_up, self.record.bytes_down
 
         if self.clients.sent is None:
             payload = server.broadcast(self.server, ids)
             self.clients.arrived(ids, payload)
-            receivers = cohort if participation.receive == "cohort" else self.everyone
+            receivers = asked if participation.receive == "cohort" else self.everyone
             down += payload.nbytes() // len(ids) * len(receivers)
         else:
             payload = self.clients.sent.rows(ids)
@@ -133,7 +124,7 @@ class Run:
         self.clients.keep(ids, trained)
         steps = self.record.steps + work.count(self.n_train[ids], self.algorithm.client.batches_per_step)
 
-        rows = torch.isin(ids, cohort).nonzero().flatten()
+        rows = torch.isin(ids, asked).nonzero().flatten()
         ids = ids[rows]
         if len(ids):
             params = trained.upload.params.without(self.clients.personal)
@@ -151,7 +142,6 @@ class Run:
         self.record = RoundRecord(r, self.record.seconds, up, down, steps, dropped)
 
     def _work(self, r: int, stream: int) -> Work:
-        own_decay = self.algorithm.weight_decay
         return Work(
             seed=self.settings.seed,
             stream=stream,
@@ -160,9 +150,13 @@ class Run:
             batch_size=self.settings.batch_size,
             steps=self.settings.local_steps,
             epochs=self.settings.epochs,
-            weight_decay=self.settings.weight_decay if own_decay is None else own_decay,
+            weight_decay=self._weight_decay(),
             drop_last=self.task.uses_batch_statistics,
         )
+
+    def _weight_decay(self) -> float:
+        given = (self.algorithm.weight_decay, self.settings.weight_decay)
+        return next((decay for decay in given if decay is not None), self.algorithm.default_weight_decay)
 
     def _drop_diverged(
         self, r: int, ids: Tensor, trained: Trained, payload: Payload
@@ -173,9 +167,9 @@ class Run:
             return ids, [], trained, payload
         if not good.any():
             self.store.commit()
-            raise RunError(
+            raise DivergedError(
                 f"round {r}: training diverged on every client that trained ({len(ids)} of them; values are not "
-                f"finite); lower the learning rate (lr is {self.settings.lr:g})"
+                f"finite); lower the learning rate (lr is {self.settings.lr:g}), or a hyper-parameter that is too large"
             )
         rows = good.nonzero().flatten()
         return ids[rows], ids[~good].tolist(), trained.rows(rows), payload.rows(rows)
@@ -241,10 +235,26 @@ class Run:
         self.accuracy = json.loads(meta["accuracy"])
         self.store.forget_after(self.record.round)
 
+    def _notes(self) -> list[str]:
+        """What a user should know about this run."""
+        name = self.config["algorithm"]
+        ids = cohort(self.settings, len(self.everyone), self.record.round).to(self.everyone.device)
+        remarks = [f"{name}: {remark}" for remark in self.algorithm.server.remarks(self.server, ids)]
+        diverged = [record for record in self.store.rounds() if record.dropped]
+        if diverged:
+            who = sorted({i for record in diverged for i in record.dropped})
+            names = ", ".join(self.federation.names[i] for i in who[:5]) + (", ..." if len(who) > 5 else "")
+            remarks.append(
+                f"{name}: training diverged on {len(who)} clients ({names}) in {len(diverged)} rounds; they kept the "
+                "model they had and uploaded nothing; a lower learning rate would help"
+            )
+        return [*self.algorithm.notes, *remarks]
+
     def _result(self, finished: bool) -> Result:
         facts = {
             "headline": self.algorithm.headline,
-            "notes": list(self.algorithm.notes),
+            "notes": self._notes(),
+            "weight_decay": self._weight_decay(),
             "n_parameters": self.task.params.numel(),
             "input_shape": list(self.federation.input_shape),
             "classes": list(self.federation.classes),

@@ -33,8 +33,8 @@ class Everything(Selector):
     """Every tensor."""
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """All parameters."""
-        return tuple(name for name, _ in model.named_parameters())
+        """All trainable parameters."""
+        return _under(model, [""])
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,9 @@ def _under(model: nn.Module, modules: Iterable[str]) -> tuple[str, ...]:
     roots = tuple(modules)
     return tuple(
         name
-        for name, _ in model.named_parameters()
-        if any(not root or name == root or name.startswith(root + ".") for root in roots)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and any(not root or name == root or name.startswith(root + ".") for root in roots)
     )
 
 

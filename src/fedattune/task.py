@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .core import Batch
-from .errors import ModelError
+from .errors import ModelError, brief
 from .params import Params
 
 
@@ -21,6 +21,11 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     return (losses * weight[0]).sum() / weight[0].sum()
 
 
+def trainable(model: nn.Module) -> Params:
+    """The parameters that training may change; frozen ones stay in the model, the same for every client."""
+    return Params({k: v.detach() for k, v in model.named_parameters() if v.requires_grad})
+
+
 @dataclass(frozen=True)
 class Task:
     """What is trained: a stateless view of a model, with its buffers passed in and out."""
@@ -30,9 +35,7 @@ class Task:
     buffers: Params = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "params", Params({k: v.detach().clone() for k, v in self.model.named_parameters()})
-        )
+        object.__setattr__(self, "params", trainable(self.model).map(torch.clone))
         object.__setattr__(
             self, "buffers", Params({k: v.detach().clone() for k, v in self.model.named_buffers()})
         )
@@ -69,6 +72,15 @@ class Task:
         g, changed = grad(loss, has_aux=True)(params)
         return g, changed
 
+    def why_not_batched(self, batch: Batch) -> str | None:
+        """Why several of these models cannot be trained as one batch of models; None if they can."""
+        two = (self.params.repeat(2), self.buffers.copies(2), tuple(t.expand(2, *t.shape) for t in batch))
+        try:
+            vmap(self.gradient, randomness="different")(*two)
+        except Exception as error:
+            return brief(error)
+        return None
+
     def check(self, x: Tensor, n_classes: int) -> None:
         """Run the model once on x (B, ...).
 
@@ -77,16 +89,13 @@ class Task:
 
         """
         name = type(self.model).__name__
-        if not self.params:
-            raise ModelError(f"the model {name} has no parameters to train")
         try:
             with torch.no_grad():
                 out = self.predict(self.params, self.buffers, x)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reason = str(error).splitlines()[0]
+        except Exception as error:
             raise ModelError(
                 f"the model {name} does not fit the data: it cannot take inputs of shape "
-                f"{tuple(x.shape[1:])} ({reason})"
+                f"{tuple(x.shape[1:])} ({brief(error)})"
             ) from error
         if not isinstance(out, Tensor) or out.shape != (len(x), n_classes):
             got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__

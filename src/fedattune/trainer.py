@@ -63,10 +63,17 @@ def fit(
         name = name or algorithm
         algorithm = build(algorithm, lookup("algorithm", algorithm, ALGORITHMS), options or {})
     if isinstance(model, str):
-        module = make_model(model, federation, options=model_options, seed=settings.seed)
+        module = make_model(
+            model,
+            federation,
+            options=model_options,
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            engine=settings.engine,
+        )
     else:
-        check_model(model, federation)
         module = copy.deepcopy(model)
+        check_model(module, federation, batch_size=settings.batch_size, engine=settings.engine)
     config = {
         "algorithm": name or "custom",
         "definition": str(algorithm),

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedattune.compare import as_json, interval, print_table, rows, verdict, work_note
+from fedattune.compare import as_json, fairness_notes, interval, print_table, rows, verdict
+from fedattune.config import Settings
 
 
 @dataclass
@@ -25,6 +26,8 @@ class Fake:
     seconds: float = 12.34
     local_steps: float = 2000.0
     notes: list[str] = field(default_factory=list)
+    settings: Settings = field(default_factory=Settings)
+    facts: dict[str, float] = field(default_factory=lambda: {"weight_decay": 0.0})
 
     @property
     def clients(self) -> list[Any]:
@@ -46,6 +49,7 @@ def results(*fakes: Fake) -> Any:
 
 
 LOCAL = [0.5, 0.6, 0.7, 0.8]
+EIGHT = LOCAL * 2
 
 
 def test_rows_over_seeds() -> None:
@@ -75,57 +79,71 @@ def test_interval_is_repeatable_and_covers_the_mean() -> None:
 
 def test_verdict_helps() -> None:
     said = verdict(
-        results(Fake("local", LOCAL), Fake("a", [0.6, 0.7, 0.8, 0.79], 0.6), Fake("b", [0.9] * 4, 0.55))
+        results(Fake("local", EIGHT), Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), Fake("b", [0.9] * 8, 0.55))
     )
     assert said.startswith(
         "Collaborating helps here: use a (chosen by validation accuracy), which is 7.25 points above"
     )
-    assert "72.25% against 65.00%" in said
-    assert said.endswith("1 of 4 clients would lose, client c3 with -1.00 points.")
+    assert "72.25% against 65.00%; 95% interval" in said
+    assert said.endswith("2 of 8 clients would lose, most of all client c3 with -1.00 points.")
     assert said.count(". ") == 0
 
 
 def test_verdict_without_validation_says_so() -> None:
-    said = verdict(results(Fake("local", LOCAL, None), Fake("a", [0.6, 0.7, 0.8, 0.9], None)))
+    said = verdict(results(Fake("local", EIGHT, None), Fake("a", [0.6, 0.7, 0.8, 0.9] * 2, None)))
     assert "chosen by test accuracy, there being no validation data" in said
-    assert "none of the 4 clients would lose" in said
+    assert "none of the 8 clients would lose" in said
 
 
 def test_verdict_no_clear_gain() -> None:
-    said = verdict(results(Fake("local", LOCAL), Fake("a", [0.9, 0.3, 0.8, 0.75], 0.6)))
-    assert said.startswith("No clear gain")
-    assert "2 of 4 clients would lose, most of all client c1 with -30.00 points" in said
+    said = verdict(results(Fake("local", EIGHT), Fake("a", [0.9, 0.3, 0.8, 0.75] * 2, 0.6)))
+    assert said.startswith("No clear gain from collaborating is shown here: a, the best method by validation")
+    assert "4 of 8 clients would lose, most of all client c1 with -30.00 points" in said
 
 
 def test_verdict_local_best() -> None:
-    said = verdict(results(Fake("local", LOCAL, 0.6), Fake("a", [0.4, 0.5, 0.6, 0.7], 0.6)))
+    said = verdict(results(Fake("local", EIGHT, 0.7), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6)))
     assert said.startswith("Collaborating does not help here: local is the best method")
     assert "the next one, a, is 10.00 points below" in said
 
 
 def test_verdict_where_validation_and_test_do_not_agree() -> None:
-    """Local is best by validation, but on test data nothing speaks against the other one."""
-    said = verdict(results(Fake("local", LOCAL, 0.7), Fake("a", [0.9, 0.3, 0.8, 0.75], 0.6)))
+    """Local is best by validation, or as good; test data alone does not make a recommendation."""
+    better = Fake("a", [0.7, 0.8, 0.9, 0.95] * 2, 0.6)
+    said = verdict(results(Fake("local", EIGHT, 0.7), better))
     assert said.startswith("No clear gain from collaborating is shown here: local is the best method by val")
+    said = verdict(results(Fake("local", EIGHT, 0.6), better))
+    assert "local and a are equally good by validation accuracy; a is 18.75 points above" in said
 
 
 def test_verdict_chosen_but_worse() -> None:
-    said = verdict(results(Fake("local", LOCAL, 0.4), Fake("a", [0.4, 0.5, 0.6, 0.7], 0.6)))
+    said = verdict(results(Fake("local", EIGHT, 0.4), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6)))
     assert said.startswith(
         "Collaborating does not help here: a, the best method by validation accuracy, is 10.00"
     )
+
+
+def test_verdict_on_a_handful_of_clients_draws_no_conclusion() -> None:
+    said = verdict(results(Fake("local", [0.5, 0.6], 0.4), Fake("a", [0.6, 0.7], 0.6)))
+    assert said.startswith("2 clients are too few to say whether collaborating helps: a, the best method")
+    assert "interval" not in said
 
 
 def test_verdict_needs_two() -> None:
     assert "Nothing to compare" in verdict(results(Fake("local", LOCAL)))
 
 
-def test_work_note() -> None:
-    assert work_note(rows(results(Fake("local", LOCAL), Fake("a", LOCAL)))) is None
-    note = work_note(rows(results(Fake("local", LOCAL), Fake("a", LOCAL, local_steps=1000))))
-    assert note is not None
+def test_what_the_methods_were_not_given_alike_is_said() -> None:
+    assert fairness_notes(results(Fake("local", LOCAL), Fake("a", LOCAL))) == []
+    fewer = Fake("a", LOCAL, local_steps=1000)
+    (note,) = fairness_notes(results(Fake("local", LOCAL, settings=Settings(cohort=2)), fewer))
     assert "local: 2,000; a: 1,000" in note
     assert "--train" in note
+    (note,) = fairness_notes(results(Fake("local", LOCAL, settings=Settings(epochs=1)), fewer))
+    assert "--train" not in note
+    assert "--epochs" in note
+    (note,) = fairness_notes(results(Fake("local", LOCAL), Fake("a", LOCAL, facts={"weight_decay": 0.001})))
+    assert "(local: 0; a: 0.001)" in note
 
 
 @pytest.mark.parametrize(("width", "terminal", "tables"), [(60, False, 1), (100, True, 2), (200, True, 1)])

@@ -241,9 +241,14 @@ def test_full_cohort_limits(equal: Federation) -> None:
 
 
 def test_weight_decay_of_the_run_and_of_the_method(ragged: Federation) -> None:
-    """A method's own coefficient goes before the run's."""
+    """An option of the method goes before the run's value, and that before the method's default."""
     own = fit("fedmcsa", ragged, options={"weight_decay": 0.05})
     assert distance(own, fit("fedmcsa", ragged, options={"weight_decay": 0.05}, weight_decay=0.3)) == 0
+    assert distance(own, fit("fedmcsa", ragged, weight_decay=0.05)) == 0
+    default = fit("fedmcsa", ragged)
+    assert distance(default, fit("fedmcsa", ragged, weight_decay=0.001)) == 0
+    assert distance(default, fit("fedmcsa", ragged, weight_decay=0.0)) > 0
+    assert default.facts["weight_decay"] == 0.001
     assert distance(fit("fedavg", ragged), fit("fedavg", ragged, weight_decay=0.3)) > 1e-6
 
 

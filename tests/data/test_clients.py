@@ -42,7 +42,7 @@ def test_all_forms_give_the_same_federation():
         Items([tuple(t[i] for t in tensors) for i in range(20)]),
     ]
     made = [federation([form, pair(12, 1)], names=["a", "b"], seed=4) for form in forms]
-    assert {fed.fingerprint for fed in made} == {made[0].fingerprint}
+    assert {fed.manifest()["hash"] for fed in made} == {made[0].manifest()["hash"]}
     fed = made[0]
     assert fed.x.dtype == torch.float32
     assert fed.names == ("a", "b")
@@ -64,18 +64,18 @@ def test_own_split_is_kept():
 
 def test_text_labels_and_given_classes():
     x, _ = pair(8)
-    text = federation([(x, ["no", "yes"] * 4)])
+    text = federation([(x, ["no", "yes"] * 4)] * 2)
     assert text.classes == ("no", "yes")
-    assert text.y.tolist() == [0, 1] * 4
-    assert federation([(x, ["no", "yes"] * 4)], classes=["yes", "no"]).y.tolist() == [1, 0] * 4
-    assert federation([(x, [True, False] * 4)], classes=["a", "b", "c"]).n_classes == 3
+    assert text.y.tolist() == [0, 1] * 8
+    assert federation([(x, ["no", "yes"] * 4)] * 2, classes=["yes", "no"]).y.tolist() == [1, 0] * 8
+    assert federation([(x, [True, False] * 4)] * 2, classes=["a", "b", "c"]).n_classes == 3
     with pytest.raises(DataError, match="did you mean 'yes'"):
         federation([(x, ["no", "yse"] * 4)], classes=["no", "yes"])
 
 
 def test_bytes_stay_bytes_and_are_noted():
     x = np.full((8, 1, 2, 2), 200, dtype=np.uint8)
-    fed = federation([(x, np.arange(8) % 2)])
+    fed = federation([(x, np.arange(8) % 2)] * 2)
     assert fed.x.dtype == torch.uint8
     assert "0 to 200" in fed.notes[0]
 
@@ -101,6 +101,7 @@ def test_bytes_stay_bytes_and_are_noted():
         ([{"train": pair(), "tets": pair()}], "did you mean 'test'"),
         ([{"train": pair(), "test": (np.zeros((0, 3)), [])}], "20 samples, 18 to train and 0 to test"),
         ([pair(1)], "client '0' has 1 sample"),
+        ([pair()], "own data: a federation needs at least two clients, but there is only '0'; divide"),
         ([pair(), pair(n_classes=1)], "client '1' has 20 samples, all of class '0'"),
     ],
 )
@@ -119,6 +120,10 @@ def test_refuses_names_classes_and_fractions():
 
 
 def test_small_clients_can_be_dropped():
-    fed = federation([pair(), pair(1)], small_clients="drop")
-    assert fed.n_clients == 1
-    assert "1 of 2 clients are left out" in fed.notes[0]
+    fed = federation([pair(), pair(1), pair()], small_clients="drop")
+    assert fed.n_clients == 2
+    assert "1 of 3 clients are left out" in fed.notes[0]
+    with pytest.raises(
+        DataError, match="only '0' after 1 too small or of one class were left out; give those"
+    ):
+        federation([pair(), pair(1)], small_clients="drop")

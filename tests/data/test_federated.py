@@ -16,7 +16,7 @@ from fedattune.data import (
     saved_partitions,
     split,
 )
-from fedattune.data.federated import Client, Federation
+from fedattune.data.federated import Client, Federation, manifest_hash
 from fedattune.errors import ConfigError, DataError
 
 
@@ -102,17 +102,16 @@ def test_features_leave_the_samples_alone():
     assert torch.equal(fed.x, before)
 
 
-def test_to_another_device_keeps_the_fingerprint():
+def test_to_another_device_keeps_the_manifest():
     fed = federate(images(), partition="iid", clients=4)
     assert fed.to("cpu") is fed
-    fingerprint = fed.fingerprint
     moved = fed.to("meta")
     assert moved.x.device.type == "meta"
     assert moved.shift is None
-    assert moved.fingerprint == fingerprint
-    assert federate(images(), partition="iid", clients=4).fingerprint == fingerprint
-    assert federate(images(), partition="iid", clients=4, seed=1).fingerprint != fingerprint
-    assert "fingerprint" not in federate(images(), partition="iid", clients=4).to("meta").__dict__
+    assert moved.manifest() == fed.manifest()
+    assert federate(images(), partition="iid", clients=4).manifest() == fed.manifest()
+    other = federate(images(), partition="iid", clients=4, seed=1).manifest()
+    assert other["hash"] != fed.manifest()["hash"]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +201,12 @@ def test_label_partitions_note_single_classes_and_missing_validation():
         ({"partition": "dirichlet", "options": {"bata": 1}}, ConfigError, "did you mean 'beta'"),
         ({"partition": "by_column"}, DataError, "no clients of its own"),
         ({"partition": "iid", "clients": 0}, ConfigError, "at least 1"),
+        ({"partition": "iid", "clients": 1}, DataError, "toy: a federation needs at least two clients"),
+        (
+            {"partition": "two_class", "clients": 4, "seed": 2**32},
+            DataError,
+            r"below 2\*\*32, got 4294967296",
+        ),
         ({"partition": "iid", "test": 0.0}, ConfigError, "test must be"),
         ({"partition": "iid", "validation": 1.0}, ConfigError, "validation must be"),
         ({"partition": "iid", "seed": -1}, ConfigError, "seed must be"),
@@ -225,7 +230,7 @@ def test_manifest_round_trip():
     assert saved_partitions() == ["mine"]
     for name in ("mine", str(path)):
         again = federate(images(), partition=name)
-        assert again.fingerprint == fed.fingerprint
+        assert torch.equal(again.x, fed.x)
         assert again.manifest() == fed.manifest()
     assert federate(images(), partition="mine", clients=4).partition["seed"] == 7
     with pytest.raises(ConfigError, match="has 4 clients, not 5"):
@@ -271,3 +276,21 @@ def test_load_federation():
     synthetic = load_federation("synthetic", clients=5)
     assert synthetic.n_clients == 5
     assert load_federation("synthetic", clients=3, partition="iid", options={"clients": 4}).n_clients == 3
+
+
+def test_a_federation_has_at_least_two_clients():
+    with pytest.raises(DataError, match="synthetic: a federation needs at least two clients"):
+        load_federation("synthetic", clients=1)
+    with pytest.raises(DataError, match="only 'A' after 1 too small"):
+        federate(owned([20, 1]), small_clients="drop")
+    one = federate(images(), partition="iid", clients=2).manifest()
+    del one["clients"][1], one["hash"]
+    with pytest.raises(DataError, match="toy: a federation needs at least two clients"):
+        from_manifest(images(), one | {"hash": manifest_hash(one)})
+
+
+@pytest.mark.parametrize("option", ["alpha", "beta"])
+@pytest.mark.parametrize("value", [1e308, -1, 100.1])
+def test_synthetic_deviations_are_bounded(option, value):
+    with pytest.raises(ConfigError, match=f"synthetic.{option}: input should be .*got"):
+        load_federation("synthetic", options={option: value})

@@ -52,9 +52,13 @@ def write(path, pixels, labels, *, image="image", features=None, plain=False, en
     return path
 
 
-def grey_set(folder, n=6):
-    x, y = pictures(2 * n, (4, 4)), np.arange(2 * n) % 3
-    names = {"label": ["zero", "one", "two"]}
+DIGITS = [str(k) for k in range(10)]
+LETTERS = list("abcdefghij")
+
+
+def grey_set(folder, n=6, classes=DIGITS):
+    x, y = pictures(2 * n, (28, 28)), np.arange(2 * n) % 3
+    names = {"label": classes}
     write(folder / "test-0.parquet", x[n:], {"label": y[n:]}, features=names)
     write(folder / "train-0.parquet", x[:n], {"label": y[:n]}, features=names)
     return x, y
@@ -65,11 +69,50 @@ def test_mnist_layout_and_normalisation(tmp_path):
     data = load("mnist", data_dir=tmp_path)
     assert np.array_equal(data.x, x[:, None])
     assert np.array_equal(data.y, y)
-    assert data.classes == ("zero", "one", "two")
+    assert data.classes == tuple(DIGITS)
     assert np.allclose(data.shift, x.mean(axis=0), rtol=1e-6)
     assert np.allclose(data.scale, 1 / (x.std(axis=0) + 0.001), rtol=1e-5)
     assert load("mnist", data_dir=tmp_path / "mnist").fingerprint == data.fingerprint
-    assert load("fashion_mnist", data_dir=tmp_path / "mnist").name == "fashion_mnist"
+    assert load("ylecun/mnist", data_dir=tmp_path).fingerprint == data.fingerprint
+
+
+def colour_set(folder, classes=LETTERS):
+    x = pictures(20, (32, 32, 3))
+    y = {"label": np.arange(20) % 2}
+    write(folder / "train-0.parquet", x, y, image="img", features={"label": classes})
+    return x
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "message"),
+    [
+        ("mnist", LETTERS, r"no part of mnist: its images .*\(3, 32, 32\) and 10 .*\(1, 28, 28\) and 10"),
+        ("fashion_mnist", LETTERS, "no part of fashion_mnist"),
+        ("cifar10", LETTERS * 2, "cifar10: its images have .* and 20 classes, those of cifar10 .* and 10;"),
+        ("cifar100", LETTERS, "cifar100 .* and 100 or 20; give the folder of cifar100"),
+    ],
+)
+def test_images_of_another_set_are_refused(tmp_path, monkeypatch, name, held, message):
+    colour_set(tmp_path, held)
+    with pytest.raises(DataError, match=message):
+        load(name, data_dir=tmp_path)
+    monkeypatch.setenv("FEDATTUNE_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=message):
+        load(name)
+
+
+def test_class_names_tell_mnist_from_fashion_mnist(tmp_path):
+    grey_set(tmp_path / "digits")
+    grey_set(tmp_path / "clothes", classes=LETTERS)
+    assert load("fashion_mnist", data_dir=tmp_path / "clothes").classes == tuple(LETTERS)
+    for _ in range(2):  # decoded, then from the cache
+        with pytest.raises(DataError, match="no part of mnist: its classes are a, b, c"):
+            load("mnist", data_dir=tmp_path / "clothes")
+        with pytest.raises(DataError, match="no part of fashion_mnist: its classes are 0, 1, 2"):
+            load("fashion_mnist", data_dir=tmp_path / "digits")
+    write(tmp_path / "bare" / "a.parquet", pictures(10, (28, 28)), {"label": np.arange(10)})
+    for name in ("mnist", "fashion_mnist"):
+        assert load(name, data_dir=tmp_path / "bare").classes == tuple(DIGITS)
 
 
 def test_environment_names_the_folder(tmp_path, monkeypatch):
@@ -79,18 +122,10 @@ def test_environment_names_the_folder(tmp_path, monkeypatch):
 
 
 def test_cifar_layout(tmp_path):
-    x = pictures(6, (4, 4, 3))
-    folder = tmp_path / "cifar10"
-    write(
-        folder / "train-0.parquet",
-        x,
-        {"label": np.arange(6) % 2},
-        image="img",
-        features={"label": ["a", "b"]},
-    )
+    x = colour_set(tmp_path / "cifar10")
     data = load("cifar10", data_dir=tmp_path)
-    assert data.x.shape == (6, 3, 4, 4)
-    fed = load_federation("cifar10", data_dir=tmp_path, partition="iid", clients=1)
+    assert data.x.shape == (20, 3, 32, 32)
+    fed = load_federation("uoft-cs/cifar10", data_dir=tmp_path, partition="iid", clients=2)
     expected = (x[0].transpose(2, 0, 1) / 255 - np.array([0.4914, 0.4822, 0.4465])[:, None, None]) / np.array(
         [0.2023, 0.1994, 0.2010]
     )[:, None, None]
@@ -98,15 +133,16 @@ def test_cifar_layout(tmp_path):
 
 
 def test_two_label_columns(tmp_path):
-    x = pictures(4, (2, 2, 3))
+    x = pictures(4, (32, 32, 3))
+    coarse_names, fine_names = [f"c{k}" for k in range(20)], [f"f{k}" for k in range(100)]
     labels = {"coarse_label": [0, 1, 0, 1], "fine_label": [3, 2, 1, 0]}
-    features = {"coarse_label": ["c0", "c1"], "fine_label": ["f0", "f1", "f2", "f3"]}
+    features = {"coarse_label": coarse_names, "fine_label": fine_names}
     write(tmp_path / "cifar100" / "train-0.parquet", x, labels, image="img", features=features)
     data = load("cifar100", data_dir=tmp_path)
     assert data.y.tolist() == [3, 2, 1, 0]
-    assert "fine_label (4 classes)" in data.notes[0]
+    assert "fine_label (100 classes)" in data.notes[0]
     coarse = load("cifar100", data_dir=tmp_path, options={"label": "coarse_label"})
-    assert coarse.classes == ("c0", "c1")
+    assert coarse.classes == tuple(coarse_names)
     assert coarse.notes == ()
     with pytest.raises(DataError, match="did you mean 'fine_label'"):
         load("cifar100", data_dir=tmp_path, options={"label": "fine_labl"})
@@ -231,6 +267,11 @@ def test_hub_failure_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(
         DataError, match=r"cannot download uoft-cs/cifar10 .*\(no route\); put .*--data-dir DIR"
+    ):
+        load("cifar10")
+    monkeypatch.setenv("FEDATTUNE_DATA", str(tmp_path))
+    with pytest.raises(
+        DataError, match=f"FEDATTUNE_DATA={tmp_path} was looked at and holds no .*cannot download"
     ):
         load("cifar10")
     with pytest.raises(DataError, match="no Parquet files of cifar10 in"):

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from fedattune.data import federate, load, load_federation, table
+from fedattune.data import federate, is_table, load, load_federation, source_name, table
 from fedattune.errors import ConfigError, DataError
 
 N = 40
@@ -49,6 +49,7 @@ def test_features_of_each_kind(tmp_path):
         assert torch.allclose(x[:, :3].std(0, unbiased=False), torch.ones(3, dtype=torch.float64), atol=1e-6)
         assert torch.equal(x[:, 3:].sum(1), torch.ones(len(x), dtype=torch.float64))
     assert any("shared list" in note for note in fed.notes)
+    assert "Text became categories in 'ward'." in fed.notes
     assert any("2 clients in column 'site'" in note for note in fed.notes)
 
 
@@ -59,10 +60,12 @@ def test_csv_equals_parquet_and_keeps_client_names(tmp_path):
     csv.write_csv(pa.table(content), tmp_path / "t.csv")
     fed = federate(made(tmp_path / "t.csv"))
     assert fed.names == ("007", "08")
-    assert fed.fingerprint == federate(made(parquet(tmp_path, content))).fingerprint
-    assert (
-        load_federation(tmp_path / "t.csv", client_column="site", target="ill").fingerprint == fed.fingerprint
-    )
+    for same in (
+        federate(made(parquet(tmp_path, content))),
+        load_federation(tmp_path / "t.csv", client_column="site", target="ill"),
+    ):
+        assert torch.equal(same.x, fed.x)
+        assert same.manifest() == fed.manifest()
 
 
 def test_scaling_uses_only_the_clients_own_training_part(tmp_path):
@@ -155,7 +158,21 @@ def test_targets(tmp_path, target, classes):
         ({"day": [dt.date(2020, 1, 1)] * N}, "column 'day' has the type date32"),
         ({"age": [1.0] * 4 + [float("inf")] + [1.0] * 35}, "'age' holds inf in data row 5"),
         ({"age": [1e31] + [1.0] * 39}, "at most 1e\\+30"),
-        ({"ward": [str(i) for i in range(101)]}, "'ward' has 101 categories"),
+        (
+            {"ward": [f"w{i}" for i in range(101)]},
+            r"'ward' has 101 categories.*--set 'features=\[age,visits,smoker\]'",
+        ),
+        ({"ill": [f"{i}.5" for i in range(N)]}, "continuous: 40 different numbers \\(written as text\\)"),
+        ({"ill": [f"{i},5" for i in range(39)] + ["?"]}, "continuous"),
+        ({"ill": [f"p{i}" for i in range(N)]}, "40 different texts in 40 rows, 40 of them only once"),
+        (
+            {"bp": [str(i) for i in range(6)] + ["high"] + [None] * 30 + ["7", "8", "9"]},
+            r"t.parquet: column 'bp' is text with 'high' in data row 7, but 9 of its 10 values are numbers; "
+            r"mend that cell or leave it empty, or leave it out .*--set 'features=\[age,visits,smoker,ward\]'",
+        ),
+        ({"bp": ["1.5"] * 3 + ["-2,5"] * 37}, "'-2,5' in data row 4, .*write numbers with a decimal point"),
+        ({"bp": ["01", "02"] * 20}, "'01' in data row 1, .*put a letter before them"),
+        ({"bp": ["1e3"] * 39 + ["12O"]}, "'12O' in data row 40"),
     ],
 )
 def test_refuses_columns(tmp_path, change, message):
@@ -219,3 +236,76 @@ def test_load_tells_tables_from_names(tmp_path):
         load("digits", target="x")
     with pytest.raises(ConfigError, match="synthetic: seed"):
         load("synthetic", options={"seed": -1})
+    with pytest.raises(ConfigError, match=r"unknown data 'me/mnist'.*cifar10.*ylecun/mnist.*Hugging Face"):
+        load("me/mnist")
+
+
+def test_names_of_known_data_win_over_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table_file = parquet(tmp_path, columns(), "digits")
+    (tmp_path / "mine").write_bytes(table_file.read_bytes())
+    assert len(load("digits").y) == 1797
+    assert len(load("mine", client_column="site", target="ill", options={"features": "age"}).y) == N
+    tables = {
+        "digits": False,
+        "mine": True,
+        "T.CSV": True,
+        "t.pq": True,
+        "none": False,
+        "ylecun/mnist": False,
+    }
+    assert {name: is_table(name) for name in tables} == tables
+    assert is_table(tmp_path / "digits")
+    assert source_name("uoft-cs/cifar100") == "cifar100"
+
+
+@pytest.mark.parametrize("features", ["age,visits", "age , visits", ["age", "visits"], "a,b", "age"])
+def test_features_in_one_text(tmp_path, features):
+    content = columns() | {"a,b": [0.0, 1.0] * 20}
+    options = {"features": features}
+    data = load(parquet(tmp_path, content), client_column="site", target="ill", options=options)
+    assert data.x.shape == (N, 1 if features in ("age", "a,b") else 2)
+
+
+def test_many_text_columns_are_named_briefly(tmp_path):
+    content = columns() | {f"t{i}": ["a", "b"] * 20 for i in range(12)}
+    notes = made(parquet(tmp_path, content)).notes
+    assert "Text became categories in 'ward', 't0'," in notes[1]
+    assert notes[1].endswith("'t8' and 3 more.")
+
+
+def test_few_bad_cells_among_true_text_are_categories(tmp_path):
+    content = columns() | {"grade": ["1", "2", "x", "y"] * 10, "code": ["1", "2"] * 20}
+    content["code"] = pa.array(content["code"]).dictionary_encode()  # declared as categories
+    assert made(parquet(tmp_path, content)).x.shape == (N, 3 + 3 + 4 + 2)
+
+
+@pytest.mark.parametrize("name", ["NA", "null", "NaN", "None", "n/a"])
+def test_clients_and_text_targets_may_be_called_na(tmp_path, name):
+    rows = [f"{site},{i},{ill}" for site in (name, "b") for i in range(10) for ill in (name, "x")]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["site,age,ill", *rows, ""]))
+    data = made(path)
+    assert sorted(data.owners) == sorted([name, "b"])
+    assert sorted(data.classes) == sorted([name, "x"])
+    path.write_text("\n".join(["site,age,ill", *rows[:5], f",1,{name}", *rows, ""]))
+    with pytest.raises(DataError, match="client column 'site' lacks 1 of 46 values, the first in data row 6"):
+        made(path)
+    path.write_text("\n".join(["site,age,ill", *rows, "b,1,", ""]))
+    with pytest.raises(DataError, match="target column 'ill' lacks 1 of 41"):
+        made(path)
+    text = columns() | {"site": [name] * 20 + [""] * 20}
+    with pytest.raises(DataError, match="'site' lacks 20 of 40 values, the first in data row 21"):
+        made(parquet(tmp_path, text))
+
+
+def test_text_targets_have_at_most_a_hundred_classes(tmp_path):
+    content = {k: v * 6 for k, v in columns().items()}
+    assert len(made(parquet(tmp_path, content | {"ill": [f"c{i % 100}" for i in range(240)]})).classes) == 100
+    with pytest.raises(DataError, match=r"'ill' has 101 different texts.*at most 100 classes"):
+        made(parquet(tmp_path, content | {"ill": [f"c{i % 101}" for i in range(240)]}))
+
+
+def test_a_table_of_one_client_is_refused(tmp_path):
+    with pytest.raises(DataError, match="t: a federation needs at least two clients, but there is only 'a';"):
+        federate(made(parquet(tmp_path, columns() | {"site": ["a"] * N})))

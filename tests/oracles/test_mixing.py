@@ -185,9 +185,28 @@ def test_a14_attentive_message_passing(theta: Params) -> None:
     assert weights[0, 1].item() == pytest.approx(alpha / sigma * math.exp(-distance / sigma), rel=1e-9)
     same = mix(AMP(alpha=alpha, sigma=sigma), theta.rows(0).copies(N))[1]["model"]
     assert same[0, 1].item() == pytest.approx(alpha / sigma)
-    # With alpha / sigma = 25 the rows of identical clients would sum to 100: alpha is lowered until they do to 1.
-    lowered = mix(AMP(alpha=100.0, sigma=sigma), theta.rows(0).copies(N))[1]["model"]
-    assert torch.allclose(lowered, (1 - torch.eye(N, dtype=torch.float64)) / (N - 1), atol=1e-12)
+    # With alpha / sigma = 25 the others of identical clients would weigh 100: alpha is lowered until all weigh 1/N.
+    identical = theta.rows(0).copies(N)
+    lowered = mix(AMP(alpha=100.0, sigma=sigma), identical)[1]["model"]
+    assert torch.allclose(lowered, torch.full((N, N), 1 / N, dtype=torch.float64), atol=1e-12)
+    ids = torch.arange(N)
+    for rule, said in ((AMP(alpha=100.0, sigma=sigma), "0.8 was used"), (AMP(alpha=0.1, sigma=sigma), None)):
+        state = rule.init(theta.rows(0), N)
+        state = rule.aggregate(
+            state, ids, Payload(identical), Payload(identical), torch.ones(N, dtype=torch.int64)
+        )
+        remarks = rule.remarks(state, ids)
+        assert [said in r for r in remarks] == [True] if said else remarks == ()
+
+
+def test_a14_small_distances_between_many_large_models() -> None:
+    """More than 25 models of large norm: distances must not be lost to cancellation."""
+    generator = torch.Generator().manual_seed(0)
+    w = 3 * torch.ones(40, 8000) + 0.001 * torch.randn(40, 8000, generator=generator)
+    weights = mix(AMP(alpha=0.001, sigma=0.01), Params({"w": w}))[1]["model"]
+    assert torch.equal(weights, weights.T) or torch.allclose(weights, weights.T, rtol=1e-4)
+    exact = ((w[0].double() - w[1].double()) ** 2).sum()
+    assert weights[0, 1].item() == pytest.approx(0.1 * torch.exp(-exact / 0.01).item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("pool", ["cohort", "seen"])

@@ -7,8 +7,8 @@
 All clients train in every round, only the cohort uploads and is answered. Paper and public code differ:
 
               unit    size_weighted  anchor of lam             weight_decay mu
-    paper     layer   no             A_i, fixed for the round  the run's
-    code      tensor  yes            moves with theta: inert   0.001
+    paper     layer   no             A_i, fixed for the round  0
+    code      tensor  yes            moves with theta: inert   0.001, unless the run gives one
 """
 
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from ..server import Attention
 Profile = Literal["paper", "code"]
 Anchor = Literal["round", "moving"]
 PROFILES: dict[str, dict[str, Any]] = {
-    "paper": {"unit": "layer", "size_weighted": False, "anchor": "round", "weight_decay": None},
+    "paper": {"unit": "layer", "size_weighted": False, "anchor": "round", "weight_decay": 0.0},
     "code": {"unit": "tensor", "size_weighted": True, "anchor": "moving", "weight_decay": 0.001},
 }
 REPLY = Participation(train="all", receive="reply")
@@ -61,13 +61,12 @@ def fedmcsa(
 
     Options left at None follow the profile: `code` is what the paper's tables follow, `paper` its equations.
     """
-    unit, sizes, anchor, decay = resolve(
-        profile, unit=unit, size_weighted=size_weighted, anchor=anchor, weight_decay=weight_decay
-    )
+    unit, sizes, anchor = resolve(profile, unit=unit, size_weighted=size_weighted, anchor=anchor)
     return Algorithm(
         proximal_client(lam, anchor, "newest"),
         Attention(unit, sigma=sigma, size_weighted=sizes),
         participation=REPLY,
-        weight_decay=decay,
+        weight_decay=weight_decay,
+        default_weight_decay=PROFILES[profile]["weight_decay"],
         notes=inert_notes("fedmcsa", anchor, lam),
     )

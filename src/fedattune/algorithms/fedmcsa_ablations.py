@@ -7,7 +7,7 @@ from ..core import Algorithm, Participation
 from ..registry import Count, NonNegative, Positive
 from ..select import Unit
 from ..server import Attention, Average
-from .fedmcsa import REPLY, Anchor, Profile, inert_notes, proximal_client, resolve
+from .fedmcsa import PROFILES, REPLY, Anchor, Profile, inert_notes, proximal_client, resolve
 
 
 def fedmcsa_no_mcsa(
@@ -23,14 +23,15 @@ def fedmcsa_no_mcsa(
     `received` sends the average to all clients and evaluates it, which is what the paper's table follows;
     `trained` answers the cohort with it and evaluates the clients' models after local training.
     """
-    anchor, decay = resolve(profile, anchor=anchor, weight_decay=weight_decay)
+    (anchor,) = resolve(profile, anchor=anchor)
     to_all = evaluate == "received"
     return Algorithm(
         proximal_client(lam, anchor, "sent" if to_all else "newest"),
         Average(),
         participation=Participation(train="all", receive="all") if to_all else REPLY,
         headline=evaluate,
-        weight_decay=decay,
+        weight_decay=weight_decay,
+        default_weight_decay=PROFILES[profile]["weight_decay"],
         notes=inert_notes("fedmcsa_no_mcsa", anchor, lam),
     )
 

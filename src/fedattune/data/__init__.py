@@ -12,7 +12,7 @@ from .federated import Client, Federation, Part
 from .manifest import home, load_manifest, save_manifest, saved_partitions
 from .partition import DEFAULT_SEEDS, PARTITIONS
 from .parts import split
-from .sources import SOURCES, load
+from .sources import SOURCES, is_table, load, source_name
 from .table import table
 
 __all__ = [
@@ -28,11 +28,13 @@ __all__ = [
     "federation",
     "from_manifest",
     "home",
+    "is_table",
     "load",
     "load_federation",
     "load_manifest",
     "save_manifest",
     "saved_partitions",
+    "source_name",
     "split",
     "table",
 ]
@@ -61,7 +63,9 @@ def load_federation(
 
     """
     given = dict(options or {})
-    makes_clients = str(data) in SOURCES and "clients" in {o.name for o in options_of(SOURCES[str(data)])}
+    makes_clients = not is_table(data) and "clients" in {
+        o.name for o in options_of(SOURCES[source_name(str(data))])
+    }
     if makes_clients and clients is not None and partition in (None, "by_column"):
         given.setdefault("clients", clients)  # the source makes its clients: let it make that many
     dataset = load(data, data_dir=data_dir, options=given, client_column=client_column, target=target)

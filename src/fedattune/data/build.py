@@ -103,7 +103,7 @@ def keep_clients(
     `rows` and `sizes` give each client's samples and the sizes of its training, validation and test part.
 
     Raises:
-        DataError: some cannot and `small_clients` is "error", or none can.
+        DataError: some cannot and `small_clients` is "error", or fewer than two can.
         ConfigError: `small_clients` is something else.
 
     """
@@ -127,6 +127,7 @@ def keep_clients(
     kept = [u for u in range(len(rows)) if u not in faults]
     if not kept:
         raise DataError(f"{name}: no client is left: {listed}{more}")
+    check_several(name, [names[u] for u in kept], len(faults))
     notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
     alone = [u for u in single if u not in faults]
     if alone:
@@ -135,6 +136,20 @@ def keep_clients(
     if 0 < len(bare) < len(kept):
         notes.append(f"{len(bare)} of {len(kept)} clients have no validation part: {_listing(names, bare)}.")
     return kept, tuple(notes)
+
+
+def check_several(name: str, names: Sequence[str], left_out: int = 0) -> None:
+    """Refuse a federation of a single client.
+
+    Raises:
+        DataError: there are not at least two.
+
+    """
+    if len(names) < 2:
+        why = f" after {left_out} too small or of one class were left out" if left_out else ""
+        todo = "give those more data" if left_out else "divide the data among more clients"
+        who = f"only {names[0]!r}" if names else "none"
+        raise DataError(f"{name}: a federation needs at least two clients, but there is {who}{why}; {todo}")
 
 
 def _listing(names: Sequence[str], numbers: Sequence[int]) -> str:
@@ -174,6 +189,7 @@ def from_manifest(dataset: Dataset, manifest: Mapping[str, Any]) -> Federation:
             f"{about['fingerprint'][:12]}), not for {dataset.name!r} with {len(dataset.y)} samples "
             f"(fingerprint {dataset.fingerprint[:12]}); load the same data, or make a new partition"
         )
+    check_several(dataset.name, [entry["name"] for entry in checked["clients"]])
     members = [
         Client(entry["name"], *(np.array(entry[part], dtype=np.int64) for part in PARTS))
         for entry in checked["clients"]

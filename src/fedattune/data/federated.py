@@ -5,7 +5,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -126,17 +125,7 @@ class Federation:
             name: None if tensor is None else tensor.to(device)
             for name, tensor in (("x", self.x), ("y", self.y), ("shift", self.shift), ("scale", self.scale))
         }
-        other = replace(self, **cast(dict[str, Any], moved))
-        if "fingerprint" in self.__dict__:  # the content is the same: spare reading it back
-            other.__dict__["fingerprint"] = self.fingerprint
-        return other
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 of what the models are trained and tested on, in hexadecimal digits."""
-        tensors = [t.cpu().numpy() for t in (self.x, self.y, self.shift, self.scale) if t is not None]
-        rows = [rows for client in self.clients for rows in (client.train, client.validation, client.test)]
-        return fingerprint(*tensors, *rows)
+        return replace(self, **cast(dict[str, Any], moved))
 
     def manifest(self) -> dict[str, Any]:
         """Which client has which samples, as it is saved in JSON; `hash` covers all the rest."""

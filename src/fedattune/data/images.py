@@ -16,7 +16,7 @@ from ..files import replacing
 from .dataset import Array
 from .manifest import home
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
 class Images(NamedTuple):
@@ -26,6 +26,7 @@ class Images(NamedTuple):
     y: Array
     classes: tuple[str, ...]
     notes: tuple[str, ...]
+    named: bool  # whether the files give the classes' names; else these are numbers
 
 
 class Columns(NamedTuple):
@@ -61,14 +62,16 @@ def _read_cache(path: Path) -> Images | None:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             about = json.loads(str(saved["about"]))
-            return Images(saved["x"], saved["y"], tuple(about["classes"]), tuple(about["notes"]))
+            return Images(
+                saved["x"], saved["y"], tuple(about["classes"]), tuple(about["notes"]), bool(about["named"])
+            )
     except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
         return None
 
 
 def _write_cache(path: Path, images: Images) -> None:
     """Write all at once; a folder that cannot be written to only costs the decoding next time."""
-    about = json.dumps({"classes": images.classes, "notes": images.notes})
+    about = json.dumps({"classes": images.classes, "notes": images.notes, "named": images.named})
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new, new.open("wb") as file:
@@ -109,7 +112,7 @@ def decode(files: Sequence[Path], label: str | None = None) -> Images:
     assert x is not None
     y = np.concatenate(labels).astype(np.int64)
     classes = columns.classes or tuple(str(k) for k in range(int(y.max()) + 1))
-    return Images(x, y, classes, columns.notes)
+    return Images(x, y, classes, columns.notes, bool(columns.classes))
 
 
 def _labels(column: Any, where: str) -> Array:

@@ -13,6 +13,8 @@ from ..errors import DataError
 from ..registry import Count, Positive
 from .dataset import Array, Index
 
+SEEDS = 2**32  # of NumPy's legacy generator
+
 
 def two_class(labels: Array, n_clients: int, seed: int, *, protocol: Literal["A", "B"] = "A") -> list[Index]:
     """Two classes per client, with chunks of very unequal size (pFedMe, FedMCSA).
@@ -25,9 +27,14 @@ def two_class(labels: Array, n_clients: int, seed: int, *, protocol: Literal["A"
     Source: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 
     Raises:
-        DataError: 2 N / classes is no whole number of at least 2, or a class is too small to be cut.
+        DataError: 2 N / classes is no whole number of at least 2, a class is too small to be cut, or the seed
+            is too large.
 
     """
+    if not 0 <= seed < SEEDS:
+        raise DataError(
+            f"two_class needs a seed of at least 0 and below 2**32, got {seed}; take a smaller one"
+        )
     by_class = rows_by_value(labels)
     n_classes = len(by_class)
     n_chunks, rest = divmod(2 * n_clients, n_classes)

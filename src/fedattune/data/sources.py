@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from ..errors import ConfigError
-from ..registry import Count, NonNegative, build, lookup
+from ..errors import ConfigError, did_you_mean
+from ..registry import Count, build
 from .dataset import Array, Dataset
-from .hub import parquet_files
-from .images import read_images
+from .hub import HUB_IDS, known_images
 from .table import table
 from .table_file import SUFFIXES
+
+Deviation = Annotated[float, Field(ge=0, le=100)]
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2023, 0.1994, 0.2010)
@@ -21,8 +23,8 @@ CIFAR_STD = (0.2023, 0.1994, 0.2010)
 def synthetic(
     _data_dir: Path | None,
     *,
-    alpha: NonNegative = 0.5,
-    beta: NonNegative = 0.5,
+    alpha: Deviation = 0.5,
+    beta: Deviation = 0.5,
     clients: Count = 100,
     seed: int = 0,
 ) -> Dataset:
@@ -119,6 +121,36 @@ SOURCES: dict[str, Callable[..., Dataset]] = {
 }
 
 
+def is_table(name_or_path: str | Path) -> bool:
+    """Whether this is a table file, or meant to be one, rather than the name of a known set."""
+    name = str(name_or_path)
+    if name in SOURCES or name in HUB_IDS.values():
+        return False
+    return name.lower().endswith(SUFFIXES) or Path(name).is_file()
+
+
+def source_name(name: str) -> str:
+    """The name in `SOURCES` of the data called so there or on the Hugging Face hub.
+
+    Raises:
+        ConfigError: no such data.
+
+    """
+    if name in SOURCES:
+        return name
+    by_id = {hub_id: source for source, hub_id in HUB_IDS.items()}
+    if name in by_id:
+        return by_id[name]
+    if name.count("/") == 1 and all(name.split("/")):
+        raise ConfigError(
+            f"unknown data {name!r}; {did_you_mean(name, by_id)} are the sets of the Hugging Face hub that "
+            "fedattune knows, and a table's path ends in .csv or .parquet"
+        )
+    raise ConfigError(
+        f"unknown data {name!r}; {did_you_mean(name, SOURCES)}, or a path ending in .csv or .parquet"
+    )
+
+
 def load(
     name_or_path: str | Path,
     *,
@@ -127,34 +159,34 @@ def load(
     client_column: str | None = None,
     target: str | None = None,
 ) -> Dataset:
-    """The data of that name, or the table in that file.
+    """The data of that name or hub id, or the table in that file.
 
     Raises:
         ConfigError: no such name, options that do not fit, or a table without client column and target.
         DataError: the data cannot be found or read.
 
     """
-    name, path = str(name_or_path), Path(name_or_path)
+    name = str(name_or_path)
     folder = None if data_dir is None else Path(data_dir).expanduser()
     columns = {"client_column": client_column, "target": target}
-    if path.suffix.lower() in SUFFIXES or (path.is_file() and name not in SOURCES):
+    if is_table(name):
         missing = [key for key, value in columns.items() if value is None]
         if missing:
             flags = " and ".join(f"{key} (--{key.replace('_', '-')})" for key in missing)
             raise ConfigError(f"the table {name} needs {flags}")
-        return build("table", table, {**(options or {}), **columns}, path)
-    source = lookup("data", name, SOURCES)
+        return build("table", table, {**(options or {}), **columns}, Path(name))
+    name = source_name(name)
     given = [key for key, value in columns.items() if value is not None]
     if given:
         raise ConfigError(
             f"{' and '.join(given)} only go with a table file (.csv, .parquet), not with {name!r}"
         )
-    return build(name, source, options or {}, folder)
+    return build(name, SOURCES[name], options or {}, folder)
 
 
 def _per_pixel(name: str, data_dir: Path | None, label: str | None) -> Dataset:
     """Standardise every pixel over all images, with deviation + 0.001 (pFedMe's and FedMCSA's protocol)."""
-    x, y, classes, notes = read_images(parquet_files(name, data_dir), label)
+    x, y, classes, notes, _ = known_images(name, data_dir, label)
     mean, std = _moments(x)
     note = "Every pixel is standardised over all images, those for testing included, as in the papers."
     scale = (1 / (std + 0.001)).astype(np.float32)
@@ -162,7 +194,7 @@ def _per_pixel(name: str, data_dir: Path | None, label: str | None) -> Dataset:
 
 
 def _per_channel(name: str, data_dir: Path | None, label: str | None) -> Dataset:
-    x, y, classes, notes = read_images(parquet_files(name, data_dir), label)
+    x, y, classes, notes, _ = known_images(name, data_dir, label)
     mean = np.array(CIFAR_MEAN, dtype=np.float64)[:, None, None]
     std = np.array(CIFAR_STD, dtype=np.float64)[:, None, None]
     scale = (1 / (255 * std)).astype(np.float32)

@@ -9,10 +9,11 @@ import numpy as np
 
 from ..errors import ConfigError, DataError, did_you_mean
 from .dataset import Array, Dataset, Index
+from .table_checks import check_text, complete, leave_out, missing, read_target, to_codes
 from .table_file import column_values, is_categorical, is_numeric, read_table
 
 MAX_CATEGORIES = 100
-MAX_CLASSES = 20  # for targets that are numbers; text has no such limit
+NAMED = 10  # columns named in one note
 LARGEST = 1e30  # squares of such values leave float32, and no measurement is that large
 
 
@@ -21,12 +22,12 @@ def table(
     *,
     client_column: str,
     target: str,
-    features: list[str] | None = None,
+    features: list[str] | str | None = None,
 ) -> Dataset:
     """A CSV or Parquet table whose rows belong to the clients named in one of its columns.
 
-    Features are numbers or categories, by default all other columns (but no index that
-    pandas stored). Missing numbers become the median, and all
+    Features are numbers or categories, by default all other columns (but no index that pandas stored);
+    `features` names some, in a list or with commas between. Missing numbers become the median, and all
     numbers are standardised, from each client's own training part only; categories are one-hot.
 
     Raises:
@@ -35,24 +36,26 @@ def table(
 
     """
     path = Path(path)
-    content = read_table(path, client_column)
+    content = read_table(path, client_column, target)
     chosen = _feature_names(path, content.column_names, client_column, target, features)
-    owner, owners = _codes(_complete(path, content, client_column, "client").astype(str))
-    y, classes = _target(path, target, _complete(path, content, target, "target"))
+    owner, owners = to_codes(complete(path, content, client_column, "client").astype(str))
+    y, classes = read_target(path, target, complete(path, content, target, "target"))
     numbers, flags, categories = [], [], []  # what the model gets, in this order
+    texts = []  # names of the columns that became categories
     notes = [f"Rows belong to the {len(owners)} clients in column {client_column!r}."]
-    vocabulary = False
     for name in chosen:
         column = content.column(name)
         if column.null_count == len(column):
             notes.append(f"Column {name!r} holds no value and is left out.")
         elif is_categorical(column.type):
             values = column_values(column)
-            missing = column.null_count
-            categories.append(_one_hot(path, name, values))
-            vocabulary = True
-            if missing:
-                notes.append(f"Column {name!r} lacks {missing} values; they are a category of their own.")
+            check_text(path, name, column.type, values, chosen)
+            categories.append(_one_hot(path, name, values, chosen))
+            texts.append(name)
+            if column.null_count:
+                notes.append(
+                    f"Column {name!r} lacks {column.null_count} values; they are a category of their own."
+                )
         elif is_numeric(column.type):
             values = _numbers(path, name, column)
             gaps = np.isnan(values)
@@ -66,11 +69,13 @@ def table(
         else:
             raise DataError(
                 f"{path}: column {name!r} has the type {column.type}; features must be numbers, true/false "
-                "or text. Turn it into a number, or leave it out with features"
+                f"or text. Turn it into a number, or {leave_out(name, chosen)}"
             )
     if not numbers and not categories:
         raise DataError(f"{path}: no feature column holds any value")
-    if vocabulary:
+    if texts:
+        more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
+        notes.append(f"Text became categories in {', '.join(map(repr, texts[:NAMED]))}{more}.")
         notes.append(
             "The categories of all rows form one shared list, which every client would have to know."
         )
@@ -110,10 +115,12 @@ def encode(x: Array, n_numbers: int, train: Sequence[Index], rows: Sequence[Inde
 
 
 def _feature_names(
-    path: Path, columns: list[str], client_column: str, target: str, features: list[str] | None
+    path: Path, columns: list[str], client_column: str, target: str, features: list[str] | str | None
 ) -> list[str]:
     if client_column == target:
         raise ConfigError(f"client_column and target are both {target!r}; they must be two columns")
+    if isinstance(features, str):  # of one column whose name may hold a comma, or several
+        features = [features] if features in columns else [name.strip() for name in features.split(",")]
     for name in (client_column, target, *(features or ())):
         if name not in columns:
             raise DataError(f"{path} has no column {name!r}; {did_you_mean(name, columns)}")
@@ -129,54 +136,6 @@ def _feature_names(
     return chosen
 
 
-def _complete(path: Path, content: Any, name: str, role: str) -> Array:
-    """All values of a column in which none may be missing."""
-    column = content.column(name)
-    if not (is_categorical(column.type) or is_numeric(column.type) or column.null_count == len(column)):
-        raise DataError(
-            f"{path}: {role} column {name!r} has the type {column.type}; expected text or numbers"
-        )
-    values: Array = column_values(column)
-    gaps = np.flatnonzero(_missing(values))
-    if len(gaps):
-        raise DataError(
-            f"{path}: {role} column {name!r} lacks {len(gaps)} of {len(values)} values, the first in data "
-            f"row {gaps[0] + 1}; fill them in or delete these rows"
-        )
-    return values.astype(str) if values.dtype == object else values
-
-
-def _missing(values: Array) -> Array:
-    """Where a column has no value: None in text, NaN in numbers."""
-    if values.dtype == object:
-        return np.array([value is None for value in values], dtype=bool)
-    return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
-
-
-def _target(path: Path, name: str, values: Array) -> tuple[Array, tuple[str, ...]]:
-    """Class numbers (n,) and the classes' names."""
-    if values.dtype.kind == "f" and (values == np.floor(values)).all():
-        values = values.astype(np.int64)
-    n_values = len(np.unique(values))
-    if values.dtype.kind == "f" or (values.dtype.kind in "iu" and n_values > MAX_CLASSES):
-        raise DataError(
-            f"{path}: target column {name!r} is continuous: {n_values} different numbers, and fedattune does "
-            f"classification only for now; bin it into classes, or, if its numbers name more than "
-            f"{MAX_CLASSES} classes, write them as text"
-        )
-    if n_values < 2:
-        raise DataError(
-            f"{path}: target column {name!r} has the single class {values[0]!s}; nothing to learn"
-        )
-    return _codes(values)
-
-
-def _codes(values: Array) -> tuple[Array, tuple[str, ...]]:
-    """Numbers of the sorted different values, and these as text."""
-    known, codes = np.unique(values, return_inverse=True)
-    return codes.astype(np.int64), tuple(str(value) for value in known)
-
-
 def _numbers(path: Path, name: str, column: Any) -> Array:
     numbers: Array = column_values(column).astype(np.float64)
     wrong = np.flatnonzero(np.abs(numbers) > LARGEST)
@@ -188,15 +147,15 @@ def _numbers(path: Path, name: str, column: Any) -> Array:
     return numbers
 
 
-def _one_hot(path: Path, name: str, values: Array) -> Array:
+def _one_hot(path: Path, name: str, values: Array, chosen: Sequence[str]) -> Array:
     """One column per category, float64 (n, categories)."""
     from sklearn.preprocessing import OneHotEncoder
 
-    names = np.where(_missing(values), "missing", values)
+    names = np.where(missing(values), "missing", values)
     n_categories = len(set(names))
     if n_categories > MAX_CATEGORIES:
         raise DataError(
-            f"{path}: column {name!r} has {n_categories} categories, more than {MAX_CATEGORIES}; leave it "
-            "out with features, or group its values"
+            f"{path}: column {name!r} has {n_categories} categories, more than {MAX_CATEGORIES}; group its "
+            f"values, or {leave_out(name, chosen)}"
         )
     return np.asarray(OneHotEncoder(sparse_output=False).fit_transform(names[:, None]))

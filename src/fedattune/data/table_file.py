@@ -8,10 +8,11 @@ from ..errors import DataError
 SUFFIXES = (".csv", ".parquet", ".pq")
 
 
-def read_table(path: Path, client_column: str) -> Any:
+def read_table(path: Path, client_column: str, target: str) -> Any:
     """The content of a CSV or Parquet file as a pyarrow table with at least one row.
 
-    In CSV the client column is read as text, so that a client called 007 keeps its name.
+    In CSV the client column is read as text, so that clients called 007 and NA keep their names; a target
+    of text may hold NA, too.
 
     Raises:
         DataError: no such file, empty, unreadable, or two columns with one name.
@@ -26,8 +27,10 @@ def read_table(path: Path, client_column: str) -> Any:
         raise DataError(f"{path} is empty")
     try:
         if path.suffix.lower() == ".csv":
-            convert = csv.ConvertOptions(column_types={client_column: pa.string()}, strings_can_be_null=True)
+            as_text = {client_column: pa.string()}
+            convert = csv.ConvertOptions(column_types=as_text, strings_can_be_null=True)
             content = csv.read_csv(path, convert_options=convert)
+            content = _with_names(path, content, client_column, target)
         else:
             content = parquet.ParquetFile(path).read()  # read_table would take columns from folder names
     except (pa.ArrowException, OSError) as error:
@@ -39,6 +42,32 @@ def read_table(path: Path, client_column: str) -> Any:
         raise DataError(f"{path} has more than one column called {repeated[0]!r}; rename them")
     if content.num_rows == 0:
         raise DataError(f"{path} holds no rows")
+    return content
+
+
+def _with_names(path: Path, content: Any, *columns: str) -> Any:
+    """The table of a CSV file with those of the columns that are text read again: only "" is missing there."""
+    from pyarrow import csv, string, types
+
+    names = content.column_names
+    again = [
+        name
+        for name in dict.fromkeys(columns)
+        if names.count(name) == 1
+        and content.column(name).null_count
+        and (is_categorical(kind := content.column(name).type) or types.is_null(kind))
+    ]
+    if not again:
+        return content
+    convert = csv.ConvertOptions(
+        include_columns=again,
+        column_types=dict.fromkeys(again, string()),
+        strings_can_be_null=True,
+        null_values=[""],
+    )
+    found = csv.read_csv(path, convert_options=convert)
+    for name in again:
+        content = content.set_column(names.index(name), name, found.column(name))
     return content
 
 

@@ -47,7 +47,7 @@ class Batched(Engine):
         results: list[Trained] = []
         done: list[int] = []
         with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(work.noise_seed)
+            torch.manual_seed(work.noise_seed())
             for chunk in self._chunks(order, batches):
                 rows = torch.tensor(chunk, device=self.device)
                 done += chunk

@@ -19,10 +19,10 @@ class Loop(Engine):
         results = []
         parts = self.federation.part(work.part)
         with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(work.noise_seed)
             for row, client in enumerate(ids.tolist()):
                 mine, kept, buffers, fresh = inputs.rows(row)
                 box = [buffers]
+                torch.manual_seed(work.noise_seed(client))
                 gradient = self._gradient(box, work)
                 batches = torch.as_tensor(
                     work.batches(client, parts[client], rule.batches_per_step), device=self.device

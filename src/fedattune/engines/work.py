@@ -32,10 +32,9 @@ class Work:
     part: Literal["train", "test"] = "train"
     drop_last: bool = False
 
-    @property
-    def noise_seed(self) -> int:
+    def noise_seed(self, client: int = 0) -> int:
         """Seed of what modules draw by themselves (dropout) in this round."""
-        return int(np.random.SeedSequence([self.seed, self.stream, self.round]).generate_state(1)[0])
+        return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
 
     def count(self, n_samples: Tensor, per_step: int) -> int:
         """Local steps of one round, over clients with n_samples (C,)."""

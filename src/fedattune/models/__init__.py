@@ -2,25 +2,35 @@
 
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..data import Federation
-from ..errors import ConfigError, ModelError, did_you_mean
+from ..errors import ConfigError, FedAttuneError, ModelError, brief, did_you_mean
 from ..registry import build
 from ..task import Task
 from .networks import cnn, dnn, mlr
+
+EngineName = Literal["auto", "loop", "batched"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"mlr": mlr, "dnn": dnn, "cnn": cnn}
 """name -> factory(input_shape, n_classes, *, options)."""
 
 
 def make_model(
-    name: str, federation: Federation, *, options: Mapping[str, Any] | None = None, seed: int = 0
+    name: str,
+    federation: Federation,
+    *,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    batch_size: int = 20,
+    engine: EngineName = "auto",
 ) -> nn.Module:
     """Build the model `name` (of `MODELS`, or "package.module:factory") and check it on a federation's data.
 
@@ -29,12 +39,11 @@ def make_model(
     Raises:
         ConfigError: unknown name or option.
         ModelError: the factory cannot be found or fails, or its model does not fit the data.
-
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build_model(name, federation.input_shape, federation.n_classes, options or {})
-    check_model(model, federation)
+    check_model(model, federation, batch_size=batch_size, engine=engine)
     return model
 
 
@@ -48,50 +57,78 @@ def build_model(
     Raises:
         ConfigError: unknown name or option.
         ModelError: the factory cannot be found or fails.
-
     """
-    if name in MODELS:
-        return build(name, MODELS[name], options, input_shape, n_classes)
-    factory = _import(name)
+    factory = find_factory(name)
     try:
+        if name in MODELS:
+            return build(name, factory, options, input_shape, n_classes)
         takes_any = inspect.signature(factory).parameters
         model = factory(input_shape, n_classes, **options) if takes_any else factory()
-    except Exception as error:
+    except FedAttuneError:
+        raise
+    except (Exception, SystemExit) as error:
         raise ModelError(
-            f"{name}(input_shape={input_shape}, n_classes={n_classes}) failed: {type(error).__name__}: {error}"
+            f"{name}(input_shape={input_shape}, n_classes={n_classes}) failed: {brief(error)}"
         ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned {type(model).__name__}, expected a torch.nn.Module")
     return model
 
 
-def check_model(model: nn.Module, federation: Federation) -> None:
-    """Run the model once on two samples of the federation.
+def check_model(
+    model: nn.Module, federation: Federation, *, batch_size: int = 20, engine: EngineName = "auto"
+) -> None:
+    """Run the model on a batch of the federation, and one gradient step as the engine will.
 
     Raises:
-        ModelError: it does not fit the data.
-
+        ModelError: it does not fit the data, or cannot be trained by this engine.
     """
+    name = type(model).__name__
+    if any(is_lazy(p) for p in [*model.parameters(), *model.buffers()]):
+        raise ModelError(f"the model {name} has lazy layers without a size; give them one")
     task = Task(model)
-    dtype = next((p.dtype for p in task.params.values()), torch.float32)
-    device = next((p.device for p in task.params.values()), torch.device("cpu"))
-    index = torch.as_tensor(federation.part("train")[0][:2])
-    task.check(federation.features(index, dtype).to(device), federation.n_classes)
+    if not task.params:
+        raise ModelError(f"the model {name} has no parameters to train")
+    like = next(iter(task.params.values()))
+    # The smallest client: a model may need more samples than it has.
+    smallest = min(federation.part("train"), key=len)[:batch_size]
+    index = torch.as_tensor(smallest, device=federation.y.device)
+    x = federation.features(index, like.dtype).to(like.device)
+    y = federation.y[index].to(like.device)
+    task.check(x, federation.n_classes)
+    try:
+        task.gradient(task.params, task.buffers, (x, y))
+    except Exception as error:
+        raise ModelError(
+            f"the model {name} cannot be trained on batches of {len(x)} samples: {brief(error)}"
+        ) from error
+    if engine == "batched" and (reason := task.why_not_batched((x, y))):
+        raise ModelError(
+            f"the model {name} cannot be trained by the batched engine ({reason}); use --engine loop"
+        )
 
 
-def _import(path: str) -> Callable[..., nn.Module]:
+def find_factory(path: str) -> Callable[..., nn.Module]:
+    """The factory of a model of `MODELS`, or at "package.module:factory".
+
+    Raises:
+        ConfigError: unknown name.
+        ModelError: the module cannot be imported or has no such function.
+    """
+    if path in MODELS:
+        return MODELS[path]
     module_name, colon, attribute = path.partition(":")
     if not colon:
         raise ConfigError(
             f"unknown model {path!r}; {did_you_mean(path, MODELS)}; "
             "a model of your own is given as package.module:factory"
         )
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the user's folder, as with `python -m`
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the user's folder, as with `python -m`
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ModelError(f"cannot import {module_name!r} for the model {path!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"cannot import {module_name!r} for the model {path!r}: {brief(error)}") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise ModelError(f"{module_name!r} has no function {attribute!r} that makes the model")

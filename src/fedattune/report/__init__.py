@@ -75,7 +75,7 @@ def _labels(federation: "Federation") -> list[list[tuple[int, float]]]:
 
 
 def _mixing(results: "Sequence[Result]") -> list[dict[str, Any]]:
-    """For each method that mixes client by client: the last row of every client, averaged over components."""
+    """For each component of each method that mixes client by client: the last known row of every client."""
     found = []
     for name, runs in by_algorithm(results).items():
         last: dict[str, np.ndarray[Any, np.dtype[np.float32]]] = {}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core import State
 from .mixing import Mixing, Pool
 
 
@@ -38,9 +39,9 @@ class Attention(Mixing):
 class AMP(Mixing):
     """Attentive message passing: xi_ij = alpha A'(||theta_i - theta_j||^2), xi_ii = 1 - sum_j xi_ij.
 
-    A'(x) = exp(-x / sigma) / sigma. Source: FedAMP (Huang et al., 2021), equations 4 to 6. Where a row would sum
-    to more than 1 (models still too alike for this alpha), alpha is lowered for all until none does: the matrix
-    stays symmetric.
+    A'(x) = exp(-x / sigma) / sigma. Source: FedAMP (Huang et al., 2021), equations 4 to 6. While models are too
+    alike for this alpha, xi_ii would be negative; alpha is then lowered for all, which keeps the matrix symmetric,
+    until every one of K clients gives its own model a weight of 1/K at least.
     """
 
     alpha: float = 1.0
@@ -48,12 +49,33 @@ class AMP(Mixing):
 
     def weights(self, pool: Pool) -> Tensor:
         """Gaussian kernel of the distances; what is left goes to the own model."""
-        xi = (self.alpha / self.sigma) * torch.exp(-(torch.cdist(pool.theta, pool.theta) ** 2) / self.sigma)
-        xi = xi.fill_diagonal_(0.0) * pool.member
-        # All rows of the pool, not only the receivers': alpha must not depend on who happens to be sent to.
-        xi = xi / xi.sum(1)[pool.member].amax().clamp_min(1.0) if pool.member.any() else xi
+        xi = self._kernel(pool) * self._share_of_alpha(pool)
         rows = xi[pool.own] * pool.allowed
         return rows.scatter(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
+
+    def remarks(self, state: State, ids: Tensor) -> tuple[str, ...]:
+        """Say so if alpha was lowered in the last round."""
+        shares = [self._share_of_alpha(pool).item() for pool in self.pools(state, ids)[1].values()]
+        if min(shares) == 1.0:
+            return ()
+        return (
+            f"alpha={self.alpha:g} gives the other models a weight of more than 1 as long as models are this alike; "
+            f"in the last round {self.alpha * min(shares):.3g} was used instead",
+        )
+
+    def _kernel(self, pool: Pool) -> Tensor:
+        # The form by matrix products is faster and loses small distances between large models.
+        distance = torch.cdist(pool.theta, pool.theta, compute_mode="donot_use_mm_for_euclid_dist")
+        return (self.alpha / self.sigma * torch.exp(-(distance**2) / self.sigma)).fill_diagonal_(
+            0.0
+        ) * pool.member
+
+    def _share_of_alpha(self, pool: Pool) -> Tensor:
+        """What alpha is multiplied by, so that no member of the pool keeps less than 1/K of its own."""
+        # Over all members and not only the receivers: alpha must not depend on who happens to be sent to.
+        sums = self._kernel(pool).sum(1)[pool.member]
+        most = 1 - 1 / max(1, len(sums))
+        return (most / sums.max().clamp_min(1e-30)).clamp_max(1.0) if len(sums) > 1 else sums.new_ones(())
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ class Mixing(ServerUpdate):
             "n": cast(Tensor, state["n"]).index_copy(0, ids, n),
         }
 
-    def mixing(self, state: State, ids: Tensor) -> MixingMatrices:
-        """The matrices of all components for clients `ids`."""
+    def pools(self, state: State, ids: Tensor) -> tuple[Tensor, dict[str, Pool]]:
+        """Which clients' models (K,) can be mixed for clients `ids`, and these models component by component."""
         theta, in_pool = cast(Params, state["theta"]), cast(Tensor, state["in_pool"])
         columns = in_pool.index_fill(0, ids, True).nonzero().flatten()
         own = torch.searchsorted(columns, ids)
@@ -81,13 +81,16 @@ class Mixing(ServerUpdate):
         allowed = member & cast(Tensor, state["seen"])[ids][:, None]
         allowed = allowed.scatter(1, own[:, None], True)
         n = cast(Tensor, state["n"])[columns]
+        return columns, {
+            component: Pool(_flat(theta, names, columns), own, member, allowed, n)
+            for component, names in groups(theta, self.unit).items()
+        }
+
+    def mixing(self, state: State, ids: Tensor) -> MixingMatrices:
+        """The matrices of all components for clients `ids`."""
+        columns, pools = self.pools(state, ids)
         return MixingMatrices(
-            ids,
-            columns,
-            {
-                component: self.weights(Pool(_flat(theta, names, columns), own, member, allowed, n))
-                for component, names in groups(theta, self.unit).items()
-            },
+            ids, columns, {component: self.weights(pool) for component, pool in pools.items()}
         )
 
     def broadcast(self, state: State, ids: Tensor) -> Payload:
