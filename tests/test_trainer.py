@@ -16,7 +16,7 @@ from torch import nn
 
 import fedattune
 from fedattune import ConfigError, Federation, ModelError, Result, RunError
-from fedattune.rounds import cohort
+from fedattune.cohorts import cohort
 from federations import make_federation
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}

@@ -1,5 +1,8 @@
 """From per-client scores to the numbers that are reported."""
 
+import math
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,3 +33,12 @@ def summarise(n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np
 def mean_of(entries: list[Metrics]) -> Metrics:
     """Every number averaged over several rounds."""
     return {key: float(np.mean([e[key] for e in entries])) for key in entries[0]}
+
+
+def finite(value: Any) -> Any:
+    """The same nest of lists and dicts with None for numbers that JSON cannot say."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,5 @@
 """What a run gives: numbers per client and round, mixing matrices, and every client's model."""
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,19 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from .config import Settings
 from .errors import RunError
-from .metrics import Metrics, mean_of, summarise
+from .metrics import Metrics, finite, mean_of
 from .params import Params
 from .personal_models import fill, save_model
 from .runs import MixingLog, RoundRecord, RunStore, load_tensors
 from .runs.folder import RunFolder, read_json, write_json
+from .runs.history import Entry, history
 
 Point = Literal["received", "trained"]
-Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -138,28 +136,7 @@ class Result:
     @cached_property
     def history(self) -> list[Entry]:
         """Per evaluated round: test metrics at both points, validation metrics, bytes and seconds so far."""
-        points: dict[tuple[int, str], Entry] = {}
-        for part in ("test", "validation"):
-            for round_, point, values in self.store.scores(part):
-                points.setdefault((round_, part), {})[point] = _metrics(values)
-        history: list[Entry] = []
-        dropped: set[int] = set()
-        for record in self._records:
-            dropped |= set(record.dropped)
-            if (test := points.get((record.round, "test"))) is not None:
-                history.append(
-                    {
-                        "round": record.round,
-                        "received": test.get("received"),
-                        "trained": test.get("trained"),
-                        "validation": points.get((record.round, "validation")),
-                        "bytes": {"up": record.bytes_up, "down": record.bytes_down},
-                        "seconds": record.seconds,
-                        "dropped": [self.facts["clients"][i]["id"] for i in sorted(dropped)],
-                    }
-                )
-                dropped = set()
-        return history
+        return history(self.store, [client["id"] for client in self.facts["clients"]])
 
     @property
     def final(self) -> dict[Point, Metrics | None]:
@@ -203,8 +180,8 @@ class Result:
     def clients(self) -> list[ClientResult]:
         """What every client reaches at the last evaluation."""
         last: dict[str, list[float]] = {}
-        for _, point, values in self.store.scores("test"):
-            last[point] = (values[:, 1] / values[:, 0]).tolist()
+        for _, point, (n, correct, _) in self.store.scores("test"):
+            last[point] = (correct / n).tolist()
         return [
             ClientResult(
                 client["id"],
@@ -272,7 +249,7 @@ class Result:
             "notes": self.notes,
             "finished": self.finished,
         }
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: finite(value) for key, value in content.items()}
 
     def _late(self) -> list[Entry]:
         """The evaluations in the last tenth of the rounds."""
@@ -289,16 +266,3 @@ class Result:
         config = ("model", "model_options", "algorithm", "data", "seed")
         facts = ("input_shape", "classes")
         return {k: self.config[k] for k in config} | {k: self.facts[k] for k in facts} | {"client": client}
-
-
-def _finite(value: Any) -> Any:
-    """The same nest of values with None for what JSON cannot say."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _metrics(values: NDArray[np.float64]) -> Metrics:
-    return summarise(values[:, 0].astype(np.int64), values[:, 1].astype(np.int64), values[:, 2])

@@ -6,26 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from .client import SGD
 from .clients import ClientStates, owned
+from .cohorts import ADAPTATION, TRAINING, cohort, device
 from .config import Settings
 from .core import Algorithm, FineTune, Payload, State
 from .data import Federation
 from .engines import Inputs, Trained, Work, make_engine
-from .errors import ConfigError, DivergedError
+from .errors import DivergedError
 from .params import Params
 from .result import Point, Result
 from .runs import RoundRecord, RunStore, load_tensors, restore, save_tensors
 from .runs.folder import RunFolder
 from .task import Task
-
-COHORTS, TRAINING, ADAPTATION = 1, 2, 3
-"""Streams of random numbers drawn from one seed."""
 
 CHECKPOINT_SHARE = 0.1
 """Share of the time that may go into checkpoints; a killed run repeats at most the rounds since the last one."""
@@ -40,12 +37,6 @@ class Progress(NamedTuple):
     seconds: float
 
 
-def cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
-    """The clients asked in round r, sorted; drawn from the seed alone, so the same for every algorithm."""
-    rng = np.random.default_rng([settings.seed, COHORTS, r])
-    return torch.from_numpy(np.sort(rng.choice(n_clients, settings.cohort_size(n_clients), replace=False)))
-
-
 class Run:
     """One run: its moving parts, and what one round does with them."""
 
@@ -58,17 +49,13 @@ class Run:
         config: dict[str, Any],
         folder: RunFolder | None,
     ) -> None:
-        device = _device(settings.device)
-        if (size := settings.cohort_size(federation.n_clients)) > federation.n_clients:
-            raise ConfigError(
-                f"cohort: got {size} clients per round, expected at most the {federation.n_clients} that there are"
-            )
+        where = device(settings)
         self.settings, self.config, self.folder = settings, config, folder
         self.algorithm = replace(algorithm, participation=algorithm.participation.forced(settings.train))
-        self.everyone = torch.arange(federation.n_clients, device=device)
-        self.federation = federation.to(device)
-        self.n_train = federation.sizes("train").to(device)
-        self.task = Task(model).to(device, getattr(torch, settings.dtype))
+        self.everyone = torch.arange(federation.n_clients, device=where)
+        self.federation = federation.to(where)
+        self.n_train = federation.sizes("train").to(where)
+        self.task = Task(model).to(where, getattr(torch, settings.dtype))
         self.engine = make_engine(settings.engine, self.task, self.federation)
         shared = self.task.params.without(algorithm.personal.names(model))
         self.server: State = algorithm.server.init(shared, federation.n_clients)
@@ -274,11 +261,3 @@ class Run:
             result.finish(self.folder)
             return replace(Result.load(self.folder.path), module=self.task.model)
         return result
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: got 'cuda', but PyTorch finds no CUDA device here; use --device cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)

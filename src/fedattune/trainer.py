@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from .algorithms import ALGORITHMS
+from .cohorts import check
 from .config import Settings
 from .core import Algorithm
 from .data import Federation
@@ -59,6 +60,7 @@ def fit(
 
     """
     settings = Settings.checked(**({**settings.model_dump(), **more} if settings else more))
+    check(settings, federation.n_clients)
     if isinstance(algorithm, str):
         name = name or algorithm
         algorithm = build(algorithm, lookup("algorithm", algorithm, ALGORITHMS), options or {})

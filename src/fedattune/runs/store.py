@@ -87,7 +87,7 @@ class RunStore:
         return [RoundRecord(r, s, up, down, steps, json.loads(d)) for r, s, up, down, steps, d in found]
 
     def scores(self, part: str) -> Iterator[tuple[int, str, NDArray[Any]]]:
-        """(round, point, (N, 3) samples, right answers and summed loss) of one part, in order."""
+        """(round, point, samples, right answers and summed loss, each (N,)) of one part, in order."""
         found = self._db.execute(
             "SELECT round, point, n, correct, loss FROM scores WHERE part = ? ORDER BY round, point, client",
             (part,),
@@ -96,12 +96,12 @@ class RunStore:
         block: list[tuple[float, ...]] = []
         for round_, point, *values in found:
             if key is not None and (round_, point) != key:
-                yield *key, np.array(block)
+                yield *key, np.array(block).T
                 block = []
             key = (round_, point)
             block.append(tuple(values))
         if key is not None:
-            yield *key, np.array(block)
+            yield *key, np.array(block).T
 
     def mixing(self, n_clients: int) -> "MixingLog":
         """The mixing matrices, read when they are looked at."""

@@ -1,0 +1,38 @@
+"""Who is asked in which round, and on what device: what is settled before the first round."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .config import Settings
+from .errors import ConfigError
+
+COHORTS, TRAINING, ADAPTATION = 1, 2, 3
+"""Streams of random numbers drawn from one seed."""
+
+
+def check(settings: Settings, n_clients: int) -> None:
+    """Check what depends on the data and the machine.
+
+    Raises:
+        ConfigError: more clients are asked than there are, or the device is not here.
+    """
+    if (size := settings.cohort_size(n_clients)) > n_clients:
+        raise ConfigError(
+            f"cohort: got {size} clients per round, expected at most the {n_clients} that there are"
+        )
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: got 'cuda', but PyTorch finds no CUDA device here; use cpu or auto")
+
+
+def device(settings: Settings) -> torch.device:
+    """The device that `settings` names; `auto` is CUDA where there is one."""
+    if settings.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(settings.device)
+
+
+def cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
+    """The clients asked in round r, sorted; drawn from the seed alone, so the same for every algorithm."""
+    rng = np.random.default_rng([settings.seed, COHORTS, r])
+    return torch.from_numpy(np.sort(rng.choice(n_clients, settings.cohort_size(n_clients), replace=False)))

@@ -1,0 +1,37 @@
+"""The history of a run from its store."""
+
+from typing import Any
+
+import numpy as np
+
+from ..metrics import Metrics, summarise
+from .store import RunStore
+
+Entry = dict[str, Any]
+
+
+def history(store: RunStore, ids: list[str]) -> list[Entry]:
+    """Per evaluated round: metrics at both points on both parts, traffic and time so far, and who was dropped."""
+    points: dict[tuple[int, str], dict[str, Metrics]] = {}
+    for part in ("test", "validation"):
+        for round_, point, (n, correct, loss) in store.scores(part):
+            found = points.setdefault((round_, part), {})
+            found[point] = summarise(n.astype(np.int64), correct.astype(np.int64), loss)
+    entries: list[Entry] = []
+    dropped: set[int] = set()
+    for record in store.rounds():
+        dropped |= set(record.dropped)
+        if (test := points.get((record.round, "test"))) is not None:
+            entries.append(
+                {
+                    "round": record.round,
+                    "received": test.get("received"),
+                    "trained": test.get("trained"),
+                    "validation": points.get((record.round, "validation")),
+                    "bytes": {"up": record.bytes_up, "down": record.bytes_down},
+                    "seconds": record.seconds,
+                    "dropped": [ids[i] for i in sorted(dropped)],
+                }
+            )
+            dropped = set()
+    return entries
