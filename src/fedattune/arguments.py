@@ -10,8 +10,9 @@ from pydantic.fields import FieldInfo
 
 from ._version import __version__
 from .config import Settings
-from .errors import ConfigError, did_you_mean
-from .experiment import Experiment, Output, near
+from .errors import ConfigError, did_you_mean, near
+from .experiment import Experiment
+from .output import Output
 from .registry import lookup
 
 DATA_FIELDS = (
@@ -141,7 +142,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
         if argument.startswith("-"):
             hint = near(name, known)
             problems.append(
-                f"unknown option {name}{hint}" + ("" if hint else f"; see fedattune {space.command} --help")
+                f"unknown option {name}"
+                + (f", {hint}" if hint else f"; see fedattune {space.command} --help")
             )
         elif i == 0 or not rest[i - 1].startswith("-"):
             problems.append(f"unexpected argument {argument!r}; options start with --")

@@ -13,17 +13,18 @@ from .errors import ConfigError, FedAttuneError
 from .text import make_console
 
 if TYPE_CHECKING:
-    from .experiment import Experiment, Output
+    from .experiment import Experiment
+    from .output import Output
     from .plan import Plan
-    from .result import Result
 
-BAD_INPUT, INTERNAL, INTERRUPTED = 2, 1, 130
+FAILED, INTERNAL, BAD_INPUT, INTERRUPTED = 1, 1, 2, 130
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0: done; 1: a fault of FedAttune's; 2: an input that cannot be, said in one sentence; 130: Ctrl-C.
+    0: done; 1: a method of a comparison failed, or a fault of FedAttune's;
+    2: an input that cannot be, said in one sentence; 130: Ctrl-C.
     """
     where: list[Path] = []  # the run folder, once there is one
     try:
@@ -38,6 +39,9 @@ def main(argv: list[str] | None = None) -> int:
         return INTERNAL
     except (FedAttuneError, OSError) as error:
         _say(f"error: {error}")
+        return BAD_INPUT
+    except MemoryError as error:
+        _say(f"error: there is not enough memory ({error}); give fewer clients, or smaller data or models")
         return BAD_INPUT
     except Exception as error:
         return _internal(error, where)
@@ -82,27 +86,25 @@ def _read(
     space: Namespace, problems: list[str], defaults: dict[str, Any]
 ) -> "tuple[Experiment, Output, dict[str, Any]]":
     """The experiment, the output options, and what was given on the command line for the experiment."""
-    from .experiment import Experiment, Output, load_experiment, parse_set
+    from .experiment import Experiment, load_options, parse_set
+    from .output import Output
 
     given = {key: value for key, value in vars(space).items() if key in Experiment.model_fields}
+    output = {key: value for key, value in vars(space).items() if key in Output.model_fields}
     if "set" in given:
-        given["set"] = parse_set(given["set"])
-    output = Output(
-        **{
-            Output.model_fields[key].alias or key: one
-            for key, one in vars(space).items()
-            if key in Output.model_fields
-        }
-    )
-    if output.resume and problems:
-        raise ConfigError("; ".join(problems))
-    experiment = load_experiment(
-        None if output.resume else output.config,
-        {} if output.resume else given,
-        defaults=defaults,
-        errors=problems,
-    )
-    return experiment, output, given
+        try:
+            given["set"] = parse_set(given["set"])
+        except ConfigError as error:
+            problems.append(str(error))
+            del given["set"]
+    if "resume" not in output:
+        config = Path(output["config"]) if "config" in output else None
+        experiment, found = load_options(config, given | output, defaults=defaults, errors=problems)
+        return experiment, found, given
+    if {"out", "config"} & output.keys():
+        problems.append("--out and --config cannot be given with --resume, which goes on in its own folder")
+    experiment, found = load_options(None, output, errors=problems)
+    return experiment, found, given
 
 
 def _list(space: Namespace, problems: list[str]) -> int:
@@ -120,15 +122,15 @@ def _list(space: Namespace, problems: list[str]) -> int:
 
 def _show(space: Namespace, problems: list[str]) -> int:
     from .files import write_text
+    from .output import check_files
     from .plan import prepare_data
-    from .session import check_file
+    from .session import inputs
     from .show import as_json, check_picture, draw, print_federation
 
     experiment, output, _ = _read(space, problems, {})
     picture = getattr(space, "picture", None)
-    check_file("--json", output.json_file)
     check_picture(picture)
-    check_file("--picture", picture)
+    check_files({"--json": output.json_file, "--picture": picture}, inputs(experiment, config=output.config))
     federation = prepare_data(experiment)
     if experiment.save_partition:
         from .data.manifest import save_manifest
@@ -143,33 +145,32 @@ def _show(space: Namespace, problems: list[str]) -> int:
 
 
 def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
-    from .session import Interrupt, StoppedError, begin, check_file, check_out, default_out, execute, reopen
+    from .conclude import conclude
+    from .output import check_files, check_out, default_out
+    from .session import Interrupt, StoppedError, begin, execute, inputs, reopen
 
     command: str = space.command
     experiment, output, given = _read(space, problems, {"algorithm": "fedmcsa"} if command == "run" else {})
-    check_file("--json", output.json_file)
-    notes: list[str] = []
+    files = {"--json": output.json_file}
     if output.resume:
-        if output.out or output.config:
-            raise ConfigError(
-                "--out and --config cannot be given with --resume, which goes on in its own folder"
-            )
         out = output.resume
-        plan = reopen(command, out, given)
+        plan, notes = reopen(command, out, given)
+        check_files(files, inputs(plan.experiment, out=out))
     else:
-        out = output.out or default_out(command, experiment)
+        out = output.out or default_out(command, experiment.data)
         check_out(out, command)
+        check_files(files, inputs(experiment, config=output.config))
         plan, notes = _prepare(command, experiment)
-        begin(plan, out)
+        begin(plan, out, command)
     where.append(out)
     with Interrupt() as stop:
         try:
-            results = execute(plan, out, stop, quiet=output.quiet)
+            results, failed = execute(plan, out, stop, quiet=output.quiet, go_on=command == "compare")
         except StoppedError as stopped:
             _say(f"{stopped}; go on with: {_resume([command], out)}")
             return INTERRUPTED
-    _report(command, plan, results, out=out, json_file=output.json_file, notes=notes)
-    return 0
+    conclude(command, plan, results, failed, out=out, json_file=output.json_file, notes=notes)
+    return FAILED if failed else 0
 
 
 def _prepare(command: str, experiment: "Experiment") -> "tuple[Plan, list[str]]":
@@ -187,47 +188,3 @@ def _prepare(command: str, experiment: "Experiment") -> "tuple[Plan, list[str]]"
         experiment = experiment.model_copy(update={"algorithms": (ALONE, *names)})
         notes.append("local was added, for the others are compared with it.")
     return prepare(experiment), notes
-
-
-def _report(
-    command: str,
-    plan: "Plan",
-    results: "list[Result]",
-    *,
-    out: Path,
-    json_file: Path | None,
-    notes: list[str],
-) -> None:
-    """Write the result files, then print the table, the notes and the verdict."""
-    from .compare import as_json, fairness_notes, print_table, rows, verdict
-    from .files import write_text
-
-    table = rows(results)
-    content: dict[str, Any] = {"runs": [result.to_json() for result in results]}
-    if command == "compare":
-        content |= {"verdict": verdict(results), "table": as_json(table)}
-    elif len(results) == 1:
-        content = content["runs"][0]
-    text = json.dumps(content, indent=2)
-    for path in (out / "result.json", json_file):
-        if path:
-            write_text(path, text)
-    said = [*notes, *plan.federation.notes]
-    for result in results:  # with those of its algorithm
-        name = f"{result.algorithm}: "
-        said += [name + note.removeprefix(name) for note in result.notes]
-    said += fairness_notes(results)
-    said = list(dict.fromkeys(said))
-    if command == "compare":
-        from .report import write_report
-
-        write_report(out / "report.html", plan.federation, results, said)
-    console = make_console()
-    print_table(table, console)
-    for one in said:
-        console.print(f"note: {one}")
-    if command == "compare":
-        console.print(content["verdict"], style="bold")
-        console.print(f"The report is {out / 'report.html'}; all numbers are in {out}")
-    else:
-        console.print(f"All numbers are in {out}")

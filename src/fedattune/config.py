@@ -1,44 +1,50 @@
 """The typed settings of a training run; the one schema behind Python, YAML files and the command line."""
 
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from .checked import Checked, explain
 from .errors import ConfigError, did_you_mean
 
+MANY, MANY_CLIENTS = 1_000_000, 10_000_000
+SEEDS = 2**32  # seeds are below this, for NumPy's legacy generator takes no others
+LARGEST = 1e38  # of float32
+Number = Annotated[int, Field(ge=1, le=MANY)]
+Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 
-class Settings(BaseModel):
+
+class Settings(Checked):
     """How one algorithm is trained on one federation: everything but the data, the model and the method."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid")
 
-    rounds: Annotated[int, Field(ge=1)] = Field(50, description="communication rounds")
+    rounds: Number = Field(50, description="communication rounds")
     cohort: int | float = Field(
         1.0, description="clients asked per round: a whole number, or a fraction of all (1.0 = everybody)"
     )
     train: Literal["method", "cohort", "all"] = Field(
         "method", description="who trains each round: as the method says, only the cohort, or all clients"
     )
-    steps: Annotated[int, Field(ge=1)] | None = Field(
+    steps: Number | None = Field(
         None, description="local mini-batch steps per round (20 if neither steps nor epochs is given)"
     )
-    epochs: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="local epochs per round, instead of steps"
+    epochs: Number | None = Field(None, description="local epochs per round, instead of steps")
+    batch_size: Number = Field(20, description="samples in a mini-batch")
+    lr: Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)] = Field(
+        0.02, description="local learning rate"
     )
-    batch_size: Annotated[int, Field(ge=1)] = Field(20, description="samples in a mini-batch")
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(0.02, description="local learning rate")
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+    weight_decay: Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)] | None = Field(
         None,
         description="l2 coefficient added to every gradient, of every method alike (default: the method's)",
     )
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of initial model, cohorts and batches")
+    seed: Seed = Field(0, description="seed of initial model, cohorts and batches")
     engine: Literal["auto", "loop", "batched"] = Field(
         "auto", description="one client at a time, or all clients of a round as one batch of models"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live")
     dtype: Literal["float32", "float64"] = Field("float32", description="floating-point type")
-    eval_every: Annotated[int, Field(ge=1)] = Field(
+    eval_every: Number = Field(
         1, description="evaluate all clients every so many rounds (and after the last one)"
     )
 
@@ -55,17 +61,21 @@ class Settings(BaseModel):
                 ) from None
         return value
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "Settings":
-        if isinstance(self.cohort, bool) or not (
-            self.cohort >= 1 if isinstance(self.cohort, int) else 0 < self.cohort <= 1
-        ):
+    @field_validator("cohort")
+    @classmethod
+    def _some_or_all(cls, value: int | float) -> int | float:
+        if not (1 <= value <= MANY_CLIENTS if isinstance(value, int) else 0 < value <= 1):
             raise ValueError(
-                f"cohort must be a number of clients (1 or more) or a fraction between 0 and 1, got {self.cohort}"
+                f"expected a number of clients from 1 to {MANY_CLIENTS:,}, or a fraction between 0 and 1"
             )
-        if self.steps and self.epochs:
-            raise ValueError(f"give steps ({self.steps}) or epochs ({self.epochs}), not both")
-        return self
+        return value
+
+    @field_validator("epochs")
+    @classmethod
+    def _one_unit(cls, epochs: int | None, info: ValidationInfo) -> int | None:
+        if epochs and info.data.get("steps"):
+            raise ValueError(f"give steps ({info.data['steps']}) or epochs, not both")
+        return epochs
 
     @classmethod
     def checked(cls, **values: Any) -> Self:
@@ -78,7 +88,10 @@ class Settings(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            raise ConfigError(explain(error, cls.model_fields)) from error
+            phrases = explain(
+                error, unknown=lambda key: f"unknown setting {key!r}; {did_you_mean(key, cls.model_fields)}"
+            )
+            raise ConfigError("; ".join(phrases)) from error
 
     @property
     def local_steps(self) -> int | None:
@@ -86,21 +99,16 @@ class Settings(BaseModel):
         return None if self.epochs else self.steps or 20
 
     def cohort_size(self, n_clients: int) -> int:
-        """Clients asked per round, of `n_clients`; a fraction is rounded, at least one client."""
+        """Clients asked per round, of `n_clients`; a fraction is rounded, at least one client.
+
+        Raises:
+            ConfigError: more are asked than there are.
+        """
         if isinstance(self.cohort, int):
+            if self.cohort > n_clients:
+                raise ConfigError(
+                    f"cohort: got {self.cohort} clients per round, expected at most the {n_clients} that there are, "
+                    "or a fraction such as 0.5"
+                )
             return self.cohort
         return max(1, round(self.cohort * n_clients))
-
-
-def explain(error: ValidationError, known: Iterable[str]) -> str:
-    """Every mistake in one sentence each: what was got, what was expected, and the near key for an unknown one."""
-    sentences = []
-    for e in error.errors():
-        where = ".".join(str(part) for part in e["loc"])
-        if e["type"] == "extra_forbidden":
-            sentences.append(f"unknown setting {where!r}; {did_you_mean(where, known)}")
-        else:
-            message = e["msg"].removeprefix("Value error, ")
-            got = f", got {e['input']!r}" if where else ""
-            sentences.append(f"{where}: {message[0].lower()}{message[1:]}{got}" if where else message)
-    return "; ".join(dict.fromkeys(sentences))

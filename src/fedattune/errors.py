@@ -45,6 +45,11 @@ def brief(error: BaseException) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Say which known name is nearest, and list them all: `did you mean 'sigma'? (known: lam, sigma)`."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}(known: {', '.join(names) if names else 'none'})"
+    hint = near(name, names)
+    return f"{hint}{' ' if hint else ''}(known: {', '.join(names) if names else 'none'})"
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Say which known name is nearest, if any is, where all would be too many to list."""
+    found = get_close_matches(name, sorted(known), n=1)
+    return f"did you mean {found[0]!r}?" if found else ""

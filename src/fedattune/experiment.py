@@ -3,18 +3,23 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from .config import Settings
-from .errors import ConfigError
+from .checked import explain
+from .config import MANY, MANY_CLIENTS, SEEDS, Seed, Settings
+from .errors import ConfigError, near
+from .output import Output
+from .yaml_file import read_scalar, read_yaml
 
-# Where and how an experiment is computed; its numbers do not depend on these beyond rounding.
-NOT_IDENTITY = frozenset({"data_dir", "save_partition", "engine", "device"})
+NOT_IDENTITY = {"data_dir", "save_partition"}  # where files are
+NOT_IN_A_FILE = {
+    "resume": "goes on with the experiment as it was begun",
+    "config": "names such a file itself",
+}
 
 
 class Experiment(Settings):
@@ -34,10 +39,10 @@ class Experiment(Settings):
         None,
         description="how samples are spread over clients: a name or a saved one (default: by the data)",
     )
-    clients: Annotated[int, Field(ge=2)] | None = Field(
+    clients: Annotated[int, Field(ge=2, le=MANY_CLIENTS)] | None = Field(
         None, description="number of clients (default: by the data)"
     )
-    split_seed: Annotated[int, Field(ge=0)] | None = Field(
+    split_seed: Seed | None = Field(
         None, description="seed of the split over clients and parts (default: by the partition)"
     )
     test: float = Field(0.25, gt=0, lt=1, description="share of each client's samples kept for the test")
@@ -57,7 +62,16 @@ class Experiment(Settings):
     set: dict[str, Any] = Field(
         {}, description="a hyper-parameter: option=value or name.option=value; repeatable"
     )
-    seeds: Annotated[int, Field(ge=1)] = Field(1, description="runs with the seeds seed, seed+1, ...")
+    seeds: Annotated[int, Field(ge=1, le=MANY)] = Field(
+        1, description="runs with the seeds seed, seed+1, ..."
+    )
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_that_can_be(cls, seeds: int, info: ValidationInfo) -> int:
+        if info.data.get("seed", 0) + seeds > SEEDS:
+            raise ValueError(f"the last seed, seed + seeds - 1, should be less than {SEEDS}")
+        return seeds
 
     @field_validator("algorithms", mode="before")
     @classmethod
@@ -88,7 +102,9 @@ class Experiment(Settings):
     @property
     def hash(self) -> str:
         """Twelve hex digits that are equal for equal experiments, wherever they are computed."""
-        identity = {key: one for key, one in self.model_dump(mode="json").items() if key not in NOT_IDENTITY}
+        from .runs.folder import FREE_TO_CHANGE
+
+        identity = self.model_dump(mode="json", exclude=NOT_IDENTITY | FREE_TO_CHANGE)
         for key in (
             "data",
             "partition",
@@ -107,83 +123,43 @@ class Experiment(Settings):
         return f"# FedAttune experiment {self.hash}\n{values}"
 
 
-class Output(BaseModel):
-    """Where results go; not part of an experiment's identity."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    config: Path | None = Field(
-        None, description="YAML file with any of these options; the command line wins"
-    )
-    out: Path | None = Field(
-        None, description="run folder, absent or empty (default: runs/COMMAND-DATA-TIME)"
-    )
-    json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
-    resume: Path | None = Field(None, description="go on with the interrupted run in this folder")
-    quiet: bool = Field(False, description="no progress, only the result")
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """Say which of many known names is nearest, if any is."""
-    found = get_close_matches(name, sorted(known), n=1)
-    return f", did you mean {found[0]!r}?" if found else ""
-
-
 def parse_set(items: Iterable[str]) -> dict[str, Any]:
     """Read `name.option=value` items of the command line; values are YAML scalars.
 
     Raises:
-        ConfigError: an item without a name or a value.
+        ConfigError: items without a name or a value, all of them in one message.
     """
     given: dict[str, Any] = {}
+    wrong = []
     for item in items:
         key, equals, value = item.partition("=")
         if not key.strip() or not equals:
-            raise ConfigError(
-                f"--set {item}: expected option=value or name.option=value, such as fedmcsa.sigma=50"
-            )
-        try:
-            given[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            given[key.strip()] = value
-    return given
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, keys as written.
-
-    Raises:
-        ConfigError: the file is missing, unreadable, not YAML, or not a mapping.
-    """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else f": {error}"
-        raise ConfigError(f"{path} is not valid YAML{where}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
+            wrong.append(item)
+        else:
+            given[key.strip()] = read_scalar(value)
+    if wrong:
         raise ConfigError(
-            f"{path} must hold keys with values such as 'rounds: 50', got a {type(content).__name__}"
+            f"--set {', '.join(wrong)}: expected option=value or name.option=value, such as fedmcsa.sigma=50"
         )
-    return {str(key): value for key, value in content.items()}
+    return given
 
 
 def _canonical(key: str) -> str:
     name = key.replace("-", "_")
-    return "algorithms" if name == "algorithm" else name
+    return {"algorithm": "algorithms", "json": "json_file"}.get(name, name)
 
 
 def _from_file(path: Path, errors: list[str]) -> dict[str, Any]:
-    """The experiment's keys in the file; unknown and repeated ones are put into `errors`."""
+    """The options in the file; unknown and repeated ones are put into `errors`."""
+    known = Experiment.model_fields.keys() | Output.model_fields.keys()
     values: dict[str, Any] = {}
     for key, value in read_yaml(path).items():
         name = _canonical(key)
-        if name not in Experiment.model_fields:
-            errors.append(f"{path}: unknown key {key!r}{near(name, Experiment.model_fields)}")
+        if name in NOT_IN_A_FILE:
+            errors.append(f"{path}: {key} cannot be given in a file, for it {NOT_IN_A_FILE[name]}")
+        elif name not in known:
+            hint = near(name, known)
+            errors.append(f"{path}: unknown key {key!r}{', ' if hint else ''}{hint}")
         elif name in values:
             errors.append(f"{path}: the key {key!r} is given twice")
         else:
@@ -192,13 +168,24 @@ def _from_file(path: Path, errors: list[str]) -> dict[str, Any]:
 
 
 def load_experiment(
+    path: Path | None, overrides: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None
+) -> Experiment:
+    """The experiment of a YAML file and of options given, which win over the file.
+
+    Raises:
+        ConfigError: unknown keys and impossible values, all of them in one message.
+    """
+    return load_options(path, overrides, defaults=defaults)[0]
+
+
+def load_options(
     path: Path | None,
     overrides: Mapping[str, Any],
     *,
     defaults: Mapping[str, Any] | None = None,
     errors: Iterable[str] = (),
-) -> Experiment:
-    """The experiment of a YAML file and the command line, which wins over the file.
+) -> tuple[Experiment, Output]:
+    """The experiment and the output options of a YAML file and the command line, which wins over the file.
 
     `errors` found before are reported together with those found here.
 
@@ -206,7 +193,6 @@ def load_experiment(
         ConfigError: unknown keys and impossible values, all of them in one message.
     """
     problems = list(errors)
-    values = {_canonical(key): value for key, value in (defaults or {}).items()}
     given = {_canonical(key): value for key, value in overrides.items()}
     in_file = _from_file(path, problems) if path else {}
     if ("steps" in given) != ("epochs" in given):  # the command line's unit of work replaces the file's
@@ -218,31 +204,24 @@ def load_experiment(
         given["set"] = {k: v for k, v in kept.items() if k.rpartition(".")[2] not in bare} | dict(
             given["set"]
         )
-    values |= in_file | given
-    try:
-        experiment = Experiment(**values)
-    except ValidationError as error:
-        problems += _explain(error, path, in_file, given)
+    values = {_canonical(key): value for key, value in (defaults or {}).items()} | in_file | given
+
+    def where(key: str) -> str:
+        name = "json" if key == "json_file" else key
+        option = "--" + name.replace("_", "-")
+        return option if key in given or key not in in_file else f"{path}: {name}"
+
+    def unknown(key: str) -> str:
+        hint = near(key, Experiment.model_fields)
+        return f"unknown option {where(key)}{', ' if hint else ''}{hint}"
+
+    to_output = {key: values.pop(key) for key in Output.model_fields if key in values}
+    found: dict[type[Experiment | Output], Any] = {}
+    for schema, mine in ((Experiment, values), (Output, to_output)):
+        try:
+            found[schema] = schema(**mine)
+        except ValidationError as error:
+            problems += explain(error, where, unknown)
     if problems:
         raise ConfigError("; ".join(dict.fromkeys(problems)))
-    return experiment
-
-
-def _explain(
-    error: ValidationError, path: Path | None, in_file: Mapping[str, Any], given: Mapping[str, Any]
-) -> list[str]:
-    """One phrase per wrong key: where it was given, what is wrong, what was got."""
-    phrases: dict[str, str] = {}
-    for one in error.errors():
-        key = str(one["loc"][0]) if one["loc"] else ""
-        reason = one["msg"].removeprefix("Value error, ")
-        reason = reason[:1].lower() + reason[1:]
-        option = "--" + key.replace("_", "-")
-        if not key:
-            phrases.setdefault(key, reason)
-        elif one["type"] == "extra_forbidden":
-            phrases.setdefault(key, f"unknown option {option}{near(key, Experiment.model_fields)}")
-        else:
-            where = option if key in given or key not in in_file else f"{path}: {key}"
-            phrases.setdefault(key, f"{where}: {reason}, got {one['input']!r}")
-    return list(phrases.values())
+    return found[Experiment], found[Output]

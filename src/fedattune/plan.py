@@ -1,16 +1,14 @@
 """An experiment made ready: everything is built and checked before anything is trained or written."""
 
-import importlib
 import inspect
-import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .choices import Assigned, Known, assign
-from .errors import ConfigError, DataError, did_you_mean
+from .errors import ConfigError, DataError, FedAttuneError, did_you_mean
 from .experiment import Experiment
 from .registry import build, lookup, options
 
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from .core import Algorithm
     from .data import Dataset, Federation
 
-TABLE_SUFFIXES = (".csv", ".parquet", ".pq")
 TABLE = "table"  # name of the data source of a user's own file
 OWN_OPTIONS = {"client_column", "target"}  # of the table, given by options of their own
 
@@ -34,11 +31,6 @@ class Plan:
     model_options: Mapping[str, Any]
 
 
-def is_table(data: str) -> bool:
-    """Whether the data is a file of the user's own."""
-    return data.lower().endswith(TABLE_SUFFIXES) or Path(data).is_file()
-
-
 def prepare(experiment: Experiment) -> Plan:
     """Build all parts of the experiment and check that they fit together; nothing is written but caches.
 
@@ -48,67 +40,55 @@ def prepare(experiment: Experiment) -> Plan:
     from .algorithms import ALGORITHMS
     from .models import make_model
 
-    if experiment.algorithms == ("all",):
-        experiment = experiment.model_copy(update={"algorithms": tuple(ALGORITHMS)})
+    experiment = _spelled_out(experiment)
+    known = _known(experiment, methods=True)
+    dataset = load_dataset(experiment, known)
+    chosen = _chosen(experiment, known, dataset)
+    problems: list[str] = []
+    algorithms = {}
     for name in experiment.algorithms:
-        lookup("algorithm", name, ALGORITHMS)
-    known: Known = {
-        "algorithm": {name: _option_names(ALGORITHMS[name]) for name in experiment.algorithms},
-        "model": {experiment.model: _model_options(experiment.model)},
-    }
-    _check_device(experiment)
-    if experiment.partition:  # else known only after the data is loaded
-        assign(experiment.set, {**known, **_known_data(experiment, experiment.partition)})
-    dataset = load_dataset(experiment)
-    chosen = assign(
-        experiment.set,
-        {**known, **_known_data(experiment, experiment.partition or dataset.default_partition)},
-    )
-    algorithms = {
-        name: build(name, ALGORITHMS[name], chosen["algorithm"][name]) for name in experiment.algorithms
-    }
-    federation = federate_dataset(experiment, dataset, chosen)
+        with _collecting(problems):
+            algorithms[name] = build(name, ALGORITHMS[name], chosen["algorithm"][name])
+    federation = None
+    with _collecting(problems):
+        federation = federate_dataset(experiment, dataset, chosen)
+        experiment.cohort_size(federation.n_clients)
+    if problems or federation is None:
+        raise ConfigError("; ".join(problems))
     model_options = chosen["model"][experiment.model]
-    make_model(experiment.model, federation, options=model_options, seed=experiment.seed)
-    asked = experiment.cohort_size(federation.n_clients)
-    if asked > federation.n_clients:
-        raise ConfigError(
-            f"--cohort {experiment.cohort} asks more clients per round than the {federation.n_clients} "
-            "there are; give a smaller number, or a fraction such as 0.5"
-        )
+    make_model(
+        experiment.model,
+        federation,
+        options=model_options,
+        seed=experiment.seed,
+        batch_size=experiment.batch_size,
+        engine=experiment.engine,
+    )
     return Plan(experiment, federation, algorithms, chosen["algorithm"], model_options)
 
 
 def prepare_data(experiment: Experiment) -> "Federation":
     """Only the federation of the experiment; options of models and methods count where these were named."""
-    known: Known = {}
-    if experiment.set.keys() and {"algorithms", "model"} & experiment.model_fields_set:
-        from .algorithms import ALGORITHMS
-
-        names = tuple(ALGORITHMS) if experiment.algorithms == ("all",) else experiment.algorithms
-        known = {
-            "algorithm": {name: _option_names(lookup("algorithm", name, ALGORITHMS)) for name in names},
-            "model": {experiment.model: _model_options(experiment.model)},
-        }
-    dataset = load_dataset(experiment)
-    partition = experiment.partition or dataset.default_partition
-    return federate_dataset(
-        experiment, dataset, assign(experiment.set, {**known, **_known_data(experiment, partition)})
-    )
+    named = bool({"algorithms", "model"} & experiment.model_fields_set)
+    experiment = _spelled_out(experiment)
+    known = _known(experiment, methods=bool(experiment.set) and named)
+    dataset = load_dataset(experiment, known)
+    return federate_dataset(experiment, dataset, _chosen(experiment, known, dataset))
 
 
-def load_dataset(experiment: Experiment) -> "Dataset":
+def load_dataset(experiment: Experiment, known: Known) -> "Dataset":
     """The samples, before they are divided."""
     from .data import load
 
-    names = (TABLE if is_table(experiment.data) else experiment.data, "data", "")
-    mine = _known_data(experiment, None)["data"]
-    wanted = [option for known in mine.values() for option in known]
+    ((source, wanted),) = known["data"].items()
+    names = (source, "data", "")
     keys = (
         (key.rpartition("."), value)
         for key, value in sorted(experiment.set.items(), key=lambda i: "." in i[0])
     )
     given = {option: value for (name, _, option), value in keys if name in names and option in wanted}
+    if experiment.clients and "clients" in wanted and experiment.partition in (None, "by_column"):
+        given.setdefault("clients", experiment.clients)  # the source makes its clients: that many
     return load(
         experiment.data,
         data_dir=experiment.data_dir,
@@ -120,12 +100,8 @@ def load_dataset(experiment: Experiment) -> "Dataset":
 
 def federate_dataset(experiment: Experiment, dataset: "Dataset", chosen: Assigned) -> "Federation":
     """The samples divided among clients as the experiment says."""
-    from .data import PARTITIONS, federate
+    from .data import federate
 
-    if experiment.save_partition in PARTITIONS:
-        raise ConfigError(
-            f"--save-partition {experiment.save_partition}: this is a built-in partition; choose another name"
-        )
     name = experiment.partition or dataset.default_partition
     return federate(
         dataset,
@@ -139,44 +115,108 @@ def federate_dataset(experiment: Experiment, dataset: "Dataset", chosen: Assigne
     )
 
 
+@contextmanager
+def _collecting(problems: list[str]) -> Iterator[None]:
+    """Put an error's message into `problems`, to be reported with those of the other parts."""
+    try:
+        yield
+    except FedAttuneError as error:
+        problems.append(str(error))
+
+
+def _spelled_out(experiment: Experiment) -> Experiment:
+    from .algorithms import ALGORITHMS
+
+    if experiment.algorithms != ("all",):
+        return experiment
+    return experiment.model_copy(update={"algorithms": tuple(ALGORITHMS)})
+
+
+def _known(experiment: Experiment, *, methods: bool) -> Known:
+    """Options of everything in use that is known before the data is loaded.
+
+    Raises:
+        ConfigError: unknown names and options, all of them in one message.
+    """
+    from .algorithms import ALGORITHMS
+    from .data import PARTITIONS
+
+    problems: list[str] = []
+    known: dict[str, dict[str, list[str]]] = {}
+    if methods:
+        for name in experiment.algorithms:
+            with _collecting(problems):
+                found = _option_names(lookup("algorithm", name, ALGORITHMS))
+                known.setdefault("algorithm", {})[name] = found
+        with _collecting(problems):
+            known["model"] = {experiment.model: _model_options(experiment.model)}
+        with _collecting(problems):
+            _check_device(experiment)
+    with _collecting(problems):
+        known["data"] = _data_options(experiment.data)
+    if experiment.partition:
+        with _collecting(problems):
+            known["partition"] = {experiment.partition: _partition_options(experiment.partition)}
+    if experiment.save_partition in PARTITIONS:
+        problems.append(
+            f"--save-partition {experiment.save_partition}: this is a built-in partition; choose another name"
+        )
+    names = {name for group in known.values() for name in group}
+    complete = experiment.partition and not problems  # else an option may belong to what is not known
+    sure = {
+        key: value for key, value in experiment.set.items() if complete or key.rpartition(".")[0] in names
+    }
+    with _collecting(problems):
+        assign(sure, known)
+    if problems:
+        raise ConfigError("; ".join(dict.fromkeys(problems)))
+    return known
+
+
+def _chosen(experiment: Experiment, known: Known, dataset: "Dataset") -> Assigned:
+    """The options given, shared out; only the loaded data knows its default partition."""
+    partition = experiment.partition or dataset.default_partition
+    return assign(experiment.set, {**known, "partition": {partition: _partition_options(partition)}})
+
+
 def _option_names(factory: Callable[..., Any]) -> list[str]:
     return [option.name for option in options(factory)]
 
 
-def _known_data(experiment: Experiment, partition: str | None) -> Known:
-    """Options of the data source and the partition in use; a saved partition has none."""
-    from .data import PARTITIONS, SOURCES, table
+def _data_options(data: str) -> dict[str, list[str]]:
+    from .data import SOURCES, is_table, source_name, table
 
-    if is_table(experiment.data):
-        if not Path(experiment.data).is_file():
-            raise DataError(f"there is no file {experiment.data}; give the path of a .csv or .parquet table")
-        source = {TABLE: [name for name in _option_names(table) if name not in OWN_OPTIONS]}
-    elif experiment.data in SOURCES:
-        source = {experiment.data: _option_names(SOURCES[experiment.data])}
-    else:
-        hint = did_you_mean(experiment.data, SOURCES)
-        raise ConfigError(f"unknown data {experiment.data!r}; {hint}, or a path ending in .csv or .parquet")
-    split = (
-        {partition: _option_names(PARTITIONS[partition]) if partition in PARTITIONS else []}
-        if partition
-        else {}
-    )
-    return {"data": source, "partition": split}
+    if not is_table(data):
+        name = source_name(data)
+        return {name: _option_names(SOURCES[name])}
+    if not Path(data).is_file():
+        raise DataError(f"there is no file {data}; give the path of a .csv or .parquet table")
+    return {TABLE: [name for name in _option_names(table) if name not in OWN_OPTIONS]}
+
+
+def _partition_options(name: str) -> list[str]:
+    """Options of a partition; a saved one has none."""
+    from .data import PARTITIONS, saved_partitions
+    from .data.manifest import manifest_path
+
+    if name in PARTITIONS:
+        return _option_names(PARTITIONS[name])
+    if not manifest_path(name).exists():
+        known = did_you_mean(name, [*PARTITIONS, *saved_partitions()])
+        raise ConfigError(f"unknown partition {name!r}, and no such file; {known}")
+    return []
 
 
 def _model_options(name: str) -> list[str]:
-    """Options of the model's factory; none of one that cannot be found, which making it will say better."""
-    from .models import MODELS
+    """Options of the model's factory: of one of the user's, all after the input shape and number of classes."""
+    from .models import MODELS, find_factory
 
-    if ":" not in name:
-        return _option_names(lookup("model", name, MODELS))
-    if os.getcwd() not in sys.path:  # as python -m does, so that a factory beside the user's data is found
-        sys.path.append(os.getcwd())
-    module, _, attribute = name.partition(":")
+    factory = find_factory(name)
+    if name in MODELS:
+        return _option_names(factory)
     try:
-        factory = getattr(importlib.import_module(module), attribute)
-        return list(inspect.signature(factory).parameters)[2:]  # after the input shape and number of classes
-    except Exception:
+        return list(inspect.signature(factory).parameters)[2:]
+    except (TypeError, ValueError):  # a factory written in C
         return []
 
 

@@ -8,16 +8,17 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import ConfigDict, Field, ValidationError, create_model
+from pydantic import Field, ValidationError, create_model
 
+from .checked import Checked, explain
 from .errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Option(NamedTuple):
@@ -69,16 +70,13 @@ def check_options(name: str, factory: Callable[..., Any], given: Mapping[str, An
         if key not in {o.name for o in known}
     ]
     fields: dict[str, Any] = {o.name: (hints[o.name], o.default) for o in known}
-    schema = create_model(name, __config__=ConfigDict(protected_namespaces=()), **fields)
+    schema = create_model(name, __base__=Checked, **fields)
     checked: dict[str, Any] = {}
     try:
         model = schema(**{k: v for k, v in given.items() if k in fields})
         checked = {key: getattr(model, key) for key in fields}
     except ValidationError as error:
-        errors += [
-            f"{name}.{e['loc'][0]}: {e['msg'][0].lower()}{e['msg'][1:]}, got {e['input']!r}"
-            for e in error.errors()
-        ]
+        errors += explain(error, where=lambda key: f"{name}.{key}")
     if errors:
         raise ConfigError("; ".join(dict.fromkeys(errors)))
     return checked

@@ -2,18 +2,15 @@
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import threading
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from .compare import ALONE
-from .errors import ConfigError, RunError
+from .errors import ConfigError, DivergedError, RunError
 from .experiment import Experiment, load_experiment
 from .plan import Plan, prepare
 from .progress import watch
@@ -21,11 +18,19 @@ from .progress import watch
 if TYPE_CHECKING:
     from .result import Result
 
-RESUMABLE = {"engine", "device"}  # what may be given beside --resume: it does not change the numbers
+EXPERIMENT, PARTITION, COMMAND = "experiment.yaml", "partition.json", "command.txt"
 
 
 class StoppedError(Exception):
     """The user asked to stop; what was done so far is kept."""
+
+
+class Failure(NamedTuple):
+    """A method that came to no result."""
+
+    algorithm: str
+    seed: int
+    error: str
 
 
 class Interrupt:
@@ -53,95 +58,98 @@ class Interrupt:
         self.asked = True
 
 
-def check_file(option: str, path: Path | None) -> None:
-    """Refuse early a file that could not be written at the end.
+def inputs(experiment: Experiment, *, config: Path | None = None, out: Path | None = None) -> dict[str, Path]:
+    """Files that no result may be written over: what is read, and what is kept to go on with."""
+    from .data import PARTITIONS, is_table
+    from .data.manifest import manifest_path
 
-    Raises:
-        ConfigError: its folder is missing or not writable, or it is a folder itself.
-    """
-    if path is None:
-        return
-    if path.is_dir():
-        raise ConfigError(f"{option} {path}: this is a folder; give the name of a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{option} {path}: there is no folder {path.parent}; make it first")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{option} {path}: the folder {path.parent} cannot be written to")
-
-
-def check_out(out: Path, command: str) -> None:
-    """Refuse a run folder that holds something.
-
-    Raises:
-        RunError: it does, or it is a file.
-    """
-    if out.exists() and not out.is_dir():
-        raise RunError(f"--out {out}: this is a file; give a new or empty folder")
-    if out.is_dir() and any(out.iterdir()):
-        raise RunError(
-            f"--out {out}: the folder is not empty, and nothing is written over; give a new one, or go on "
-            f"with the run in it by fedattune {command} --resume {shlex.quote(str(out))}"
-        )
+    found = {"the data": Path(experiment.data)} if is_table(experiment.data) else {}
+    if config:
+        found["the configuration"] = config
+    if experiment.partition not in (None, *PARTITIONS):
+        found["the partition"] = manifest_path(experiment.partition or "")
+    if experiment.save_partition:
+        found["the partition to be saved"] = manifest_path(experiment.save_partition)
+    if out:
+        found |= {f"{name} of the run": out / name for name in (EXPERIMENT, PARTITION, COMMAND)}
+    return found
 
 
-def default_out(command: str, experiment: Experiment) -> Path:
-    """A new folder under runs/ named after the command, the data and the time."""
-    stem = f"{command}-{Path(experiment.data).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    names = [stem, *(f"{stem}-{again}" for again in range(2, 100))]
-    return next(path for path in (Path("runs") / name for name in names) if not path.exists())
+def begin(plan: Plan, out: Path, command: str) -> None:
+    """Make the run folder with the command, the experiment and the partition in it, or leave nothing behind."""
+    from .data.manifest import save_manifest
 
-
-def begin(plan: Plan, out: Path) -> None:
-    """Make the run folder with the experiment and the partition in it."""
-    from .data import PARTITIONS
-    from .data.manifest import manifest_path, save_manifest
-
-    if plan.experiment.save_partition:
-        save_manifest(plan.federation, plan.experiment.save_partition)
-    where: dict[str, Any] = {}  # paths that also hold when resumed from another folder
-    if Path(plan.experiment.data).is_file():
-        where["data"] = str(Path(plan.experiment.data).resolve())
-    partition = manifest_path(plan.experiment.partition or "")
-    if plan.experiment.partition not in (None, *PARTITIONS) and partition.is_file():
-        where["partition"] = str(partition.resolve())
-    if plan.experiment.data_dir:
-        where["data_dir"] = plan.experiment.data_dir.resolve()
     out = out.resolve()
-    new = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    new.mkdir(parents=True)
-    (new / "partition.json").write_text(json.dumps(plan.federation.manifest()), encoding="utf-8")
-    (new / "experiment.yaml").write_text(plan.experiment.model_copy(update=where).to_yaml(), encoding="utf-8")
-    if out.is_dir():
-        out.rmdir()
-    new.rename(out)  # at once: a folder that exists can be resumed
+    into = out.is_dir()  # an empty folder stays the one it is: someone may be in it
+    new = out / f".{os.getpid()}.tmp" if into else out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    content = {
+        COMMAND: command + "\n",
+        PARTITION: json.dumps(plan.federation.manifest()),
+        EXPERIMENT: _from_anywhere(plan.experiment).to_yaml(),  # the last one: with it, a run can be resumed
+    }
+    try:
+        new.mkdir(parents=True)
+        for name, text in content.items():
+            (new / name).write_text(text, encoding="utf-8")
+        if plan.experiment.save_partition:
+            save_manifest(plan.federation, plan.experiment.save_partition)
+        if into:
+            for name in content:
+                (new / name).rename(out / name)
+            new.rmdir()
+        else:
+            new.rename(out)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        if into:
+            for name in content:
+                (out / name).unlink(missing_ok=True)
+        raise
 
 
-def reopen(command: str, out: Path, given: Mapping[str, Any]) -> Plan:
-    """The plan of the interrupted run in `out`.
+def _from_anywhere(experiment: Experiment) -> Experiment:
+    """The experiment with paths that also hold when it is resumed from another folder."""
+    where: dict[str, Any] = {}
+    files = inputs(experiment)
+    if "the data" in files:
+        where["data"] = str(files["the data"].resolve())
+    if "the partition" in files:
+        where["partition"] = str(files["the partition"].resolve())
+    if experiment.data_dir:
+        where["data_dir"] = experiment.data_dir.expanduser().resolve()
+    return experiment.model_copy(update=where)
+
+
+def reopen(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan, list[str]]:
+    """The plan of the interrupted run in `out`, and what to note about going on with it.
 
     Raises:
         ConfigError: options that would change it were given.
         RunError: there is no such run, it is of another command, or the data has changed.
     """
-    other = sorted(given.keys() - RESUMABLE)
+    from .runs.folder import FREE_TO_CHANGE
+
+    other = sorted(given.keys() - FREE_TO_CHANGE)
     if other:
         names = ", ".join("--" + key.replace("_", "-") for key in other)
         raise ConfigError(
             f"{names} cannot be given with --resume, which goes on with the experiment as it was begun"
         )
-    path = out / "experiment.yaml"
+    path = out / EXPERIMENT
     if not path.is_file():
         raise RunError(f"--resume {out}: there is no run of fedattune here ({path} is missing)")
-    experiment = load_experiment(path, given)
-    if (command == "run") == (ALONE in experiment.algorithms and len(experiment.algorithms) > 1):
-        right = "compare" if command == "run" else "run"
+    before, experiment = load_experiment(path, {}), load_experiment(path, given)
+    try:
+        right = (out / COMMAND).read_text(encoding="utf-8").strip()
+        saved = json.loads((out / PARTITION).read_text(encoding="utf-8"))["hash"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"--resume {out}: {COMMAND} or {PARTITION} is missing or broken; start a new run"
+        ) from error
+    if command != right:
         raise RunError(
             f"--resume {out}: this folder is of another command; use fedattune {right} --resume {out}"
         )
-    try:
-        saved = json.loads((out / "partition.json").read_text(encoding="utf-8"))["hash"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"--resume {out}: partition.json is missing or broken; start a new run") from error
     plan = prepare(experiment)
     now = plan.federation.manifest()["hash"]
     if now != saved:
@@ -149,31 +157,41 @@ def reopen(command: str, out: Path, given: Mapping[str, Any]) -> Plan:
             f"--resume {out}: the data or its partition has changed since the run was begun (hash "
             f"{now[:12]}, then {saved[:12]}); start a new run"
         )
-    return plan
+    changed = [
+        f"{key} was {old} and is {new}"
+        for key in sorted(FREE_TO_CHANGE)
+        if (old := getattr(before, key)) != (new := getattr(experiment, key))
+    ]
+    note = (
+        f"{' and '.join(changed)}: results stay equal up to rounding, except for models that draw random "
+        "numbers while training, such as those with dropout"
+    )
+    return plan, [note] if changed else []
 
 
-def execute(plan: Plan, out: Path, stop: Interrupt, *, quiet: bool) -> list["Result"]:
-    """Train every method with every seed, those already finished excepted.
+def execute(
+    plan: Plan, out: Path, stop: Interrupt, *, quiet: bool, go_on: bool
+) -> tuple[list["Result"], list[Failure]]:
+    """Train every method with every seed, those already finished excepted; where asked, go on after a failure.
 
     Raises:
         StoppedError: a stop was asked for; a checkpoint is kept.
+        DivergedError: training diverged, and the others are not to go on.
     """
     from .trainer import fit
 
     experiment = plan.experiment
     seeds = range(experiment.seed, experiment.seed + experiment.seeds)
-    results = []
+    results, failed = [], []
     with watch(quiet=quiet) as shown:
-        for name in plan.algorithms:
-            for seed in seeds:
-                if stop():
-                    raise StoppedError(f"stopped before {name}")
-                folder = out / name / f"seed-{seed}"
-                if folder.is_dir() and not (folder / "config.json").exists():
-                    shutil.rmtree(
-                        folder
-                    )  # killed while it was being made: there is nothing in it to go on with
-                shown.start(name if len(seeds) == 1 else f"{name} (seed {seed})", experiment.rounds)
+        for name, seed in ((name, seed) for name in plan.algorithms for seed in seeds):
+            if stop():
+                raise StoppedError(f"stopped before {name}")
+            folder = out / name / f"seed-{seed}"
+            if folder.is_dir() and not (folder / "config.json").exists():
+                shutil.rmtree(folder)  # killed while it was being made: there is nothing in it to go on with
+            shown.start(name if len(seeds) == 1 else f"{name} (seed {seed})", experiment.rounds)
+            try:
                 result = fit(
                     name,
                     plan.federation,
@@ -186,7 +204,12 @@ def execute(plan: Plan, out: Path, stop: Interrupt, *, quiet: bool) -> list["Res
                     stop=stop,
                     settings=experiment.settings(seed),
                 )
-                if not result.finished:
-                    raise StoppedError(f"stopped after round {shown.round} of {experiment.rounds}")
-                results.append(result)
-    return results
+            except DivergedError as error:
+                if not go_on:
+                    raise
+                failed.append(Failure(name, seed, str(error)))
+                continue
+            if not result.finished:
+                raise StoppedError(f"stopped after round {shown.round} of {experiment.rounds}")
+            results.append(result)
+    return results, failed

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError
+from .files import replacing
 from .text import make_table, print_whole
 
 if TYPE_CHECKING:
@@ -139,4 +140,5 @@ def draw(federation: "Federation", path: Path) -> None:
     if k <= CLIENTS_SHOWN:
         axes.set_yticks(range(k), federation.classes)
     axes.set_title(f"{federation.name}, {federation.partition.get('name', '')}", fontsize=10)
-    figure.savefig(path, dpi=150)
+    with replacing(path) as new:
+        figure.savefig(new, dpi=150, format=path.suffix[1:].lower())

@@ -43,8 +43,23 @@ def refused(done: Done, said: str) -> None:
         ("compare --lr -1 --seed -1 --test 2", "--test: input should be less than 1, got '2'"),
         ("compare --engine fast", "--engine: input should be 'auto', 'loop' or 'batched'"),
         ("compare --steps 5 --epochs 2", "not both"),
-        ("compare --cohort 11", "--cohort 11 asks more clients per round than the 10 there are"),
-        ("compare --cohort 0", "cohort"),
+        ("compare --cohort 11", "cohort: got 11 clients per round, expected at most the 10"),
+        ("compare --cohort 0", "--cohort: expected a number of clients from 1 to 10,000,000, or a fraction"),
+        ("compare --cohort 1e400", "--cohort: expected a number of clients"),
+        ("compare --seed 4294967296", "--seed: input should be less than 4294967296"),
+        ("compare --seed 4294967295 --seeds 2", "--seeds: the last seed"),
+        ("compare --split-seed 4294967296", "--split-seed: input should be less than"),
+        ("compare --rounds 1000001", "--rounds: input should be less than or equal to 1000000"),
+        ("compare --steps 99999999999999999999", "--steps: input should be less than or equal to 1000000"),
+        ("compare --epochs 1000001", "--epochs: input should be less than or equal to 1000000"),
+        ("compare --batch-size 1000001", "--batch-size: input should be less than or equal to 1000000"),
+        ("compare --clients 10000001", "--clients: input should be less than or equal to 10000000"),
+        ("compare --lr 1e39", "--lr: input should be at most 1e+38"),
+        ("compare --set fedmcsa.sigma=1.0e+13", "sigma: input should be at most 1e+12"),
+        ("compare --set dnn.hidden=100000000000 --model dnn", "hidden"),
+        ("data show --data synthetic --clients 1000001", "clients: input should be less than or equal to"),
+        ("compare --set fedmcsa.sigma=true", "sigma: input should be a number, not true or false, got True"),
+        ("compare --out p/x --json p/y", "there is no folder p"),
         ("compare --algorithms local,fedavgg", "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
         ("run --algorithm local,fedavg", "use fedattune compare"),
         ("run --algorithm all", "use fedattune compare"),
@@ -185,9 +200,41 @@ def test_wrong_yaml_is_told_at_once(cli: Cli, work: Path) -> None:
         refused(done, said)
 
 
+def test_wrong_names_are_told_at_once(cli: Cli, work: Path) -> None:
+    line = (
+        "compare --data digitz --algorithms local,fedavgg,fedmcsa --partition dirichle --model mlrr "
+        "--set fedmcsa.sigmaa=3 --set depth=3 --save-partition iid"
+    )
+    done = cli(*line.split())
+    for said in (
+        "unknown data 'digitz'; did you mean 'digits'?",
+        "unknown algorithm 'fedavgg'; did you mean 'fedavg'?",
+        "unknown partition 'dirichle', and no such file; did you mean 'dirichlet'?",
+        "unknown model 'mlrr'; did you mean 'mlr'?",
+        "fedmcsa has no option 'sigmaa'; did you mean 'sigma'?",
+        "--save-partition iid: this is a built-in partition",
+    ):
+        refused(done, said)
+    assert "depth" not in done.err  # it may belong to what is not known
+    done = cli("compare", "--steps", 5, "--epochs", 2, "--cohort", 0, "--lr", -1, "--set", "x", "--set", "=1")
+    for said in ("not both", "--cohort: ", "--lr: ", "--set x, =1: "):
+        refused(done, said)
+    done = cli("compare", "--set", "fedmcsa.sigma=-1", "--set", "fedmcsa.lam=x", "--cohort", 11)
+    for said in ("fedmcsa.sigma: ", "fedmcsa.lam: ", "cohort: got 11"):
+        refused(done, said)
+
+
+def test_too_little_memory(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(*_: object) -> None:
+        raise MemoryError("cannot allocate 5 TiB")
+
+    monkeypatch.setattr("fedattune.plan.prepare", greedy)
+    refused(cli("compare"), "not enough memory (cannot allocate 5 TiB)")
+
+
 def test_the_real_command(process: Cli, work: Path) -> None:
     before = files(work.parent)
-    refused(process("compare", "--cohort", 11), "--cohort 11 asks more clients")
+    refused(process("compare", "--cohort", 11), "cohort: got 11 clients per round")
     refused(process("compare", "--ronds", 5), "did you mean '--rounds'?")
     assert files(work.parent) == before
 

@@ -8,7 +8,7 @@ import yaml
 from fedattune.choices import assign
 from fedattune.config import Settings
 from fedattune.errors import ConfigError
-from fedattune.experiment import Experiment, load_experiment, parse_set
+from fedattune.experiment import Experiment, load_experiment, load_options, parse_set
 
 
 def file(tmp_path: Path, text: str) -> Path:
@@ -25,6 +25,25 @@ def test_yaml_and_command_line(tmp_path: Path) -> None:
     found = load_experiment(path, {"rounds": "9", "set": {"fedmcsa.sigma": 3}})
     assert (found.rounds, found.batch_size, found.algorithms, found.lr) == (9, 5, ("local", "fedavg"), 1e-3)
     assert found.set == {"fedavg.weighting": "uniform", "fedmcsa.sigma": 3}
+
+
+def test_a_file_says_where_results_go(tmp_path: Path) -> None:
+    path = file(tmp_path, "rounds: 7\nout: o\njson: r.json\nquiet: true")
+    experiment, output = load_options(path, {"out": Path("p"), "config": path})
+    assert experiment == Experiment(rounds=7)
+    assert (output.out, output.json_file, output.quiet) == (Path("p"), Path("r.json"), True)
+
+
+def test_merged_keys_are_no_repetition(tmp_path: Path) -> None:
+    path = file(tmp_path, "set: {a: &a {x: 1, y: 2}, b: {<<: *a, x: 3}}")
+    assert load_experiment(path, {}).set == {"a.x": 1, "a.y": 2, "b.x": 3, "b.y": 2}
+
+
+def test_settings_in_python_are_checked_alike() -> None:
+    with pytest.raises(ConfigError) as error:
+        Settings.checked(rounds=True, cohort=0, steps=1, epochs=2, lr=10**5000, ronds=3)
+    for part in ("rounds: ", "cohort: ", "epochs: ", "lr: ", "did you mean 'rounds'?"):
+        assert part in str(error.value)
 
 
 def test_empty_file_gives_defaults(tmp_path: Path) -> None:
@@ -47,9 +66,11 @@ def test_algorithms_as_list_or_text(tmp_path: Path, value: str) -> None:
 
 
 def test_every_error_at_once_with_file_key_and_near_name(tmp_path: Path) -> None:
-    path = file(tmp_path, "ronds: 3\nlr: fast\nbatch_size: 0\ndevice: gpu\nlr: -1\nseeds: 1.5")
+    path = file(
+        tmp_path, "ronds: 3\nlr: fast\nbatch_size: 0\ndevice: gpu\nsteps: 2\nepochs: 3\nseeds: 1.5\nquiet: 5"
+    )
     with pytest.raises(ConfigError) as error:
-        load_experiment(path, {"cohort": "many"}, errors=["unknown option --x"])
+        load_options(path, {"cohort": "many"}, errors=["unknown option --x"])
     message = str(error.value)
     for part in (
         f"{path}: unknown key 'ronds', did you mean 'rounds'?",
@@ -57,6 +78,8 @@ def test_every_error_at_once_with_file_key_and_near_name(tmp_path: Path) -> None
         f"{path}: batch_size: ",
         f"{path}: device: ",
         f"{path}: seeds: ",
+        f"{path}: epochs: give steps (2) or epochs, not both, got 3",
+        f"{path}: quiet: ",
         "--cohort: expected a number of clients",
         "unknown option --x",
     ):
@@ -77,7 +100,19 @@ def test_every_error_at_once_with_file_key_and_near_name(tmp_path: Path) -> None
         ("algorithms: ' '", "at least one name"),
         ("test: 1", "test: input should be less than 1"),
         ("clients: 1", "clients: input should be greater"),
-        ("out: x", "unknown key 'out'"),
+        ("resume: x", "resume cannot be given in a file, for it goes on with"),
+        ("config: x", "config cannot be given in a file, for it names such a file itself"),
+        ("outt: x", "unknown key 'outt', did you mean 'out'?"),
+        ("json: true", "json: input is not a valid path"),
+        ("lr: 1\nseed: 2\nlr: 3", "not valid YAML at line 3: the key 'lr' is given twice"),
+        ("set:\n  a: {b: 1}\n  a: {b: 1}", "at line 3: the key 'a' is given twice"),
+        ("rounds: yes", "rounds: input should be a number, not true or false, got True"),
+        ("lr: true", "lr: input should be a number, not true or false"),
+        ("cohort: true", "cohort: input should be a number, not true or false"),
+        ("cohort: [1]", "cohort: "),
+        ("rounds: 2001-99-99", "not valid YAML"),
+        ("rounds: " + "9" * 5000, "not valid YAML"),
+        ("a: " + "[" * 5000, "not valid YAML"),
     ],
 )
 def test_wrong_files(tmp_path: Path, text: str, said: str) -> None:

@@ -55,7 +55,10 @@ def test_interrupt_and_resume(
     assert again.code == 0
     assert numbers(work / "o" / "result.json") == second
     # with another engine is allowed, by the other command is not
-    assert cli("compare", "--resume", "o", "--quiet", "--engine", "loop").code == 0
+    other = cli("compare", "--resume", "o", "--quiet", "--engine", "loop")
+    assert other.code == 0
+    assert "note: engine was auto and is loop: results stay equal up to rounding, except" in other.out
+    assert "engine was" not in again.out
     wrong = cli("run", "--resume", "o")
     assert wrong.code == 2
     assert "use fedattune compare --resume o" in wrong.err
@@ -85,6 +88,17 @@ def test_killed_while_a_folder_is_made(cli: Cli, work: Path) -> None:
             path.unlink()
     assert cli("run", "--resume", "o", "--quiet").code == 0
     assert numbers(work / "o" / "result.json") == before
+
+
+def test_a_comparison_of_one_method_is_a_comparison(cli: Cli, work: Path) -> None:
+    line = ("--rounds", 1, "--clients", 5, "--quiet")
+    assert cli("compare", "--algorithms", "local", *line, "--out", "o").code == 0
+    done = cli("compare", "--resume", "o", "--quiet")
+    assert done.code == 0, done.err
+    assert "Nothing to compare" in done.out
+    assert "use fedattune compare --resume o" in cli("run", "--resume", "o").err
+    (work / "o" / "command.txt").unlink()
+    assert "start a new run" in cli("compare", "--resume", "o").err
 
 
 def test_second_interrupt_stops_at_once(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

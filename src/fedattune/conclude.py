@@ -1,0 +1,89 @@
+"""Say what a command found: result files, table, notes and verdict."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .text import make_console
+
+if TYPE_CHECKING:
+    from .plan import Plan
+    from .result import Result
+    from .session import Failure
+
+
+def conclude(
+    command: str,
+    plan: "Plan",
+    results: "Sequence[Result]",
+    failed: "Sequence[Failure]",
+    *,
+    out: Path,
+    json_file: Path | None,
+    notes: Sequence[str],
+) -> None:
+    """Write the result files, then print the table, the notes and the verdict."""
+    from .compare import as_json, print_table, rows
+    from .files import write_text
+
+    table = rows(results)
+    content: dict[str, Any] = {"runs": [result.to_json() for result in results]}
+    if command == "compare":
+        content |= {
+            "verdict": _verdict(results, failed),
+            "table": as_json(table),
+            "failed": [one._asdict() for one in failed],
+        }
+    elif len(results) == 1:
+        content = content["runs"][0]
+    text = json.dumps(content, indent=2)
+    for path in (out / "result.json", json_file):
+        if path:
+            write_text(path, text)
+    said = [*notes, *plan.federation.notes, *_notes(results), *_failures(failed)]
+    said = list(dict.fromkeys(said))
+    report = out / "report.html" if command == "compare" and results else None
+    if report:
+        from .report import write_report
+
+        write_report(report, plan.federation, results, said)
+    console = make_console()
+    if table:
+        print_table(table, console)
+    for one in said:
+        console.print(f"note: {one}")
+    if command == "compare":
+        console.print(content["verdict"], style="bold")
+    console.print(
+        f"The report is {report}; all numbers are in {out}" if report else f"All numbers are in {out}"
+    )
+
+
+def _notes(results: "Sequence[Result]") -> list[str]:
+    """What is to be known about the methods that finished."""
+    from .compare import fairness_notes
+
+    said = []
+    for result in results:
+        name = f"{result.algorithm}: "
+        said += [name + note.removeprefix(name) for note in result.notes]
+    return [*said, *(fairness_notes(results) if results else ())]
+
+
+def _failures(failed: "Sequence[Failure]") -> list[str]:
+    return [f"{name} failed with seed {seed}: {error}" for name, seed, error in failed]
+
+
+def _verdict(results: "Sequence[Result]", failed: "Sequence[Failure]") -> str:
+    """The verdict; where too few methods came to an end, that instead."""
+    from .compare import ALONE, verdict
+
+    finished = {result.algorithm for result in results}
+    if failed and not finished:
+        return "Nothing to compare: no method finished."
+    if failed and ALONE not in finished:
+        return f"Nothing to compare: {ALONE}, with which the others are compared, did not finish."
+    if failed and finished == {ALONE}:
+        return f"Nothing to compare: only {ALONE} finished."
+    return verdict(results)

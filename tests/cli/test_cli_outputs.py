@@ -1,0 +1,142 @@
+"""Results take no input's place, and go where they are sent."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli_helpers import Done, hospital_rows, write_csv
+from test_cli_bad_input import files, refused
+
+Cli = Callable[..., Done]
+FAST = ("--rounds", 1, "--steps", 2, "--clients", 5, "--quiet")
+TABLE = ("--data", "p.csv", "--client-column", "hospital", "--target", "outcome")
+
+
+@pytest.mark.parametrize("where", [".", "../empty", "../link"])
+def test_an_existing_empty_folder(cli: Cli, work: Path, where: str) -> None:
+    (work.parent / "empty").mkdir()
+    (work.parent / "link").symlink_to("empty")
+    folder = (work / where).resolve()
+    before = folder.stat().st_ino
+    done = cli("run", *FAST, "--out", where)
+    assert done.code == 0, done.err
+    assert folder.stat().st_ino == before
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "command.txt",
+        "experiment.yaml",
+        "fedmcsa",
+        "partition.json",
+        "result.json",
+    ]
+    assert cli("run", "--resume", where, "--quiet").code == 0
+
+
+@pytest.mark.parametrize("out", ["o", "empty"])
+def test_no_half_made_run(cli: Cli, work: Path, out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (work / "empty").mkdir()
+    before = files(work.parent)
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedattune.data.manifest.save_manifest", full)
+        refused(cli("run", *FAST, "--out", out, "--save-partition", "s.json"), "No space left")
+    assert files(work.parent) == before
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", full)
+        refused(cli("run", *FAST, "--out", out), "No space left")
+    assert files(work.parent) == before
+
+
+def test_a_folder_that_cannot_be_made(cli: Cli, work: Path) -> None:
+    (work / "h.csv").write_text("x")
+    before = files(work.parent)
+    refused(cli("run", *FAST, "--out", "h.csv/x", "--save-partition", "s.json"), "h.csv is a file, in which")
+    refused(cli("run", *FAST, "--out", "h.csv/x/y"), "h.csv is a file, in which")
+    assert files(work.parent) == before
+
+
+def test_inputs_are_not_written_over(cli: Cli, work: Path) -> None:
+    write_csv(work / "p.csv", hospital_rows(3))
+    (work / "e.yaml").write_text("rounds: 1\n")
+    (work / "link.json").symlink_to("p.csv")
+    os.link(work / "p.csv", work / "hard.json")
+    assert cli("data", "show", *TABLE, "--save-partition", "s.json").code == 0
+    before = {path: Path(path).read_bytes() for path in files(work) if Path(path).is_file()}
+    for name in ("p.csv", "../work/p.csv", "link.json", "hard.json"):
+        refused(cli("compare", *TABLE, "--json", name), "this is the data, which would be written over")
+    refused(cli("compare", "--config", "e.yaml", "--json", "e.yaml"), "this is the configuration")
+    refused(cli("compare", *TABLE, "--partition", "s.json", "--json", "s.json"), "this is the partition")
+    refused(cli("data", "show", "--save-partition", "n.json", "--json", "n.json"), "partition to be saved")
+    refused(cli("data", "show", "--json", "n.png", "--picture", "n.png"), "this is the file of --json")
+    (work / "e.png").write_text("clients: 5\n")
+    refused(cli("data", "show", "--config", "e.png", "--picture", "e.png"), "this is the configuration")
+    (work / "e.png").unlink()
+    assert {path: Path(path).read_bytes() for path in files(work) if Path(path).is_file()} == before
+    assert cli("run", *FAST, "--out", "o").code == 0
+    for name in ("experiment.yaml", "partition.json", "command.txt"):
+        refused(cli("run", "--resume", "o", "--json", f"o/{name}"), f"{name} of the run")
+
+
+def test_a_link_is_written_through(cli: Cli, work: Path) -> None:
+    (work / "there").mkdir()
+    (work / "r.json").symlink_to("there/r.json")
+    for _ in range(2):  # absent, then present
+        assert cli("data", "show", "--json", "r.json").code == 0
+        assert (work / "r.json").is_symlink()
+        assert json.loads((work / "there" / "r.json").read_text())["data"] == "digits"
+    (work / "nowhere.json").symlink_to("none/r.json")
+    refused(cli("data", "show", "--json", "nowhere.json"), "there is no folder")
+
+
+def test_devices(cli: Cli, process: Cli, work: Path) -> None:
+    assert cli("data", "show", "--json", "/dev/null").code == 0
+    assert not Path("/dev/null").is_file()
+    done = process("data", "show", "--json", "/dev/stdout")
+    assert done.code == 0, done.err
+    content, end = json.JSONDecoder().raw_decode(done.out)
+    assert content["data"] == "digits"
+    assert "partition hash" in done.out[end:]
+
+
+def test_standard_output_that_is_a_file(process: Cli, work: Path) -> None:
+    import subprocess
+    import sys
+
+    from conftest import environment
+
+    with (work / "all.txt").open("w") as file:
+        line = [sys.executable, "-m", "fedattune", "data", "show", "--json", "/dev/stdout"]
+        subprocess.run(line, stdout=file, env=environment(), cwd=work, check=True, timeout=120)
+    text = (work / "all.txt").read_text()
+    assert json.JSONDecoder().raw_decode(text)[0]["data"] == "digits"
+    assert "partition hash" in text
+
+
+def test_a_partition_is_saved_only_when_all_is_well(cli: Cli, work: Path) -> None:
+    refused(cli("compare", "--model", "cnn", "--set", "cnn.width=0", "--save-partition", "s.json"), "width")
+    assert not (work / "s.json").exists()
+
+
+def test_a_file_called_like_a_data_set(cli: Cli, work: Path) -> None:
+    (work / "digits").write_text("not a table")
+    assert cli("run", *FAST, "--out", "o").code == 0
+    assert "data: digits\n" in (work / "o" / "experiment.yaml").read_text()
+    assert cli("run", "--resume", "o", "--quiet").code == 0
+    assert "10 clients" in cli("data", "show", "--data", "digits", "--json", "digits").out  # it is no input
+
+
+def test_data_that_makes_as_many_clients(cli: Cli) -> None:
+    done = cli("data", "show", "--data", "synthetic", "--clients", 12)
+    assert done.code == 0, done.err
+    assert "synthetic: 12 clients" in done.out
+
+
+def test_where_results_go_by_a_file(cli: Cli, work: Path) -> None:
+    (work / "e.yaml").write_text("rounds: 1\nclients: 5\nout: o\njson: r.json\nquiet: true\n")
+    done = cli("run", "--config", "e.yaml")
+    assert (done.code, done.err) == (0, "")
+    assert (work / "r.json").read_text() == (work / "o" / "result.json").read_text()
