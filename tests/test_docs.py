@@ -14,7 +14,7 @@ import yaml
 
 import fedattune
 from fedattune.algorithms import ALGORITHMS
-from fedattune.arguments import parse
+from fedattune.cli.arguments import parse
 from fedattune.config import Settings
 from fedattune.data import PARTITIONS, SOURCES
 from fedattune.experiment import Experiment, load_experiment, parse_set

@@ -41,7 +41,9 @@ def test_report_is_one_self_contained_page(ragged: Federation, tmp_path: Path) -
         fedattune.fit(name, data, rounds=3, cohort=3, steps=2, lr=0.1)
         for name in ("local", "fedavg", "fedmcsa")
     ]
-    write_report(tmp_path / "report.html", data, results, ["a note to read"])
+    write_report(
+        tmp_path / "report.html", data, results, verdict="Collaborating helps.", notes=["a note to read"]
+    )
     html = (tmp_path / "report.html").read_text()
     page = Page()
     page.feed(html)

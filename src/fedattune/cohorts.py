@@ -11,16 +11,12 @@ COHORTS, TRAINING, ADAPTATION = 1, 2, 3
 """Streams of random numbers drawn from one seed."""
 
 
-def check(settings: Settings, n_clients: int) -> None:
-    """Check what depends on the data and the machine.
+def check_device(settings: Settings) -> None:
+    """Check that the device is here.
 
     Raises:
-        ConfigError: more clients are asked than there are, or the device is not here.
+        ConfigError: it is not.
     """
-    if (size := settings.cohort_size(n_clients)) > n_clients:
-        raise ConfigError(
-            f"cohort: got {size} clients per round, expected at most the {n_clients} that there are"
-        )
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: got 'cuda', but PyTorch finds no CUDA device here; use cpu or auto")
 

@@ -1,4 +1,4 @@
-"""Results side by side, and the verdict: whether to collaborate, with which method, and who loses."""
+"""Results side by side, as a table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .result import Result
 
 ALONE = "local"  # the method that everything is compared with: each client trains by itself
-RESAMPLES = 10_000
-FEWEST = 5  # clients below which resampling them says nothing
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -100,108 +98,6 @@ def as_json(table: Sequence[Row]) -> list[dict[str, Any]]:
         {key: value._asdict() if isinstance(value, Spread) else value for key, value in vars_.items()}
         for vars_ in ({name: getattr(row, name) for name in asdict(row)} for row in table)
     ]
-
-
-# --- the verdict ---------------------------------------------------------------------------------------
-
-
-def interval(gains: Array) -> tuple[float, float]:
-    """95% bootstrap interval of the mean gain over clients; always the same for the same gains."""
-    generator = np.random.default_rng(0)
-    chunk = max(1, 1_000_000 // len(gains))  # bounds memory for many clients
-    resamples = RESAMPLES if len(gains) <= 1000 else RESAMPLES // 5
-    means: list[float] = []
-    while len(means) < resamples:
-        picks = generator.integers(len(gains), size=(min(chunk, resamples - len(means)), len(gains)))
-        means += gains[picks].mean(axis=1).tolist()
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def verdict(results: Sequence["Result"]) -> str:
-    """One plain sentence: whether collaborating helps here, which method, and how many clients would lose."""
-    groups = by_algorithm(results)
-    others = [name for name in groups if name != ALONE]
-    if ALONE not in groups or not others:
-        return "Nothing to compare: give at least one method beside local."
-    validated = all(run.validation is not None for run in results)
-    score: Callable[[str], float] = (
-        (lambda name: float(np.mean([run.validation or 0.0 for run in groups[name]])))
-        if validated
-        else (lambda name: float(client_accuracy(groups[name]).mean()))
-    )
-    how = "by validation accuracy" if validated else "by test accuracy, there being no validation data"
-    method = max(others, key=score)
-    alone, chosen = client_accuracy(groups[ALONE]), client_accuracy(groups[method])
-    gains = 100 * (chosen - alone)
-    low, high = interval(gains)
-    few = len(gains) < FEWEST
-    spread = "" if few else f"; 95% interval of the gain over clients {low:+.2f} to {high:+.2f}"
-    numbers = (
-        f"{abs(gains.mean()):.2f} points {'above' if gains.mean() >= 0 else 'below'} training alone "
-        f"on test data ({100 * chosen.mean():.2f}% against {100 * alone.mean():.2f}%{spread})"
-    )
-    losers = _losers(gains, [client.id for client in groups[ALONE][0].clients])
-    # A tie goes to local: it needs no collaboration.
-    local_best, tied = score(ALONE) >= score(method), score(ALONE) == score(method)
-    if few:
-        conclusion = f"{len(gains)} clients are too few to say whether collaborating helps"
-    elif high < 0:
-        conclusion = "Collaborating does not help here"
-    elif local_best or low <= 0:
-        conclusion = "No clear gain from collaborating is shown here"
-    else:
-        return f"Collaborating helps here: use {method} (chosen {how}), which is {numbers}; {losers}."
-    if tied:
-        return f"{conclusion}: local and {method} are equally good {how}; {method} is {numbers}; {losers}."
-    if local_best:
-        return (
-            f"{conclusion}: local is the best method {how}; the next one, {method}, is {numbers}; {losers}."
-        )
-    return f"{conclusion}: {method}, the best method {how}, is {numbers}; {losers}."
-
-
-def _losers(gains: Array, ids: Sequence[str]) -> str:
-    """How many clients would lose, and which one most."""
-    count = int((gains < 0).sum())
-    if count == 0:
-        return f"none of the {len(gains)} clients would lose"
-    worst = int(gains.argmin())
-    most = f"{'client ' if count == 1 else 'most of all client '}{ids[worst]} with {gains[worst]:.2f} points"
-    return f"{count} of {len(gains)} clients would lose, {most}"
-
-
-def fairness_notes(results: Sequence["Result"]) -> list[str]:
-    """What to say where the methods were not given the same, so that a gap is not misread."""
-    notes = []
-    groups = by_algorithm(results)
-    steps = {name: float(np.mean([run.local_steps for run in runs])) for name, runs in groups.items()}
-    if max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values()):
-        said = _grouped({name: f"{count:,.0f}" for name, count in steps.items()})
-        settings = results[0].settings
-        reasons = []
-        if settings.cohort_size(len(results[0].clients)) < len(results[0].clients):
-            reasons.append(
-                "some train only the clients asked in a round (--train all or --train cohort: all alike)"
-            )
-        if settings.epochs:
-            reasons.append("with --epochs, a step of several batches is counted once")
-        why = f": {'; '.join(reasons)}" if reasons else ""
-        notes.append(f"the methods did different numbers of local steps per client ({said}){why}")
-    decay = {name: f"{runs[0].facts['weight_decay']:g}" for name, runs in groups.items()}
-    if len(set(decay.values())) > 1:
-        notes.append(
-            f"the methods' weight decay differs ({_grouped(decay)}); --weight-decay gives all methods the same"
-        )
-    return notes
-
-
-def _grouped(values: dict[str, str]) -> str:
-    """Names that share a value together: `local, fedavg: 20; pfedme: 40`."""
-    shared: dict[str, list[str]] = {}
-    for name, value in values.items():
-        shared.setdefault(value, []).append(name)
-    return "; ".join(f"{', '.join(names)}: {value}" for value, names in shared.items())
 
 
 # --- the table -----------------------------------------------------------------------------------------

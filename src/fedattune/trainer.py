@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from .algorithms import ALGORITHMS
-from .cohorts import check
+from .cohorts import check_device
 from .config import Settings
 from .core import Algorithm
 from .data import Federation
@@ -60,7 +60,8 @@ def fit(
 
     """
     settings = Settings.checked(**({**settings.model_dump(), **more} if settings else more))
-    check(settings, federation.n_clients)
+    check_device(settings)
+    settings.cohort_size(federation.n_clients)
     if isinstance(algorithm, str):
         name = name or algorithm
         algorithm = build(algorithm, lookup("algorithm", algorithm, ALGORITHMS), options or {})

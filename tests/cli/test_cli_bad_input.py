@@ -228,7 +228,7 @@ def test_too_little_memory(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(*_: object) -> None:
         raise MemoryError("cannot allocate 5 TiB")
 
-    monkeypatch.setattr("fedattune.plan.prepare", greedy)
+    monkeypatch.setattr("fedattune.cli.plan.prepare", greedy)
     refused(cli("compare"), "not enough memory (cannot allocate 5 TiB)")
 
 

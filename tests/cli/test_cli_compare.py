@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedattune.compare import as_json, fairness_notes, interval, print_table, rows, verdict
+from fedattune.compare import as_json, print_table, rows
 from fedattune.config import Settings
+from fedattune.verdict import fairness_notes, interval, verdict
 
 
 @dataclass

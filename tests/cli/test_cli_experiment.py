@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedattune.choices import assign
+from fedattune.cli.choices import assign
 from fedattune.config import Settings
 from fedattune.errors import ConfigError
 from fedattune.experiment import Experiment, load_experiment, load_options, parse_set

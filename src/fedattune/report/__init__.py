@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._version import __version__
-from ..compare import ALONE, COST, QUALITY, by_algorithm, client_accuracy, rows, verdict
+from ..compare import ALONE, COST, QUALITY, by_algorithm, client_accuracy, rows
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -18,7 +18,7 @@ MOST_CLIENTS = 60
 
 
 def write_report(
-    path: Path, federation: "Federation", results: "Sequence[Result]", notes: Sequence[str]
+    path: Path, federation: "Federation", results: "Sequence[Result]", *, verdict: str, notes: Sequence[str]
 ) -> None:
     """Write the report of a comparison to `path`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -31,7 +31,7 @@ def write_report(
     columns = QUALITY | COST
     text = environment.get_template("report.html").render(
         title=f"{federation.name}: {federation.n_clients} clients",
-        verdict=verdict(results),
+        verdict=verdict,
         columns=list(columns),
         table=[(row.algorithm, [cell(row) for cell in columns.values()]) for row in table],
         clients=_clients(results),

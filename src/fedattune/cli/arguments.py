@@ -8,12 +8,12 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ._version import __version__
-from .config import Settings
-from .errors import ConfigError, did_you_mean, near
-from .experiment import Experiment
-from .output import Output
-from .registry import lookup
+from .._version import __version__
+from ..config import Settings
+from ..errors import ConfigError, did_you_mean, near
+from ..experiment import Experiment
+from ..output import Output
+from ..registry import lookup
 
 DATA_FIELDS = (
     "data", "data_dir", "client_column", "target", "partition", "clients", "split_seed", "test", "validation",

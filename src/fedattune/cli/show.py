@@ -4,14 +4,14 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError
-from .files import replacing
-from .text import make_table, print_whole
+from ..errors import ConfigError
+from ..files import replacing
+from ..text import make_table, print_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .data import Federation
+    from ..data import Federation
 
 CLIENTS_SHOWN = 40
 COUNTS_WIDTH = 60  # characters that the label counts may take; above, one character stands for each label

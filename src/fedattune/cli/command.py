@@ -9,12 +9,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, FedAttuneError
-from .text import make_console
+from ..errors import ConfigError, FedAttuneError
+from ..text import make_console
 
 if TYPE_CHECKING:
-    from .experiment import Experiment
-    from .output import Output
+    from ..experiment import Experiment
+    from ..output import Output
     from .plan import Plan
 
 FAILED, INTERNAL, BAD_INPUT, INTERRUPTED = 1, 1, 2, 130
@@ -86,8 +86,8 @@ def _read(
     space: Namespace, problems: list[str], defaults: dict[str, Any]
 ) -> "tuple[Experiment, Output, dict[str, Any]]":
     """The experiment, the output options, and what was given on the command line for the experiment."""
-    from .experiment import Experiment, load_options, parse_set
-    from .output import Output
+    from ..experiment import Experiment, load_options, parse_set
+    from ..output import Output
 
     given = {key: value for key, value in vars(space).items() if key in Experiment.model_fields}
     output = {key: value for key, value in vars(space).items() if key in Output.model_fields}
@@ -121,8 +121,8 @@ def _list(space: Namespace, problems: list[str]) -> int:
 
 
 def _show(space: Namespace, problems: list[str]) -> int:
-    from .files import write_text
-    from .output import check_files
+    from ..files import write_text
+    from ..output import check_files
     from .plan import prepare_data
     from .session import inputs
     from .show import as_json, check_picture, draw, print_federation
@@ -133,7 +133,7 @@ def _show(space: Namespace, problems: list[str]) -> int:
     check_files({"--json": output.json_file, "--picture": picture}, inputs(experiment, config=output.config))
     federation = prepare_data(experiment)
     if experiment.save_partition:
-        from .data.manifest import save_manifest
+        from ..data.manifest import save_manifest
 
         save_manifest(federation, experiment.save_partition)
     if output.json_file:
@@ -145,8 +145,8 @@ def _show(space: Namespace, problems: list[str]) -> int:
 
 
 def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
+    from ..output import check_files, check_out, default_out
     from .conclude import conclude
-    from .output import check_files, check_out, default_out
     from .session import Interrupt, StoppedError, begin, execute, inputs, reopen
 
     command: str = space.command
@@ -175,7 +175,7 @@ def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
 
 def _prepare(command: str, experiment: "Experiment") -> "tuple[Plan, list[str]]":
     """The plan, with `local` added to a comparison that lacks it."""
-    from .compare import ALONE
+    from ..compare import ALONE
     from .plan import prepare
 
     notes = []

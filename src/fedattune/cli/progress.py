@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from .trainer import Progress
+    from ..trainer import Progress
 
 
 class Watch:

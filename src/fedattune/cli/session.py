@@ -10,13 +10,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from .errors import ConfigError, DivergedError, RunError
-from .experiment import Experiment, load_experiment
+from ..errors import ConfigError, DivergedError, RunError
+from ..experiment import Experiment, load_experiment
 from .plan import Plan, prepare
 from .progress import watch
 
 if TYPE_CHECKING:
-    from .result import Result
+    from ..result import Result
 
 EXPERIMENT, PARTITION, COMMAND = "experiment.yaml", "partition.json", "command.txt"
 
@@ -60,8 +60,8 @@ class Interrupt:
 
 def inputs(experiment: Experiment, *, config: Path | None = None, out: Path | None = None) -> dict[str, Path]:
     """Files that no result may be written over: what is read, and what is kept to go on with."""
-    from .data import PARTITIONS, is_table
-    from .data.manifest import manifest_path
+    from ..data import PARTITIONS, is_table
+    from ..data.manifest import manifest_path
 
     found = {"the data": Path(experiment.data)} if is_table(experiment.data) else {}
     if config:
@@ -77,7 +77,7 @@ def inputs(experiment: Experiment, *, config: Path | None = None, out: Path | No
 
 def begin(plan: Plan, out: Path, command: str) -> None:
     """Make the run folder with the command, the experiment and the partition in it, or leave nothing behind."""
-    from .data.manifest import save_manifest
+    from ..data.manifest import save_manifest
 
     out = out.resolve()
     into = out.is_dir()  # an empty folder stays the one it is: someone may be in it
@@ -127,7 +127,7 @@ def reopen(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan, lis
         ConfigError: options that would change it were given.
         RunError: there is no such run, it is of another command, or the data has changed.
     """
-    from .runs.folder import FREE_TO_CHANGE
+    from ..runs.folder import FREE_TO_CHANGE
 
     other = sorted(given.keys() - FREE_TO_CHANGE)
     if other:
@@ -178,7 +178,7 @@ def execute(
         StoppedError: a stop was asked for; a checkpoint is kept.
         DivergedError: training diverged, and the others are not to go on.
     """
-    from .trainer import fit
+    from ..trainer import fit
 
     experiment = plan.experiment
     seeds = range(experiment.seed, experiment.seed + experiment.seeds)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .errors import ConfigError, did_you_mean
+from ..errors import ConfigError, did_you_mean
 
 KINDS = ("algorithm", "model", "partition", "data")
 Known = Mapping[str, Mapping[str, Collection[str]]]  # kind -> name in use -> its options

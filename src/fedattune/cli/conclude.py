@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .text import make_console
+from ..text import make_console
 
 if TYPE_CHECKING:
+    from ..result import Result
     from .plan import Plan
-    from .result import Result
     from .session import Failure
 
 
@@ -24,8 +24,8 @@ def conclude(
     notes: Sequence[str],
 ) -> None:
     """Write the result files, then print the table, the notes and the verdict."""
-    from .compare import as_json, print_table, rows
-    from .files import write_text
+    from ..compare import as_json, print_table, rows
+    from ..files import write_text
 
     table = rows(results)
     content: dict[str, Any] = {"runs": [result.to_json() for result in results]}
@@ -45,9 +45,9 @@ def conclude(
     said = list(dict.fromkeys(said))
     report = out / "report.html" if command == "compare" and results else None
     if report:
-        from .report import write_report
+        from ..report import write_report
 
-        write_report(report, plan.federation, results, said)
+        write_report(report, plan.federation, results, verdict=content["verdict"], notes=said)
     console = make_console()
     if table:
         print_table(table, console)
@@ -62,7 +62,7 @@ def conclude(
 
 def _notes(results: "Sequence[Result]") -> list[str]:
     """What is to be known about the methods that finished."""
-    from .compare import fairness_notes
+    from ..verdict import fairness_notes
 
     said = []
     for result in results:
@@ -77,7 +77,8 @@ def _failures(failed: "Sequence[Failure]") -> list[str]:
 
 def _verdict(results: "Sequence[Result]", failed: "Sequence[Failure]") -> str:
     """The verdict; where too few methods came to an end, that instead."""
-    from .compare import ALONE, verdict
+    from ..compare import ALONE
+    from ..verdict import verdict
 
     finished = {result.algorithm for result in results}
     if failed and not finished:

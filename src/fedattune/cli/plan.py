@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ConfigError, DataError, FedAttuneError, did_you_mean
+from ..experiment import Experiment
+from ..registry import build, lookup, options
 from .choices import Assigned, Known, assign
-from .errors import ConfigError, DataError, FedAttuneError, did_you_mean
-from .experiment import Experiment
-from .registry import build, lookup, options
 
 if TYPE_CHECKING:
-    from .core import Algorithm
-    from .data import Dataset, Federation
+    from ..core import Algorithm
+    from ..data import Dataset, Federation
 
 TABLE = "table"  # name of the data source of a user's own file
 OWN_OPTIONS = {"client_column", "target"}  # of the table, given by options of their own
@@ -37,8 +37,8 @@ def prepare(experiment: Experiment) -> Plan:
     Raises:
         ConfigError, DataError, ModelError: they do not.
     """
-    from .algorithms import ALGORITHMS
-    from .models import make_model
+    from ..algorithms import ALGORITHMS
+    from ..models import make_model
 
     experiment = _spelled_out(experiment)
     known = _known(experiment, methods=True)
@@ -78,7 +78,7 @@ def prepare_data(experiment: Experiment) -> "Federation":
 
 def load_dataset(experiment: Experiment, known: Known) -> "Dataset":
     """The samples, before they are divided."""
-    from .data import load
+    from ..data import load
 
     ((source, wanted),) = known["data"].items()
     names = (source, "data", "")
@@ -100,7 +100,7 @@ def load_dataset(experiment: Experiment, known: Known) -> "Dataset":
 
 def federate_dataset(experiment: Experiment, dataset: "Dataset", chosen: Assigned) -> "Federation":
     """The samples divided among clients as the experiment says."""
-    from .data import federate
+    from ..data import federate
 
     name = experiment.partition or dataset.default_partition
     return federate(
@@ -125,7 +125,7 @@ def _collecting(problems: list[str]) -> Iterator[None]:
 
 
 def _spelled_out(experiment: Experiment) -> Experiment:
-    from .algorithms import ALGORITHMS
+    from ..algorithms import ALGORITHMS
 
     if experiment.algorithms != ("all",):
         return experiment
@@ -138,12 +138,14 @@ def _known(experiment: Experiment, *, methods: bool) -> Known:
     Raises:
         ConfigError: unknown names and options, all of them in one message.
     """
-    from .algorithms import ALGORITHMS
-    from .data import PARTITIONS
+    from ..algorithms import ALGORITHMS
+    from ..data import PARTITIONS
 
     problems: list[str] = []
     known: dict[str, dict[str, list[str]]] = {}
     if methods:
+        from ..cohorts import check_device
+
         for name in experiment.algorithms:
             with _collecting(problems):
                 found = _option_names(lookup("algorithm", name, ALGORITHMS))
@@ -151,7 +153,7 @@ def _known(experiment: Experiment, *, methods: bool) -> Known:
         with _collecting(problems):
             known["model"] = {experiment.model: _model_options(experiment.model)}
         with _collecting(problems):
-            _check_device(experiment)
+            check_device(experiment)
     with _collecting(problems):
         known["data"] = _data_options(experiment.data)
     if experiment.partition:
@@ -184,7 +186,7 @@ def _option_names(factory: Callable[..., Any]) -> list[str]:
 
 
 def _data_options(data: str) -> dict[str, list[str]]:
-    from .data import SOURCES, is_table, source_name, table
+    from ..data import SOURCES, is_table, source_name, table
 
     if not is_table(data):
         name = source_name(data)
@@ -196,8 +198,8 @@ def _data_options(data: str) -> dict[str, list[str]]:
 
 def _partition_options(name: str) -> list[str]:
     """Options of a partition; a saved one has none."""
-    from .data import PARTITIONS, saved_partitions
-    from .data.manifest import manifest_path
+    from ..data import PARTITIONS, saved_partitions
+    from ..data.manifest import manifest_path
 
     if name in PARTITIONS:
         return _option_names(PARTITIONS[name])
@@ -209,7 +211,7 @@ def _partition_options(name: str) -> list[str]:
 
 def _model_options(name: str) -> list[str]:
     """Options of the model's factory: of one of the user's, all after the input shape and number of classes."""
-    from .models import MODELS, find_factory
+    from ..models import MODELS, find_factory
 
     factory = find_factory(name)
     if name in MODELS:
@@ -218,11 +220,3 @@ def _model_options(name: str) -> list[str]:
         return list(inspect.signature(factory).parameters)[2:]
     except (TypeError, ValueError):  # a factory written in C
         return []
-
-
-def _check_device(experiment: Experiment) -> None:
-    if experiment.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ConfigError("--device cuda: PyTorch finds no CUDA device here; use --device auto or cpu")

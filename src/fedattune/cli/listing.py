@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..registry import options, summary
+from ..text import print_indented
 from .plan import OWN_OPTIONS, TABLE
-from .registry import options, summary
-from .text import print_indented
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,14 +22,14 @@ def listing(kinds: tuple[str, ...] = KINDS) -> Listing:
 
 def _table(kind: str) -> Factories:
     if kind == "algorithms":
-        from .algorithms import ALGORITHMS
+        from ..algorithms import ALGORITHMS
 
         return ALGORITHMS
     if kind == "models":
-        from .models import MODELS
+        from ..models import MODELS
 
         return MODELS
-    from .data import PARTITIONS, SOURCES, table
+    from ..data import PARTITIONS, SOURCES, table
 
     return PARTITIONS if kind == "partitions" else {**SOURCES, TABLE: table}
 

@@ -1,0 +1,5 @@
+"""The command `fedattune`."""
+
+from .command import main
+
+__all__ = ["main"]
