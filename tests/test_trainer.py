@@ -32,7 +32,7 @@ def test_a_client_that_diverges_is_dropped_named_and_harms_nobody(ragged: Federa
     for engine in ("loop", "batched"):
         result = fedattune.fit("fedavg", broken, "mlr", **(RUN | {"cohort": 6, "engine": engine}))
         assert {name for entry in result.history for name in entry["dropped"]} == {ragged.names[2]}
-        assert f"diverged on 1 clients ({ragged.names[2]})" in result.notes[0]
+        assert f"training diverged on clients ({ragged.names[2]})" in result.notes[0]
         assert all(v.isfinite().all() for v in result.models.values())
         without = fedattune.fit("local", ragged, "mlr", **RUN)
         alone = fedattune.fit("local", broken, "mlr", **RUN)

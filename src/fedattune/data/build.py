@@ -131,7 +131,10 @@ def keep_clients(
     notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
     alone = [u for u in single if u not in faults]
     if alone:
-        notes.append(f"{len(alone)} of {len(kept)} clients hold a single class: {_listing(names, alone)}.")
+        notes.append(
+            f"{len(alone)} of {len(kept)} clients {'holds' if len(alone) == 1 else 'hold'} a single class: "
+            f"{_listing(names, alone)}."
+        )
     bare = [u for u in kept if sizes[u][1] == 0]
     if 0 < len(bare) < len(kept):
         notes.append(f"{len(bare)} of {len(kept)} clients have no validation part: {_listing(names, bare)}.")
