@@ -232,8 +232,8 @@ class Run:
             who = sorted({i for record in diverged for i in record.dropped})
             names = ", ".join(self.federation.names[i] for i in who[:5]) + (", ..." if len(who) > 5 else "")
             remarks.append(
-                f"{name}: in {len(diverged)} of {self.record.round} rounds training diverged on clients ({names}); they "
-                "kept the model they had and uploaded nothing; a lower learning rate would help"
+                f"{name}: in {len(diverged)} of {self.record.round} rounds training diverged on clients ({names}): "
+                "they kept the model they had and uploaded nothing; a lower learning rate would help"
             )
         return [*self.algorithm.notes, *remarks]
 
