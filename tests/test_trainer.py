@@ -325,6 +325,25 @@ def test_models_that_cannot_be_batched_run_one_by_one(ragged: Federation) -> Non
         fedattune.fit("fedavg", ragged, Normed(), **(RUN | {"batch_size": 1}))
 
 
+def test_what_a_newcomer_sees(ragged: Federation, tmp_path: Path) -> None:
+    """Short reprs, a helpful error for plain lists, clients by name, and no model file written over."""
+    assert repr(ragged) == "Federation('own data', 6 clients, 216 samples, 3 classes)"
+    pairs = [(ragged.x[c.train], ragged.y[c.train]) for c in ragged.clients]
+    with pytest.raises(ConfigError, match=r"needs a Federation, got list.*fedattune\.federation"):
+        fedattune.fit("fedavg", pairs)  # type: ignore[arg-type]
+    named = fedattune.federation({"north": pairs[3], "south": pairs[4]})
+    assert named.names == ("north", "south")
+    stopped = fedattune.fit("fedavg", ragged, stop=lambda: True, **RUN)
+    assert repr(stopped).startswith(
+        "Result('fedavg', 6 clients, round 1 of 3, not finished, mean accuracy 0."
+    )
+    done = fedattune.fit("fedavg", ragged, **RUN)
+    assert "not finished" not in repr(done)
+    done.save_models(tmp_path / "models")
+    with pytest.raises(RunError, match="nothing is written over"):
+        done.save_models(tmp_path / "models")
+
+
 def test_without_validation_data_nothing_is_chosen_on_it(ragged: Federation) -> None:
     data = fedattune.federation(
         [(ragged.x[c.train], ragged.y[c.train]) for c in ragged.clients], validation=0.0

@@ -45,8 +45,9 @@ def brief(error: BaseException) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Say which known name is nearest, and list them all: `did you mean 'sigma'? (known: lam, sigma)`."""
     names = sorted(known)
+    known_names = f"known: {', '.join(names) if names else 'none'}"
     hint = near(name, names)
-    return f"{hint}{' ' if hint else ''}(known: {', '.join(names) if names else 'none'})"
+    return f"{hint} ({known_names})" if hint else known_names
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from .checked import explain
 from .config import MANY, MANY_CLIENTS, SEEDS, Seed, Settings
-from .errors import ConfigError, near
+from .errors import ConfigError, did_you_mean, near
 from .output import Output
 from .yaml_file import read_scalar, read_yaml
 
@@ -167,6 +167,41 @@ def _from_file(path: Path, errors: list[str]) -> dict[str, Any]:
     return values
 
 
+def _unknown_names(values: Mapping[str, Any]) -> list[str]:
+    """Names of methods and models that there are not, to be said together with other mistakes."""
+    from .algorithms import ALGORITHMS
+    from .models import MODELS
+
+    names = values.get("algorithms")
+    listed = names.split(",") if isinstance(names, str) else names if isinstance(names, list | tuple) else []
+    tables: list[tuple[str, Any, Mapping[str, Any]]] = [
+        ("algorithm", name, ALGORITHMS) for name in listed if str(name).strip() != "all"
+    ]
+    if ":" not in str(values.get("model", ":")):
+        tables.append(("model", values["model"], MODELS))
+    return [
+        f"unknown {kind} {name!r}; {did_you_mean(name, table)}"
+        for kind, given, table in tables
+        if (name := str(given).strip()) not in table
+    ]
+
+
+def _flat_set(options: Mapping[str, Any]) -> dict[str, Any]:
+    flat = Experiment._flat(options)
+    return flat if isinstance(flat, dict) else dict(options)
+
+
+def _replaced(owner: str, in_file: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether the file's options of `owner` have gone because the command line chose another in its place."""
+
+    def named(values: Mapping[str, Any]) -> set[str]:
+        chosen = [values.get(key) for key in ("data", "partition", "model", "algorithms")]
+        parts = [part for one in chosen for part in (one if isinstance(one, list | tuple) else [one])]
+        return {word.strip() for part in parts if isinstance(part, str) for word in part.split(",")}
+
+    return bool(owner) and owner in named(in_file) and owner not in named({**in_file, **given})
+
+
 def load_experiment(
     path: Path | None, overrides: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None
 ) -> Experiment:
@@ -205,6 +240,13 @@ def load_options(
             given["set"]
         )
     values = {_canonical(key): value for key, value in (defaults or {}).items()} | in_file | given
+    if isinstance(values.get("set"), Mapping):
+        typed = overrides.get("set") or {}
+        values["set"] = {
+            key: value
+            for key, value in _flat_set(values["set"]).items()
+            if key in typed or not _replaced(key.rpartition(".")[0], in_file, given)
+        }
 
     def where(key: str) -> str:
         name = "json" if key == "json_file" else key
@@ -223,5 +265,5 @@ def load_options(
         except ValidationError as error:
             problems += explain(error, where, unknown)
     if problems:
-        raise ConfigError("; ".join(dict.fromkeys(problems)))
+        raise ConfigError("; ".join(dict.fromkeys([*problems, *_unknown_names(values)])))
     return found[Experiment], found[Output]

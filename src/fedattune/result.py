@@ -33,7 +33,7 @@ class ClientResult:
     trained: float | None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """A run that came to its end, or was stopped.
 
@@ -49,6 +49,11 @@ class Result:
     models: Params = field(default_factory=Params, repr=False)
     buffers: Params = field(default_factory=Params, repr=False)
     module: nn.Module | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        mean = f", mean accuracy {self.metrics['acc_uniform']:.4f}" if self.metrics else ""
+        state = "" if self.finished else f" of {self.config['rounds']}, not finished"
+        return f"Result({self.algorithm!r}, {len(self.facts['clients'])} clients, round {self.rounds}{state}{mean})"
 
     @classmethod
     def load(cls, path: Path | str) -> "Result":
@@ -219,8 +224,14 @@ class Result:
         return fill(module or self.module, state, self._card(ids[row]))
 
     def save_models(self, folder: Path | str) -> list[Path]:
-        """Write every client's model to its own safetensors file in `folder`, and return the files."""
+        """Write every client's model to its own safetensors file in `folder`, and return the files.
+
+        Raises:
+            RunError: the folder holds something.
+        """
         path = Path(folder)
+        if path.is_dir() and any(path.iterdir()):
+            raise RunError(f"{path} is not empty, and nothing is written over; give a new folder")
         path.mkdir(parents=True, exist_ok=True)
         files = []
         for number, client in enumerate(self.facts["clients"]):

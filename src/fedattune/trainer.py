@@ -12,6 +12,7 @@ from .cohorts import check_device
 from .config import Settings
 from .core import Algorithm
 from .data import Federation
+from .errors import ConfigError
 from .models import check_model, make_model
 from .registry import build, lookup
 from .result import Result
@@ -59,6 +60,10 @@ def fit(
         RunError: `out` is in use or belongs to another run, or training diverged on every client.
 
     """
+    if not isinstance(federation, Federation):
+        raise ConfigError(
+            f"fit needs a Federation, got {type(federation).__name__}; make one with fedattune.federation(clients)"
+        )
     settings = Settings.checked(**({**settings.model_dump(), **more} if settings else more))
     check_device(settings)
     settings.cohort_size(federation.n_clients)

@@ -202,3 +202,23 @@ def test_set_options_are_shared_out() -> None:
 def test_set_options_that_cannot_be(key: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         assign({key: 1}, KNOWN)
+
+
+def test_options_of_what_the_command_line_replaced_go_with_it(tmp_path: Path) -> None:
+    """The file sets options of its model and method; the command line takes others."""
+    file = tmp_path / "e.yaml"
+    file.write_text("model: dnn\nalgorithms: [fedmcsa]\nset: {dnn: {hidden: 16}, fedmcsa: {sigma: 5}}\n")
+    assert load_experiment(file, {}).set == {"dnn.hidden": 16, "fedmcsa.sigma": 5}
+    assert load_experiment(file, {"model": "mlr"}).set == {"fedmcsa.sigma": 5}
+    assert load_experiment(file, {"algorithms": "fedavg,local"}).set == {"dnn.hidden": 16}
+    typed = load_experiment(file, {"model": "mlr", "set": {"dnn.hidden": 3}})
+    assert typed.set == {"dnn.hidden": 3, "fedmcsa.sigma": 5}  # said by the user: refused when it is used
+
+
+def test_wrong_names_are_said_together_with_wrong_values(tmp_path: Path) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text("model: dnnn\nalgorithms: [fedmsca]\nrounds: -1\n")
+    with pytest.raises(ConfigError) as error:
+        load_experiment(file, {})
+    for said in ("rounds", "unknown algorithm 'fedmsca'; did you mean 'fedmcsa'?", "unknown model 'dnnn'"):
+        assert said in str(error.value)

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import decimal
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -50,7 +51,7 @@ def test_features_of_each_kind(tmp_path):
         assert torch.equal(x[:, 3:].sum(1), torch.ones(len(x), dtype=torch.float64))
     assert any("shared list" in note for note in fed.notes)
     assert "Text became categories in 'ward'." in fed.notes
-    assert any("2 clients in column 'site'" in note for note in fed.notes)
+    assert any("Column 'site' names 2 clients." in note for note in fed.notes)
 
 
 def test_csv_equals_parquet_and_keeps_client_names(tmp_path):
@@ -232,7 +233,7 @@ def test_load_tells_tables_from_names(tmp_path):
         load(path, client_column="site", target="ill", options={"feature": ["age"]})
     with pytest.raises(ConfigError, match="did you mean 'digits'"):
         load("digit")
-    with pytest.raises(ConfigError, match="target only go with a table"):
+    with pytest.raises(ConfigError, match="target goes only with a table"):
         load("digits", target="x")
     with pytest.raises(ConfigError, match="synthetic: seed"):
         load("synthetic", options={"seed": -1})
@@ -309,3 +310,13 @@ def test_text_targets_have_at_most_a_hundred_classes(tmp_path):
 def test_a_table_of_one_client_is_refused(tmp_path):
     with pytest.raises(DataError, match="t: a federation needs at least two clients, but there is only 'a';"):
         federate(made(parquet(tmp_path, columns() | {"site": ["a"] * N})))
+
+
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_other_separators(tmp_path: Path, sign: str) -> None:
+    """What spreadsheets write where the comma is the decimal sign."""
+    rows = [["ward", "age", "ill"], *([f"w{i % 2}", str(20 + i), "yn"[i // 2 % 2]] for i in range(40))]
+    (tmp_path / "t.csv").write_text("\n".join(sign.join(row) for row in rows))
+    data = table(tmp_path / "t.csv", client_column="ward", target="ill")
+    assert data.owners == ("w0", "w1")
+    assert data.classes == ("n", "y")

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from ..data import Federation
 
 CLIENTS_SHOWN = 40
-COUNTS_WIDTH = 60  # characters that the label counts may take; above, one character stands for each label
+COUNTS_WIDTH = 60  # characters that label counts under their names may take; above, labels are numbered
+NUMBERED_WIDTH = 140  # that those under numbers may take; above, one character stands for each label
 LABELS_SHOWN = 100
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -51,8 +52,13 @@ def print_federation(federation: "Federation", console: "Console") -> None:
     counts = federation.label_counts()
     shares = counts / np.maximum(counts.max(axis=1, keepdims=True), 1)  # of the client's most frequent label
     digits = max(len(str(counts.max())), *(len(name) for name in federation.classes)) + 1
-    in_full = digits * federation.n_classes <= COUNTS_WIDTH
-    labels = "".join(f"{name:>{digits}}" for name in federation.classes) if in_full else "labels"
+    heads: tuple[object, ...] = federation.classes
+    numbered = digits * len(heads) > COUNTS_WIDTH
+    if numbered:
+        heads = tuple(range(len(heads)))
+        digits = max(len(str(counts.max())), len(str(len(heads)))) + 1
+    in_full = digits * len(heads) <= NUMBERED_WIDTH
+    labels = "".join(f"{head!s:>{digits}}" for head in heads) if in_full else "labels"
     table = make_table("client", "train", "val.", "test", "classes", labels, left=("client", labels))
 
     def cell(count: int, share: float) -> tuple[str, Style]:
@@ -67,6 +73,8 @@ def print_federation(federation: "Federation", console: "Console") -> None:
         held = str(int((counts[i] > 0).sum()))
         table.add_row(client.name, *sizes, held, Text.assemble(*cells[: None if in_full else LABELS_SHOWN]))
     print_whole(table, console)
+    if numbered and in_full:
+        console.print("labels: " + ", ".join(f"{i} {name}" for i, name in enumerate(federation.classes)))
     for line in (*_shortened(federation, in_full), *_numbers(federation)):
         console.print(line)
     for note in federation.notes:

@@ -16,7 +16,7 @@ Piece = tuple[Array, Array]  # samples and labels of one part of a client
 
 
 def federation(
-    clients: Sequence[Any],
+    clients: Sequence[Any] | Mapping[str, Any],
     *,
     classes: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
@@ -26,7 +26,7 @@ def federation(
     small_clients: SmallClients = "error",
     name: str = "own data",
 ) -> Federation:
-    """Build a federation from one object per client.
+    """Build a federation from one object per client, in a list or by the client's name.
 
     Each is a pair `(x, y)` of arrays or tensors, a `torch.utils.data.Dataset` of such items, or, where the
     user has split already, a mapping with such an object for "train" and "test" and maybe "validation".
@@ -39,6 +39,8 @@ def federation(
 
     """
     check_fractions(test, validation, seed)
+    if isinstance(clients, Mapping):
+        names, clients = names or list(clients), list(clients.values())
     if not clients:
         raise DataError("no clients; give a list with one (x, y) pair, torch Dataset or mapping per client")
     labels = tuple(str(u) for u in range(len(clients))) if names is None else tuple(map(str, names))

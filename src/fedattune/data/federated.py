@@ -32,7 +32,7 @@ class Client:
         return np.concatenate([self.train, self.validation, self.test])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """All samples, kept once, and the clients as index lists into them.
 
@@ -66,6 +66,9 @@ class Federation:
                 raise DataError(f"{self.name}: client {client.name!r} has indices outside [0, {len(self.y)})")
             if len(np.unique(rows)) < len(rows):
                 raise DataError(f"{self.name}: client {client.name!r} holds a sample twice")
+
+    def __repr__(self) -> str:
+        return f"Federation({self.name!r}, {self.n_clients} clients, {len(self.y)} samples, {self.n_classes} classes)"
 
     @property
     def n_clients(self) -> int:

@@ -179,7 +179,7 @@ def load(
     given = [key for key, value in columns.items() if value is not None]
     if given:
         raise ConfigError(
-            f"{' and '.join(given)} only go with a table file (.csv, .parquet), not with {name!r}"
+            f"{' and '.join(given)} goes only with a table file (.csv, .parquet), not with {name!r}"
         )
     return build(name, SOURCES[name], options or {}, folder)
 

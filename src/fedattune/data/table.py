@@ -42,7 +42,7 @@ def table(
     y, classes = read_target(path, target, complete(path, content, target, "target"))
     numbers, flags, categories = [], [], []  # what the model gets, in this order
     texts = []  # names of the columns that became categories
-    notes = [f"Rows belong to the {len(owners)} clients in column {client_column!r}."]
+    notes = [f"Column {client_column!r} names {len(owners)} clients."]
     for name in chosen:
         column = content.column(name)
         if column.null_count == len(column):

@@ -29,7 +29,7 @@ def read_table(path: Path, client_column: str, target: str) -> Any:
         if path.suffix.lower() == ".csv":
             as_text = {client_column: pa.string()}
             convert = csv.ConvertOptions(column_types=as_text, strings_can_be_null=True)
-            content = csv.read_csv(path, convert_options=convert)
+            content = csv.read_csv(path, parse_options=_delimiter(path), convert_options=convert)
             content = _with_names(path, content, client_column, target)
         else:
             content = parquet.ParquetFile(path).read()  # read_table would take columns from folder names
@@ -65,10 +65,19 @@ def _with_names(path: Path, content: Any, *columns: str) -> Any:
         strings_can_be_null=True,
         null_values=[""],
     )
-    found = csv.read_csv(path, convert_options=convert)
+    found = csv.read_csv(path, parse_options=_delimiter(path), convert_options=convert)
     for name in again:
         content = content.set_column(names.index(name), name, found.column(name))
     return content
+
+
+def _delimiter(path: Path) -> Any:
+    """How the columns of a CSV file are separated: by what the header has, commas first."""
+    from pyarrow import csv
+
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        header = file.readline()
+    return csv.ParseOptions(delimiter=next((sign for sign in ",;\t" if sign in header), ","))
 
 
 def is_numeric(kind: Any) -> bool:
