@@ -11,7 +11,8 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from .checked import explain
 from .config import MANY, MANY_CLIENTS, SEEDS, Seed, Settings
-from .errors import ConfigError, did_you_mean, near
+from .errors import ConfigError, near
+from .mistakes import wrong_choices
 from .output import Output
 from .yaml_file import read_scalar, read_yaml
 
@@ -167,25 +168,6 @@ def _from_file(path: Path, errors: list[str]) -> dict[str, Any]:
     return values
 
 
-def _unknown_names(values: Mapping[str, Any]) -> list[str]:
-    """Names of methods and models that there are not, to be said together with other mistakes."""
-    from .algorithms import ALGORITHMS
-    from .models import MODELS
-
-    names = values.get("algorithms")
-    listed = names.split(",") if isinstance(names, str) else names if isinstance(names, list | tuple) else []
-    tables: list[tuple[str, Any, Mapping[str, Any]]] = [
-        ("algorithm", name, ALGORITHMS) for name in listed if str(name).strip() != "all"
-    ]
-    if ":" not in str(values.get("model", ":")):
-        tables.append(("model", values["model"], MODELS))
-    return [
-        f"unknown {kind} {name!r}; {did_you_mean(name, table)}"
-        for kind, given, table in tables
-        if (name := str(given).strip()) not in table
-    ]
-
-
 def _flat_set(options: Mapping[str, Any]) -> dict[str, Any]:
     flat = Experiment._flat(options)
     return flat if isinstance(flat, dict) else dict(options)
@@ -265,5 +247,5 @@ def load_options(
         except ValidationError as error:
             problems += explain(error, where, unknown)
     if problems:
-        raise ConfigError("; ".join(dict.fromkeys([*problems, *_unknown_names(values)])))
+        raise ConfigError("; ".join(dict.fromkeys([*problems, *wrong_choices(values)])))
     return found[Experiment], found[Output]

@@ -248,3 +248,9 @@ def test_a_saved_partition_is_not_written_over(cli: Cli, work: Path) -> None:
     done = cli("data", "show", "--partition", "five")
     assert done.code == 0
     assert "5 clients" in done.out
+
+
+def test_unknown_options_and_wrong_values_are_said_together(cli: Cli) -> None:
+    done = cli("compare", "--algorithms", "fedmcsa", "--set", "fedmcsa.sigma=-1", "--set", "fedmcsa.foo=1")
+    refused(done, "fedmcsa.sigma")
+    refused(done, "foo")

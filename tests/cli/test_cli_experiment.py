@@ -217,8 +217,18 @@ def test_options_of_what_the_command_line_replaced_go_with_it(tmp_path: Path) ->
 
 def test_wrong_names_are_said_together_with_wrong_values(tmp_path: Path) -> None:
     file = tmp_path / "e.yaml"
-    file.write_text("model: dnnn\nalgorithms: [fedmsca]\nrounds: -1\n")
+    file.write_text(
+        "model: dnnn\nalgorithms: [fedmsca, fedmcsa]\nrounds: -1\ndata: digit\npartition: dirichlett\n"
+        "set: {fedmcsa: {sigma: abc}}\n"
+    )
     with pytest.raises(ConfigError) as error:
         load_experiment(file, {})
-    for said in ("rounds", "unknown algorithm 'fedmsca'; did you mean 'fedmcsa'?", "unknown model 'dnnn'"):
+    for said in (
+        "rounds",
+        "unknown algorithm 'fedmsca'; did you mean 'fedmcsa'?",
+        "unknown model 'dnnn'",
+        "fedmcsa.sigma",
+        "unknown data 'digit'",
+        "unknown partition 'dirichlett'; did you mean 'dirichlet'?",
+    ):
         assert said in str(error.value)

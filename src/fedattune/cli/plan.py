@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, DataError, FedAttuneError, did_you_mean
 from ..experiment import Experiment
+from ..mistakes import wrong_values
 from ..registry import build, lookup, options
 from .choices import Assigned, Known, assign
 
@@ -170,7 +171,9 @@ def _known(experiment: Experiment, *, methods: bool) -> Known:
     }
     with _collecting(problems):
         assign(sure, known)
-    if problems:
+    if problems:  # else values are checked when the methods are built, together with what needs the data
+        for name in known.get("algorithm", {}):
+            problems += wrong_values(name, ALGORITHMS[name], experiment.set)
         raise ConfigError("; ".join(dict.fromkeys(problems)))
     return known
 
