@@ -1,6 +1,6 @@
 """What lives on the clients between rounds: memory, personal tensors, buffers, and what they were last sent."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ class ClientStates:
         sent: the last payload each client was sent; kept only where the server answers uploads (`reply`).
         fresh: (N,) whether that payload arrived since the client last trained.
         names: the model's parameters in their order.
+        common: the averaged BatchNorm statistics that clients are sent; empty where these stay local.
 
     """
 
@@ -37,10 +38,13 @@ class ClientStates:
     sent: Payload | None
     fresh: Tensor
     names: list[str]
+    common: Params
 
     @classmethod
-    def start(cls, algorithm: Algorithm, task: Task, server: State, everyone: Tensor) -> "ClientStates":
-        """All clients before the first round; they hold the initial model."""
+    def start(
+        cls, algorithm: Algorithm, task: Task, server: State, everyone: Tensor, averaged: Iterable[str] = ()
+    ) -> "ClientStates":
+        """All clients before the first round; they hold the initial model. Buffers `averaged` are shared."""
         n, w0 = len(everyone), task.params
         sent = None
         if algorithm.participation.receive == "reply":
@@ -53,6 +57,7 @@ class ClientStates:
             sent=sent,
             fresh=torch.zeros(n, dtype=torch.bool, device=everyone.device),
             names=list(w0),
+            common=task.buffers.only(averaged),
         )
 
     def tree(self) -> dict[str, Any]:
@@ -64,12 +69,13 @@ class ClientStates:
             "buffers": self.buffers,
             "sent": sent,
             "fresh": self.fresh,
+            "common": self.common,
         }
 
     def load(self, tree: dict[str, Any]) -> None:
         """Take over what a checkpoint holds."""
         self.memory, self.personal, self.buffers = tree["memory"], tree["personal"], tree["buffers"]
-        self.fresh = tree["fresh"]
+        self.fresh, self.common = tree["fresh"], tree["common"]
         if self.sent is not None:
             self.sent = Payload(tree["sent"]["params"], tree["sent"]["extra"])
 
@@ -80,6 +86,20 @@ class ClientStates:
             for k, v in self.sent.extra.items():
                 v.put_rows(ids, payload.extra[k])
         self.fresh[ids] = True
+        self.buffers.only(self.common).put_rows(ids, self.common.repeat(len(ids)))
+
+    def average_buffers(self, uploaded: Params, n: Tensor) -> None:
+        """Make the weighted mean of what the cohort uploaded (C, ...) the common statistics; n (C,) samples."""
+        p = n.double() / n.sum()
+        self.common = Params(
+            {k: torch.tensordot(p.to(v.dtype), uploaded[k], 1) for k, v in self.common.items()}
+        )
+
+    def received_buffers(self) -> Params:
+        """Every client's buffers (N, ...) if all were sent the common ones now; under `reply`, those they hold."""
+        if not self.common or self.sent is not None:
+            return self.buffers
+        return Params({**self.buffers, **self.common.repeat(len(self.fresh))})
 
     def inputs(self, ids: Tensor, payload: Payload) -> Inputs:
         """What clients `ids` start training from when `payload` is the last they were sent."""

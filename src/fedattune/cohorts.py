@@ -7,7 +7,7 @@ from torch import Tensor
 from .config import Settings
 from .errors import ConfigError
 
-COHORTS, TRAINING, ADAPTATION = 1, 2, 3
+COHORTS, TRAINING, ADAPTATION, ABSENCE, HELD_OUT = 1, 2, 3, 4, 5
 """Streams of random numbers drawn from one seed."""
 
 
@@ -32,3 +32,24 @@ def cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
     """The clients asked in round r, sorted; drawn from the seed alone, so the same for every algorithm."""
     rng = np.random.default_rng([settings.seed, COHORTS, r])
     return torch.from_numpy(np.sort(rng.choice(n_clients, settings.cohort_size(n_clients), replace=False)))
+
+
+def absent(settings: Settings, n_clients: int, r: int) -> Tensor:
+    """(N,) which clients would drop out in round r, if they were asked; from the seed alone."""
+    rng = np.random.default_rng([settings.seed, ABSENCE, r])
+    return torch.from_numpy(rng.random(n_clients) < settings.drop_out)
+
+
+def held_out(settings: Settings, n_clients: int) -> list[int]:
+    """The clients that take no part in training and join afterwards, sorted; from the seed alone.
+
+    Raises:
+        ConfigError: none would be left to train.
+
+    """
+    if settings.held_out >= n_clients:
+        raise ConfigError(
+            f"held_out: got {settings.held_out}, expected fewer than the {n_clients} clients that there are"
+        )
+    rng = np.random.default_rng([settings.seed, HELD_OUT])
+    return sorted(int(i) for i in rng.choice(n_clients, settings.held_out, replace=False))

@@ -38,6 +38,21 @@ class Settings(Checked):
         None,
         description="l2 coefficient added to every gradient, of every method alike (default: the method's)",
     )
+    bn_affine: Literal["average", "local"] = Field(
+        "average", description="scale and shift of BatchNorm layers: shared as other tensors, or never sent"
+    )
+    bn_buffers: Literal["local", "average"] = Field(
+        "local", description="running statistics of BatchNorm layers: kept by each client, or averaged"
+    )
+    drop_out: float = Field(
+        0.0, ge=0, lt=1, description="probability that a client asked in a round is gone before it uploads"
+    )
+    held_out: Annotated[int, Field(ge=0, le=MANY_CLIENTS)] = Field(
+        0, description="clients that take no part in training and join after it"
+    )
+    join_rounds: Number = Field(
+        5, description="rounds of its own that a client has which joins after training"
+    )
     seed: Seed = Field(0, description="seed of initial model, cohorts and batches")
     engine: Literal["auto", "loop", "batched"] = Field(
         "auto", description="one client at a time, or all clients of a round as one batch of models"

@@ -1,4 +1,4 @@
-"""The nouns: Payload, ClientUpdate, ServerUpdate, Participation, Algorithm.
+"""The nouns: Payload, Job, ClientUpdate, ServerUpdate, Participation, Algorithm.
 
 A method is a client update and a server update. Neither knows how clients are run (one by one, as one batch
 of models, over a network): that is the engine's part.
@@ -7,10 +7,12 @@ of models, over a network): that is the engine's part.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
+import torch
 from torch import Tensor
 
+from .network import Network
 from .params import Params, choose
 from .select import Nothing, Selector
 
@@ -19,6 +21,9 @@ Batch: TypeAlias = tuple[Tensor, ...]
 
 Grad: TypeAlias = Callable[[Params, Batch], Params]
 """Gradient of the mean loss over a batch, weight decay included."""
+
+Loss: TypeAlias = Callable[[Params, Batch], Tensor]
+"""Mean loss (a scalar) over a batch, in evaluation mode."""
 
 Memory: TypeAlias = dict[str, Params]
 """What a client keeps between rounds, by name."""
@@ -42,6 +47,25 @@ class Payload(NamedTuple):
         return self.params.nbytes() + sum(v.nbytes() for v in self.extra.values())
 
 
+class Job(NamedTuple):
+    """What a client knows about its round beside the payload: it is told so with the order, or counts it itself.
+
+    Attributes:
+        lr: learning rate of the local steps.
+        n_steps: local steps that this client does in this round, a scalar tensor.
+        round: number of the round, from 1.
+        cohort: clients that are asked in this round, |S|.
+        personal: names of the tensors that never leave the client.
+
+    """
+
+    lr: float
+    n_steps: Tensor
+    round: int
+    cohort: int
+    personal: tuple[str, ...] = ()
+
+
 class MixingMatrices(NamedTuple):
     """Who learned from whom: client `rows[i]` was given `sum_k weights[l][i, k] theta_l[columns[k]]`."""
 
@@ -63,23 +87,49 @@ class ClientUpdate(ABC):
         """Mini-batches that one step uses; above 1, a batch has a leading axis of that length."""
         return 1
 
+    @property
+    def passes(self) -> int:
+        """How many times the local work of a round (its steps or epochs) this rule does."""
+        return 1
+
+    @property
+    def held_out(self) -> float:
+        """Share of the client's training samples that only `probe` sees, the same in every round."""
+        return 0.0
+
+    @property
+    def probe_share(self) -> float:
+        """Share of the client's training samples that `probe` sees, drawn anew in every round."""
+        return 1.0
+
+    @property
+    def ready_after_probe(self) -> bool:
+        """Whether the received model is known only after `probe`: it is then what `finish` makes of no steps."""
+        return False
+
     def memory(self, w0: Params) -> Memory:
         """What the client keeps before its first round, from the initial model."""
         return {}
 
     @abstractmethod
-    def begin(self, sent: Payload, memory: Memory, fresh: Tensor) -> Any:
+    def begin(self, sent: Payload, memory: Memory, fresh: Tensor, job: Job) -> Any:
         """The carry (any nest of tensors) before the first local step."""
 
-    @abstractmethod
-    def step(self, carry: Any, batch: Batch, grad: Grad, lr: float) -> Any:
-        """The carry after one local step of learning rate `lr`."""
+    def probe_passes(self, memory: Memory) -> Tensor | None:
+        """Passes over the probed samples before the first step, a scalar tensor; None: this rule never probes."""
+        return None
+
+    def probe(self, carry: Any, batch: Batch, grad: Grad, loss: Loss, job: Job) -> Any:
+        """The carry after a look at one mini-batch before the first step."""
+        return carry
 
     @abstractmethod
-    def finish(
-        self, carry: Any, sent: Payload, memory: Memory, n_steps: Tensor, lr: float
-    ) -> tuple[Payload, Memory]:
-        """What is uploaded and what is kept after `n_steps` local steps."""
+    def step(self, carry: Any, batch: Batch, grad: Grad, job: Job) -> Any:
+        """The carry after one local step."""
+
+    @abstractmethod
+    def finish(self, carry: Any, sent: Payload, memory: Memory, job: Job) -> tuple[Payload, Memory]:
+        """What is uploaded and what is kept after the last local step."""
 
     @abstractmethod
     def received_model(self, sent: Payload, memory: Memory, fresh: Tensor) -> Params:
@@ -118,6 +168,41 @@ class ServerUpdate(ABC):
         """Sentences a user should read about the last round, in which clients `ids` took part."""
         return ()
 
+    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> int:
+        """Bytes that travel when clients `ids` are `sent` this; less than its size where they have a part already."""
+        return sent.nbytes()
+
+    def bytes_up(self, state: State, ids: Tensor, received: Payload) -> int:
+        """Bytes that travelled when clients `ids` uploaded this; `state` is that after aggregation."""
+        return received.nbytes()
+
+    def global_model(self, state: State) -> Params | None:
+        """The one model for everybody, if the method has one."""
+        w = state.get("w")
+        return w if isinstance(w, Params) and w else None
+
+    per_client: ClassVar[tuple[str, ...]] = ()
+    """Names of the parts of the state that have one row per client."""
+
+    def newcomer(self, state: State) -> Params:
+        """The model that a client starts from which joins after training; the global one unless a method differs."""
+        return cast(Params, state["w"])
+
+    def join(self, state: State, n: int) -> State:
+        """The state with `n` more clients, numbered after those that there are."""
+        new = self.init(self.newcomer(state), n)
+        return {k: _append(v, new[k]) if k in self.per_client else v for k, v in state.items()}
+
+    def absorb(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
+        """New state from the uploads of clients `ids` that joined after training; leaves all others as they are."""
+        return state
+
+
+def _append(old: Params | Tensor, new: Params | Tensor) -> Params | Tensor:
+    if isinstance(old, Params):
+        return old.map(lambda a, b: torch.cat([a, b]), cast(Params, new))
+    return torch.cat([old, cast(Tensor, new)])
+
 
 class Participation(NamedTuple):
     """Who trains each round and who is sent something.
@@ -153,10 +238,13 @@ class Algorithm:
     Attributes:
         personal: selects the tensors that stay on the client.
         participation: who trains and who is sent what.
+        network: what is trained in place of the user's model, where a method changes it.
         adapt: fine-tuning of the received model; what it gives is then evaluated as `trained`.
         headline: the point at which the paper evaluates: `received` (after communication) or `trained`.
         weight_decay: the l2 coefficient that goes before the run's.
         default_weight_decay: the l2 coefficient where neither the method nor the run gives one.
+        bn_buffers: what becomes of BatchNorm statistics; goes before the run's.
+        full_participation: the method is defined for rounds in which all clients take part.
         notes: sentences a user of these options should read.
 
     """
@@ -165,10 +253,13 @@ class Algorithm:
     server: ServerUpdate
     personal: Selector = field(default_factory=Nothing)
     participation: Participation = field(default_factory=Participation)
+    network: Network | None = None
     adapt: FineTune | None = None
     headline: Literal["received", "trained"] = "trained"
     weight_decay: float | None = None
     default_weight_decay: float = 0.0
+    bn_buffers: Literal["local", "average"] | None = None
+    full_participation: bool = False
     notes: tuple[str, ...] = ()
 
 

@@ -4,22 +4,22 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
-from .client import SGD
-from .clients import ClientStates, owned
-from .cohorts import ADAPTATION, TRAINING, cohort, device
+from .clients import ClientStates
+from .cohorts import ADAPTATION, TRAINING, absent, cohort, device
 from .config import Settings
-from .core import Algorithm, FineTune, Payload, State
+from .core import Algorithm, Payload, State
 from .data import Federation
-from .engines import Inputs, Trained, Work, make_engine
+from .engines import Trained, Work, make_engine
 from .errors import DivergedError
+from .evaluation import Evaluation
 from .params import Params
-from .result import Point, Result
+from .result import Result
+from .select import Both, Norms
 from .runs import RoundRecord, RunStore, load_tensors, restore, save_tensors
 from .runs.folder import RunFolder
 from .task import Task
@@ -38,7 +38,10 @@ class Progress(NamedTuple):
 
 
 class Run:
-    """One run: its moving parts, and what one round does with them."""
+    """One run: its moving parts, and what one round does with them.
+
+    `model` is what is trained: the user's model, or what the method makes of it.
+    """
 
     def __init__(
         self,
@@ -51,19 +54,24 @@ class Run:
     ) -> None:
         where = device(settings)
         self.settings, self.config, self.folder = settings, config, folder
-        self.algorithm = replace(algorithm, participation=algorithm.participation.forced(settings.train))
+        self.algorithm = fitted(algorithm, settings)
         self.everyone = torch.arange(federation.n_clients, device=where)
         self.federation = federation.to(where)
         self.n_train = federation.sizes("train").to(where)
         self.task = Task(model).to(where, getattr(torch, settings.dtype))
         self.engine = make_engine(settings.engine, self.task, self.federation)
-        shared = self.task.params.without(algorithm.personal.names(model))
-        self.server: State = algorithm.server.init(shared, federation.n_clients)
-        self.clients = ClientStates.start(self.algorithm, self.task, self.server, self.everyone)
+        self.server, shared = start_server(self.algorithm, self.task, federation.n_clients, settings.seed)
+        self.averages_buffers = bool(shared) and self.algorithm.bn_buffers == "average"
+        averaged = self.task.bn_statistics if self.averages_buffers else ()
+        self.clients = ClientStates.start(self.algorithm, self.task, self.server, self.everyone, averaged)
+        if self.algorithm.network:
+            counts = torch.from_numpy(federation.label_counts("train")).to(where, self.engine.dtype)
+            self.clients.buffers.update(self.algorithm.network.client_buffers(counts))
         self.store = RunStore(folder.metrics if folder else None)
-        self.record = RoundRecord(0, 0.0, 0, 0, 0, [])
-        self.accuracy: float | None = None
-        self.deployed: dict[str, tuple[Params, Params]] = {}
+        self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
+        self.evaluation = Evaluation(
+            self.algorithm, self.task, self.engine, self.federation, self.clients, self.store, self.everyone
+        )
         if folder and folder.checkpoint.exists():
             self._load(folder)
 
@@ -77,7 +85,7 @@ class Run:
             now = time.perf_counter()
             self.record = self.record._replace(seconds=now - started)
             self.store.add_round(self.record)
-            watch(Progress(r, self.settings.rounds, self.accuracy, self.record.seconds))
+            watch(Progress(r, self.settings.rounds, self.evaluation.accuracy, self.record.seconds))
             stopped = not last and stop()
             if last:
                 self._save_models()
@@ -89,44 +97,68 @@ class Run:
                 break
         return self._result(finished=not stopped)
 
+    def evaluate_arrival(self) -> None:
+        """Evaluate, as round 0, what clients are sent before they have trained at all."""
+        self.evaluation.received(0, self.server, self._work(1, TRAINING), self._work(0, ADAPTATION))
+
     def _round(self, r: int, evaluate: bool) -> None:
         participation, server = self.algorithm.participation, self.algorithm.server
-        asked = cohort(self.settings, len(self.everyone), r).to(self.everyone.device)
-        ids = asked if participation.train == "cohort" else self.everyone
-        up, down = self.record.bytes_up, self.record.bytes_down
+        everyone = self.everyone
+        asked = cohort(self.settings, len(everyone), r).to(everyone.device)
+        gone = absent(self.settings, len(everyone), r).to(everyone.device)
+        up, down, steps = self.record.bytes_up, self.record.bytes_down, self.record.steps
+        away = asked[gone[asked]]
 
+        ids = asked if participation.train == "cohort" else everyone
         if self.clients.sent is None:
             payload = server.broadcast(self.server, ids)
             self.clients.arrived(ids, payload)
-            receivers = asked if participation.receive == "cohort" else self.everyone
-            down += payload.nbytes() // len(ids) * len(receivers)
+            receivers = asked if participation.receive == "cohort" else everyone
+            sent = payload if len(receivers) == len(ids) else payload.rows(_places(receivers, ids))
+            down += server.bytes_down(self.server, receivers, sent)
+            down += self.clients.common.nbytes() * len(receivers)
         else:
             payload = self.clients.sent.rows(ids)
+        if len(away):  # nothing of their round is kept, so it need not be computed
+            here = (~torch.isin(ids, away)).nonzero().flatten()
+            ids, payload = ids[here], payload.rows(here)
 
-        work = self._work(r, TRAINING)
-        trained = self.engine.train(self.algorithm.client, ids, self.clients.inputs(ids, payload), work)
-        ids, dropped, trained, payload = self._drop_diverged(r, ids, trained, payload)
-        if evaluate and not self.algorithm.adapt:
-            self._evaluate("trained", r, *self._after_training(ids, trained))
-        self.clients.keep(ids, trained)
-        steps = self.record.steps + work.count(self.n_train[ids], self.algorithm.client.batches_per_step)
-
-        rows = torch.isin(ids, asked).nonzero().flatten()
-        ids = ids[rows]
+        trained, dropped = None, []
         if len(ids):
-            params = trained.upload.params.without(self.clients.personal)
-            upload = trained.upload._replace(params=params).rows(rows)
-            up += upload.nbytes()
-            self.server = server.aggregate(self.server, ids, payload.rows(rows), upload, self.n_train[ids])
-            if self.clients.sent is not None:
-                answer = server.broadcast(self.server, ids)
-                self.clients.arrived(ids, answer)
-                down += answer.nbytes()
+            inputs = self.clients.inputs(ids, payload)
+            trained = self.engine.train(self.algorithm.client, ids, inputs, self._work(r, TRAINING))
+            ids, dropped, trained, payload = self._drop_diverged(r, ids, trained, payload)
+            steps += int(trained.n_steps.sum())
         if evaluate:
-            self._evaluate_received(r)
+            self.evaluation.trained(r, ids, trained, self.server)
+        if trained is not None:
+            self.clients.keep(ids, trained)
+            rows = torch.isin(ids, asked).nonzero().flatten()
+            ids = ids[rows]
+            if len(ids):
+                received, answered = self._aggregate(ids, payload.rows(rows), trained.rows(rows))
+                up, down = up + received, down + answered
+        if evaluate:
+            work, adaptation = self._work(r + 1, TRAINING), self._work(r, ADAPTATION)
+            self.evaluation.received(r, self.server, work, adaptation)
             if len(ids) and (matrices := server.mixing(self.server, ids)):
                 self.store.add_mixing(r, matrices)
-        self.record = RoundRecord(r, self.record.seconds, up, down, steps, dropped)
+        self.record = RoundRecord(r, self.record.seconds, up, down, steps, dropped, away.tolist())
+
+    def _aggregate(self, ids: Tensor, sent: Payload, trained: Trained) -> tuple[int, int]:
+        """Hand the cohort's uploads to the server, and its answer back; the bytes of both."""
+        server, n = self.algorithm.server, self.n_train[ids]
+        upload = trained.upload._replace(params=trained.upload.params.without(self.clients.personal))
+        self.server = server.aggregate(self.server, ids, sent, upload, n)
+        up, down = server.bytes_up(self.server, ids, upload), 0
+        if self.averages_buffers:
+            self.clients.average_buffers(trained.buffers, n)
+            up += self.clients.common.nbytes() * len(ids)
+        if self.clients.sent is not None:
+            answer = server.broadcast(self.server, ids)
+            self.clients.arrived(ids, answer)
+            down = server.bytes_down(self.server, ids, answer) + self.clients.common.nbytes() * len(ids)
+        return up, down
 
     def _work(self, r: int, stream: int) -> Work:
         return Work(
@@ -139,6 +171,8 @@ class Run:
             epochs=self.settings.epochs,
             weight_decay=self._weight_decay(),
             drop_last=self.task.uses_batch_statistics,
+            cohort=self.settings.cohort_size(len(self.everyone)),
+            personal=tuple(self.clients.personal),
         )
 
     def _weight_decay(self) -> float:
@@ -161,54 +195,17 @@ class Run:
         rows = good.nonzero().flatten()
         return ids[rows], ids[~good].tolist(), trained.rows(rows), payload.rows(rows)
 
-    def _after_training(self, ids: Tensor, trained: Trained) -> tuple[Params, Params]:
-        """Every client's model after local training, and its buffers; clients that did not train keep theirs."""
-        models: Params = vmap(self.algorithm.client.trained_model)(trained.upload, trained.memory)
-        if len(ids) == len(self.everyone):
-            return models, trained.buffers
-        rest = owned(self.clients.models(self.algorithm.client.resting_model, self.everyone, self._send_all))
-        return rest.put_rows(ids, models), owned(self.clients.buffers).put_rows(ids, trained.buffers)
-
-    def _send_all(self) -> Payload:
-        return self.algorithm.server.broadcast(self.server, self.everyone)
-
-    def _evaluate_received(self, r: int) -> None:
-        """Evaluate every client's model after communication; then fine-tuned, where the method does that."""
-        models = self.clients.models(self.algorithm.client.received_model, self.everyone, self._send_all)
-        self._evaluate("received", r, models, self.clients.buffers)
-        if self.algorithm.adapt:
-            self._evaluate("trained", r, *self._adapted(models, self.algorithm.adapt, r))
-
-    def _adapted(self, models: Params, adapt: FineTune, r: int) -> tuple[Params, Params]:
-        work = self._work(r, ADAPTATION)
-        if adapt.steps:
-            work = replace(work, steps=adapt.steps, epochs=None)
-        work = replace(work, lr=adapt.lr or work.lr, part=adapt.part)
-        inputs = Inputs(Payload(models), {}, self.clients.buffers, torch.ones_like(self.clients.fresh))
-        done = self.engine.train(SGD(), self.everyone, inputs, work)
-        return done.upload.params, done.buffers
-
-    def _evaluate(self, point: Point, r: int, models: Params, buffers: Params) -> None:
-        parts: tuple[Literal["test", "validation"], ...] = ("test", "validation")
-        for part in parts:
-            if self.federation.sizes(part).any():
-                scores = self.engine.evaluate(models, buffers, part)
-                self.store.add_scores(r, point, part, scores)
-                if part == "test" and point == self.algorithm.headline:
-                    self.accuracy = float((scores.correct / scores.n).mean())
-        self.deployed[point] = (models, buffers)
-
     def _save(self) -> None:
         self.store.commit()
         if self.folder:
             tree = {"server": self.server, "clients": self.clients.tree()}
-            meta = {"record": json.dumps(self.record), "accuracy": json.dumps(self.accuracy)}
+            meta = {"record": json.dumps(self.record), "accuracy": json.dumps(self.evaluation.accuracy)}
             save_tensors(self.folder.checkpoint, tree, meta)
 
     def _save_models(self) -> None:
         """Write every client's model; before the last checkpoint, which says that this is done."""
         if self.folder:
-            models, buffers = self.deployed[self.algorithm.headline]
+            models, buffers = self.evaluation.deployed[self.algorithm.headline]
             if all(v.stride(0) == 0 for v in models.values()):
                 models = models.rows(slice(0, 1))
             save_tensors(self.folder.models, {"params": models, "buffers": buffers}, {})
@@ -219,7 +216,7 @@ class Run:
         self.server = cast(State, tree["server"])
         self.clients.load(tree["clients"])
         self.record = RoundRecord(*json.loads(meta["record"]))
-        self.accuracy = json.loads(meta["accuracy"])
+        self.evaluation.accuracy = json.loads(meta["accuracy"])
         self.store.forget_after(self.record.round)
 
     def _notes(self) -> list[str]:
@@ -234,6 +231,15 @@ class Run:
             remarks.append(
                 f"{name}: in {len(diverged)} of {self.record.round} rounds training diverged on clients ({names}): "
                 "they kept the model they had and uploaded nothing; a lower learning rate would help"
+            )
+        if gone := sum(len(record.absent) for record in self.store.rounds()):
+            remarks.append(
+                f"{name}: {gone} times a client that was asked dropped out and its upload never came"
+            )
+        if self.algorithm.full_participation and len(ids) < len(self.everyone):
+            remarks.append(
+                f"{name} is defined for rounds in which all clients take part; here {len(ids)} of "
+                f"{len(self.everyone)} did (--cohort)"
             )
         return [*self.algorithm.notes, *remarks]
 
@@ -255,9 +261,28 @@ class Run:
                 for c in self.federation.clients
             ],
         }
-        models, buffers = self.deployed.get(self.algorithm.headline, (Params(), Params()))
-        result = Result(self.config, facts, self.store, finished, models, buffers, self.task.model)
-        if self.folder and finished:
-            result.finish(self.folder)
-            return replace(Result.load(self.folder.path), module=self.task.model)
-        return result
+        models, buffers = self.evaluation.deployed.get(self.algorithm.headline, (Params(), Params()))
+        return Result(self.config, facts, self.store, finished, models, buffers, self.task.model)
+
+
+def fitted(algorithm: Algorithm, settings: Settings) -> Algorithm:
+    """The algorithm with what the user decides for all methods alike: who trains, and the BatchNorm policies."""
+    personal = algorithm.personal
+    return replace(
+        algorithm,
+        participation=algorithm.participation.forced(settings.train),
+        personal=Both((personal, Norms())) if settings.bn_affine == "local" else personal,
+        bn_buffers=algorithm.bn_buffers or settings.bn_buffers,
+    )
+
+
+def start_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> tuple[State, Params]:
+    """The server's first state, its random parts drawn from the seed alone, and the tensors that are shared."""
+    shared = task.params.without(algorithm.personal.names(task.model))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return algorithm.server.init(shared, n_clients), shared
+
+
+def _places(some: Tensor, sorted_all: Tensor) -> Tensor:
+    return torch.searchsorted(sorted_all, some)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 Unit = Literal["model", "layer", "tensor"]
 
@@ -39,12 +40,54 @@ class Everything(Selector):
 
 @dataclass(frozen=True)
 class Head(Selector):
-    """The last `nn.Linear` of the model: its classifier."""
+    """The classifier: the last `nn.Linear` of the model, and the `layers` - 1 layers before it.
+
+    `module` names another linear layer as the last one.
+    """
+
+    layers: int = 1
+    module: str | None = None
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """Weight and bias of the last linear layer; nothing if there is none."""
-        heads = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        return _under(model, heads[-1:])
+        """All parameters of these layers; nothing if there is no linear layer.
+
+        Raises:
+            ValueError: the model has no linear layer of that name.
+
+        """
+        own = [
+            k for k, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))
+        ]
+        linear = [k for k in own if isinstance(model.get_submodule(k), nn.Linear)]
+        if self.module is not None and self.module not in linear:
+            raise ValueError(
+                f"head: got {self.module!r}, expected a linear layer of the model: {', '.join(linear)}"
+            )
+        if not linear or not self.layers:
+            return ()
+        end = own.index(self.module or linear[-1]) + 1
+        return _under(model, own[max(0, end - self.layers) : end])
+
+
+@dataclass(frozen=True)
+class Norms(Selector):
+    """Scale and shift of all BatchNorm layers, found by module type."""
+
+    def names(self, model: nn.Module) -> tuple[str, ...]:
+        """All parameters of BatchNorm layers; nothing if there is none."""
+        return _under(model, [k for k, m in model.named_modules() if isinstance(m, _BatchNorm)])
+
+
+@dataclass(frozen=True)
+class Both(Selector):
+    """What any of several selectors chooses."""
+
+    selectors: tuple[Selector, ...]
+
+    def names(self, model: nn.Module) -> tuple[str, ...]:
+        """The union, in the model's order."""
+        chosen = {name for selector in self.selectors for name in selector.names(model)}
+        return tuple(name for name, _ in model.named_parameters() if name in chosen)
 
 
 @dataclass(frozen=True)

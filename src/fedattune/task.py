@@ -47,7 +47,19 @@ class Task:
     @property
     def uses_batch_statistics(self) -> bool:
         """Whether the model normalises over the batch, so that padding a batch would change its result."""
-        return any(isinstance(m, _BatchNorm) for m in self.model.modules())
+        alike = getattr(self.model, "batch_statistics", False)
+        return bool(alike) or any(isinstance(m, _BatchNorm) for m in self.model.modules())
+
+    @property
+    def bn_statistics(self) -> tuple[str, ...]:
+        """Names of the running means and variances of BatchNorm layers, found by module type."""
+        return tuple(
+            f"{name}.{key}" if name else key
+            for name, module in self.model.named_modules()
+            if isinstance(module, _BatchNorm)
+            for key in ("running_mean", "running_var")
+            if getattr(module, key) is not None
+        )
 
     @property
     def convolutional(self) -> bool:
@@ -63,11 +75,14 @@ class Task:
     def gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
         """Gradient of the mean loss in training mode, and the buffers after it."""
         self.model.train()
+        # A method that changes the model brings its own loss.
+        objective = getattr(self.model, "objective", cross_entropy)
 
         def loss(w: Params) -> tuple[Tensor, Params]:
             # Modules write buffers in place; a copy keeps this a pure function.
             changed = buffers.map(torch.clone)
-            return cross_entropy(functional_call(self.model, {**w, **changed}, (batch[0],)), batch), changed
+            output = functional_call(self.model, {**w, **changed}, (batch[0],))
+            return objective(output, batch), changed
 
         g, changed = grad(loss, has_aux=True)(params)
         return g, changed

@@ -2,18 +2,21 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from .algorithms import ALGORITHMS
-from .cohorts import check_device
+from .cohorts import check_device, held_out
 from .config import Settings
 from .core import Algorithm
 from .data import Federation
 from .errors import ConfigError
+from .joining import Remains, join, sample
 from .models import check_model, make_model
+from .personal_models import wrapped
 from .registry import build, lookup
 from .result import Result
 from .rounds import Progress, Run
@@ -66,7 +69,9 @@ def fit(
         )
     settings = Settings.checked(**({**settings.model_dump(), **more} if settings else more))
     check_device(settings)
-    settings.cohort_size(federation.n_clients)
+    waiting = held_out(settings, federation.n_clients)
+    training, joining = divide(federation, waiting)
+    settings.cohort_size(training.n_clients)
     if isinstance(algorithm, str):
         name = name or algorithm
         algorithm = build(algorithm, lookup("algorithm", algorithm, ALGORITHMS), options or {})
@@ -82,6 +87,9 @@ def fit(
     else:
         module = copy.deepcopy(model)
         check_model(module, federation, batch_size=settings.batch_size, engine=settings.engine)
+    trained = copy.deepcopy(module)
+    if algorithm.network:
+        trained = wrapped(algorithm.network, module, sample(federation), settings.seed)
     config = {
         "algorithm": name or "custom",
         "definition": str(algorithm),
@@ -96,5 +104,25 @@ def fit(
     folder = None if out is None else RunFolder.open(Path(out), config, resume=resume)
     if folder and folder.finished:
         return Result.load(folder.path)
-    run = Run(algorithm, federation, module, settings, config, folder)
-    return run.go(watch or (lambda _: None), stop or (lambda: False))
+    run = Run(algorithm, training, trained, settings, config, folder)
+    result = run.go(watch or (lambda _: None), stop or (lambda: False))
+    if not result.finished:
+        return result
+    remains = Remains(run.algorithm, module, run.task.model, run.server, training.n_clients)
+    if joining:
+        newcomers = join(remains, joining, settings, settings.join_rounds).facts["newcomers"]
+        result = replace(result, facts={**result.facts, "newcomers": newcomers})
+    if folder:
+        result.finish(folder)
+        result = replace(Result.load(folder.path), module=result.module)
+    return replace(result, remains=remains)
+
+
+def divide(federation: Federation, held_out: list[int]) -> tuple[Federation, Federation | None]:
+    """The clients that train, and those that join afterwards, if any."""
+    if not held_out:
+        return federation, None
+    rest = tuple(c for i, c in enumerate(federation.clients) if i not in set(held_out))
+    return replace(federation, clients=rest), replace(
+        federation, clients=tuple(federation.clients[i] for i in held_out)
+    )

@@ -4,8 +4,26 @@ A case names the algorithm, for every one of its options another value that must
 option acts only under others, those others.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Sizes(NamedTuple):
+    """Floats of the model that the conformance suite trains: all, and those of its classifier."""
+
+    d: int
+    head: int
+
+
+def all_floats(sizes: Sizes) -> float:
+    """The whole model."""
+    return sizes.d
+
+
+def nothing(sizes: Sizes) -> float:
+    """Nothing at all."""
+    return 0
 
 
 @dataclass(frozen=True)
@@ -13,9 +31,13 @@ class Case:
     name: str
     knobs: dict[str, Any] = field(default_factory=dict)  # option -> another value
     under: dict[str, dict[str, Any]] = field(default_factory=dict)  # option -> options it acts under
-    uploads: float = 1.0  # models uploaded by a cohort member per round
-    downloads: float = 1.0  # models sent per cohort member and round (pFedMe: to all clients)
-    to_all: bool = False
+    up: Callable[[Sizes], float] | None = all_floats  # uploaded by a cohort member per round; None: it varies
+    down: Callable[[Sizes], float] | None = all_floats  # sent per cohort member and round
+    to_all: bool = False  # sent to all clients, not to the cohort alone
+    same: dict[str, Any] = field(default_factory=dict)  # options under which engines agree (no random noise)
+    learns: dict[str, Any] = field(
+        default_factory=dict
+    )  # settings and options under which the loss surely falls
 
 
 PAPER = {"profile": "paper"}
@@ -23,7 +45,7 @@ MCSA = {"sigma": 1.0, "unit": "model", "size_weighted": True}
 UNDER_MCSA = {"unit": PAPER | {"sigma": 5.0}, "size_weighted": PAPER | {"sigma": 5.0}, "sigma": PAPER}
 
 CASES = [
-    Case("local", uploads=0, downloads=0),
+    Case("local", up=nothing, down=nothing),
     Case("fedavg", {"weighting": "uniform"}),
     Case("fedavg_ft", {"weighting": "uniform", "ft_steps": 1, "ft_lr": 0.3}),
     Case("fedprox", {"mu": 2.0, "weighting": "uniform"}),

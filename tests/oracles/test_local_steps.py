@@ -4,51 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from fedattune import ClientUpdate, Params, Payload
 from fedattune.algorithms import ALGORITHMS
 from fedattune.client import SGD, Meta, Moreau, Proximal
 from fedattune.engines import Work
-
-DIM = 4
-generator = torch.Generator().manual_seed(0)
-M = torch.randn(DIM, generator=generator, dtype=torch.float64)  # the minimiser
-W0 = torch.randn(DIM, generator=generator, dtype=torch.float64)
-A = torch.randn(DIM, generator=generator, dtype=torch.float64)  # an anchor
-root = torch.randn(DIM, DIM, generator=generator, dtype=torch.float64)
-H = root @ root.T / DIM + 0.1 * torch.eye(DIM)  # a Hessian
-FRESH, STALE = torch.tensor(True), torch.tensor(False)
-
-
-def params(w: Tensor) -> Params:
-    return Params({"w": w})
-
-
-def gradient(w: Params, batch: Any) -> Params:
-    """Of f = 1/2 ||w - m||^2."""
-    return params(w["w"] - M)
-
-
-def curved(w: Params, batch: Any) -> Params:
-    """Of f = 1/2 (w - m)^T H (w - m)."""
-    return params(H @ (w["w"] - M))
-
-
-def zero(w: Params, batch: Any) -> Params:
-    return w.zeros()
-
-
-def run(
-    rule: ClientUpdate, grad: Any, steps: int, lr: float, sent: Tensor = W0, own: Tensor | None = None
-) -> tuple[Payload, dict[str, Params]]:
-    """Steps of one client; a client that holds `own` was not sent anything new."""
-    memory = rule.memory(params(sent if own is None else own))
-    carry = rule.begin(Payload(params(sent)), memory, FRESH if own is None else STALE)
-    batch = (torch.zeros(3, 2),) * 2
-    for _ in range(steps):
-        carry = rule.step(carry, batch, grad, lr)
-    return rule.finish(carry, Payload(params(sent)), memory, torch.tensor(float(steps)), lr)
+from oracles.quadratic import DIM, W0, A, H, M, curved, gradient, run, zero
 
 
 def test_b1_a_moving_anchor_makes_lambda_inert() -> None:
@@ -146,15 +106,3 @@ def test_batches_are_drawn_without_replacement_and_do_not_depend_on_others() -> 
     few = work.batches(7, samples[:5], 2)
     assert few.shape == (12, 2, 5)
     assert {len(set(b)) for b in few.reshape(-1, 5)} == {5}
-
-
-@pytest.mark.parametrize("work", [{"epochs": 3}, {"epochs": 1}, {"steps": 4}])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("per_step", [1, 3])
-def test_the_count_of_steps_is_that_of_the_batches(work: Any, drop_last: bool, per_step: int) -> None:
-    import numpy as np
-
-    sizes = [1, 7, 8, 9, 50]
-    todo = Work(seed=0, stream=1, round=1, lr=0.1, batch_size=8, drop_last=drop_last, **work)
-    made = sum(len(todo.batches(i, np.arange(n), per_step)) for i, n in enumerate(sizes))
-    assert todo.count(torch.tensor(sizes), per_step) == made

@@ -2,6 +2,6 @@
 
 from .meta import Meta
 from .moreau import Moreau
-from .sgd import SGD, Correction, Proximal, Start
+from .sgd import SGD, Correction, Local, Proximal, Start
 
-__all__ = ["SGD", "Correction", "Meta", "Moreau", "Proximal", "Start"]
+__all__ = ["SGD", "Correction", "Local", "Meta", "Moreau", "Proximal", "Start"]

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..core import Batch, ClientUpdate, Grad, Memory, Payload
+from ..core import Batch, ClientUpdate, Grad, Job, Memory, Payload
 from ..params import Params
 
 
@@ -28,25 +28,23 @@ class Meta(ClientUpdate):
         """B, B' and, for the Hessian-free form, B''."""
         return 2 if self.hessian == "fo" else 3
 
-    def begin(self, sent: Payload, memory: Memory, fresh: Tensor) -> Params:
+    def begin(self, sent: Payload, memory: Memory, fresh: Tensor, job: Job) -> Params:
         """Start from what was sent."""
         return sent.params
 
-    def step(self, carry: Params, batch: Batch, grad: Grad, lr: float) -> Params:
+    def step(self, carry: Params, batch: Batch, grad: Grad, job: Job) -> Params:
         """One meta step on its own two or three batches."""
         w = carry
         first, second, *third = (tuple(t[i] for t in batch) for i in range(self.batches_per_step))
-        alpha = lr if self.alpha is None else self.alpha
-        beta = lr if self.beta is None else self.beta
+        alpha = job.lr if self.alpha is None else self.alpha
+        beta = job.lr if self.beta is None else self.beta
         u = grad(w - alpha * grad(w, first), second)
         if not third:
             return w - beta * u
         h = (grad(w + self.delta * u, third[0]) - grad(w - self.delta * u, third[0])) / (2 * self.delta)
         return w - beta * (u - alpha * h)
 
-    def finish(
-        self, carry: Params, sent: Payload, memory: Memory, n_steps: Tensor, lr: float
-    ) -> tuple[Payload, Memory]:
+    def finish(self, carry: Params, sent: Payload, memory: Memory, job: Job) -> tuple[Payload, Memory]:
         """Upload w."""
         return Payload(carry), memory
 

@@ -1,13 +1,12 @@
 """pFedMe's local loop: gradient steps on the Moreau envelope of the client's loss."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from ..core import Batch, ClientUpdate, Grad, Memory, Payload, newest
+from ..core import Batch, ClientUpdate, Grad, Job, Memory, Payload, newest
 from ..params import Params
-from .sgd import Start
 
 
 class _Carry(NamedTuple):
@@ -26,27 +25,25 @@ class Moreau(ClientUpdate):
     lam: float
     K: int
     personal_lr: float
-    start: Start = "sent"
+    start: Literal["sent", "newest"] = "sent"
 
     def memory(self, w0: Params) -> Memory:
         """The personal model theta, and the own local model if training can start from it."""
         return {"theta": w0} | ({"own": w0} if self.start == "newest" else {})
 
-    def begin(self, sent: Payload, memory: Memory, fresh: Tensor) -> _Carry:
+    def begin(self, sent: Payload, memory: Memory, fresh: Tensor, job: Job) -> _Carry:
         """Both models start from the received one."""
         w = self.received_model(sent, memory, fresh)
         return _Carry(w, w)
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, lr: float) -> _Carry:
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: Job) -> _Carry:
         """K proximal steps of theta on the same batch, then one step of w towards theta."""
         w, theta = carry
         for _ in range(self.K):
             theta = theta - self.personal_lr * (grad(theta, batch) + self.lam * (theta - w))
-        return _Carry(w - lr * self.lam * (w - theta), theta)
+        return _Carry(w - job.lr * self.lam * (w - theta), theta)
 
-    def finish(
-        self, carry: _Carry, sent: Payload, memory: Memory, n_steps: Tensor, lr: float
-    ) -> tuple[Payload, Memory]:
+    def finish(self, carry: _Carry, sent: Payload, memory: Memory, job: Job) -> tuple[Payload, Memory]:
         """Upload w, keep theta."""
         kept: Memory = {"theta": carry.theta}
         if self.start == "newest":

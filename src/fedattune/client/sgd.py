@@ -4,30 +4,53 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-from ..core import Batch, ClientUpdate, Grad, Memory, Payload, newest
+from ..core import Batch, ClientUpdate, Grad, Job, Loss, Memory, Payload, newest
 from ..params import Params
 
-Start = Literal["sent", "newest"]
-"""Where local training starts: what was sent, or the client's own last model unless something new was sent."""
+Start = Literal["sent", "newest", "own"]
+"""Where local training starts: what was sent, the client's own last model unless something new was sent, or
+always its own last model."""
+
+
+class Local(NamedTuple):
+    """What a correction may use.
+
+    Attributes:
+        start: the model that local training started from.
+        sent, memory: what the client was last sent, and what it keeps.
+        full_gradient: the gradient at `start` over all training samples, where a correction asks for it.
+        job: the round's order.
+
+    """
+
+    start: Params
+    sent: Payload
+    memory: Memory
+    full_gradient: Params
+    job: Job
 
 
 @dataclass(frozen=True)
 class Correction(ABC):
     """Bends the gradient of local SGD."""
 
+    @property
+    def needs_full_gradient(self) -> bool:
+        """Whether it uses the gradient at the starting point over all training samples."""
+        return False
+
     def memory(self, w0: Params) -> Memory:
         """What the correction keeps on the client."""
         return {}
 
     @abstractmethod
-    def __call__(self, g: Params, w: Params, sent: Payload, memory: Memory) -> Params:
+    def __call__(self, g: Params, w: Params, local: Local) -> Params:
         """The bent gradient at w."""
 
-    def finish(
-        self, w: Params, sent: Payload, memory: Memory, n_steps: Tensor, lr: float
-    ) -> tuple[dict[str, Params], Memory]:
+    def finish(self, w: Params, local: Local) -> tuple[dict[str, Params], Memory]:
         """Extras to upload and new memory after training ended at w."""
         return {}, {}
 
@@ -38,56 +61,107 @@ class Proximal(Correction):
 
     mu: float
 
-    def __call__(self, g: Params, w: Params, sent: Payload, memory: Memory) -> Params:
+    def __call__(self, g: Params, w: Params, local: Local) -> Params:
         """The gradient g + mu (w - anchor)."""
-        return g + self.mu * (w - sent.params)
+        return g + self.mu * (w - local.sent.params)
 
 
 class _Carry(NamedTuple):
     w: Params
+    start: Params
     sent: Payload
     memory: Memory
+    full_gradient: Params
+    seen: Tensor
+    velocity: Params
+
+    def local(self, job: Job) -> Local:
+        return Local(self.start, self.sent, self.memory, self.full_gradient, job)
 
 
 @dataclass(frozen=True)
 class SGD(ClientUpdate):
-    """w <- w - lr g(w; batch), the gradient bent by corrections in their order."""
+    """w <- w - lr g(w; batch), the gradient bent by corrections in their order.
+
+    With `momentum`, the step is lr v with v <- momentum v + g, from v = 0 in every round; with `clip`, gradients
+    longer than that are scaled down to it.
+    """
 
     corrections: tuple[Correction, ...] = ()
     start: Start = "sent"
+    momentum: float = 0.0
+    clip: float | None = None
+
+    @property
+    def _probes(self) -> bool:
+        return any(c.needs_full_gradient for c in self.corrections)
 
     def memory(self, w0: Params) -> Memory:
         """The corrections' memory, and the own model if training can start from it."""
-        kept: Memory = {"own": w0} if self.start == "newest" else {}
+        kept: Memory = {} if self.start == "sent" else {"own": w0}
         for correction in self.corrections:
             kept |= correction.memory(w0)
         return kept
 
-    def begin(self, sent: Payload, memory: Memory, fresh: Tensor) -> _Carry:
+    def begin(self, sent: Payload, memory: Memory, fresh: Tensor, job: Job) -> _Carry:
         """Start from the received model."""
-        return _Carry(self.received_model(sent, memory, fresh), sent, memory)
+        w = self.received_model(sent, memory, fresh)
+        zeros = w.zeros()
+        nothing = Params()
+        return _Carry(
+            w,
+            w,
+            sent,
+            memory,
+            zeros if self._probes else nothing,
+            torch.zeros_like(job.n_steps),
+            zeros if self.momentum else nothing,
+        )
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, lr: float) -> _Carry:
+    def probe_passes(self, memory: Memory) -> Tensor | None:
+        """One pass over all training samples where a correction needs their gradient."""
+        return torch.ones(()) if self._probes else None
+
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, job: Job) -> _Carry:
+        """Average the gradient at the starting point over the samples seen so far."""
+        x, _, *weight = batch
+        more = weight[0].sum() if weight else torch.full_like(carry.seen, len(x))
+        seen = carry.seen + more
+        g = carry.full_gradient + (grad(carry.start, batch) - carry.full_gradient) * (more / seen)
+        return carry._replace(full_gradient=g, seen=seen)
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: Job) -> _Carry:
         """One corrected gradient step."""
         g = grad(carry.w, batch)
         for correct in self.corrections:
-            g = correct(g, carry.w, carry.sent, carry.memory)
-        return carry._replace(w=carry.w - lr * g)
+            g = correct(g, carry.w, carry.local(job))
+        if self.clip is not None:
+            g = clipped(g, self.clip)
+        if self.momentum:
+            g = self.momentum * carry.velocity + g
+            carry = carry._replace(velocity=g)
+        return carry._replace(w=carry.w - job.lr * g)
 
-    def finish(
-        self, carry: _Carry, sent: Payload, memory: Memory, n_steps: Tensor, lr: float
-    ) -> tuple[Payload, Memory]:
+    def finish(self, carry: _Carry, sent: Payload, memory: Memory, job: Job) -> tuple[Payload, Memory]:
         """Upload the trained model and the corrections' extras."""
         extra: dict[str, Params] = {}
         kept = dict(memory)
         for correction in self.corrections:
-            more, changed = correction.finish(carry.w, sent, memory, n_steps, lr)
+            more, changed = correction.finish(carry.w, carry.local(job))
             extra |= more
             kept |= changed
-        if self.start == "newest":
+        if self.start != "sent":
             kept["own"] = carry.w
         return Payload(carry.w, extra), kept
 
     def received_model(self, sent: Payload, memory: Memory, fresh: Tensor) -> Params:
-        """What was sent, or with `start="newest"` the own model when nothing new was sent."""
+        """What was sent or the own model, as `start` says."""
+        if self.start == "own":
+            return memory["own"]
         return newest(sent.params, memory["own"], fresh) if self.start == "newest" else sent.params
+
+
+def clipped(g: Params, most: float) -> Params:
+    """The gradient scaled down to a length of at most `most` over all tensors."""
+    length = torch.stack([v.square().sum() for v in g.values()]).sum().sqrt()
+    return g * (most / length.clamp_min(1e-12)).clamp_max(1.0)

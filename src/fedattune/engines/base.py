@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Batch, ClientUpdate, Grad, Memory, Payload
+from ..core import Batch, ClientUpdate, Grad, Loss, Memory, Payload
 from ..data import Federation
 from ..params import Params
-from ..task import Task
+from ..task import Task, cross_entropy
 from .work import Work
 
 SHARED_EVALUATION_BYTES = 1 << 26
@@ -34,15 +34,18 @@ class Inputs(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What training leaves, one row per client: the upload, the client's memory and its buffers."""
+    """What training leaves, one row per client: the upload, the client's memory, its buffers, its steps (C,)."""
 
     upload: Payload
     memory: Memory
     buffers: Params
+    n_steps: Tensor
 
     def rows(self, ids: Tensor) -> "Trained":
         """What training left on some clients."""
-        return Trained(self.upload.rows(ids), take(self.memory, ids), self.buffers.rows(ids))
+        return Trained(
+            self.upload.rows(ids), take(self.memory, ids), self.buffers.rows(ids), self.n_steps[ids]
+        )
 
     def finite(self) -> Tensor:
         """(C,) whether everything that a client uploads and keeps is finite."""
@@ -123,6 +126,10 @@ class Engine(ABC):
 
         return gradient
 
+    def _loss(self, buffers: list[Params]) -> Loss:
+        """The loss function for one client in evaluation mode."""
+        return lambda w, batch: cross_entropy(self.task.predict(w, buffers[0], batch[0]), batch)
+
 
 def score(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Whether each sample (B,) is classified rightly, and its cross-entropy."""
@@ -136,7 +143,7 @@ def take(memory: Memory, ids: Tensor | int | slice) -> Memory:
 
 def join(results: Sequence[Trained], how: Callable[[Sequence[Params]], Params]) -> Trained:
     """One result of several, the tensors put together by `how` (stack single clients, concatenate chunks)."""
-    uploads, memories, buffers = zip(*results, strict=True)
+    uploads, memories, buffers, n_steps = zip(*results, strict=True)
     return Trained(
         Payload(
             how([u.params for u in uploads]),
@@ -144,4 +151,5 @@ def join(results: Sequence[Trained], how: Callable[[Sequence[Params]], Params]) 
         ),
         {k: how([m[k] for m in memories]) for k in memories[0]},
         how(buffers),
+        how([Params(n=n) for n in n_steps])["n"],
     )

@@ -18,7 +18,7 @@ from ..core import Batch, ClientUpdate
 from ..data import Federation
 from ..params import Params, concatenate
 from ..task import Task
-from .base import Engine, Inputs, Scores, Trained, join
+from .base import Engine, Inputs, Scores, Trained, join, take
 from .work import Work
 
 CHUNK_BYTES = 1 << 30
@@ -40,7 +40,11 @@ class Batched(Engine):
     def train(self, rule: ClientUpdate, ids: Tensor, inputs: Inputs, work: Work) -> Trained:
         """Train chunk by chunk, clients with the most work first."""
         parts = self.federation.part(work.part)
-        batches = [work.batches(i, parts[i], rule.batches_per_step) for i in ids.tolist()]
+        todo = [
+            work.of(rule, client, parts[client], take(inputs.memory, row))
+            for row, client in enumerate(ids.tolist())
+        ]
+        batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
         order = sorted(
             range(len(batches)), key=lambda i: (batches[i].shape[2], len(batches[i])), reverse=True
         )
@@ -48,45 +52,54 @@ class Batched(Engine):
         done: list[int] = []
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(work.noise_seed())
-            for chunk in self._chunks(order, batches):
+            for chunk in self._chunks(order, batches, probed):
                 rows = torch.tensor(chunk, device=self.device)
                 done += chunk
-                results.append(self._train_chunk(rule, [batches[i] for i in chunk], inputs.rows(rows), work))
+                mine, before = [batches[i] for i in chunk], [probed[i] for i in chunk] if probed else []
+                results.append(self._train_chunk(rule, mine, before, inputs.rows(rows), work))
         back = torch.tensor(np.argsort(done), device=self.device)
         return join(results, concatenate).rows(back)
 
-    def _chunks(self, order: list[int], batches: list[NDArray[np.int64]]) -> Iterator[list[int]]:
+    def _chunks(
+        self, order: list[int], batches: list[NDArray[np.int64]], probed: list[NDArray[np.int64]]
+    ) -> Iterator[list[int]]:
         """Cut the ordered clients so that a chunk fits into memory."""
         values = self.task.params.numel() * 8
         values += int(np.prod(self.federation.input_shape)) * int(np.prod(batches[order[0]].shape[1:])) * 8
         per_chunk = max(1, CHUNK_BYTES // (values * self.dtype.itemsize))
+
         # Padding would enter the batch statistics, so models that use them get batches of one size per chunk.
-        same = (lambda i: batches[i].shape[2]) if self.task.uses_batch_statistics else (lambda _: 0)
-        for _, group in groupby(order, key=same):
+        def sizes(i: int) -> tuple[int, ...]:
+            alike = self.task.uses_batch_statistics
+            return tuple(b[i].shape[2] for b in (batches, probed) if b) if alike else ()
+
+        for _, group in groupby(sorted(order, key=sizes, reverse=True), key=sizes):
             members = sorted(group, key=lambda i: -len(batches[i]))
             for start in range(0, len(members), per_chunk):
                 yield members[start : start + per_chunk]
 
     def _train_chunk(
-        self, rule: ClientUpdate, batches: list[NDArray[np.int64]], inputs: Inputs, work: Work
+        self,
+        rule: ClientUpdate,
+        batches: list[NDArray[np.int64]],
+        probed: list[NDArray[np.int64]],
+        inputs: Inputs,
+        work: Work,
     ) -> Trained:
         """Train clients whose numbers of steps fall along the chunk."""
         sent, memory, buffers, fresh = inputs
         counts = [len(b) for b in batches]
-        shape = (len(batches), counts[0], rule.batches_per_step, max(b.shape[2] for b in batches))
-        filled = np.full(shape, -1, dtype=np.int64)
-        for row, b in zip(filled, batches, strict=True):
-            row[: len(b), :, : b.shape[2]] = b
-        padded = bool(any((b < 0).any() or b.shape[2] < shape[3] for b in batches))
-        index = torch.as_tensor(filled, device=self.device)
-        index = index.squeeze(2) if rule.batches_per_step == 1 else index
+        index, padded = self._index(batches)
+        n_steps = torch.tensor(counts, dtype=self.dtype, device=self.device)
 
-        def one_step(carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
+        def one_step(n: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
             box = [own]
-            return rule.step(carry, batch, self._gradient(box, work), work.lr), box[0]
+            return rule.step(carry, batch, self._gradient(box, work), work.job(n)), box[0]
 
         step = vmap(one_step, randomness="different")
-        carry = vmap(rule.begin)(sent, memory, fresh)
+        carry = vmap(lambda s, m, f, n: rule.begin(s, m, f, work.job(n)))(sent, memory, fresh, n_steps)
+        if probed:
+            carry, buffers = self._probe(rule, probed, carry, buffers, n_steps, work)
         finished = []
         active = len(counts)
         for t in range(counts[0]):
@@ -95,14 +108,52 @@ class Batched(Engine):
                 finished.append(tree_map(lambda a, s=still, e=active: a[s:e], (carry, buffers)))
                 carry, buffers = tree_map(lambda a, s=still: a[:s], (carry, buffers))
                 active = still
-            carry, buffers = step(carry, buffers, self._batch(index[:active, t], padded))
+            carry, buffers = step(n_steps[:active], carry, buffers, self._batch(index[:active, t], padded))
         for rest in reversed(finished):
             carry, buffers = tree_map(lambda a, b: torch.cat([a, b]), (carry, buffers), rest)
-        n_steps = torch.tensor(counts, dtype=self.dtype, device=self.device)
-        upload, memory = vmap(lambda c, s, m, n: rule.finish(c, s, m, n, work.lr))(
+        upload, memory = vmap(lambda c, s, m, n: rule.finish(c, s, m, work.job(n)))(
             carry, sent, memory, n_steps
         )
-        return Trained(upload, memory, buffers)
+        return Trained(upload, memory, buffers, n_steps)
+
+    def _index(self, batches: list[NDArray[np.int64]]) -> tuple[Tensor, bool]:
+        """Sample numbers (C, steps, B) or (C, steps, per step, B), -1 where there are none, and if there are such."""
+        per_step = batches[0].shape[1]
+        shape = (len(batches), max(len(b) for b in batches), per_step, max(b.shape[2] for b in batches))
+        filled = np.full(shape, -1, dtype=np.int64)
+        for row, b in zip(filled, batches, strict=True):
+            row[: len(b), :, : b.shape[2]] = b
+        padded = any((b < 0).any() or b.shape[2] < shape[3] for b in batches)
+        index = torch.as_tensor(filled, device=self.device)
+        return index.squeeze(2) if per_step == 1 else index, bool(padded)
+
+    def _probe(
+        self,
+        rule: ClientUpdate,
+        probed: list[NDArray[np.int64]],
+        carry: Any,
+        buffers: Params,
+        n_steps: Tensor,
+        work: Work,
+    ) -> tuple[Any, Params]:
+        """Probe batch by batch; clients that have no more keep what they have."""
+        counts = torch.tensor([len(b) for b in probed], device=self.device)
+        index, padded = self._index(probed)
+
+        def one_look(n: Tensor, active: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
+            box = [own]
+            new = rule.probe(carry, batch, self._gradient(box, work), self._loss(box), work.job(n))
+            return tree_map(lambda a, b: torch.where(active, a, b), (new, box[0]), (carry, own))
+
+        look = vmap(one_look, randomness="different")
+        for t in range(index.shape[1]):
+            active = counts > t
+            # Those without a batch look at somebody else's: a batch of nothing but padding would give NaN.
+            batch = self._batch(
+                torch.where(active[:, None], index[:, t], index[active.nonzero()[0], t]), padded
+            )
+            carry, buffers = look(n_steps, active, carry, buffers, batch)
+        return carry, buffers
 
     def evaluate_each(self, params: Params, buffers: Params, part: Literal["validation", "test"]) -> Scores:
         """Evaluate groups of clients with about as many samples together."""

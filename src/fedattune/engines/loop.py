@@ -2,10 +2,12 @@
 
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core import ClientUpdate
+from ..core import Batch, ClientUpdate
 from ..params import Params, stack
 from .base import Engine, Inputs, Scores, Trained, join, score
 from .work import Work
@@ -20,21 +22,25 @@ class Loop(Engine):
         parts = self.federation.part(work.part)
         with torch.random.fork_rng(), torch.no_grad():
             for row, client in enumerate(ids.tolist()):
-                mine, kept, buffers, fresh = inputs.rows(row)
+                sent, memory, buffers, fresh = inputs.rows(row)
                 box = [buffers]
                 torch.manual_seed(work.noise_seed(client))
                 gradient = self._gradient(box, work)
-                batches = torch.as_tensor(
-                    work.batches(client, parts[client], rule.batches_per_step), device=self.device
-                )
-                carry = rule.begin(mine, kept, fresh)
-                for index in batches if rule.batches_per_step > 1 else batches.squeeze(1):
-                    batch = self._batch(index, padded=bool((index < 0).any()))
-                    carry = rule.step(carry, batch, gradient, work.lr)
+                batches, probed = work.of(rule, client, parts[client], memory)
                 n_steps = torch.tensor(float(len(batches)), dtype=self.dtype, device=self.device)
-                upload, kept = rule.finish(carry, mine, kept, n_steps, work.lr)
-                results.append(Trained(upload, kept, box[0]))
+                job = work.job(n_steps)
+                carry = rule.begin(sent, memory, fresh, job)
+                for index in [] if probed is None else probed:
+                    carry = rule.probe(carry, self._at(index), gradient, self._loss(box), job)
+                for index in batches:
+                    carry = rule.step(carry, self._at(index), gradient, job)
+                results.append(Trained(*rule.finish(carry, sent, memory, job), box[0], n_steps))
         return join(results, stack)
+
+    def _at(self, index: NDArray[np.int64]) -> Batch:
+        """The mini-batches (per step, B) of sample numbers; one alone has no leading axis."""
+        where = torch.as_tensor(index if len(index) > 1 else index[0], device=self.device)
+        return self._batch(where, padded=bool((index < 0).any()))
 
     def evaluate_each(self, params: Params, buffers: Params, part: Literal["validation", "test"]) -> Scores:
         """Evaluate one client at a time."""

@@ -1,12 +1,17 @@
 """Which samples a client sees in which local step: a pure function of seed, stream, round and client."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from ..core import ClientUpdate, Job, Memory
+
+HELD_OUT, PROBE = 101, 102
+"""Streams of random numbers of their own."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,7 @@ class Work:
             on the engine, nor on the order of clients, nor on who else trained.
         steps, epochs: local steps, or passes over the client's data; one of them is None.
         drop_last: leave out an epoch's last incomplete batch (for models that normalise over the batch).
+        cohort, personal: see `Job`.
 
     """
 
@@ -31,18 +37,42 @@ class Work:
     weight_decay: float = 0.0
     part: Literal["train", "test"] = "train"
     drop_last: bool = False
+    cohort: int = 0
+    personal: tuple[str, ...] = ()
 
     def noise_seed(self, client: int = 0) -> int:
         """Seed of what modules draw by themselves (dropout) in this round."""
         return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
 
-    def count(self, n_samples: Tensor, per_step: int) -> int:
-        """Local steps of one round, over clients with n_samples (C,)."""
-        if self.steps is not None:
-            return self.steps * len(n_samples)
-        size = n_samples.clamp_max(self.batch_size)
-        per_epoch = n_samples // size if self.drop_last else -(-n_samples // size)
-        return int((per_epoch * (self.epochs or 0) // per_step).clamp_min(1).sum())
+    def job(self, n_steps: Tensor) -> Job:
+        """The order that a client is given which will do `n_steps` local steps."""
+        return Job(self.lr, n_steps, self.round, self.cohort, self.personal)
+
+    def of(
+        self, rule: ClientUpdate, client: int, samples: NDArray[np.int64], memory: Memory
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """The batches of a client's local steps, and those it probes before (None: the rule never does)."""
+        probes = rule.probe_passes(memory)
+        probed = samples
+        if rule.held_out and len(samples) > 1:
+            order = np.random.default_rng([self.seed, HELD_OUT, client]).permutation(samples)
+            cut = min(len(samples) - 1, max(1, round(rule.held_out * len(samples))))
+            probed, samples = order[:cut], order[cut:]
+        repeat = rule.passes
+        more = replace(
+            self,
+            steps=None if self.steps is None else self.steps * repeat,
+            epochs=None if self.epochs is None else self.epochs * repeat,
+        )
+        batches = more.batches(client, samples, rule.batches_per_step)
+        if probes is None:
+            return batches, None
+        if rule.probe_share < 1:
+            rng = np.random.default_rng([self.seed, PROBE, self.round, client])
+            probed = rng.permutation(probed)[: max(1, round(rule.probe_share * len(probed)))]
+        stream = PROBE + self.stream
+        pass_ = replace(self, steps=None, epochs=int(probes), stream=stream)
+        return batches, pass_.batches(client, probed, 1) if probes else batches[:0]
 
     def batches(self, client: int, samples: NDArray[np.int64], per_step: int) -> NDArray[np.int64]:
         """Sample numbers (steps, per_step, batch) of one client; -1 fills an incomplete batch.
@@ -56,7 +86,7 @@ class Work:
         rng = np.random.default_rng([self.seed, self.stream, self.round, client])
         if self.steps is not None:
             needed = self.steps * per_step * size
-            passes = [rng.permutation(n) for _ in range(ceil(needed / n))]
+            passes = [rng.permutation(n) for _ in range(max(1, ceil(needed / n)))]
             return samples[np.concatenate(passes)[:needed]].reshape(self.steps, per_step, size)
         if self.epochs is None:
             raise ValueError("work needs steps or epochs")

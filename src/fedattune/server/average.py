@@ -1,7 +1,7 @@
 """One global model: the weighted mean of what the cohort uploaded."""
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -12,9 +12,22 @@ from ..params import Params
 Weighting = Literal["samples", "uniform"]
 
 
+def shares(n: Tensor, weighting: Weighting) -> Tensor:
+    """Weights (C,) that sum to 1: in proportion to the sample counts n (C,), or uniform."""
+    p = torch.ones_like(n, dtype=torch.float64) if weighting == "uniform" else n.double()
+    return p / p.sum()
+
+
+def weighted_sum(p: Tensor, stack: Params) -> Params:
+    """sum_k p_k theta_k over a stack of C models; p (C,)."""
+    return stack.map(lambda a: torch.tensordot(p.to(a.dtype), a, 1))
+
+
 @dataclass(frozen=True)
 class Average(ServerUpdate):
     """w <- (1 - beta) w + beta sum_k p_k theta_k over the cohort, p_k = n_k / sum_j n_j (or 1/C if uniform)."""
+
+    per_client: ClassVar[tuple[str, ...]] = ("p",)
 
     weighting: Weighting = "samples"
     beta: float = 1.0
@@ -30,9 +43,8 @@ class Average(ServerUpdate):
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
         """Average what came back."""
         w = cast(Params, state["w"])
-        p = torch.ones_like(n, dtype=torch.float64) if self.weighting == "uniform" else n.double()
-        p = p / p.sum()
-        mean = received.params.map(lambda a: torch.tensordot(p.to(a.dtype), a, 1))
+        p = shares(n, self.weighting)
+        mean = weighted_sum(p, received.params)
         new = mean if self.beta == 1 else (1 - self.beta) * w + self.beta * mean
         return {
             "w": new,

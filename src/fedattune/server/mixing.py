@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class Mixing(ServerUpdate):
 
     """
 
+    per_client: ClassVar[tuple[str, ...]] = ("theta", "in_pool", "seen", "n")
+
     unit: Unit = "model"
     pool: Literal["cohort", "seen"] = "cohort"
 
@@ -70,6 +72,18 @@ class Mixing(ServerUpdate):
             "seen": cast(Tensor, state["seen"]).index_fill(0, ids, True),
             "n": cast(Tensor, state["n"]).index_copy(0, ids, n),
         }
+
+    def newcomer(self, state: State) -> Params:
+        """The mean of all clients' last uploads."""
+        theta, seen = cast(Params, state["theta"]), cast(Tensor, state["seen"])
+        return theta.rows(seen.nonzero().flatten() if seen.any() else slice(None)).map(lambda a: a.mean(0))
+
+    def absorb(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
+        """Keep the uploads of clients that joined after training; they may be given others' models, not the reverse."""
+        new = self.aggregate(
+            {**state, "in_pool": cast(Tensor, state["in_pool"]).clone()}, ids, sent, received, n
+        )
+        return {**new, "in_pool": state["in_pool"]}
 
     def pools(self, state: State, ids: Tensor) -> tuple[Tensor, dict[str, Pool]]:
         """Which clients' models (K,) can be mixed for clients `ids`, and these models component by component."""

@@ -1,0 +1,62 @@
+"""One client on quadratics whose solution is known."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedattune import ClientUpdate, Params, Payload
+from fedattune.core import Job, Memory
+
+DIM = 4
+generator = torch.Generator().manual_seed(0)
+M = torch.randn(DIM, generator=generator, dtype=torch.float64)  # the minimiser
+W0 = torch.randn(DIM, generator=generator, dtype=torch.float64)
+A = torch.randn(DIM, generator=generator, dtype=torch.float64)  # an anchor
+root = torch.randn(DIM, DIM, generator=generator, dtype=torch.float64)
+H = root @ root.T / DIM + 0.1 * torch.eye(DIM)  # a Hessian
+FRESH, STALE = torch.tensor(True), torch.tensor(False)
+
+
+def params(w: Tensor) -> Params:
+    return Params({"w": w})
+
+
+def gradient(w: Params, batch: Any) -> Params:
+    """Of f = 1/2 ||w - m||^2."""
+    return params(w["w"] - M)
+
+
+def curved(w: Params, batch: Any) -> Params:
+    """Of f = 1/2 (w - m)^T H (w - m)."""
+    return params(H @ (w["w"] - M))
+
+
+def zero(w: Params, batch: Any) -> Params:
+    return w.zeros()
+
+
+def run(
+    rule: ClientUpdate,
+    grad: Any,
+    steps: int,
+    lr: float,
+    sent: Tensor = W0,
+    own: Tensor | None = None,
+    *,
+    extra: dict[str, Params] | None = None,
+    memory: Memory | None = None,
+    cohort: int = 1,
+    round_: int = 1,
+) -> tuple[Payload, Memory]:
+    """Steps of one client; a client that holds `own` was not sent anything new."""
+    memory = rule.memory(params(sent if own is None else own)) if memory is None else memory
+    job = Job(lr, torch.tensor(float(steps), dtype=torch.float64), round_, cohort)
+    payload = Payload(params(sent), extra or {})
+    carry = rule.begin(payload, memory, FRESH if own is None else STALE, job)
+    batch = (torch.zeros(3, 2),) * 2
+    for _ in range(int(rule.probe_passes(memory) or 0)):
+        carry = rule.probe(carry, batch, grad, lambda w, batch: torch.zeros(()), job)
+    for _ in range(steps):
+        carry = rule.step(carry, batch, grad, job)
+    return rule.finish(carry, payload, memory, job)
