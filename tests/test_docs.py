@@ -68,6 +68,16 @@ def test_every_method_and_every_option_stands_on_a_page_with_its_default() -> No
     }
 
 
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "algorithms").glob("*.md")), ids=lambda page: page.stem
+)
+def test_every_method_says_what_clients_hold_that_are_not_there(page: Path) -> None:
+    rows = {
+        line.split("|")[1].strip() for line in page.read_text("utf-8").splitlines() if line.startswith("| ")
+    }
+    assert {"never sampled", "drops out", "joins after training"} <= rows
+
+
 def test_options_of_data_partitions_and_models_stand_on_the_data_page() -> None:
     rows = [
         line for line in (ROOT / "docs" / "data.md").read_text("utf-8").splitlines() if line.startswith("| `")

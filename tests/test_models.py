@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedattune
 from fedattune import ConfigError, Federation, ModelError
 from fedattune.models import build_model, check_model, make_model
 from fedattune.select import Everything, Head, Named, Nothing, groups
@@ -25,12 +26,173 @@ from fedattune.select import Everything, Head, Named, Nothing, groups
         ("cnn", (3, 32, 32), 10, {}, 878_538),
         ("cnn", (3, 32, 32), 100, {}, 924_708),
         ("cnn", (3, 64, 64), 200, {}, 5_694_600),
+        ("lenet", (3, 32, 32), 10, {}, 121_182),
+        ("lenet", (3, 32, 32), 100, {}, 128_832),
+        ("lenet", (1, 28, 28), 62, {}, 90_242),
+        ("lenet", (1, 28, 28), 10, {}, 85_822),
+        ("lenet", (3, 32, 32), 10, {"batch_norm": True}, 121_182 + 96),
+        ("lenet", (3, 32, 32), 10, {"conv1": 6, "conv2": 16}, 62_006),
+        ("tf_cnn", (3, 32, 32), 10, {}, 122_570),
+        ("mcmahan_cnn", (3, 24, 24), 10, {}, 1_068_298),
+        ("mcmahan_cnn", (3, 32, 32), 10, {}, 1_756_426),
+        ("mcmahan_cnn", (3, 32, 32), 10, {"lrn": True}, 1_756_426),
+        ("reddi_cnn", (1, 28, 28), 62, {}, 1_206_590),
+        ("digit_model", (3, 28, 28), 10, {}, 14_219_210),
+        ("digit_model", (3, 32, 32), 10, {"batch_norm": "conv"}, 18_146_250),
+        ("digit_model", (1, 28, 28), 10, {"batch_norm": "none"}, 14_210_378),
+        ("resnet18", (3, 64, 64), 200, {}, 11_279_112),
+        ("resnet18", (3, 32, 32), 10, {}, 11_181_642),
+        # The stem has 3 x 3 x 3 x 64 weights instead of 3 x 7 x 7 x 64.
+        ("resnet18", (3, 32, 32), 10, {"stem": "3x3"}, 11_181_642 - 3 * (49 - 9) * 64),
     ],
 )
 def test_parameter_counts(name: str, shape: Any, classes: int, options: Any, count: int) -> None:
     model = build_model(name, shape, classes, options)
     assert sum(p.numel() for p in model.parameters()) == count
     assert model(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+SMALLEST = {"cnn": 16, "lenet": 16, "tf_cnn": 18, "mcmahan_cnn": 4, "reddi_cnn": 6, "digit_model": 4}
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_images_from_the_smallest_on(name: str) -> None:
+    """Also odd and oblong ones; one pixel less is refused."""
+    least = SMALLEST[name]
+    for size in [(least, least), (least + 1, least + 6), (least + 7, least + 3)]:
+        model = build_model(name, (2, *size), 3, {}).eval()
+        with torch.no_grad():
+            assert model(torch.zeros(1, 2, *size)).shape == (1, 3)
+    with pytest.raises(ConfigError, match=rf"{name}: images of .* needs {least}x{least} at least"):
+        build_model(name, (2, least + 5, least - 1), 3, {})
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_every_layer_but_the_last_has_a_relu(name: str) -> None:
+    model = build_model(name, (1, 28, 28), 10, {})
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear | nn.ReLU)]
+    assert all(isinstance(m, nn.ReLU) == (i % 2 == 1) for i, m in enumerate(layers))
+    assert isinstance(layers[-1], nn.Linear)
+
+
+def pictures(count: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random pictures of three classes."""
+    noise = torch.Generator().manual_seed(count)
+    return torch.randn(count, 1, side, side, generator=noise), torch.arange(count) % 3
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "options"),
+    [
+        ("cnn", 16, {}),
+        ("lenet", 16, {}),
+        ("lenet", 16, {"batch_norm": True}),
+        ("tf_cnn", 18, {}),
+        ("mcmahan_cnn", 4, {}),
+        ("mcmahan_cnn", 4, {"lrn": True}),
+        ("reddi_cnn", 6, {"conv_dropout": 0, "fc_dropout": 0}),
+        ("digit_model", 4, {}),
+        ("digit_model", 4, {"batch_norm": "conv"}),
+        ("digit_model", 4, {"batch_norm": "none"}),
+        ("resnet18", 32, {"width": 4}),
+        ("resnet18", 16, {"width": 4, "stem": "3x3"}),
+    ],
+)
+def test_engines_train_every_network_alike(name: str, side: int, options: Any) -> None:
+    """Two clients, one of whose batches is not full, for two steps in float64."""
+    data = fedattune.federation([pictures(8, side), pictures(20, side)])
+    run: dict[str, Any] = {"rounds": 1, "steps": 2, "batch_size": 10, "lr": 0.05, "dtype": "float64"}
+    loop, batched = (
+        fedattune.fit("fedavg", data, name, model_options=options, engine=e, **run)
+        for e in ("loop", "batched")
+    )
+    assert max((v - batched.models[k]).abs().max().item() for k, v in loop.models.items()) < 1e-12
+    assert loop.metrics["loss_uniform"] == pytest.approx(batched.metrics["loss_uniform"], rel=1e-12)
+    first = make_model(name, data, options=options).double().state_dict()
+    assert all((v[0] - first[k]).abs().max() > 0 for k, v in loop.models.items())
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_dropout_is_every_clients_own(engine: str) -> None:
+    """Equal clients with full batches train the same model without dropout, and different ones with it."""
+    split = {"train": pictures(6, 6), "test": pictures(3, 6)}
+    twins = fedattune.federation([split, split])
+    run: dict[str, Any] = {"rounds": 1, "steps": 2, "batch_size": 50, "engine": engine, "dtype": "float64"}
+    off = {"conv_dropout": 0, "fc_dropout": 0}
+    for options, same in [
+        (off, True),
+        (off | {"conv_dropout": 0.25}, False),
+        (off | {"fc_dropout": 0.5}, False),
+    ]:
+        models = fedattune.fit("local", twins, "reddi_cnn", model_options=options, **run).models
+        gap = max((v[0] - v[1]).abs().max().item() for v in models.values())
+        assert gap < 1e-12 if same else gap > 1e-6
+
+
+def test_reddis_weights_start_glorot_normal() -> None:
+    """Deviation sqrt(2 / (inputs + outputs)): the first linear layer has 12 x 12 x 64 inputs and 128 outputs."""
+    model = build_model("reddi_cnn", (1, 28, 28), 62, {})
+    weight = next(m.weight for m in model.modules() if isinstance(m, nn.Linear))
+    assert weight.std().item() == pytest.approx((2 / (9216 + 128)) ** 0.5, rel=0.01)
+    assert weight.abs().max() > 4 * weight.std()  # a uniform distribution ends at 1.7 deviations
+    assert not any(p.any() for name, p in model.named_parameters() if name.endswith("bias"))
+
+
+def test_local_response_normalisation_is_tensorflows() -> None:
+    """Of 64 equal channels of value 2, inner ones see 9 and the first sees itself and 4 more."""
+    model = build_model("mcmahan_cnn", (3, 32, 32), 10, {"lrn": True})
+    assert isinstance(model, nn.Sequential)
+    lrn = [m for m in model if isinstance(m, nn.LocalResponseNorm)]
+    assert len(lrn) == 2
+    out = lrn[0](torch.full((1, 64, 1, 1), 2.0)).flatten()
+    for channel, seen in [(0, 5), (4, 9), (32, 9), (63, 5)]:
+        assert out[channel].item() == pytest.approx(2 / (1 + 0.001 / 9 * seen * 4) ** 0.75, rel=1e-6)
+
+
+def test_resnet_adds_its_shortcuts() -> None:
+    """One channel, one pixel, all weights 1, statistics untouched: every normalisation divides by sqrt(1 + 1e-5).
+
+    The first block turns x into x + s s x; the second multiplies by -1 first, and its inner ReLU leaves x alone. In the
+    other stages only shortcuts count: three of them go on from 1, 2 and 4 equal channels. The output is the mean of
+    the last eight, with one s each for the stem and the three shortcuts.
+    """
+    model = build_model("resnet18", (1, 1, 1), 1, {"stem": "3x3", "width": 1}).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            quiet = name.endswith("bias") or ("bn2" in name and "layer1" not in name)
+            parameter.fill_(0 if quiet else -1 if name == "layer1.1.conv1.weight" else 1)
+        model.get_parameter("fc.weight").fill_(1 / 8)
+        out = model(torch.tensor([3.0, -3.0], dtype=torch.float64).reshape(2, 1, 1, 1))
+    s = (1 + 1e-5) ** -0.5
+    assert out[0].item() == pytest.approx(3 * s**4 * (1 + s**2) * (1 * 2 * 4), rel=1e-12)
+    assert out[1].item() == 0  # the stem's ReLU
+    with torch.no_grad():
+        model.get_parameter("layer4.0.downsample.0.weight").fill_(-1)
+        assert model(torch.full((1, 1, 1, 1), 3.0, dtype=torch.float64)).item() == 0  # the block's last ReLU
+
+
+def test_resnets_convolutions_start_kaiming_normal() -> None:
+    """Deviation sqrt(2 / outputs): a 3x3 convolution to 512 channels has 9 x 512 of them."""
+    weight = build_model("resnet18", (3, 32, 32), 10, {}).state_dict()["layer4.0.conv1.weight"]
+    assert weight.std().item() == pytest.approx((2 / (9 * 512)) ** 0.5, rel=0.01)
+
+
+def test_resnets_stems() -> None:
+    """Of 32x32, 7x7 leaves 8x8 for the first stage and 3x3 leaves all; three stages halve both sides."""
+    for stem, first, last in [("7x7", 8, 1), ("3x3", 32, 4)]:
+        model = build_model("resnet18", (3, 32, 32), 10, {"width": 2, "stem": stem}).eval()
+        assert isinstance(model, nn.Sequential)
+        assert model[:4](torch.zeros(1, 3, 32, 32)).shape == (1, 2, first, first)
+        assert model[:8](torch.zeros(1, 3, 32, 32)).shape == (1, 16, last, last)
+
+
+def test_resnet_has_the_usual_names() -> None:
+    """20 convolutions, 20 normalisations of 5 tensors and a linear layer make 122 entries."""
+    names = build_model("resnet18", (3, 32, 32), 10, {"width": 2}).state_dict().keys()
+    assert len(names) == 20 + 20 * 5 + 2
+    assert {"conv1.weight", "bn1.running_mean", "layer1.0.conv1.weight", "layer1.0.bn2.bias"} <= names
+    assert {"layer2.0.downsample.0.weight", "layer4.0.downsample.1.weight", "fc.bias"} <= names
+    assert "layer1.0.downsample.0.weight" not in names
 
 
 def test_the_seed_alone_decides_the_initial_weights(ragged: Federation) -> None:
@@ -43,10 +205,13 @@ def test_the_seed_alone_decides_the_initial_weights(ragged: Federation) -> None:
 
 
 def test_models_that_do_not_fit_are_refused(ragged: Federation) -> None:
-    with pytest.raises(ConfigError, match="expected images"):
-        make_model("cnn", ragged)
-    with pytest.raises(ConfigError, match="too small"):
-        build_model("cnn", (1, 8, 8), 10, {})
+    for name in [*SMALLEST, "resnet18"]:
+        with pytest.raises(ConfigError, match=rf"{name}: .*inputs of shape \(5,\); expected images"):
+            make_model(name, ragged)
+    with pytest.raises(ConfigError, match=r"stem.*'7x7' or '3x3', got '5x5'"):
+        build_model("resnet18", (1, 8, 8), 10, {"stem": "5x5"})
+    with pytest.raises(ConfigError, match=r"fc_dropout.*less than 1, got 1"):
+        build_model("reddi_cnn", (1, 8, 8), 10, {"fc_dropout": 1})
     with pytest.raises(ConfigError, match=r"hidden.*greater than or equal to 1"):
         build_model("dnn", (5,), 3, {"hidden": 0})
     with pytest.raises(ModelError, match="no parameters to train"):

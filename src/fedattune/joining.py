@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 class Remains:
     """What is left of a run for clients that join: the method, the model it trains, and the server's state.
 
-    `model` is the user's model with its initial weights, `trained` what the method makes of it.
+    `model` is the user's model with its initial weights, `trained` what the method makes of it, `statistics` the
+    averaged BatchNorm statistics, where they are averaged.
     """
 
     algorithm: Algorithm
     model: nn.Module
     trained: nn.Module
     server: State
+    statistics: Params
     n_clients: int
 
 
@@ -75,10 +77,11 @@ def join(remains: Remains, clients: Federation, settings: Settings, rounds: int)
     joining = replace(
         method,
         server=Joining(method.server, remains.server, remains.n_clients),
-        notes=(),
+        bn_buffers="local",
         full_participation=False,
+        notes=(),
     )
-    module = _with(remains.trained, method.server.newcomer(remains.server))
+    module = _with(remains.trained, {**method.server.newcomer(remains.server), **remains.statistics})
     run = Run(joining, clients, module, mine, config, None)
     run.evaluate_arrival()
     result = run.go(lambda _: None, lambda: False)
@@ -134,11 +137,13 @@ def _reopened(
     model = module or rebuilt({**result.config, **result.facts})
     network = method.network
     trained = wrapped(network, model, sample(clients), settings.seed) if network else copy.deepcopy(model)
-    task = Task(copy.deepcopy(trained)).to(torch.device("cpu"), getattr(torch, settings.dtype))
+    task = Task(trained).to(torch.device("cpu"), getattr(torch, settings.dtype))
     n = len(result.facts["clients"])
-    template, _ = start_server(method, task, n, settings.seed)
+    template, shared = start_server(method, task, n, settings.seed)
+    averaged = task.bn_statistics if method.bn_buffers == "average" and shared else ()
     flat, _ = load_tensors(RunFolder(result.folder).checkpoint)
-    return Remains(method, model, trained, restore({"server": template}, flat)["server"], n)
+    tree = restore({"server": template, "clients": {"common": task.buffers.only(averaged)}}, flat)
+    return Remains(method, model, task.model, tree["server"], tree["clients"]["common"], n)
 
 
 def sample(clients: Federation) -> Tensor:
@@ -146,11 +151,11 @@ def sample(clients: Federation) -> Tensor:
     return clients.features(torch.as_tensor(clients.part("train")[0][:4], device=clients.device)).cpu()
 
 
-def _with(module: nn.Module, w: Params) -> nn.Module:
-    """A copy of the module with the weights w; those that are not among them stay."""
+def _with(module: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the module with these parameters and buffers; those that are not named stay."""
     copied = copy.deepcopy(module)
     with torch.no_grad():
-        for name, parameter in copied.named_parameters():
-            if name in w:
-                parameter.copy_(w[name])
+        for name, tensor in [*copied.named_parameters(), *copied.named_buffers()]:
+            if name in values:
+                tensor.copy_(values[name])
     return copied

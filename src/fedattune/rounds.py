@@ -123,7 +123,8 @@ class Run:
             here = (~torch.isin(ids, away)).nonzero().flatten()
             ids, payload = ids[here], payload.rows(here)
 
-        trained, dropped = None, []
+        trained: Trained | None = None
+        dropped: list[int] = []
         if len(ids):
             inputs = self.clients.inputs(ids, payload)
             trained = self.engine.train(self.algorithm.client, ids, inputs, self._work(r, TRAINING))
@@ -234,7 +235,7 @@ class Run:
             )
         if gone := sum(len(record.absent) for record in self.store.rounds()):
             remarks.append(
-                f"{name}: {gone} times a client that was asked dropped out and its upload never came"
+                f"{name}: {gone} times a client that was asked dropped out, and its work of that round was lost"
             )
         if self.algorithm.full_participation and len(ids) < len(self.everyone):
             remarks.append(

@@ -108,7 +108,9 @@ def fit(
     result = run.go(watch or (lambda _: None), stop or (lambda: False))
     if not result.finished:
         return result
-    remains = Remains(run.algorithm, module, run.task.model, run.server, training.n_clients)
+    remains = Remains(
+        run.algorithm, module, run.task.model, run.server, run.clients.common, training.n_clients
+    )
     if joining:
         newcomers = join(remains, joining, settings, settings.join_rounds).facts["newcomers"]
         result = replace(result, facts={**result.facts, "newcomers": newcomers})

@@ -143,7 +143,10 @@ class Batched(Engine):
         def one_look(n: Tensor, active: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
             box = [own]
             new = rule.probe(carry, batch, self._gradient(box, work), self._loss(box), work.job(n))
-            return tree_map(lambda a, b: torch.where(active, a, b), (new, box[0]), (carry, own))
+            kept: tuple[Any, Params] = tree_map(
+                lambda a, b: torch.where(active, a, b), (new, box[0]), (carry, own)
+            )
+            return kept
 
         look = vmap(one_look, randomness="different")
         for t in range(index.shape[1]):

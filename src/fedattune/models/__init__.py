@@ -15,11 +15,23 @@ from ..data import Federation
 from ..errors import ConfigError, FedAttuneError, ModelError, brief, did_you_mean
 from ..registry import build
 from ..task import Task
+from .convolutional import digit_model, lenet, mcmahan_cnn, reddi_cnn, tf_cnn
 from .networks import cnn, dnn, mlr
+from .resnet import resnet18
 
 EngineName = Literal["auto", "loop", "batched"]
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"mlr": mlr, "dnn": dnn, "cnn": cnn}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlr": mlr,
+    "dnn": dnn,
+    "cnn": cnn,
+    "lenet": lenet,
+    "tf_cnn": tf_cnn,
+    "mcmahan_cnn": mcmahan_cnn,
+    "reddi_cnn": reddi_cnn,
+    "digit_model": digit_model,
+    "resnet18": resnet18,
+}
 """name -> factory(input_shape, n_classes, *, options)."""
 
 

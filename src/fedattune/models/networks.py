@@ -1,10 +1,11 @@
-"""The networks of the papers, as factories of input shape and number of classes."""
+"""The networks of most papers, as factories of input shape and number of classes."""
 
 import math
 
 from torch import nn
 
 from ..registry import Count
+from .shapes import image_shape
 
 
 def mlr(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
@@ -26,16 +27,8 @@ def cnn(
     input_shape: tuple[int, ...], n_classes: int, *, width: Count = 32, features: Count = 512
 ) -> nn.Module:
     """The 4-layer CNN of FedAM, FedCP and PFLlib: two 5x5 convolutions with pooling, then two linear layers."""
-    if len(input_shape) != 3:
-        raise ValueError(
-            f"the data has inputs of shape {input_shape}; expected images (channels, height, width)"
-        )
-    channels, *size = input_shape
+    channels, *size = image_shape(input_shape, smallest=16)
     rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
-    if min(rows, columns) < 1:
-        raise ValueError(
-            f"images of {size[0]}x{size[1]} are too small; it needs 16x16 at least: take mlr or dnn"
-        )
     return nn.Sequential(
         nn.Conv2d(channels, width, 5),
         nn.ReLU(),

@@ -1,0 +1,149 @@
+"""What every method must fulfil when clients are not asked, drop out, or join after training."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import fedattune
+from conformance.table import Case
+from conformance.test_conformance import RUN, distance, every_method, fit
+from fedattune import Federation, Params, Settings
+from fedattune.algorithms import ALGORITHMS
+from fedattune.engines.base import take
+from fedattune.models import make_model
+from fedattune.personal_models import wrapped
+from fedattune.registry import build
+from fedattune.rounds import Run
+from federations import make_federation
+
+
+def start(case: Case, federation: Federation, **settings: Any) -> Run:
+    """A run before its first round."""
+    algorithm = build(case.name, ALGORITHMS[case.name], case.same)
+    mine = Settings(**(RUN | settings))
+    model = make_model("dnn", federation, options={"hidden": 6}, seed=mine.seed)
+    if algorithm.network:
+        model = wrapped(algorithm.network, model, torch.zeros(2, *federation.input_shape), mine.seed)
+    config = {"algorithm": case.name, **mine.model_dump()}
+    return Run(algorithm, federation, model, mine, config, None)
+
+
+def held(run: Run, ids: list[int]) -> dict[str, Params]:
+    """A copy of all that clients `ids` hold."""
+    rows = torch.tensor(ids, dtype=torch.int64)
+    own = {"personal": run.clients.personal, "buffers": run.clients.buffers, **run.clients.memory}
+    return take(own, rows)
+
+
+def same(a: dict[str, Params], b: dict[str, Params]) -> bool:
+    return all(torch.equal(v, b[key][name]) for key, part in a.items() for name, v in part.items())
+
+
+@every_method
+def test_a_client_that_was_never_asked_holds_what_it_started_with(case: Case, ragged: Federation) -> None:
+    """Where only the cohort trains; where all train, it has trained alone, and nothing of it has left."""
+    run = start(case, ragged, cohort=2, rounds=2)
+    first = held(run, list(range(6)))
+    for r in (1, 2):
+        run._round(r, evaluate=True)
+    from fedattune.cohorts import cohort
+
+    asked = {i for r in (1, 2) for i in cohort(run.settings, 6, r).tolist()}
+    never = sorted(set(range(6)) - asked)
+    assert never
+    if run.algorithm.participation.train == "cohort":
+        assert same(held(run, never), {k: v.rows(torch.tensor(never)) for k, v in first.items()})
+    elif first["personal"] or run.clients.memory:
+        assert not same(held(run, never), {k: v.rows(torch.tensor(never)) for k, v in first.items()})
+    for models, _ in run.evaluation.deployed.values():
+        assert all(v.isfinite().all() for v in models.values())
+
+
+@every_method
+def test_what_a_client_did_before_it_dropped_out_is_lost(
+    case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its upload never comes: the server knows nothing of it, and it holds what it held before the round."""
+    run = start(case, ragged, cohort=4, drop_out=0.5, rounds=6)
+    heard: list[set[int]] = []
+    server = type(run.algorithm.server)
+    aggregate = server.aggregate
+
+    def spy(self: Any, state: Any, ids: Any, *rest: Any) -> Any:
+        heard.append(set(ids.tolist()))
+        return aggregate(self, state, ids, *rest)
+
+    monkeypatch.setattr(server, "aggregate", spy)
+    everybody = list(range(6))
+    gone = 0
+    for r in range(1, 7):
+        before = held(run, everybody)
+        heard.clear()
+        run._round(r, evaluate=True)
+        away = run.record.absent
+        gone += len(away)
+        assert not set(away) & {i for ids in heard for i in ids}
+        if away:
+            rows = torch.tensor(away)
+            assert same(held(run, away), {k: v.rows(rows) for k, v in before.items()})
+    assert gone
+    monkeypatch.undo()
+    results = [fit(case.name, ragged, drop_out=0.5, engine=e, options=case.same) for e in ("loop", "batched")]
+    assert distance(*results) < 1e-12
+    assert any("dropped out" in note for note in results[0].notes)
+
+
+@every_method
+def test_clients_that_join_after_training(case: Case, ragged: Federation, tmp_path: Any) -> None:
+    """A newcomer gets a model that training made good, improves it, and changes nothing for the others."""
+    new = make_federation([30, 44, 25], seed=0)
+    settings = {"rounds": 8, "cohort": 6, "options": case.same, **case.learns}
+    result = fit(case.name, ragged, out=tmp_path / "run", **settings)
+    assert result.remains
+    state, models = copy.deepcopy(result.remains.server), result.models.map(torch.clone)
+    joined = result.personalize(new, rounds=3)
+    assert all(v.isfinite().all() for v in joined.models.values())
+    assert [n.id for n in joined.newcomers] == list(new.names)
+    initial = fit(case.name, new, rounds=1, lr=1e-12, options=case.same)
+    assert joined.final["trained"]
+    assert initial.final["trained"]
+    assert joined.final["trained"]["loss_uniform"] < initial.final["trained"]["loss_uniform"]
+    for key, value in state.items():
+        kept = result.remains.server[key]
+        if isinstance(value, Params):
+            assert isinstance(kept, Params)
+            assert all(torch.equal(v, kept[name]) for name, v in value.items())
+        else:
+            assert isinstance(kept, torch.Tensor)
+            assert torch.equal(value, kept)
+    assert all(torch.equal(v, result.models[k]) for k, v in models.items())
+    again = fedattune.Result.load(tmp_path / "run").personalize(new, rounds=3)
+    assert distance(joined, again) == 0
+    assert joined.newcomers == again.newcomers
+
+
+@every_method
+def test_held_out_clients_are_reported(case: Case, ragged: Federation) -> None:
+    result = fit(case.name, ragged, held_out=2, join_rounds=2, cohort=3)
+    ids = {client.id for client in result.clients}
+    assert len(ids) == 4
+    assert {n.id for n in result.newcomers} | ids == set(ragged.names)
+    assert all(0 <= value <= 1 for n in result.newcomers for value in (n.received, n.trained, n.local))
+
+
+def test_what_is_wrong_with_new_clients_is_said(ragged: Federation) -> None:
+    result = fit("fedavg", ragged)
+    with pytest.raises(fedattune.DataError, match=r"do not fit the run: got inputs of shape \(7,\)"):
+        result.personalize(make_federation([20, 20], features=7))
+    with pytest.raises(fedattune.ConfigError, match="held_out: got 6, expected fewer than the 6"):
+        fit("fedavg", ragged, held_out=6)
+
+
+def test_all_may_drop_out_and_the_round_goes_by(ragged: Federation) -> None:
+    result = fit("fedavg", ragged, cohort=1, drop_out=0.9, rounds=12)
+    lost = [record for record in result._records if record.absent]
+    assert len(lost) > 6
+    assert result.bytes_up == 8 * result.n_parameters * (12 - len(lost))
+    assert result.bytes_down == 8 * result.n_parameters * 12

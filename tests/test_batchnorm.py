@@ -1,0 +1,112 @@
+"""What becomes of BatchNorm layers: scale and shift, and running statistics, each kept or averaged."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedattune
+from fedattune import Federation, Params, Result
+from fedattune.select import Norms
+from fedattune.task import Task
+from federations import make_federation
+
+RUN: dict[str, Any] = {"rounds": 2, "cohort": 6, "steps": 3, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
+STATISTICS = {"0.1.running_mean", "0.1.running_var"}
+
+
+def network() -> nn.Module:
+    """BatchNorm hidden in a nested block and called 1: it can only be found by its type."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)), nn.ReLU(), nn.Linear(6, 3))
+
+
+def fit(federation: Federation, name: str = "fedavg", **settings: Any) -> Result:
+    return fedattune.fit(name, federation, network(), **(RUN | settings))
+
+
+def alike(stack: torch.Tensor) -> bool:
+    return bool((stack == stack[:1]).all()) if len(stack) > 1 else True
+
+
+def test_layers_are_found_by_type() -> None:
+    assert Norms().names(network()) == ("0.1.weight", "0.1.bias")
+    assert set(Task(network()).bn_statistics) == STATISTICS
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+@pytest.mark.parametrize("affine", ["average", "local"])
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "pfedme"])
+def test_policies_on_both_engines(name: str, affine: str, buffers: str, ragged: Federation) -> None:
+    """Engines agree; what is local differs between clients, what is averaged does not."""
+    given = {"bn_affine": affine, "bn_buffers": buffers, "cohort": 4}
+    loop, together = (fit(ragged, name, engine=e, **given) for e in ("loop", "batched"))
+    for kind in ("models", "buffers"):
+        for k, v in getattr(loop, kind).items():
+            assert (v - getattr(together, kind)[k]).abs().max() < 1e-12, k
+    if name == "fedavg":
+        assert alike(loop.models["0.1.weight"]) is (affine == "average")
+        assert alike(loop.models["2.weight"])
+        assert all(alike(loop.buffers[k]) is (buffers == "average") for k in STATISTICS)
+    plain = fit(ragged, name, cohort=4)
+    floats = 12 * (buffers == "average") - 12 * (affine == "local")
+    assert loop.bytes_up - plain.bytes_up == 8 * floats * 4 * RUN["rounds"]
+    receivers = 6 if name == "pfedme" else 4
+    assert loop.bytes_down - plain.bytes_down == 8 * floats * receivers * RUN["rounds"]
+
+
+def test_averaged_statistics_are_the_weighted_mean_of_the_cohorts(ragged: Federation) -> None:
+    """After one round of everybody: sum_k n_k s_k / sum_k n_k, s_k what training alone would have left."""
+    own = fit(ragged, rounds=1, bn_buffers="local").buffers
+    shared = fit(ragged, rounds=1, bn_buffers="average").buffers
+    n = ragged.sizes("train").double()
+    for k in STATISTICS:
+        mean = (n[:, None] * own[k]).sum(0) / n.sum()
+        assert torch.allclose(shared[k], mean.expand(6, 6), atol=1e-14)
+        assert (own[k] - mean).abs().max() > 1e-3
+
+
+def test_local_training_shares_no_statistics(ragged: Federation) -> None:
+    result = fit(ragged, "local", bn_buffers="average")
+    assert (result.bytes_up, result.bytes_down) == (0, 0)
+    assert not alike(result.buffers["0.1.running_mean"])
+
+
+def test_the_global_model_is_evaluated_on_all_test_parts(ragged: Federation) -> None:
+    """Where all clients hold the same model, that is their pooled accuracy; where none is shared, there is none."""
+    shared = fit(ragged, bn_buffers="average")
+    assert shared.generalised == shared.metrics["acc_pooled"]
+    assert fit(ragged, "local").generalised is None
+    assert fit(ragged, "fedmcsa").generalised is None
+    assert fit(ragged, bn_affine="local").generalised is None
+    moreau = fedattune.fit("pfedme", ragged, "mlr", **RUN)
+    assert moreau.final["received"]
+    assert moreau.generalised == moreau.final["received"]["acc_pooled"]
+    assert moreau.generalised != moreau.metrics["acc_pooled"]
+
+
+def test_a_stopped_run_goes_on_with_its_shared_statistics(ragged: Federation, tmp_path: Any) -> None:
+    given = {"bn_buffers": "average", "rounds": 4, "cohort": 3}
+    whole = fit(ragged, **given)
+    fit(ragged, out=tmp_path / "run", stop=lambda: True, **given)
+    rest = fit(ragged, out=tmp_path / "run", resume=True, **given)
+    assert all(torch.equal(v, rest.buffers[k]) for k, v in whole.buffers.items())
+    assert whole.metrics == rest.metrics
+
+
+def test_a_newcomer_is_given_the_averaged_statistics(ragged: Federation, tmp_path: Any) -> None:
+    """Training does not look at running statistics: three steps of momentum 0.1 leave 0.9^3 of what it was given."""
+    result = fit(ragged, bn_buffers="average", rounds=6, out=tmp_path / "run")
+    common = result.buffers["0.1.running_mean"][0]
+    new = make_federation([30, 40])
+    assert result.remains
+    from_zero = replace(result, remains=replace(result.remains, statistics=Params()))
+    given, zero, read = (
+        run.personalize(new, rounds=1, module=network()).buffers["0.1.running_mean"]
+        for run in (result, from_zero, Result.load(tmp_path / "run"))
+    )
+    assert torch.allclose(given - zero, 0.9**3 * common, atol=1e-14)
+    assert torch.equal(given, read)
+    assert common.abs().max() > 1e-3
