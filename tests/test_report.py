@@ -29,7 +29,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        self.text += data + " "  # cells are words of their own
 
 
 def test_report_is_one_self_contained_page(ragged: Federation, tmp_path: Path) -> None:
@@ -57,3 +57,39 @@ def test_report_is_one_self_contained_page(ragged: Federation, tmp_path: Path) -
     assert "fedavg: model" not in page.text  # one model for all: nobody learns from anybody in particular
     accuracy = 100 * (results[2].clients[0].trained or 0)
     assert f"{accuracy:.1f}" in page.text
+
+
+def test_report_of_clients_that_joined_after_training(ragged: Federation, tmp_path: Path) -> None:
+    """Two of six clients are held out: they are in a table of their own, the mixing has the other four's names."""
+    results = [
+        fedattune.fit(name, ragged, rounds=3, steps=2, lr=0.1, held_out=2)
+        for name in ("local", "fedavg", "fedmcsa")
+    ]
+    joined = results[1].newcomers
+    write_report(tmp_path / "r.html", ragged, results, verdict="v", notes=[], rounds_to=0.01)
+    page = Page()
+    page.feed((tmp_path / "r.html").read_text())
+    assert page.open == []
+    assert len(joined) == 2
+    assert "6 clients, 2 of them joining after training" in page.text
+    section = page.text.partition("Clients that joined after training")[2].partition("Labels of each client")[
+        0
+    ]
+    words = section.split()
+    for newcomer in joined:
+        row = words.index("fedavg", words.index(newcomer.id)) + 1
+        expected = [newcomer.received, newcomer.trained, newcomer.local]
+        assert words[row : row + 3] == [f"{100 * value:.1f}" for value in expected]
+    mixing = page.text.partition("fedmcsa: 1.weight")[2].partition("Notes")[0]
+    assert mixing.split() == [client.id for client in results[2].clients]
+    assert "BMTA*: best mean test accuracy of any round, optimistic" in page.text
+    for head in ("global %", "new %", "last 10%", "rounds to 1%"):
+        assert head in page.text
+
+
+def test_report_without_such_clients_does_not_mention_them(ragged: Federation, tmp_path: Path) -> None:
+    results = [fedattune.fit(name, ragged, rounds=1, steps=1) for name in ("local", "pfedme")]
+    write_report(tmp_path / "r.html", ragged, results, verdict="v", notes=[])
+    text = (tmp_path / "r.html").read_text()
+    assert "joined" not in text
+    assert "rounds to" not in text

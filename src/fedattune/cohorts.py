@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from .config import Settings
+from .data import Federation
 from .errors import ConfigError
 
 COHORTS, TRAINING, ADAPTATION, ABSENCE, HELD_OUT = 1, 2, 3, 4, 5
@@ -40,16 +41,19 @@ def absent(settings: Settings, n_clients: int, r: int) -> Tensor:
     return torch.from_numpy(rng.random(n_clients) < settings.drop_out)
 
 
-def held_out(settings: Settings, n_clients: int) -> list[int]:
-    """The clients that take no part in training and join afterwards, sorted; from the seed alone.
+def held_out(settings: Settings, federation: Federation) -> list[int]:
+    """The clients that take no part in training and join afterwards, sorted.
+
+    They are drawn from the seed of the split, so that runs with several seeds hold out the same.
 
     Raises:
         ConfigError: none would be left to train.
 
     """
-    if settings.held_out >= n_clients:
+    n = federation.n_clients
+    if settings.held_out >= n:
         raise ConfigError(
-            f"held_out: got {settings.held_out}, expected fewer than the {n_clients} clients that there are"
+            f"held_out: got {settings.held_out}, expected fewer than the {n} clients that there are"
         )
-    rng = np.random.default_rng([settings.seed, HELD_OUT])
-    return sorted(int(i) for i in rng.choice(n_clients, settings.held_out, replace=False))
+    rng = np.random.default_rng([int(federation.partition.get("seed") or 0), HELD_OUT])
+    return sorted(int(i) for i in rng.choice(n, settings.held_out, replace=False))

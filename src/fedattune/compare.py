@@ -37,6 +37,12 @@ class Row:
     worst10: Spread
     better_than_local: float | None
     best_validation: Spread | None
+    bmta: Spread | None
+    bmta_pooled: Spread | None
+    mean_last_10pct: Spread | None
+    rounds_to: list[int | None] | None  # per seed, of the accuracy asked for; None: not reached
+    generalised: Spread | None
+    newcomers: Spread | None
     bytes_up: float
     bytes_down: float
     seconds: float
@@ -63,14 +69,31 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(float(np.mean(values)), float(np.std(values)))
 
 
-def rows(results: Sequence["Result"]) -> list[Row]:
-    """One row per method, in the order given."""
+def _maybe(values: Sequence[float | None]) -> Spread | None:
+    """The spread of the seeds that have the number; None if none has."""
+    known = [value for value in values if value is not None]
+    return _spread(known) if known else None
+
+
+def _best(run: "Result", mean: str) -> float | None:
+    return run.bmta[mean]["accuracy"] if run.bmta else None
+
+
+def _of_newcomers(run: "Result") -> float | None:
+    """Mean over the newcomers at the headline point."""
+    found = [getattr(newcomer, run.headline) for newcomer in run.newcomers]
+    return float(np.mean(found)) if found else None
+
+
+def rows(results: Sequence["Result"], rounds_to: float | None = None) -> list[Row]:
+    """One row per method, in the order given; `rounds_to`: a mean test accuracy, a fraction, to be reached."""
     groups = by_algorithm(results)
     alone = client_accuracy(groups[ALONE]) if ALONE in groups else None
     table = []
     for name, runs in groups.items():
         final = [run.metrics for run in runs]
-        best = [run.best_validation["acc_uniform"] for run in runs if run.best_validation]
+        best = [run.best_validation["acc_uniform"] if run.best_validation else None for run in runs]
+        late = [run.mean_last_10pct["acc_uniform"] if run.mean_last_10pct else None for run in runs]
         better = None if alone is None or name == ALONE else float(np.mean(client_accuracy(runs) > alone))
         table.append(
             Row(
@@ -81,7 +104,13 @@ def rows(results: Sequence["Result"]) -> list[Row]:
                 std=_spread([one["acc_std"] for one in final]),
                 worst10=_spread([one["acc_worst10"] for one in final]),
                 better_than_local=better,
-                best_validation=_spread(best) if best else None,
+                best_validation=_maybe(best),
+                bmta=_maybe([_best(run, "uniform") for run in runs]),
+                bmta_pooled=_maybe([_best(run, "pooled") for run in runs]),
+                mean_last_10pct=_maybe(late),
+                rounds_to=None if rounds_to is None else [run.rounds_to(rounds_to) for run in runs],
+                generalised=_maybe([run.generalised for run in runs]),
+                newcomers=_maybe([_of_newcomers(run) for run in runs]),
                 bytes_up=float(np.mean([run.bytes_up for run in runs])),
                 bytes_down=float(np.mean([run.bytes_down for run in runs])),
                 seconds=float(np.mean([run.seconds for run in runs])),
@@ -117,6 +146,17 @@ def _bytes(count: float) -> str:
     return decimal(round(count)).replace(" bytes", " B").replace(" byte", " B")
 
 
+def _rounds(row: Row) -> str:
+    """The mean round in which the accuracy was reached, and of how many seeds where not all reached it."""
+    reached = [round_ for round_ in row.rounds_to or () if round_ is not None]
+    if not reached:
+        return "never"
+    mean = f"{np.mean(reached):.0f}" if len(set(reached)) == 1 else f"{np.mean(reached):.1f}"
+    if len(reached) < row.n_seeds:
+        return f"{mean} in {len(reached)} of {row.n_seeds}"
+    return mean + (f" ±{np.std(reached):.1f}" if row.n_seeds > 1 else "")
+
+
 QUALITY: dict[str, Cell] = {
     "model": lambda row: row.point,
     "mean %": lambda row: _percent(row.mean, row.n_seeds),
@@ -124,7 +164,16 @@ QUALITY: dict[str, Cell] = {
     "std": lambda row: _percent(row.std, row.n_seeds),
     "worst 10%": lambda row: _percent(row.worst10, row.n_seeds),
     "> local": lambda row: "-" if row.better_than_local is None else f"{100 * row.better_than_local:.0f}%",
+}
+BEYOND: dict[str, Cell] = {
+    "global %": lambda row: _percent(row.generalised, row.n_seeds),
+    "new %": lambda row: _percent(row.newcomers, row.n_seeds),
+}
+ROUNDS: dict[str, Cell] = {
+    "last 10%": lambda row: _percent(row.mean_last_10pct, row.n_seeds),
     "best val.": lambda row: _percent(row.best_validation, row.n_seeds),
+    "BMTA*": lambda row: _percent(row.bmta, row.n_seeds),
+    "pooled BMTA*": lambda row: _percent(row.bmta_pooled, row.n_seeds),
 }
 COST: dict[str, Cell] = {
     "up": lambda row: _bytes(row.bytes_up),
@@ -134,9 +183,39 @@ COST: dict[str, Cell] = {
 }
 LEGEND = (
     "mean, pooled, std, worst 10%: test accuracy over clients, over all samples, its spread and its mean "
-    "over the worst tenth of clients, last round; > local: clients better than alone; best val.: mean at the "
-    "round with the best validation; steps: local mini-batch steps per client"
+    "over the worst tenth of clients, last round; > local: clients better than alone; last 10%: mean over the "
+    "last tenth of the rounds; best val.: mean at the round with the best validation; BMTA*: best mean test "
+    "accuracy of any round, optimistic, for the test data choose the round; steps: local mini-batch steps per "
+    "client"
 )
+MORE = {
+    "global %": "the one global model on all clients' test samples together",
+    "new %": "mean over clients that joined after training",
+}
+
+
+def columns(lines: Sequence[Row], rounds_to: float | None = None) -> list[dict[str, Cell]]:
+    """The columns in groups that belong together; those that no method has a number for are left out."""
+    has = {
+        "global %": any(row.generalised is not None for row in lines),
+        "new %": any(row.newcomers is not None for row in lines),
+    }
+    beyond = {title: cell for title, cell in BEYOND.items() if has[title]}
+    asked = {} if rounds_to is None else {f"rounds to {100 * rounds_to:g}%": _rounds}
+    return [QUALITY, beyond | ROUNDS | asked, COST]
+
+
+def legend(lines: Sequence[Row], rounds_to: float | None = None) -> str:
+    """What the columns mean."""
+    said = [LEGEND]
+    titles = [title for group in columns(lines, rounds_to) for title in group]
+    said += [f"{title.removesuffix(' %')}: {text}" for title, text in MORE.items() if title in titles]
+    if rounds_to is not None:
+        said.append(
+            f"rounds to {100 * rounds_to:g}%: the first evaluated round with that mean or more, of the seeds that "
+            "reach it"
+        )
+    return "; ".join(said)
 
 
 def _table(lines: Sequence[Row], columns: dict[str, Cell]) -> "Table":
@@ -148,10 +227,27 @@ def _table(lines: Sequence[Row], columns: dict[str, Cell]) -> "Table":
     return table
 
 
-def print_table(lines: Sequence[Row], console: "Console") -> None:
-    """Print the rows without ever cutting a number: in two parts where one does not fit the width."""
-    whole = _table(lines, QUALITY | COST)
-    fits = not console.is_terminal or width_of(whole, console) <= console.width
-    for part in [whole] if fits else [_table(lines, QUALITY), _table(lines, COST)]:
-        print_whole(part, console)
-    console.print(LEGEND, style="dim")
+def _parts(
+    lines: Sequence[Row], groups: Sequence[dict[str, Cell]], console: "Console"
+) -> list[dict[str, Cell]]:
+    """The columns in few tables that fit the width; a group stays whole where it can."""
+
+    def fits(wanted: dict[str, Cell]) -> bool:
+        return not console.is_terminal or width_of(_table(lines, wanted), console) <= console.width
+
+    parts: list[dict[str, Cell]] = [{}]
+    for group in groups:
+        if not fits(parts[-1] | group) and fits(group):
+            parts.append({})
+        for title, cell in group.items():
+            if parts[-1] and not fits(parts[-1] | {title: cell}):
+                parts.append({})
+            parts[-1][title] = cell
+    return parts
+
+
+def print_table(lines: Sequence[Row], console: "Console", rounds_to: float | None = None) -> None:
+    """Print the rows without ever cutting a number: in several parts where one does not fit the width."""
+    for part in _parts(lines, columns(lines, rounds_to), console):
+        print_whole(_table(lines, part), console)
+    console.print(legend(lines, rounds_to), style="dim")

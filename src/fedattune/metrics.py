@@ -35,6 +35,12 @@ def mean_of(entries: list[Metrics]) -> Metrics:
     return {key: float(np.mean([e[key] for e in entries])) for key in entries[0]}
 
 
+def reaches(entry: Metrics, accuracy: float) -> bool:
+    """Whether the mean over clients is `accuracy` or more."""
+    # A mean of fractions that is 0.9 on paper may be 0.8999999999999999 in memory.
+    return entry["acc_uniform"] >= accuracy - 1e-9
+
+
 def finite(value: Any) -> Any:
     """The same nest of lists and dicts with None for numbers that JSON cannot say."""
     if isinstance(value, dict):

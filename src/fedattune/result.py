@@ -1,23 +1,28 @@
 """What a run gives: numbers per client and round, mixing matrices, and every client's model."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import nn
 
 from .config import Settings
-from .errors import RunError
-from .metrics import Metrics, finite, mean_of
+from .errors import ConfigError, RunError
+from .metrics import Metrics, finite, mean_of, reaches
 from .params import Params
 from .personal_models import fill, save_model
 from .runs import MixingLog, RoundRecord, RunStore, load_tensors
 from .runs.folder import RunFolder, read_json, write_json
 from .runs.history import Entry, history
+
+if TYPE_CHECKING:
+    from .core import Algorithm
+    from .data import Federation
+    from .joining import Remains
 
 Point = Literal["received", "trained"]
 
@@ -31,6 +36,22 @@ class ClientResult:
     n_test: int
     received: float | None
     trained: float | None
+
+
+@dataclass(frozen=True)
+class NewcomerResult:
+    """A client that joined after training, and its test accuracy in three ways.
+
+    `received`: with the model it is given; `trained`: after its own local rounds from there; `local`: by
+    training alone, from the initial model, for as many steps.
+    """
+
+    id: str
+    n_train: int
+    n_test: int
+    received: float
+    trained: float
+    local: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,6 +70,8 @@ class Result:
     models: Params = field(default_factory=Params, repr=False)
     buffers: Params = field(default_factory=Params, repr=False)
     module: nn.Module | None = field(default=None, repr=False)
+    remains: "Remains | None" = field(default=None, repr=False)
+    folder: Path | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         mean = f", mean accuracy {self.metrics['acc_uniform']:.4f}" if self.metrics else ""
@@ -77,6 +100,7 @@ class Result:
             RunStore(folder.metrics),
             models=models,
             buffers=buffers,
+            folder=folder.path,
         )
 
     def finish(self, folder: RunFolder) -> None:
@@ -160,6 +184,51 @@ class Result:
         return self._best(lambda entry: float(entry[self.headline]["acc_uniform"]))
 
     @property
+    def bmta(self) -> Entry | None:
+        """FedMCSA's best mean test accuracy and its round: an optimistic number, for the test data choose the round.
+
+        {"uniform": {"accuracy", "round"}, "pooled": {"accuracy", "round"}}: the maximum over the evaluated
+        rounds of the mean over clients, and of the mean over samples, at the headline point; each has its own
+        round, the first one that reaches it.
+        """
+        if not self.history:
+            return None
+        found = {}
+        for mean in ("uniform", "pooled"):
+            reached = [entry[self.headline][f"acc_{mean}"] for entry in self.history]
+            best = int(np.argmax(reached))
+            found[mean] = {"accuracy": reached[best], "round": self.history[best]["round"]}
+        return found
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """The first evaluated round whose mean test accuracy reaches `accuracy`, a fraction; None if none does.
+
+        The mean is that over clients at the headline point.
+
+        Raises:
+            ConfigError: `accuracy` is no fraction.
+        """
+        if not 0 < accuracy <= 1:
+            raise ConfigError(
+                f"rounds_to needs a fraction above 0 and at most 1, such as 0.9, got {accuracy:g}"
+            )
+        reached = (e["round"] for e in self.history if reaches(e[self.headline], accuracy))
+        return next(reached, None)
+
+    @property
+    def generalised(self) -> float | None:
+        """Accuracy of the one global model on the union of all test parts, at the last evaluation.
+
+        None for methods that have no global model.
+        """
+        return next((float(e["global"]["acc_pooled"]) for e in reversed(self.history) if "global" in e), None)
+
+    @property
+    def newcomers(self) -> list[NewcomerResult]:
+        """Clients that joined after training; none unless some were held out."""
+        return [NewcomerResult(**one) for one in self.facts.get("newcomers", ())]
+
+    @property
     def best_validation(self) -> Entry | None:
         """Test metrics of the round with the highest mean validation accuracy; None without validation data."""
         if not self.history or not self.history[-1]["validation"]:
@@ -223,6 +292,36 @@ class Result:
         state = {**self.models.rows(0 if one_for_all else row), **self.buffers.rows(row)}
         return fill(module or self.module, state, self._card(ids[row]))
 
+    def personalize(
+        self,
+        data: "Federation | Sequence[Any] | Mapping[str, Any]",
+        *,
+        rounds: int = 5,
+        algorithm: "Algorithm | None" = None,
+        module: nn.Module | None = None,
+    ) -> "Result":
+        """Let clients join that took no part in training, and return what they reach; this run does not change.
+
+        A newcomer is sent what the method has for it (the global model, the mean of the clients' models, a
+        generated one; tensors that never leave a client start as they did for all), trains for `rounds` rounds of
+        its own, and where clients are given mixtures it gets its own. `newcomers` of the result compares that with
+        training alone, `model` gives each one its model.
+
+        Args:
+            data: a Federation, or what `fedattune.federation` takes.
+            rounds: rounds that the newcomers train.
+            algorithm: the method, needed for one of the user's own in a run read from its folder.
+            module: the user's own model with its initial weights, likewise.
+
+        Raises:
+            DataError: the data do not fit the run.
+            RunError: the run was not finished, or its model must be given.
+
+        """
+        from .joining import personalize
+
+        return personalize(self, data, rounds, algorithm, module)
+
     def save_models(self, folder: Path | str) -> list[Path]:
         """Write every client's model to its own safetensors file in `folder`, and return the files.
 
@@ -253,10 +352,13 @@ class Result:
             "headline": self.headline,
             "final": self.final,
             "best_test": self.best_test,
+            "bmta": self.bmta,
             "best_validation": self.best_validation,
             "mean_last_10pct": self.mean_last_10pct,
+            "generalised": self.generalised,
             "history": self.history,
             "clients": [vars(c) for c in self.clients],
+            "newcomers": [vars(c) for c in self.newcomers],
             "notes": self.notes,
             "finished": self.finished,
         }
@@ -274,6 +376,6 @@ class Result:
         return {**best[self.headline], "round": best["round"]}
 
     def _card(self, client: str) -> Entry:
-        config = ("model", "model_options", "algorithm", "data", "seed")
+        config = ("model", "model_options", "algorithm", "options", "data", "seed")
         facts = ("input_shape", "classes")
         return {k: self.config[k] for k in config} | {k: self.facts[k] for k in facts} | {"client": client}

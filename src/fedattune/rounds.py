@@ -19,9 +19,9 @@ from .errors import DivergedError
 from .evaluation import Evaluation
 from .params import Params
 from .result import Result
-from .select import Both, Norms
 from .runs import RoundRecord, RunStore, load_tensors, restore, save_tensors
 from .runs.folder import RunFolder
+from .select import Both, Norms
 from .task import Task
 
 CHECKPOINT_SHARE = 0.1

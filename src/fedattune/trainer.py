@@ -69,7 +69,7 @@ def fit(
         )
     settings = Settings.checked(**({**settings.model_dump(), **more} if settings else more))
     check_device(settings)
-    waiting = held_out(settings, federation.n_clients)
+    waiting = held_out(settings, federation)
     training, joining = divide(federation, waiting)
     settings.cohort_size(training.n_clients)
     if isinstance(algorithm, str):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedattune.compare import as_json, print_table, rows
+from fedattune.compare import as_json, columns, print_table, rows
 from fedattune.config import Settings
 from fedattune.verdict import fairness_notes, interval, verdict
 
@@ -29,6 +29,10 @@ class Fake:
     notes: list[str] = field(default_factory=list)
     settings: Settings = field(default_factory=Settings)
     facts: dict[str, float] = field(default_factory=lambda: {"weight_decay": 0.0})
+    best: float = 0.75
+    reached: int | None = None
+    generalised: float | None = None
+    joined: list[float] = field(default_factory=list)
 
     @property
     def clients(self) -> list[Any]:
@@ -43,6 +47,22 @@ class Fake:
     @property
     def best_validation(self) -> dict[str, float] | None:
         return None if self.validation is None else {"acc_uniform": 0.7}
+
+    @property
+    def bmta(self) -> dict[str, dict[str, float]]:
+        return {"uniform": {"accuracy": self.best, "round": 3}, "pooled": {"accuracy": 0.77, "round": 4}}
+
+    @property
+    def mean_last_10pct(self) -> dict[str, float]:
+        return {"acc_uniform": 0.66}
+
+    @property
+    def newcomers(self) -> list[Any]:
+        return [SimpleNamespace(trained=a, received=a / 2) for a in self.joined]
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        assert accuracy == 0.9
+        return self.reached
 
 
 def results(*fakes: Fake) -> Any:
@@ -147,14 +167,85 @@ def test_what_the_methods_were_not_given_alike_is_said() -> None:
     assert "(local: 0; a: 0.001)" in note
 
 
+def printed(fakes: Any, width: int = 60, *, terminal: bool = False, rounds_to: float | None = None) -> str:
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, force_terminal=terminal, color_system=None, soft_wrap=not terminal
+    )
+    print_table(rows(fakes, rounds_to), console, rounds_to)
+    return out.getvalue()
+
+
+def cells(fakes: Any, rounds_to: float | None = None) -> list[dict[str, str]]:
+    """Of each line: head -> cell."""
+    lines = rows(fakes, rounds_to)
+    heads = {title: cell for group in columns(lines, rounds_to) for title, cell in group.items()}
+    return [{title: cell(line) for title, cell in heads.items()} for line in lines]
+
+
+def test_bmta_is_said_to_be_optimistic_and_spread_over_seeds() -> None:
+    """Population deviation: the maxima 0.7 and 0.8 lie 0.05 from their mean."""
+    fakes = results(Fake("a", LOCAL, best=0.7), Fake("a", LOCAL, best=0.8))
+    (line,) = cells(fakes)
+    assert line["BMTA*"] == "75.00 ±5.0"
+    assert line["pooled BMTA*"] == "77.00 ±0.0"
+    assert line["last 10%"] == "66.00 ±0.0"
+    assert as_json(rows(fakes))[0]["bmta"] == pytest.approx({"mean": 0.75, "std": 0.05})
+    assert "BMTA*: best mean test accuracy of any round, optimistic" in printed(fakes)
+
+
+@pytest.mark.parametrize(
+    ("reached", "said"),
+    [
+        ([40], "40"),
+        ([None], "never"),
+        ([40, 60], "50.0 ±10.0"),
+        ([40, 40], "40 ±0.0"),
+        ([40, None, 60], "50.0 in 2 of 3"),
+        ([None, 7], "7 in 1 of 2"),
+        ([None, None], "never"),
+    ],
+)
+def test_rounds_to_says_how_many_seeds_got_there(reached: list[int | None], said: str) -> None:
+    fakes = results(*(Fake("a", LOCAL, reached=one) for one in reached))
+    assert cells(fakes, 0.9)[0]["rounds to 90%"] == said
+    assert as_json(rows(fakes, 0.9))[0]["rounds_to"] == reached
+    assert "; rounds to 90%: the first evaluated round" in printed(fakes, rounds_to=0.9)
+
+
+def test_columns_that_no_method_has_are_left_out() -> None:
+    (line,) = cells(results(Fake("a", LOCAL)))
+    assert not {"global %", "new %", "rounds to 90%"} & line.keys()
+    for words in ("global:", "new:", "rounds to"):
+        assert words not in printed(results(Fake("a", LOCAL)))
+    both = results(Fake("a", LOCAL, generalised=0.4), Fake("b", LOCAL, joined=[0.2, 0.4]))
+    first, second = cells(both)
+    assert (first["global %"], first["new %"]) == ("40.00", "-")
+    assert (second["global %"], second["new %"]) == ("-", "30.00")
+    (at_arrival,) = cells(results(Fake("c", LOCAL, joined=[0.2, 0.4], headline="received")))
+    assert at_arrival["new %"] == "15.00"  # the mean of 0.1 and 0.2
+    assert "global: the one global model" in printed(both)
+    assert "new: mean over clients that joined after training" in printed(both)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
+def test_parts_fit_the_terminal_and_have_every_column_once(width: int) -> None:
+    fakes = results(
+        *(Fake("fedmcsa_no_mcsa", LOCAL, reached=one, generalised=0.5, joined=[0.5]) for one in (7, None))
+    )
+    text = printed(fakes, width, terminal=True, rounds_to=0.9)
+    tables = text[: text.index("mean, pooled")]
+    assert max(map(len, tables.splitlines())) <= width
+    heads = [line for line in tables.splitlines() if line.strip().startswith("method ")]
+    assert len(heads) == {60: 6, 80: 4, 100: 3, 120: 3, 160: 2}[width]
+    for title in cells(fakes, 0.9)[0]:
+        assert sum(f" {title} " in f"{head} " for head in heads) == 1, title
+
+
 @pytest.mark.parametrize(("width", "terminal", "tables"), [(60, False, 1), (100, True, 2), (200, True, 1)])
 def test_no_number_is_cut(width: int, terminal: bool, tables: int) -> None:
     both = [Fake(name, LOCAL) for name in ("local", "fedmcsa_no_mcsa") for _ in range(2)]
-    out = io.StringIO()
-    print_table(
-        rows(results(*both)), Console(file=out, width=width, force_terminal=terminal, color_system=None)
-    )
-    text = out.getvalue()
+    text = printed(results(*both), width, terminal=terminal)
     assert text.count("method ") == tables
     for value in ("65.00 ±0.0", "260.0 kB", "0 B", "2,000", "fedmcsa_no_mcsa", "12.3"):
         assert value in text

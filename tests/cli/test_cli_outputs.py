@@ -140,3 +140,27 @@ def test_where_results_go_by_a_file(cli: Cli, work: Path) -> None:
     done = cli("run", "--config", "e.yaml")
     assert (done.code, done.err) == (0, "")
     assert (work / "r.json").read_text() == (work / "o" / "result.json").read_text()
+
+
+def test_rounds_to_an_accuracy(cli: Cli, work: Path) -> None:
+    """A mean test accuracy of 1% is there at the first evaluation, one of 100% never with one round."""
+    compare = ("compare", *FAST, "--algorithms", "fedavg", "--out", "o")
+    done = cli(*compare, "--rounds-to", 0.01, "--json", "r.json")
+    assert done.code == 0, done.err
+    assert " rounds to 1% " in done.out
+    content = json.loads((work / "r.json").read_text())
+    assert [run["rounds_to"] for run in content["runs"]] == [{"accuracy": 0.01, "round": 1}] * 2
+    assert [row["rounds_to"] for row in content["table"]] == [[1], [1]]
+    assert "rounds to 1%" in (work / "o" / "report.html").read_text()
+    again = cli("compare", "--resume", "o", "--rounds-to", 1, "--quiet", "--json", "r.json")
+    assert again.code == 0, again.err
+    assert " never " in again.out
+    assert json.loads((work / "r.json").read_text())["runs"][0]["rounds_to"] == {"accuracy": 1, "round": None}
+    plain = cli("compare", "--resume", "o", "--quiet", "--json", "r.json")
+    assert "rounds to" not in plain.out
+    assert "rounds_to" not in json.loads((work / "r.json").read_text())["runs"][0]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "many"])
+def test_rounds_to_what_is_no_accuracy(cli: Cli, value: object) -> None:
+    refused(cli("run", *FAST, f"--rounds-to={value}"), "--rounds-to: input should be")

@@ -133,6 +133,11 @@ def test_held_out_clients_are_reported(case: Case, ragged: Federation) -> None:
     assert all(0 <= value <= 1 for n in result.newcomers for value in (n.received, n.trained, n.local))
 
 
+def test_every_seed_holds_out_the_same_clients(ragged: Federation) -> None:
+    names = [{n.id for n in fit("local", ragged, held_out=2, seed=s, rounds=1).newcomers} for s in range(4)]
+    assert names[1:] == names[:1] * 3
+
+
 def test_what_is_wrong_with_new_clients_is_said(ragged: Federation) -> None:
     result = fit("fedavg", ragged)
     with pytest.raises(fedattune.DataError, match=r"do not fit the run: got inputs of shape \(7,\)"):

@@ -26,6 +26,7 @@ WHAT = {
     "run": "train one method",
     "list": "what there is to choose from, with every option and its default",
     "data": "look at data and how it is spread over clients",
+    "cite": "the BibTeX of what runs used: methods, data, partition, model, FedAttune",
 }
 
 
@@ -68,6 +69,22 @@ def make_parser() -> Parser:
     _add(output, Output, ("config", "json_file"))
     output.add_argument(
         "--picture", metavar="FILE", type=Path, help="draw labels by clients (.png, .svg, .pdf)"
+    )
+    cite = _command(commands, "cite", WHAT["cite"])
+    cite.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        type=Path,
+        help="folder that run or compare wrote, or one of its runs",
+    )
+    cite.add_argument(
+        "--algorithm",
+        "--algorithms",
+        dest="algorithms",
+        default=argparse.SUPPRESS,
+        metavar="A,B,C",
+        help="also these methods",
     )
     return parser
 
@@ -130,7 +147,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     except ConfigError as error:
         raise ConfigError(_mend(str(error))) from error
     if space.command is None:
-        raise ConfigError("give a command: compare, run, list or data; see fedattune --help")
+        raise ConfigError("give a command: compare, run, list, data or cite; see fedattune --help")
     if space.command == "data" and space.action is None:
         raise ConfigError("give an action: fedattune data show; see fedattune data --help")
     if space.command == "list" and space.kind is not None:

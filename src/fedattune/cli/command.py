@@ -53,6 +53,8 @@ def _command(argv: list[str] | None, where: list[Path]) -> int:
     space, problems = parse(argv)
     if space.command == "list":
         return _list(space, problems)
+    if space.command == "cite":
+        return _cite(space, problems)
     if space.command == "data":
         return _show(space, problems)
     return _train(space, problems, where)
@@ -120,6 +122,15 @@ def _list(space: Namespace, problems: list[str]) -> int:
     return 0
 
 
+def _cite(space: Namespace, problems: list[str]) -> int:
+    if problems:
+        raise ConfigError("; ".join(problems))
+    from .cite import cite
+
+    print(cite(space), end="")
+    return 0
+
+
 def _show(space: Namespace, problems: list[str]) -> int:
     from ..files import write_text
     from ..output import check_files
@@ -169,7 +180,7 @@ def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
         except StoppedError as stopped:
             _say(f"{stopped}; go on with: {_resume([command], out)}")
             return INTERRUPTED
-    conclude(command, plan, results, failed, out=out, json_file=output.json_file, notes=notes)
+    conclude(command, plan, results, failed, out=out, output=output, notes=notes)
     return FAILED if failed else 0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..text import make_console
 
 if TYPE_CHECKING:
+    from ..output import Output
     from ..result import Result
     from .plan import Plan
     from .session import Failure
@@ -20,15 +21,17 @@ def conclude(
     failed: "Sequence[Failure]",
     *,
     out: Path,
-    json_file: Path | None,
+    output: "Output",
     notes: Sequence[str],
 ) -> None:
     """Write the result files, then print the table, the notes and the verdict."""
     from ..compare import as_json, print_table, rows
     from ..files import write_text
 
-    table = rows(results)
-    content: dict[str, Any] = {"runs": [result.to_json() for result in results]}
+    table = rows(results, output.rounds_to)
+    content: dict[str, Any] = {
+        "runs": [result.to_json() | _rounds_to(result, output.rounds_to) for result in results]
+    }
     if command == "compare":
         content |= {
             "verdict": _verdict(results, failed),
@@ -38,7 +41,7 @@ def conclude(
     elif len(results) == 1:
         content = content["runs"][0]
     text = json.dumps(content, indent=2)
-    for path in (out / "result.json", json_file):
+    for path in (out / "result.json", output.json_file):
         if path:
             write_text(path, text)
     said = [*notes, *plan.federation.notes, *_notes(results), *_failures(failed)]
@@ -47,10 +50,17 @@ def conclude(
     if report:
         from ..report import write_report
 
-        write_report(report, plan.federation, results, verdict=content["verdict"], notes=said)
+        write_report(
+            report,
+            plan.federation,
+            results,
+            verdict=content["verdict"],
+            notes=said,
+            rounds_to=output.rounds_to,
+        )
     console = make_console()
     if table:
-        print_table(table, console)
+        print_table(table, console, output.rounds_to)
     for one in said:
         console.print(f"note: {one}")
     if command == "compare":
@@ -58,6 +68,13 @@ def conclude(
     console.print(
         f"The report is {report}; all numbers are in {out}" if report else f"All numbers are in {out}"
     )
+
+
+def _rounds_to(result: "Result", accuracy: float | None) -> dict[str, Any]:
+    """The round that reaches the accuracy asked for, where one was."""
+    if accuracy is None:
+        return {}
+    return {"rounds_to": {"accuracy": accuracy, "round": result.rounds_to(accuracy)}}
 
 
 def _notes(results: "Sequence[Result]") -> list[str]:

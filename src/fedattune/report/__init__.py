@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._version import __version__
-from ..compare import ALONE, COST, QUALITY, by_algorithm, client_accuracy, rows
+from ..compare import ALONE, by_algorithm, client_accuracy, columns, legend, rows
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -18,27 +18,42 @@ MOST_CLIENTS = 60
 
 
 def write_report(
-    path: Path, federation: "Federation", results: "Sequence[Result]", *, verdict: str, notes: Sequence[str]
+    path: Path,
+    federation: "Federation",
+    results: "Sequence[Result]",
+    *,
+    verdict: str,
+    notes: Sequence[str],
+    rounds_to: float | None = None,
 ) -> None:
-    """Write the report of a comparison to `path`."""
+    """Write the report of a comparison to `path`; `rounds_to`: as for the table."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("fedattune.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}"
-    table = rows(results)
-    columns = QUALITY | COST
+    table = rows(results, rounds_to)
+    joined = _newcomers(results)
     text = environment.get_template("report.html").render(
-        title=f"{federation.name}: {federation.n_clients} clients",
+        title=f"{federation.name}: {federation.n_clients} clients"
+        + (f", {len(joined)} of them joining after training" if joined else ""),
         verdict=verdict,
-        columns=list(columns),
-        table=[(row.algorithm, [cell(row) for cell in columns.values()]) for row in table],
+        tables=[
+            {
+                "columns": list(group),
+                "rows": [(row.algorithm, [c(row) for c in group.values()]) for row in table],
+            }
+            for group in columns(table, rounds_to)
+        ],
+        legend=legend(table, rounds_to),
+        newcomers=joined,
         clients=_clients(results),
         methods=list(by_algorithm(results)),
         classes=federation.classes,
         labels=_labels(federation),
         mixing=_mixing(results),
+        trained=[client.id for client in results[0].clients],
         names=federation.names[:MOST_CLIENTS],
         hidden=max(0, federation.n_clients - MOST_CLIENTS),
         notes=notes,
@@ -65,6 +80,21 @@ def _clients(results: "Sequence[Result]") -> list[dict[str, Any]]:
         }
         for i, client in enumerate(results[0].clients)
     ]
+
+
+def _newcomers(results: "Sequence[Result]") -> list[dict[str, Any]]:
+    """Per client that joined after training and per method: its accuracies, averaged over the seeds."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, runs in by_algorithm(results).items():
+        joined = [newcomer for run in runs for newcomer in run.newcomers]
+        for id_ in dict.fromkeys(newcomer.id for newcomer in joined):
+            mine = [newcomer for newcomer in joined if newcomer.id == id_]
+            ways = ("received", "trained", "local")
+            means = {way: float(np.mean([getattr(one, way) for one in mine])) for way in ways}
+            sizes = {"id": id_, "n_train": mine[0].n_train, "n_test": mine[0].n_test, "methods": []}
+            entry = found.setdefault(id_, sizes)
+            entry["methods"].append({"name": name, "headline": runs[0].headline, **means})
+    return list(found.values())
 
 
 def _labels(federation: "Federation") -> list[list[tuple[int, float]]]:

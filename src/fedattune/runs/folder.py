@@ -60,7 +60,7 @@ class RunFolder:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunError(f"{path} is not empty and holds no run; take a new folder")
         path.mkdir(parents=True, exist_ok=True)
-        write_json(path / "environment.json", environment())
+        write_json(folder.environment, environment())
         write_json(folder.config, config)
         return folder
 
@@ -68,6 +68,11 @@ class RunFolder:
     def config(self) -> Path:
         """What was asked for."""
         return self.path / "config.json"
+
+    @property
+    def environment(self) -> Path:
+        """The versions and the machine that it was begun with."""
+        return self.path / "environment.json"
 
     @property
     def metrics(self) -> Path:

@@ -15,7 +15,8 @@ from ..errors import RunError
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
-    round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER, steps INTEGER, dropped TEXT);
+    round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER, steps INTEGER, dropped TEXT,
+    absent TEXT NOT NULL DEFAULT '[]');
 CREATE TABLE IF NOT EXISTS scores (
     round INTEGER, point TEXT, part TEXT, client INTEGER, n INTEGER, correct INTEGER, loss REAL,
     PRIMARY KEY (round, point, part, client)) WITHOUT ROWID;
@@ -26,7 +27,10 @@ CREATE TABLE IF NOT EXISTS mixing (
 
 
 class RoundRecord(NamedTuple):
-    """One finished round; seconds, bytes and steps are totals since the start."""
+    """One finished round; seconds, bytes and steps are totals since the start.
+
+    `dropped` are clients whose training was not finite, `absent` those that were asked and did not answer.
+    """
 
     round: int
     seconds: float
@@ -34,6 +38,7 @@ class RoundRecord(NamedTuple):
     bytes_down: int
     steps: int
     dropped: list[int]
+    absent: list[int] = []  # noqa: RUF012 (nobody changes it)
 
 
 class RunStore:
@@ -45,17 +50,29 @@ class RunStore:
             # A commit must survive what a checkpoint, written right after it, survives.
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(SCHEMA)
+            self._add_absent()
         except sqlite3.DatabaseError as error:
             raise RunError(f"cannot open {path}: {error}") from error
 
+    def _add_absent(self) -> None:
+        """Give an older store the column that it lacks, so that its run can be read."""
+        columns = [row[1] for row in self._db.execute("PRAGMA table_info(rounds)")]
+        if "absent" not in columns:
+            self._db.execute("ALTER TABLE rounds ADD COLUMN absent TEXT NOT NULL DEFAULT '[]'")
+
     def add_round(self, record: RoundRecord) -> None:
         """Add a finished round."""
+        *numbers, dropped, absent = record
         self._db.execute(
-            "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?)", (*record[:-1], json.dumps(record.dropped))
+            "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*numbers, json.dumps(dropped), json.dumps(absent)),
         )
 
     def add_scores(self, round_: int, point: str, part: str, scores: Scores) -> None:
-        """Add the scores of all clients at one point, on one part."""
+        """Add the scores of all clients on one part, at one point: received, trained, or global.
+
+        At `global`, it is the one global model of the method that is scored on every client's part.
+        """
         columns = (scores.n.tolist(), scores.correct.tolist(), scores.loss.tolist())
         self._db.executemany(
             "INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -84,7 +101,10 @@ class RunStore:
     def rounds(self) -> list[RoundRecord]:
         """All finished rounds in order."""
         found = self._db.execute("SELECT * FROM rounds ORDER BY round")
-        return [RoundRecord(r, s, up, down, steps, json.loads(d)) for r, s, up, down, steps, d in found]
+        return [
+            RoundRecord(r, s, up, down, steps, json.loads(dropped), json.loads(absent))
+            for r, s, up, down, steps, dropped, absent in found
+        ]
 
     def scores(self, part: str) -> Iterator[tuple[int, str, NDArray[Any]]]:
         """(round, point, samples, right answers and summed loss, each (N,)) of one part, in order."""

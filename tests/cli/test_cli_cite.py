@@ -1,0 +1,55 @@
+"""`fedattune cite`: the BibTeX of what runs used."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from cli_helpers import Done, hospital_rows, write_csv
+from test_cli_bad_input import refused
+
+Cli = Callable[..., Done]
+FAST = ("--rounds", 1, "--steps", 1, "--clients", 5, "--quiet")
+
+
+def keys(text: str) -> list[str]:
+    return re.findall(r"^@\w+\{(\w+),", text, re.MULTILINE)
+
+
+def test_a_comparison_and_one_of_its_runs(cli: Cli, work: Path) -> None:
+    methods = ("--algorithms", "fedavg,pfedme", "--partition", "dirichlet")
+    assert cli("compare", *FAST, *methods, "--out", "o").code == 0
+    done = cli("cite", "o")
+    assert (done.code, done.err) == (0, "")
+    data, partition = "alpaydin1998optical", "li2022federated"
+    assert sorted(keys(done.out)) == sorted(
+        ["fedattune", "mcmahan2017communication", "dinh2020personalized", data, partition]
+    )
+    assert "% Nothing to cite for model mlr, method local." in done.out
+    one = cli("cite", "o/pfedme/seed-0").out
+    assert sorted(keys(one)) == sorted(["fedattune", "dinh2020personalized", data, partition])
+    assert keys(cli("cite", "o", "o/pfedme/seed-0").out) == keys(done.out)  # nothing twice
+
+
+def test_a_table_that_is_called_like_a_data_set(cli: Cli, work: Path) -> None:
+    write_csv(work / "digits.csv", hospital_rows(3))
+    table = ("--data", "digits.csv", "--client-column", "hospital", "--target", "outcome")
+    assert cli("run", *table, "--rounds", 1, "--steps", 1, "--quiet", "--out", "o").code == 0
+    for folder in ("o", "o/fedmcsa/seed-0"):
+        out = cli("cite", folder).out
+        assert keys(out) == ["fedattune", "guo2023fedmcsa"]
+        assert "to be cited by who knows the source: data digits.csv." in out
+
+
+def test_methods_by_name(cli: Cli) -> None:
+    done = cli("cite", "--algorithm", "fedavg, scaffold")
+    assert done.code == 0
+    assert keys(done.out) == ["fedattune", "mcmahan2017communication", "karimireddy2020scaffold"]
+
+
+def test_what_cannot_be_cited(cli: Cli, work: Path) -> None:
+    (work / "empty").mkdir()
+    refused(cli("cite"), "cite needs the folders of runs, or --algorithms")
+    refused(cli("cite", "--algorithms", "fedavgg"), "unknown algorithm 'fedavgg'; did you mean 'fedavg'?")
+    refused(cli("cite", "empty"), "empty holds no run; give a folder")
+    refused(cli("cite", "nowhere"), "nowhere holds no run; give a folder")
+    refused(cli("cite", "--algoritms", "fedavg"), "unknown option --algoritms, did you mean '--algorithms'?")

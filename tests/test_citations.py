@@ -1,0 +1,110 @@
+"""Every method, data set, partition and model of a paper is cited, by an entry that is whole."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fedattune
+from fedattune import Federation, citations
+from fedattune.algorithms import ALGORITHMS
+from fedattune.citations import FEDATTUNE, TABLES, Used, bibtex, entries
+from fedattune.data import PARTITIONS, SOURCES
+from fedattune.models import MODELS
+
+BIB = Path(citations.__file__).with_suffix(".bib")
+VENUES = {"inproceedings": "booktitle", "article": "journal", "techreport": "institution"}
+
+
+def parse(entry: str) -> tuple[str, str, dict[str, str]]:
+    """Type, key and fields of one entry, braces matched one by one; fails where the text is not BibTeX."""
+    head = re.match(r"@(\w+)\{(\w+),\n", entry)
+    assert head, entry
+    fields = {}
+    rest = entry[head.end() :]
+    while field := re.match(r"  (\w+) = \{", rest):
+        depth, end = 1, field.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(rest[end], 0)
+            end += 1
+        assert field[1] not in fields, f"{head[2]}: {field[1]} twice"
+        fields[field[1]] = rest[field.end() : end - 1]
+        rest = rest[end:].removeprefix(",").removeprefix("\n")
+    assert rest == "}", f"{head[2]}: cannot read {rest!r}"
+    return head[1], head[2], fields
+
+
+def test_the_file_holds_entries_and_nothing_else() -> None:
+    assert "\n\n".join(entries().values()) + "\n" == BIB.read_text("utf-8")
+
+
+@pytest.mark.parametrize("key", entries())
+def test_every_entry_is_whole(key: str) -> None:
+    kind, own, fields = parse(entries()[key])
+    assert own == key
+    assert {"author", "title", "year"} <= fields.keys()
+    assert all(fields.values())
+    assert VENUES.get(kind, "title") in fields
+    if kind == "misc":
+        assert fields.keys() & {"eprint", "howpublished"}
+    if "eprint" in fields:
+        assert re.fullmatch(r"\d{4}\.\d{5}", fields["eprint"])
+        assert fields["archiveprefix"] == "arXiv"
+        assert 2000 + int(fields["eprint"][:2]) <= int(fields["year"])  # published after it was written
+    if key != FEDATTUNE:
+        people = fields["author"].split(" and ")
+        assert all(re.fullmatch(r"[^,]+, [^,]+", person) for person in people), people  # Family, Given
+        family = re.sub(r"[^a-z]", "", people[0].split(",")[0].lower())
+        assert key.startswith(family + fields["year"]), "a key begins with the family name and the year"
+
+
+def test_no_two_entries_are_the_same_paper() -> None:
+    titles = [parse(entry)[2]["title"].lower() for entry in entries().values()]
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"),
+    [("method", ALGORITHMS), ("data", SOURCES), ("partition", PARTITIONS), ("model", MODELS)],
+)
+def test_everything_there_is_to_choose_from_is_known(kind: str, table: dict[str, object]) -> None:
+    assert table.keys() <= TABLES[kind].keys()
+
+
+def test_what_is_of_no_paper_is_listed_here() -> None:
+    without = {name for table in TABLES.values() for name, keys in table.items() if not keys}
+    assert without == {"local", "iid", "by_column", "mlr", "dnn"}
+
+
+def test_keys_exist_and_none_is_unused() -> None:
+    used = {key for table in TABLES.values() for keys in table.values() for key in keys}
+    assert used | {FEDATTUNE} == entries().keys()
+
+
+def test_each_entry_once_with_what_it_is_cited_for() -> None:
+    text = bibtex([Used("method", "fedavg"), Used("method", "fedavg_ft"), Used("method", "igfl")], "1.2.3")
+    assert re.findall(r"^@\w+\{(\w+),", text, re.MULTILINE) == [
+        "fedattune",
+        "mcmahan2017communication",
+        "huang2021behavior",
+    ]
+    assert "% method fedavg, method fedavg_ft\n@inproceedings{mcmahan2017communication" in text
+    assert "version = {1.2.3}" in text
+    assert "VERSION" not in text
+
+
+def test_what_has_no_entry_is_said() -> None:
+    text = bibtex([Used("method", "local"), Used("model", "pkg:net"), Used("data", "patients.csv")])
+    assert "% Nothing to cite for method local." in text
+    assert "% Not part of FedAttune, to be cited by who knows the source: model pkg:net, data pat" in text
+    assert text.count("@") == 1
+
+
+def test_a_run_of_python(equal: Federation, tmp_path: Path) -> None:
+    """Clients that were given have no partition to cite; the version is that of the run."""
+    fedattune.fit("fedprox", equal, "mlr", rounds=1, steps=1, out=tmp_path / "run")
+    environment = tmp_path / "run" / "environment.json"
+    environment.write_text(environment.read_text().replace(fedattune.__version__, "0.0.7"))
+    used, version = citations.used_by([tmp_path / "run"])
+    assert used == [Used("method", "fedprox"), Used("data", equal.name), Used("model", "mlr")]
+    assert version == "0.0.7"

@@ -1,0 +1,159 @@
+"""Numbers of a run from what its store holds, on stores made by hand."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedattune.engines import Scores
+from fedattune.errors import ConfigError
+from fedattune.metrics import summarise
+from fedattune.result import NewcomerResult, Result
+from fedattune.runs import RoundRecord, RunStore
+from fedattune.runs.history import history
+
+SIZES = [10, 30]
+"""Test samples of the two clients: a right answer counts 1/10 or 1/30 for its client, 1/40 for all."""
+
+
+def scores(*correct: int) -> Scores:
+    return Scores(torch.tensor(SIZES), torch.tensor(correct), torch.zeros(2, dtype=torch.float64))
+
+
+def record(r: int, dropped: list[int] | None = None, absent: list[int] | None = None) -> RoundRecord:
+    return RoundRecord(r, 0.5 * r, 10 * r, 20 * r, 8 * r, dropped or [], absent or [])
+
+
+def run(*rounds: tuple[int, int] | None, headline: str = "trained", **facts: Any) -> Result:
+    """A run with these right answers of its two clients per round, none where it was not evaluated."""
+    store = RunStore(None)
+    for r, correct in enumerate(rounds, 1):
+        if correct is not None:
+            other = "received" if headline == "trained" else "trained"
+            store.add_scores(r, headline, "test", scores(*correct))
+            store.add_scores(r, other, "test", scores(0, 0))
+        store.add_round(record(r))
+    clients = [{"id": f"c{i}", "n_train": 5, "n_test": n} for i, n in enumerate(SIZES)]
+    known = {"headline": headline, "clients": clients, "notes": [], "n_parameters": 3}
+    return Result({"algorithm": "m", "rounds": len(rounds)}, known | facts, store)
+
+
+def test_means_over_clients_and_over_samples() -> None:
+    """9/10 and 15/30: the mean over clients is 0.7, over samples 24/40 = 0.6, the deviation 0.2."""
+    found = summarise(np.array(SIZES), np.array([9, 15]), np.array([10.0, 60.0]))
+    assert found == pytest.approx(
+        {"acc_uniform": 0.7, "acc_pooled": 0.6, "acc_std": 0.2, "acc_worst10": 0.5, "loss_uniform": 1.5}
+    )
+
+
+@pytest.mark.parametrize("headline", ["received", "trained"])
+def test_bmta_is_the_best_round_by_each_mean(headline: str) -> None:
+    """(10, 3): 0.55 and 13/40; (2, 24): 0.5 and 26/40: one round is best by clients, another by samples."""
+    result = run((0, 3), (10, 3), (2, 24), (10, 3), headline=headline)
+    assert result.bmta == {
+        "uniform": {"accuracy": pytest.approx(0.55), "round": 2},
+        "pooled": {"accuracy": pytest.approx(0.65), "round": 3},
+    }
+    assert result.to_json()["bmta"] == result.bmta
+    assert result.best_test == result.history[1][headline] | {"round": 2}
+
+
+def test_bmta_of_a_run_that_was_never_evaluated() -> None:
+    assert run(None, None).bmta is None
+    assert run(None, None).rounds_to(0.5) is None
+
+
+def test_rounds_to_is_the_first_evaluated_round_that_reaches_it() -> None:
+    """Means over clients: -, 0.2, -, 0.55, 0.5, 0.9."""
+    result = run(None, (1, 9), None, (10, 3), (2, 24), (9, 27))
+    assert result.rounds_to(0.2) == 2
+    assert result.rounds_to(0.21) == 4
+    assert result.rounds_to(0.55) == 4
+    assert result.rounds_to(0.9) == 6
+    assert result.rounds_to(0.91) is None
+
+
+def test_rounds_to_is_not_led_astray_by_rounding() -> None:
+    """(1/10 + 27/30) / 2 is 0.5; a number that differs in its last digit only is reached as well."""
+    result = run((1, 27))
+    assert result.rounds_to(0.5) == 1
+    assert result.rounds_to(float(np.nextafter(0.5, 1))) == 1
+    assert result.rounds_to(0.5001) is None
+
+
+@pytest.mark.parametrize("accuracy", [0, -0.1, 1.1, 90, float("nan")])
+def test_rounds_to_needs_a_fraction(accuracy: float) -> None:
+    with pytest.raises(ConfigError, match="fraction above 0 and at most 1"):
+        run((1, 6)).rounds_to(accuracy)
+
+
+def test_mean_of_the_last_tenth_of_the_rounds() -> None:
+    """Of 20 rounds, the last two: (0.1 + 0.5) / 2."""
+    result = run(*[(10, 30)] * 18, (1, 3), (5, 15))
+    assert result.mean_last_10pct is not None
+    assert result.mean_last_10pct["acc_uniform"] == pytest.approx(0.3)
+
+
+def test_the_global_model_on_all_test_parts_together() -> None:
+    """(10, 15) of 10 and 30: 25/40, of the last round in which it was evaluated; nothing else changes."""
+    plain = run((9, 15), (1, 3), (2, 6))
+    assert plain.generalised is None
+    assert all("global" not in entry for entry in plain.history)
+    result = run((9, 15), (1, 3), (2, 6))
+    result.store.add_scores(1, "global", "test", scores(0, 0))
+    result.store.add_scores(2, "global", "test", scores(10, 15))
+    assert result.generalised == pytest.approx(0.625)
+    assert result.to_json()["generalised"] == result.generalised
+    assert [entry["global"]["acc_pooled"] for entry in result.history[:2]] == [0, 0.625]
+    assert "global" not in result.history[2]
+    for name in ("metrics", "final", "bmta", "best_test", "clients", "mean_last_10pct", "validation"):
+        assert getattr(result, name) == getattr(plain, name)
+
+
+def test_newcomers() -> None:
+    assert run((1, 3)).newcomers == []
+    one = {"id": "n", "n_train": 4, "n_test": 2, "received": 0.25, "trained": 0.5, "local": 0.125}
+    result = run((1, 3), newcomers=[one])
+    assert result.newcomers == [NewcomerResult("n", 4, 2, received=0.25, trained=0.5, local=0.125)]
+    assert result.to_json()["newcomers"] == [one]
+
+
+def test_who_was_missing_since_the_evaluation_before() -> None:
+    store = RunStore(None)
+    for r, dropped, absent in (
+        (1, [0], []),
+        (2, [], [1]),
+        (3, [], [0, 1]),
+        (4, [], []),
+        (5, [], []),
+        (6, [], [0]),
+    ):
+        store.add_round(record(r, dropped, absent))
+        if r % 2 == 0:
+            store.add_scores(r, "trained", "test", scores(1, 1))
+    assert store.rounds()[2] == record(3, absent=[0, 1])
+    entries = history(store, ["a", "b"])
+    found = [(e["round"], e["dropped"], e["absent"]) for e in entries]
+    assert found == [(2, ["a"], ["b"]), (4, [], ["a", "b"]), (6, [], ["a"])]
+
+
+def test_a_store_from_before_there_were_absences(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "CREATE TABLE rounds (round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER,"
+            " steps INTEGER, dropped TEXT)"
+        )
+        db.execute("INSERT INTO rounds VALUES (1, 0.5, 10, 20, 8, '[1]')")
+    db.close()
+    for _ in range(2):  # the second time, nothing is left to mend
+        store = RunStore(path)
+        assert store.rounds()[0] == record(1, dropped=[1])
+        store.close()
+    store = RunStore(path)
+    store.add_round(record(2, absent=[0]))
+    store.commit()
+    assert RunStore(path).rounds()[1].absent == [0]
