@@ -1,82 +1,38 @@
-"""What a run gives: numbers per client and round, mixing matrices, and every client's model."""
+"""What a run gives: its numbers, and every client's model."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import nn
 
-from .config import Settings
-from .errors import ConfigError, RunError
-from .metrics import Metrics, finite, mean_of, reaches
+from .errors import RunError
+from .numbers import ClientResult, NewcomerResult, Numbers, Point
 from .params import Params
 from .personal_models import fill, save_model
-from .runs import MixingLog, RoundRecord, RunStore, load_tensors
+from .runs import RunStore, load_tensors
 from .runs.folder import RunFolder, read_json, write_json
-from .runs.history import Entry, history
+from .runs.history import Entry
 
 if TYPE_CHECKING:
     from .core import Algorithm
     from .data import Federation
     from .joining import Remains
 
-Point = Literal["received", "trained"]
-
-
-@dataclass(frozen=True)
-class ClientResult:
-    """One client: its training and test samples, and its test accuracy after the last round at both points."""
-
-    id: str
-    n_train: int
-    n_test: int
-    received: float | None
-    trained: float | None
-
-
-@dataclass(frozen=True)
-class NewcomerResult:
-    """A client that joined after training, and its test accuracy in three ways.
-
-    `received`: with the model it is given; `trained`: after its own local rounds from there; `local`: by
-    training alone, from the initial model, for as many steps.
-    """
-
-    id: str
-    n_train: int
-    n_test: int
-    received: float
-    trained: float
-    local: float
+__all__ = ["ClientResult", "NewcomerResult", "Point", "Result"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Result:
-    """A run that came to its end, or was stopped.
+class Result(Numbers):
+    """A run that came to its end, or was stopped: its numbers, and the models of its clients at the headline point."""
 
-    `received` is what a client's model reaches after communication and before local training, `trained` what it
-    reaches after local training (a client that did not train that round counts with the model it holds).
-    `headline` names the point at which the method's paper evaluates.
-    """
-
-    config: Mapping[str, Any]
-    facts: Mapping[str, Any]
-    store: RunStore
-    finished: bool = True
     models: Params = field(default_factory=Params, repr=False)
     buffers: Params = field(default_factory=Params, repr=False)
     module: nn.Module | None = field(default=None, repr=False)
     remains: "Remains | None" = field(default=None, repr=False)
     folder: Path | None = field(default=None, repr=False)
-
-    def __repr__(self) -> str:
-        mean = f", mean accuracy {self.metrics['acc_uniform']:.4f}" if self.metrics else ""
-        state = "" if self.finished else f" of {self.config['rounds']}, not finished"
-        return f"Result({self.algorithm!r}, {len(self.facts['clients'])} clients, round {self.rounds}{state}{mean})"
 
     @classmethod
     def load(cls, path: Path | str) -> "Result":
@@ -106,170 +62,6 @@ class Result:
     def finish(self, folder: RunFolder) -> None:
         """Write `result.json`, which makes the run a finished one."""
         write_json(folder.result, self.to_json() | {"facts": dict(self.facts)})
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm's name."""
-        return str(self.config["algorithm"])
-
-    @property
-    def settings(self) -> Settings:
-        """How it was trained."""
-        return Settings(**{k: v for k, v in self.config.items() if k in Settings.model_fields})
-
-    @property
-    def headline(self) -> Point:
-        """The point at which the method's paper evaluates."""
-        point: Point = self.facts["headline"]
-        return point
-
-    @property
-    def notes(self) -> list[str]:
-        """Sentences a reader of this result should know."""
-        return list(self.facts["notes"])
-
-    @property
-    def n_parameters(self) -> int:
-        """Parameters of one client's model."""
-        return int(self.facts["n_parameters"])
-
-    @cached_property
-    def _records(self) -> list[RoundRecord]:
-        return self.store.rounds()
-
-    @property
-    def rounds(self) -> int:
-        """Rounds done."""
-        return self._records[-1].round
-
-    @property
-    def seconds(self) -> float:
-        """Wall-clock time of all rounds with their evaluations."""
-        return self._records[-1].seconds
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes that all clients sent."""
-        return self._records[-1].bytes_up
-
-    @property
-    def bytes_down(self) -> int:
-        """Bytes that all clients were sent."""
-        return self._records[-1].bytes_down
-
-    @property
-    def local_steps(self) -> float:
-        """Local steps per client, on average."""
-        return self._records[-1].steps / len(self.facts["clients"])
-
-    @cached_property
-    def history(self) -> list[Entry]:
-        """Per evaluated round: test metrics at both points, validation metrics, bytes and seconds so far."""
-        return history(self.store, [client["id"] for client in self.facts["clients"]])
-
-    @property
-    def final(self) -> dict[Point, Metrics | None]:
-        """Test metrics at the last evaluation, at both points."""
-        last = self.history[-1] if self.history else {}
-        return {"received": last.get("received"), "trained": last.get("trained")}
-
-    @property
-    def metrics(self) -> Metrics:
-        """Test metrics at the last evaluation, at the headline point."""
-        return self.final[self.headline] or {}
-
-    @property
-    def best_test(self) -> Entry | None:
-        """The round with the highest mean test accuracy: an optimistic number, as papers report it."""
-        return self._best(lambda entry: float(entry[self.headline]["acc_uniform"]))
-
-    @property
-    def bmta(self) -> Entry | None:
-        """FedMCSA's best mean test accuracy and its round: an optimistic number, for the test data choose the round.
-
-        {"uniform": {"accuracy", "round"}, "pooled": {"accuracy", "round"}}: the maximum over the evaluated
-        rounds of the mean over clients, and of the mean over samples, at the headline point; each has its own
-        round, the first one that reaches it.
-        """
-        if not self.history:
-            return None
-        found = {}
-        for mean in ("uniform", "pooled"):
-            reached = [entry[self.headline][f"acc_{mean}"] for entry in self.history]
-            best = int(np.argmax(reached))
-            found[mean] = {"accuracy": reached[best], "round": self.history[best]["round"]}
-        return found
-
-    def rounds_to(self, accuracy: float) -> int | None:
-        """The first evaluated round whose mean test accuracy reaches `accuracy`, a fraction; None if none does.
-
-        The mean is that over clients at the headline point.
-
-        Raises:
-            ConfigError: `accuracy` is no fraction.
-        """
-        if not 0 < accuracy <= 1:
-            raise ConfigError(
-                f"rounds_to needs a fraction above 0 and at most 1, such as 0.9, got {accuracy:g}"
-            )
-        reached = (e["round"] for e in self.history if reaches(e[self.headline], accuracy))
-        return next(reached, None)
-
-    @property
-    def generalised(self) -> float | None:
-        """Accuracy of the one global model on the union of all test parts, at the last evaluation.
-
-        None for methods that have no global model.
-        """
-        return next((float(e["global"]["acc_pooled"]) for e in reversed(self.history) if "global" in e), None)
-
-    @property
-    def newcomers(self) -> list[NewcomerResult]:
-        """Clients that joined after training; none unless some were held out."""
-        return [NewcomerResult(**one) for one in self.facts.get("newcomers", ())]
-
-    @property
-    def best_validation(self) -> Entry | None:
-        """Test metrics of the round with the highest mean validation accuracy; None without validation data."""
-        if not self.history or not self.history[-1]["validation"]:
-            return None
-        return self._best(lambda entry: float(entry["validation"][self.headline]["acc_uniform"]))
-
-    @property
-    def mean_last_10pct(self) -> Metrics | None:
-        """Test metrics averaged over the evaluations in the last tenth of the rounds."""
-        late = [e[self.headline] for e in self._late()]
-        return mean_of(late) if late else None
-
-    @property
-    def validation(self) -> float | None:
-        """Validation accuracy at the headline point, for choosing between methods.
-
-        The mean over clients, averaged over the last tenth of the rounds: small validation parts make it jump.
-        """
-        late = [e["validation"] for e in self._late() if e["validation"]]
-        return float(np.mean([v[self.headline]["acc_uniform"] for v in late])) if late else None
-
-    @cached_property
-    def clients(self) -> list[ClientResult]:
-        """What every client reaches at the last evaluation."""
-        last: dict[str, list[float]] = {}
-        for _, point, (n, correct, _) in self.store.scores("test"):
-            last[point] = (correct / n).tolist()
-        return [
-            ClientResult(
-                client["id"],
-                client["n_train"],
-                client["n_test"],
-                *(last[p][i] if p in last else None for p in ("received", "trained")),
-            )
-            for i, client in enumerate(self.facts["clients"])
-        ]
-
-    @property
-    def mixing(self) -> MixingLog:
-        """Who learned from whom: round -> component -> (N, N) matrix, rows receive from columns."""
-        return self.store.mixing(len(self.facts["clients"]))
 
     def model(self, client: str | int, module: nn.Module | None = None) -> nn.Module:
         """The model that a client predicts with after the last round, at the headline point.
@@ -338,42 +130,6 @@ class Result:
             files.append(path / f"{number:04d}-{safe}.safetensors")
             save_model(files[-1], self.model(number), self._card(client["id"]))
         return files
-
-    def to_json(self) -> Entry:
-        """The run as plain JSON values; accuracies are fractions, and what is not finite (a loss) is None."""
-        content = {
-            "algorithm": self.algorithm,
-            "config": dict(self.config),
-            "rounds": self.rounds,
-            "n_parameters": self.n_parameters,
-            "seconds": self.seconds,
-            "bytes": {"up": self.bytes_up, "down": self.bytes_down},
-            "local_steps": self.local_steps,
-            "headline": self.headline,
-            "final": self.final,
-            "best_test": self.best_test,
-            "bmta": self.bmta,
-            "best_validation": self.best_validation,
-            "mean_last_10pct": self.mean_last_10pct,
-            "generalised": self.generalised,
-            "history": self.history,
-            "clients": [vars(c) for c in self.clients],
-            "newcomers": [vars(c) for c in self.newcomers],
-            "notes": self.notes,
-            "finished": self.finished,
-        }
-        return {key: finite(value) for key, value in content.items()}
-
-    def _late(self) -> list[Entry]:
-        """The evaluations in the last tenth of the rounds."""
-        start = self.rounds - max(1, round(0.1 * self.rounds))
-        return [e for e in self.history if e["round"] > start]
-
-    def _best(self, key: Callable[[Entry], float]) -> Entry | None:
-        if not self.history:
-            return None
-        best = max(self.history, key=key)
-        return {**best[self.headline], "round": best["round"]}
 
     def _card(self, client: str) -> Entry:
         config = ("model", "model_options", "algorithm", "options", "data", "seed")

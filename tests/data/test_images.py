@@ -1,16 +1,13 @@
 """Image sets: Parquet files as on the hub, the cache, and the real files where they are at hand."""
 
-import io
-import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
+from image_files import DIGITS, LETTERS, colour_set, grey_set, pictures, png, write
 
 from fedattune.data import images, load, load_federation
 from fedattune.data.images import read_images
@@ -27,43 +24,6 @@ def own_home(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDATTUNE_DATA", raising=False)
 
 
-def png(pixels):
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, format="PNG")
-    return out.getvalue()
-
-
-def pictures(n, shape, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (n, *shape), dtype=np.uint8)
-
-
-def write(path, pixels, labels, *, image="image", features=None, plain=False, encoded=None):
-    """A file as the hub has it; `labels` maps column to values, `features` column to class names."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    encoded = [png(p) for p in pixels] if encoded is None else encoded
-    cells = encoded if plain else [{"bytes": b, "path": None} for b in encoded]
-    kind = pa.binary() if plain else pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    content = pa.table({image: pa.array(cells, kind), **labels})
-    if features is not None:
-        about = {image: {"_type": "Image"}}
-        about |= {k: {"_type": "ClassLabel", "names": names} for k, names in features.items()}
-        content = content.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": about}})})
-    pq.write_table(content, path)
-    return path
-
-
-DIGITS = [str(k) for k in range(10)]
-LETTERS = list("abcdefghij")
-
-
-def grey_set(folder, n=6, classes=DIGITS):
-    x, y = pictures(2 * n, (28, 28)), np.arange(2 * n) % 3
-    names = {"label": classes}
-    write(folder / "test-0.parquet", x[n:], {"label": y[n:]}, features=names)
-    write(folder / "train-0.parquet", x[:n], {"label": y[:n]}, features=names)
-    return x, y
-
-
 def test_mnist_layout_and_normalisation(tmp_path):
     x, y = grey_set(tmp_path / "mnist")
     data = load("mnist", data_dir=tmp_path)
@@ -74,13 +34,6 @@ def test_mnist_layout_and_normalisation(tmp_path):
     assert np.allclose(data.scale, 1 / (x.std(axis=0) + 0.001), rtol=1e-5)
     assert load("mnist", data_dir=tmp_path / "mnist").fingerprint == data.fingerprint
     assert load("ylecun/mnist", data_dir=tmp_path).fingerprint == data.fingerprint
-
-
-def colour_set(folder, classes=LETTERS):
-    x = pictures(20, (32, 32, 3))
-    y = {"label": np.arange(20) % 2}
-    write(folder / "train-0.parquet", x, y, image="img", features={"label": classes})
-    return x
 
 
 @pytest.mark.parametrize(
@@ -214,9 +167,9 @@ def test_cache_is_used_and_rebuilt_when_broken(tmp_path, monkeypatch):
     calls = []
     true_decode = images.decode
 
-    def counted(*args):
+    def counted(*args, **options):
         calls.append(args)
-        return true_decode(*args)
+        return true_decode(*args, **options)
 
     monkeypatch.setattr(images, "decode", counted)
     first = read_images([path])

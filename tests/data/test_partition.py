@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedattune.data.partition import _dirichlet_counts, by_column, dirichlet, iid, rows_by_value, two_class
+from fedattune.data.partition import _dirichlet_counts, by_column, dirichlet, iid, two_class
+from fedattune.data.parts import rows_by_value
 from fedattune.data.sources import synthetic
 from fedattune.errors import DataError
 

@@ -17,7 +17,7 @@ from ..registry import lookup
 
 DATA_FIELDS = (
     "data", "data_dir", "client_column", "target", "partition", "clients", "split_seed", "test", "validation",
-    "small_clients", "save_partition",
+    "stratify", "small_clients", "save_partition",
 )  # fmt: skip
 METHOD_FIELDS = ("model", "algorithms", "set", "seeds")
 KINDS = ("algorithms", "data", "models", "partitions")
@@ -126,6 +126,8 @@ def _metavar(name: str, field: FieldInfo) -> str:
     for kind in kinds:
         if get_origin(kind) is Literal:
             return "{" + ",".join(get_args(kind)) + "}"
+    if bool in kinds:
+        return "{true,false}"
     if name == "algorithms":
         return "A,B,C"
     if Path in kinds:

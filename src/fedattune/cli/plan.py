@@ -113,6 +113,7 @@ def federate_dataset(experiment: Experiment, dataset: "Dataset", chosen: Assigne
         validation=experiment.validation,
         seed=experiment.split_seed,
         small_clients=experiment.small_clients,
+        stratify=experiment.stratify,
     )
 
 

@@ -54,6 +54,7 @@ def load_federation(
     validation: float = 0.1,
     seed: int | None = None,
     small_clients: SmallClients = "error",
+    stratify: bool | None = None,
 ) -> Federation:
     """Load data by name or from a table file and divide it among clients.
 
@@ -78,4 +79,5 @@ def load_federation(
         validation=validation,
         seed=seed,
         small_clients=small_clients,
+        stratify=stratify,
     )

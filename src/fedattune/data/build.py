@@ -11,7 +11,7 @@ from ..registry import check_options
 from .dataset import Array, Dataset, Index
 from .federated import PARTS, Client, Federation
 from .manifest import check_manifest, load_manifest, manifest_path, saved_partitions
-from .partition import DEFAULT_SEEDS, PARTITIONS
+from .partition import DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTITIONS, STRATIFIED
 from .parts import check_fractions, part_sizes, split
 
 SmallClients = Literal["error", "drop"]
@@ -28,8 +28,12 @@ def federate(
     validation: float = 0.1,
     seed: int | None = None,
     small_clients: SmallClients = "error",
+    stratify: bool | None = None,
 ) -> Federation:
     """Divide a data set among clients by a partition of the table or a saved one.
+
+    `stratify` says whether each client's parts have the same share of every class; by default the partition
+    decides.
 
     Raises:
         ConfigError: an unknown partition, or options that do not fit it.
@@ -43,7 +47,7 @@ def federate(
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
     check_fractions(test, validation, seed)
     natural = name == "by_column"
-    names, keys = _names_and_keys(dataset, natural, clients)
+    names, keys = _names_and_keys(dataset, name, clients)
     rows = PARTITIONS[name](keys, len(names), seed, **checked)
     kept, notes = keep_clients(
         dataset.name,
@@ -55,22 +59,36 @@ def federate(
         one_class=not natural or dataset.keeps_one_class,
         small_clients=small_clients,
     )
+    stratified = name in STRATIFIED if stratify is None else stratify
     members = [
-        Client(names[u], *split(rows[u], test=test, validation=validation, seed=seed, client=u)) for u in kept
+        Client(
+            names[u],
+            *split(
+                rows[u],
+                test=test,
+                validation=validation,
+                seed=seed,
+                client=u,
+                labels=dataset.y[rows[u]] if stratified else None,
+            ),
+        )
+        for u in kept
     ]
-    said = {
+    said: dict[str, Any] = {
         "name": name,
         "options": checked,
         "clients": len(names),
         "seed": seed,
         "fractions": {"test": test, "validation": validation},
     }
+    if stratified:
+        said["stratified"] = True
     return _assemble(dataset, members, said, notes)
 
 
-def _names_and_keys(dataset: Dataset, natural: bool, clients: int | None) -> tuple[tuple[str, ...], Array]:
+def _names_and_keys(dataset: Dataset, partition: str, clients: int | None) -> tuple[tuple[str, ...], Array]:
     """The clients' names, and what the partition divides by: the labels, or each sample's natural client."""
-    if natural:
+    if partition == "by_column":
         if dataset.owner is None:
             raise DataError(
                 f"{dataset.name} has no clients of its own; take another partition, such as dirichlet or iid"
@@ -81,7 +99,7 @@ def _names_and_keys(dataset: Dataset, natural: bool, clients: int | None) -> tup
                 "asked for; leave the number out, or take another partition, such as dirichlet"
             )
         return dataset.owners, dataset.owner
-    n = dataset.default_clients if clients is None else clients
+    n = DEFAULT_CLIENTS.get(partition, dataset.default_clients) if clients is None else clients
     if n < 1:
         raise ConfigError(f"clients must be at least 1, got {n}")
     return tuple(str(u) for u in range(n)), dataset.y

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,17 +16,24 @@ from ..files import replacing
 from .dataset import Array
 from .manifest import home
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
+
+Mode = Literal["L", "RGB"] | None
 
 
 class Images(NamedTuple):
-    """Decoded images (n, channels, height, width), uint8, with labels (n,), class names and notes."""
+    """Decoded images (n, channels, height, width), uint8, with labels (n,), class names and notes.
+
+    Where a column names the natural client of each image, `owner` is its number, (n,), in `owners`.
+    """
 
     x: Array
     y: Array
     classes: tuple[str, ...]
     notes: tuple[str, ...]
     named: bool  # whether the files give the classes' names; else these are numbers
+    owner: Array | None = None
+    owners: tuple[str, ...] = ()
 
 
 class Columns(NamedTuple):
@@ -38,8 +45,13 @@ class Columns(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_images(files: Sequence[Path], label: str | None = None) -> Images:
+def read_images(
+    files: Sequence[Path], label: str | None = None, *, owner: str | None = None, mode: Mode = None
+) -> Images:
     """Decode all images of the files, in order, or read them from the cache.
+
+    `owner` is the column that names each image's natural client. All become grey ("L") or coloured ("RGB") as
+    `mode` says, else as the first one is.
 
     The cache lies under `home()` and is keyed by the files' names, sizes and times; a broken one is rebuilt.
 
@@ -48,11 +60,11 @@ def read_images(files: Sequence[Path], label: str | None = None) -> Images:
 
     """
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    key = hashlib.sha256(json.dumps([CACHE_VERSION, stats, label]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([CACHE_VERSION, stats, label, owner, mode]).encode()).hexdigest()
     cached = home() / "cache" / f"images-{key[:32]}.npz"
     found = _read_cache(cached)
     if found is None:
-        found = decode(files, label)
+        found = decode(files, label, owner=owner, mode=mode)
         _write_cache(cached, found)
     return found
 
@@ -62,8 +74,15 @@ def _read_cache(path: Path) -> Images | None:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             about = json.loads(str(saved["about"]))
+            owners = tuple(about["owners"])
             return Images(
-                saved["x"], saved["y"], tuple(about["classes"]), tuple(about["notes"]), bool(about["named"])
+                saved["x"],
+                saved["y"],
+                tuple(about["classes"]),
+                tuple(about["notes"]),
+                bool(about["named"]),
+                saved["owner"] if owners else None,
+                owners,
             )
     except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
         return None
@@ -71,14 +90,24 @@ def _read_cache(path: Path) -> Images | None:
 
 def _write_cache(path: Path, images: Images) -> None:
     """Write all at once; a folder that cannot be written to only costs the decoding next time."""
-    about = json.dumps({"classes": images.classes, "notes": images.notes, "named": images.named})
+    about = json.dumps(
+        {
+            "classes": images.classes,
+            "notes": images.notes,
+            "named": images.named,
+            "owners": images.owners,
+        }
+    )
+    owner = np.zeros(0, dtype=np.int64) if images.owner is None else images.owner
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new, new.open("wb") as file:
-            np.savez(file, x=images.x, y=images.y, about=np.array(about))
+            np.savez(file, x=images.x, y=images.y, owner=owner, about=np.array(about))
 
 
-def decode(files: Sequence[Path], label: str | None = None) -> Images:
+def decode(
+    files: Sequence[Path], label: str | None = None, *, owner: str | None = None, mode: Mode = None
+) -> Images:
     """Decode all images of the Parquet files, in order."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -94,17 +123,22 @@ def decode(files: Sequence[Path], label: str | None = None) -> Images:
         raise DataError(f"{files[0]}: no rows")
     x: Array | None = None
     labels = []
+    holders: list[str] = []
+    wanted = [columns.image, columns.label, *([owner] if owner else [])]
     row = 0
     for path, file in zip(files, opened, strict=True):
-        for name in (columns.image, columns.label):
+        for name in wanted:
             if name not in file.schema_arrow.names:
                 raise DataError(
                     f"{path} has no column {name!r}; {did_you_mean(name, file.schema_arrow.names)}"
                 )
-        for batch in file.iter_batches(batch_size=4096, columns=[columns.image, columns.label]):
+        for batch in file.iter_batches(batch_size=4096, columns=wanted):
             labels.append(_labels(batch.column(columns.label), f"{path}: column {columns.label!r}"))
+            if owner:
+                holders += _owners(batch.column(owner), f"{path}: column {owner!r}")
             for data in _encoded(batch.column(columns.image)):
-                image = _image(data, x, f"row {row} of {columns.image!r} in the files from {files[0].name}")
+                where = f"row {row} of {columns.image!r} in the files from {files[0].name}"
+                image = _image(data, x, mode, where)
                 if x is None:
                     x = np.empty((total, *image.shape), dtype=np.uint8)
                 x[row] = image
@@ -112,13 +146,22 @@ def decode(files: Sequence[Path], label: str | None = None) -> Images:
     assert x is not None
     y = np.concatenate(labels).astype(np.int64)
     classes = columns.classes or tuple(str(k) for k in range(int(y.max()) + 1))
-    return Images(x, y, classes, columns.notes, bool(columns.classes))
+    if not owner:
+        return Images(x, y, classes, columns.notes, bool(columns.classes))
+    owners, numbers = np.unique(np.array(holders), return_inverse=True)
+    return Images(x, y, classes, columns.notes, bool(columns.classes), numbers, tuple(owners.tolist()))
 
 
 def _labels(column: Any, where: str) -> Array:
     if column.null_count:
         raise DataError(f"{where} lacks {column.null_count} labels")
     return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _owners(column: Any, where: str) -> list[str]:
+    if column.null_count:
+        raise DataError(f"{where} lacks {column.null_count} of the images' clients")
+    return [str(name) for name in column.to_pylist()]
 
 
 def _encoded(column: Any) -> list[bytes | None]:
@@ -129,15 +172,15 @@ def _encoded(column: Any) -> list[bytes | None]:
     return list(held.to_pylist())
 
 
-def _image(data: bytes | None, like: Array | None, where: str) -> Array:
-    """One image as (channels, height, width), in grey if the first one is, else in RGB."""
+def _image(data: bytes | None, like: Array | None, mode: Mode, where: str) -> Array:
+    """One image as (channels, height, width), grey or RGB as `mode` says, else as the first one is."""
     from PIL import Image, UnidentifiedImageError
 
     if data is None:
         raise DataError(f"{where} holds no image bytes; embed the images in the file")
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            grey = opened.mode in ("1", "L") if like is None else like.shape[1] == 1
+            grey = (mode or opened.mode) in ("1", "L") if like is None else like.shape[1] == 1
             pixels = np.asarray(opened.convert("L" if grey else "RGB"))
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise DataError(f"{where} cannot be decoded as an image: {error}") from error

@@ -12,6 +12,10 @@ import numpy as np
 from ..errors import DataError
 from ..registry import Count, Positive
 from .dataset import Array, Index
+from .dirichlet_clients import dirichlet_clients
+from .parts import rows_by_value
+from .pfedla import pfedla, pfedla_similarity
+from .shards import shards
 
 SEEDS = 2**32  # of NumPy's legacy generator
 
@@ -93,7 +97,8 @@ def dirichlet(
     """Every class dealt to the clients in Dirichlet(beta) shares; small beta: few classes each (PFLlib).
 
     Clients that hold n/N samples or more get none of the following classes. It is drawn again until every
-    client has `min_size` samples; by default min(40, n/N/2), where 40 is batch size 10 over a test quarter.
+    client has `min_size` samples; by default min(40, n/N/2), where 40 is batch size 10 over a test quarter, so
+    FedAM's and FedCP's rule for another batch size B is `min_size` = 4 B.
 
     Source: Li et al., Federated Learning on Non-IID Data Silos, ICDE 2022; PFLlib, dataset_utils.
 
@@ -168,17 +173,16 @@ def by_column(labels: Array, n_clients: int, _seed: int) -> list[Index]:
     return rows_by_value(labels, n_clients)
 
 
-def rows_by_value(values: Array, n_values: int = 0) -> list[Index]:
-    """The indices of each value 0, 1, ... of an int64 array, in their order."""
-    order = np.argsort(values, kind="stable")
-    ends = np.bincount(values, minlength=n_values).cumsum()
-    return np.split(order, ends[:-1])
-
-
 PARTITIONS: dict[str, Callable[..., list[Any]]] = {
     "dirichlet": dirichlet,
+    "dirichlet_clients": dirichlet_clients,
     "two_class": two_class,
+    "shards": shards,
+    "pfedla": pfedla,
+    "pfedla_similarity": pfedla_similarity,
     "iid": iid,
     "by_column": by_column,
 }
 DEFAULT_SEEDS = {"two_class": 1}  # the others: 0
+DEFAULT_CLIENTS = {"pfedla_similarity": 8}  # the others: by the data
+STRATIFIED = {"pfedla", "pfedla_similarity"}  # every class of a client is divided among its parts alike

@@ -3,29 +3,67 @@
 import numpy as np
 
 from ..errors import ConfigError, DataError
-from .dataset import Index
+from .dataset import Array, Index
 
 
 def split(
-    indices: Index, *, test: float = 0.25, validation: float = 0.1, seed: int, client: int
+    indices: Index,
+    *,
+    test: float = 0.25,
+    validation: float = 0.1,
+    seed: int,
+    client: int,
+    labels: Array | None = None,
 ) -> tuple[Index, Index, Index]:
     """Shuffle one client's indices and cut them into training, validation and test part.
 
     floor((1 - test) n) samples are for training, of which floor(validation * that) at the end for validation.
+    With the `labels` of these samples, (n,), the parts are stratified: every class has its share of each, up to
+    rounding.
 
     Raises:
         DataError: the training or the test part would be empty.
 
     """
-    order = np.random.default_rng([seed, client]).permutation(indices)
-    n_train, n_validation, n_test = part_sizes(len(order), test, validation)
+    random = np.random.default_rng([seed, client])
+    n_train, n_validation, n_test = part_sizes(len(indices), test, validation)
     if not n_train or not n_test:
         raise DataError(
-            f"client {client} has {len(order)} samples, too few for a training and a test part; "
+            f"client {client} has {len(indices)} samples, too few for a training and a test part; "
             'leave such clients out with --small-clients drop (small_clients="drop")'
         )
-    cut = n_train + n_validation
-    return order[:n_train], order[n_train:cut], order[cut:]
+    kept = n_train + n_validation
+    if labels is None:
+        order = random.permutation(indices)
+        return order[:n_train], order[n_train:kept], order[kept:]
+    _, strata = np.unique(labels, return_inverse=True)
+    inside, outside = _draw_alike(strata, kept, random)
+    train, held_out = _draw_alike(strata[inside], n_train, random)
+    return indices[inside[train]], indices[inside[held_out]], indices[outside]
+
+
+def _draw_alike(strata: Array, n: int, random: np.random.Generator) -> tuple[Index, Index]:
+    """Draw n of the samples, the same share of every stratum, and return their places and those of the others.
+
+    Where shares are no whole numbers, the strata with the largest rests get one more, at random among equals.
+    """
+    totals = np.bincount(strata)
+    shares = totals * n / max(len(strata), 1)
+    quotas = np.floor(shares + 1e-9).astype(np.int64)  # n_c n / m may fall just below a whole number
+    lacking = n - int(quotas.sum())
+    rests = np.round(shares - quotas, 9)
+    quotas[np.lexsort((random.random(len(totals)), -rests))[:lacking]] += 1
+    mixed = [random.permutation(places) for places in rows_by_value(strata)]
+    chosen = np.concatenate([places[:k] for places, k in zip(mixed, quotas, strict=True)])
+    others = np.concatenate([places[k:] for places, k in zip(mixed, quotas, strict=True)])
+    return random.permutation(chosen), random.permutation(others)
+
+
+def rows_by_value(values: Array, n_values: int = 0) -> list[Index]:
+    """The indices of each value 0, 1, ... of an int64 array, in their order."""
+    order = np.argsort(values, kind="stable")
+    ends = np.bincount(values, minlength=n_values).cumsum()
+    return np.split(order, ends[:-1])
 
 
 def part_sizes(n: int, test: float, validation: float) -> tuple[int, int, int]:

@@ -9,15 +9,13 @@ from pydantic import Field
 
 from ..errors import ConfigError, did_you_mean
 from ..registry import Count, build
-from .dataset import Array, Dataset
-from .hub import HUB_IDS, known_images
+from .dataset import Dataset
+from .hub import HUB_IDS
+from .image_sources import cifar10, cifar100, emnist, fashion_mnist, femnist, mnist, tiny_imagenet
 from .table import table
 from .table_file import SUFFIXES
 
 Deviation = Annotated[float, Field(ge=0, le=100)]
-
-CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
-CIFAR_STD = (0.2023, 0.1994, 0.2010)
 
 
 def synthetic(
@@ -79,38 +77,6 @@ def digits(_data_dir: Path | None) -> Dataset:
     )
 
 
-def mnist(data_dir: Path | None, *, label: str | None = None) -> Dataset:
-    """MNIST, 70,000 handwritten digits of 28x28; every pixel standardised over all of them.
-
-    Source: LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998.
-    """
-    return _per_pixel("mnist", data_dir, label)
-
-
-def fashion_mnist(data_dir: Path | None, *, label: str | None = None) -> Dataset:
-    """Fashion-MNIST, 70,000 pictures of clothing of 28x28; every pixel standardised over all of them.
-
-    Source: Xiao et al., arXiv:1708.07747, 2017.
-    """
-    return _per_pixel("fashion_mnist", data_dir, label)
-
-
-def cifar10(data_dir: Path | None, *, label: str | None = None) -> Dataset:
-    """CIFAR-10, 60,000 colour photographs of 32x32 in 10 classes.
-
-    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
-    """
-    return _per_channel("cifar10", data_dir, label)
-
-
-def cifar100(data_dir: Path | None, *, label: str | None = None) -> Dataset:
-    """CIFAR-100, 60,000 colour photographs of 32x32 in 100 classes; label=coarse_label for the 20 groups.
-
-    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
-    """
-    return _per_channel("cifar100", data_dir, label)
-
-
 SOURCES: dict[str, Callable[..., Dataset]] = {
     "synthetic": synthetic,
     "digits": digits,
@@ -118,6 +84,9 @@ SOURCES: dict[str, Callable[..., Dataset]] = {
     "fashion_mnist": fashion_mnist,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "emnist": emnist,
+    "femnist": femnist,
+    "tiny_imagenet": tiny_imagenet,
 }
 
 
@@ -182,32 +151,3 @@ def load(
             f"{' and '.join(given)} goes only with a table file (.csv, .parquet), not with {name!r}"
         )
     return build(name, SOURCES[name], options or {}, folder)
-
-
-def _per_pixel(name: str, data_dir: Path | None, label: str | None) -> Dataset:
-    """Standardise every pixel over all images, with deviation + 0.001 (pFedMe's and FedMCSA's protocol)."""
-    x, y, classes, notes, _ = known_images(name, data_dir, label)
-    mean, std = _moments(x)
-    note = "Every pixel is standardised over all images, those for testing included, as in the papers."
-    scale = (1 / (std + 0.001)).astype(np.float32)
-    return Dataset(name, x, y, classes, mean.astype(np.float32), scale, notes=(*notes, note))
-
-
-def _per_channel(name: str, data_dir: Path | None, label: str | None) -> Dataset:
-    x, y, classes, notes, _ = known_images(name, data_dir, label)
-    mean = np.array(CIFAR_MEAN, dtype=np.float64)[:, None, None]
-    std = np.array(CIFAR_STD, dtype=np.float64)[:, None, None]
-    scale = (1 / (255 * std)).astype(np.float32)
-    return Dataset(name, x, y, classes, (255 * mean).astype(np.float32), scale, notes=notes)
-
-
-def _moments(x: Array, block: int = 10_000) -> tuple[Array, Array]:
-    """Mean and deviation of each pixel, float64, block by block to spare memory."""
-    total = np.zeros(x.shape[1:])
-    squares = np.zeros(x.shape[1:])
-    for start in range(0, len(x), block):
-        part = x[start : start + block].astype(np.float64)
-        total += part.sum(axis=0)
-        squares += (part * part).sum(axis=0)  # sums of whole numbers are exact
-    mean = total / len(x)
-    return mean, np.sqrt(np.maximum(squares / len(x) - mean * mean, 0))

@@ -1,0 +1,199 @@
+"""The image sets known by name, and how their bytes become the model's input."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ..registry import Count
+from .dataset import Array, Dataset
+from .emnist import Split, emnist_images
+from .hub import Rows, known_images
+from .images import Images
+
+Scaled = tuple[Array | None, Array, tuple[str, ...]]  # shift, scale and notes
+
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR_STD = (0.2023, 0.1994, 0.2010)
+
+
+def mnist(
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: Literal["pixel", "half", "unit"] = "pixel",
+    rows: Rows = "all",
+) -> Dataset:
+    """MNIST, 70,000 handwritten digits of 28x28; every pixel standardised over all of them.
+
+    Source: LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998.
+    """
+    return _scaled("mnist", known_images("mnist", data_dir, label, rows=rows), scaling)
+
+
+def fashion_mnist(
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: Literal["pixel", "half", "unit"] = "pixel",
+    rows: Rows = "all",
+) -> Dataset:
+    """Fashion-MNIST, 70,000 pictures of clothing of 28x28; every pixel standardised over all of them.
+
+    Source: Xiao et al., arXiv:1708.07747, 2017.
+    """
+    return _scaled("fashion_mnist", known_images("fashion_mnist", data_dir, label, rows=rows), scaling)
+
+
+def cifar10(
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: Literal["channel", "half", "unit"] = "channel",
+    rows: Rows = "all",
+) -> Dataset:
+    """CIFAR-10, 60,000 colour photographs of 32x32 in 10 classes.
+
+    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+    """
+    return _scaled("cifar10", known_images("cifar10", data_dir, label, rows=rows), scaling)
+
+
+def cifar100(
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: Literal["channel", "half", "unit"] = "channel",
+    rows: Rows = "all",
+) -> Dataset:
+    """CIFAR-100, 60,000 colour photographs of 32x32 in 100 classes; label=coarse_label for the 20 groups.
+
+    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+    """
+    return _scaled("cifar100", known_images("cifar100", data_dir, label, rows=rows), scaling)
+
+
+def emnist(
+    data_dir: Path | None,
+    *,
+    split: Split = "byclass",
+    scaling: Literal["pixel", "half", "unit"] = "unit",
+    rows: Rows = "all",
+) -> Dataset:
+    """EMNIST, handwritten digits and letters of 28x28: 814,255 in 62 classes, or 131,600 in 47 balanced ones.
+
+    Source: Cohen et al., EMNIST: an Extension of MNIST to Handwritten Letters, 2017.
+    """
+    return _scaled("emnist", emnist_images(split, data_dir, rows), scaling)
+
+
+def femnist(
+    data_dir: Path | None,
+    *,
+    clients: Count | None = None,
+    seed: int = 0,
+    label: str | None = None,
+    scaling: Literal["pixel", "half", "unit"] = "unit",
+) -> Dataset:
+    """FEMNIST, handwritten digits and letters of 28x28 in 62 classes; each of some 3,600 writers is a client.
+
+    `clients` takes as many of them, drawn at random with `seed`.
+
+    Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
+    """
+    images = known_images("femnist", data_dir, label, owner="writer_id")
+    if clients is not None:
+        images = _some_owners(images, clients, seed)
+    return _scaled("femnist", images, scaling)
+
+
+def tiny_imagenet(
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: Literal["half", "unit"] = "half",
+    rows: Rows = "train",
+) -> Dataset:
+    """Tiny-ImageNet, 100,000 photographs of 64x64 in 200 classes, 500 of each; grey ones become coloured.
+
+    Source: Le and Yang, Tiny ImageNet Visual Recognition Challenge, 2015.
+    """
+    return _scaled("tiny_imagenet", known_images("tiny_imagenet", data_dir, label, rows=rows), scaling)
+
+
+def _some_owners(images: Images, n: int, seed: int) -> Images:
+    """The images of n owners drawn at random."""
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
+    if n > len(images.owners):
+        raise ValueError(f"there are {len(images.owners)} clients, so {n} cannot be taken")
+    assert images.owner is not None
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(images.owners))[:n])
+    mine = np.flatnonzero(np.isin(images.owner, chosen))
+    return images._replace(
+        x=images.x[mine],
+        y=images.y[mine],
+        owner=np.searchsorted(chosen, images.owner[mine]),
+        owners=tuple(images.owners[k] for k in chosen),
+    )
+
+
+def _scaled(name: str, images: Images, scaling: str) -> Dataset:
+    """The images, with the scaling as shift and scale: the model's input is (x - shift) * scale."""
+    shift, scale, note = SCALINGS[scaling](images.x)
+    return Dataset(
+        name=name,
+        x=images.x,
+        y=images.y,
+        classes=images.classes,
+        shift=shift,
+        scale=scale,
+        owner=images.owner,
+        owners=images.owners,
+        notes=(*images.notes, *note),
+    )
+
+
+def _by_pixel(x: Array) -> Scaled:
+    """Standardise every pixel over all images, with deviation + 0.001 (pFedMe's and FedMCSA's protocol)."""
+    mean, std = _moments(x)
+    note = "Every pixel is standardised over all images, those for testing included, as in the papers."
+    return mean.astype(np.float32), (1 / (std + 0.001)).astype(np.float32), (note,)
+
+
+def _by_channel(_x: Array) -> Scaled:
+    """Standardise every channel with the mean and deviation known of CIFAR-10's training images."""
+    mean = np.array(CIFAR_MEAN, dtype=np.float64)[:, None, None]
+    std = np.array(CIFAR_STD, dtype=np.float64)[:, None, None]
+    return (255 * mean).astype(np.float32), (1 / (255 * std)).astype(np.float32), ()
+
+
+def _to_half(_x: Array) -> Scaled:
+    """From -1 to 1: Normalize(0.5, 0.5) of images from 0 to 1 (FedAM's, FedCP's and PFLlib's protocol)."""
+    return np.full((1, 1, 1), 127.5, dtype=np.float32), np.full((1, 1, 1), 1 / 127.5, dtype=np.float32), ()
+
+
+def _to_unit(_x: Array) -> Scaled:
+    """From 0 to 1."""
+    return None, np.full((1, 1, 1), 1 / 255, dtype=np.float32), ()
+
+
+def _moments(x: Array, block: int = 10_000) -> tuple[Array, Array]:
+    """Mean and deviation of each pixel, float64, block by block to spare memory."""
+    total = np.zeros(x.shape[1:])
+    squares = np.zeros(x.shape[1:])
+    for start in range(0, len(x), block):
+        part = x[start : start + block].astype(np.float64)
+        total += part.sum(axis=0)
+        squares += (part * part).sum(axis=0)  # sums of whole numbers are exact
+    mean = total / len(x)
+    return mean, np.sqrt(np.maximum(squares / len(x) - mean * mean, 0))
+
+
+SCALINGS: dict[str, Callable[[Array], Scaled]] = {
+    "pixel": _by_pixel,
+    "channel": _by_channel,
+    "half": _to_half,
+    "unit": _to_unit,
+}
