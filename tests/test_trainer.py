@@ -307,9 +307,9 @@ def test_frozen_layers_stay_and_tied_ones_stay_tied(ragged: Federation, tmp_path
 class Recurrent(nn.Module):
     """What cannot run as one batch of models."""
 
-    def __init__(self) -> None:
+    def __init__(self, layer: type[nn.RNNBase] = nn.LSTM) -> None:
         super().__init__()
-        self.net = nn.LSTM(5, 4, batch_first=True)
+        self.net = layer(5, 4, batch_first=True)
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -319,6 +319,7 @@ class Recurrent(nn.Module):
 
 def test_models_that_cannot_be_batched_run_one_by_one(ragged: Federation) -> None:
     assert fedattune.fit("fedavg", ragged, Recurrent(), **RUN).finished
+    assert fedattune.fit("local", ragged, Recurrent(nn.GRU), **RUN).finished  # trains batched, predicts not
     with pytest.raises(ModelError, match=r"cannot be trained by the batched engine.*--engine loop"):
         fedattune.fit("fedavg", ragged, Recurrent(), **(RUN | {"engine": "batched"}))
     with pytest.raises(ModelError, match="cannot be trained on batches of 1 samples"):

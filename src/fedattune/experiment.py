@@ -51,7 +51,8 @@ class Experiment(Settings):
         0.1, ge=0, lt=1, description="share of each client's other samples kept for validation"
     )
     stratify: bool | None = Field(
-        None, description="give every part of a client the same share of each class (default: by the partition)"
+        None,
+        description="give every part of a client the same share of each class (default: by the partition)",
     )
     small_clients: Literal["error", "drop"] = Field(
         "error", description="clients with too little data: refuse them, or leave them out"

@@ -15,9 +15,10 @@ from .data import Federation, federation
 from .errors import DataError, RunError
 from .params import Params
 from .personal_models import algorithm_of, rebuilt, wrapped
-from .rounds import Run, fitted, start_server
+from .rounds import Run
 from .runs import load_tensors, restore
 from .runs.folder import RunFolder
+from .starting import fitted, start_server
 from .task import Task
 
 if TYPE_CHECKING:

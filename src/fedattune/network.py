@@ -41,11 +41,14 @@ class Network(ABC):
 
 
 def split(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn.Module, nn.Linear]:
-    """Copies of the model without its head, and of the head: the last `nn.Linear`, or the one called `head`.
+    """Copies of the model without its head, and of the head: the `nn.Linear` that makes its output from features.
+
+    It is searched by type, from the last linear layer to the first, or is the one called `head`; x (B, ...) are some
+    inputs to check it with.
 
     Raises:
         ConfigError: there is no such linear layer.
-        ModelError: the model has no linear layer, or is not its head applied to what comes before.
+        ModelError: no trainable linear layer of the model makes its output.
 
     """
     name = type(model).__name__
@@ -56,25 +59,34 @@ def split(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn.Modu
         raise ConfigError(
             f"head: got {head!r}, expected a linear layer of the model {name}: {', '.join(linear)}"
         )
-    chosen = head or linear[-1]
-    body = copy.deepcopy(model)
-    last = copy.deepcopy(model.get_submodule(chosen))
-    assert isinstance(last, nn.Linear)
-    if not chosen:
-        return nn.Identity(), last
-    parent, _, attribute = chosen.rpartition(".")
-    setattr(body.get_submodule(parent), attribute, nn.Identity())
     whole = copy.deepcopy(model).eval()
-    try:
-        with torch.no_grad():
-            same = torch.allclose(last(body.eval()(x)), whole(x), rtol=1e-4, atol=1e-5)
-    except Exception as error:
-        raise ModelError(
-            f"the model {name} cannot be split into body and head at {chosen!r}: {brief(error)}"
-        ) from error
-    if not same:
-        raise ModelError(
-            f"the model {name} cannot be split into body and head: its output is not that of its layer {chosen!r}; "
-            "let the model end with that linear layer, or name another one as head"
-        )
-    return body.train(), last
+    with torch.no_grad():
+        output = whole(x)
+    problems = []
+    for chosen in reversed(linear) if head is None else [head]:
+        body, last = _cut(model, chosen)
+        try:
+            with torch.no_grad():
+                same = torch.allclose(last(body.eval()(x)), output, rtol=1e-4, atol=1e-5)
+            if same and last.weight.requires_grad:
+                return body.train(), last
+            reason = "is frozen (requires_grad=False)" if same else "is not what makes its output"
+            problems.append(f"{chosen!r} {reason}")
+        except Exception as error:
+            problems.append(f"{chosen!r}: {brief(error)}")
+    raise ModelError(
+        f"the model {name} cannot be split into body and head: its output must be that of a trainable nn.Linear layer "
+        f"applied to features ({problems[0]}); let the model end with such a layer"
+    )
+
+
+def _cut(model: nn.Module, layer: str) -> tuple[nn.Module, nn.Linear]:
+    """Copies of the model with nothing in place of a layer, and of the layer."""
+    last = copy.deepcopy(model.get_submodule(layer))
+    assert isinstance(last, nn.Linear)
+    if not layer:
+        return nn.Identity(), last
+    body = copy.deepcopy(model)
+    parent, _, attribute = layer.rpartition(".")
+    setattr(body.get_submodule(parent), attribute, nn.Identity())
+    return body, last

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,10 +17,11 @@ from .engines import Trained, Work, make_engine
 from .errors import DivergedError
 from .evaluation import Evaluation
 from .params import Params
+from .remarks import loss_notes, run_notes
 from .result import Result
 from .runs import RoundRecord, RunStore, load_tensors, restore, save_tensors
 from .runs.folder import RunFolder
-from .select import Both, Norms
+from .starting import fitted, start_server
 from .task import Task
 
 CHECKPOINT_SHARE = 0.1
@@ -114,7 +114,7 @@ class Run:
             payload = server.broadcast(self.server, ids)
             self.clients.arrived(ids, payload)
             receivers = asked if participation.receive == "cohort" else everyone
-            sent = payload if len(receivers) == len(ids) else payload.rows(_places(receivers, ids))
+            sent = payload if len(receivers) == len(ids) else payload.rows(torch.searchsorted(ids, receivers))
             down += server.bytes_down(self.server, receivers, sent)
             down += self.clients.common.nbytes() * len(receivers)
         else:
@@ -220,34 +220,13 @@ class Run:
         self.evaluation.accuracy = json.loads(meta["accuracy"])
         self.store.forget_after(self.record.round)
 
-    def _notes(self) -> list[str]:
-        """What a user should know about this run."""
-        name = self.config["algorithm"]
-        ids = cohort(self.settings, len(self.everyone), self.record.round).to(self.everyone.device)
-        remarks = [f"{name}: {remark}" for remark in self.algorithm.server.remarks(self.server, ids)]
-        diverged = [record for record in self.store.rounds() if record.dropped]
-        if diverged:
-            who = sorted({i for record in diverged for i in record.dropped})
-            names = ", ".join(self.federation.names[i] for i in who[:5]) + (", ..." if len(who) > 5 else "")
-            remarks.append(
-                f"{name}: in {len(diverged)} of {self.record.round} rounds training diverged on clients ({names}): "
-                "they kept the model they had and uploaded nothing; a lower learning rate would help"
-            )
-        if gone := sum(len(record.absent) for record in self.store.rounds()):
-            remarks.append(
-                f"{name}: {gone} times a client that was asked dropped out, and its work of that round was lost"
-            )
-        if self.algorithm.full_participation and len(ids) < len(self.everyone):
-            remarks.append(
-                f"{name} is defined for rounds in which all clients take part; here {len(ids)} of "
-                f"{len(self.everyone)} did (--cohort)"
-            )
-        return [*self.algorithm.notes, *remarks]
-
     def _result(self, finished: bool) -> Result:
+        name, records = self.config["algorithm"], self.store.rounds()
+        ids = cohort(self.settings, len(self.everyone), self.record.round).to(self.everyone.device)
+        notes = run_notes(name, self.algorithm, self.server, ids, self.clients)
         facts = {
             "headline": self.algorithm.headline,
-            "notes": self._notes(),
+            "notes": notes + loss_notes(name, records, self.federation.names),
             "weight_decay": self._weight_decay(),
             "n_parameters": self.task.params.numel(),
             "input_shape": list(self.federation.input_shape),
@@ -264,26 +243,3 @@ class Run:
         }
         models, buffers = self.evaluation.deployed.get(self.algorithm.headline, (Params(), Params()))
         return Result(self.config, facts, self.store, finished, models, buffers, self.task.model)
-
-
-def fitted(algorithm: Algorithm, settings: Settings) -> Algorithm:
-    """The algorithm with what the user decides for all methods alike: who trains, and the BatchNorm policies."""
-    personal = algorithm.personal
-    return replace(
-        algorithm,
-        participation=algorithm.participation.forced(settings.train),
-        personal=Both((personal, Norms())) if settings.bn_affine == "local" else personal,
-        bn_buffers=algorithm.bn_buffers or settings.bn_buffers,
-    )
-
-
-def start_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> tuple[State, Params]:
-    """The server's first state, its random parts drawn from the seed alone, and the tensors that are shared."""
-    shared = task.params.without(algorithm.personal.names(task.model))
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return algorithm.server.init(shared, n_clients), shared
-
-
-def _places(some: Tensor, sorted_all: Tensor) -> Tensor:
-    return torch.searchsorted(sorted_all, some)

@@ -8,6 +8,8 @@ from typing import Literal
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .errors import ConfigError
+
 Unit = Literal["model", "layer", "tensor"]
 
 
@@ -52,7 +54,7 @@ class Head(Selector):
         """All parameters of these layers; nothing if there is no linear layer.
 
         Raises:
-            ValueError: the model has no linear layer of that name.
+            ConfigError: the model has no linear layer of that name.
 
         """
         own = [
@@ -60,7 +62,7 @@ class Head(Selector):
         ]
         linear = [k for k in own if isinstance(model.get_submodule(k), nn.Linear)]
         if self.module is not None and self.module not in linear:
-            raise ValueError(
+            raise ConfigError(
                 f"head: got {self.module!r}, expected a linear layer of the model: {', '.join(linear)}"
             )
         if not linear or not self.layers:

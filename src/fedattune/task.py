@@ -92,6 +92,8 @@ class Task:
         two = (self.params.repeat(2), self.buffers.copies(2), tuple(t.expand(2, *t.shape) for t in batch))
         try:
             vmap(self.gradient, randomness="different")(*two)
+            with torch.no_grad():  # some layers have a batched gradient and no batched prediction
+                vmap(self.predict, randomness="different")(two[0], two[1], two[2][0])
         except Exception as error:
             return brief(error)
         return None

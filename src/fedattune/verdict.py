@@ -30,9 +30,12 @@ def interval(gains: Array) -> tuple[float, float]:
 def verdict(results: Sequence["Result"]) -> str:
     """One plain sentence: whether collaborating helps here, which method, and how many clients would lose."""
     groups = by_algorithm(results)
-    others = [name for name in groups if name != ALONE]
-    if ALONE not in groups or not others:
+    if ALONE not in groups or len(groups) == 1:
         return "Nothing to compare: give at least one method beside local."
+    out = left_out(results)
+    others = [name for name in groups if name != ALONE and name not in out]
+    if not others:
+        return f"Nothing can be compared fairly: {'; '.join(f'{name} {why}' for name, why in out.items())}."
     validated = all(run.validation is not None for run in results)
     score: Callable[[str], float] = (
         (lambda name: float(np.mean([run.validation or 0.0 for run in groups[name]])))
@@ -70,6 +73,21 @@ def verdict(results: Sequence["Result"]) -> str:
     return f"{conclusion}: {method}, the best method {how}, is {numbers}; {losers}."
 
 
+def left_out(results: Sequence["Result"]) -> dict[str, str]:
+    """Methods that cannot show whether collaborating helps, and why: they shared nothing, or trained for longer."""
+    groups = by_algorithm(results)
+    steps = {name: float(np.mean([run.local_steps for run in runs])) for name, runs in groups.items()}
+    out = {}
+    for name, runs in groups.items():
+        if name == ALONE or ALONE not in groups:
+            continue
+        if not any(run.bytes_up for run in runs):
+            out[name] = "shared nothing"
+        elif steps[name] > 1.05 * steps[ALONE]:
+            out[name] = f"did {steps[name]:,.0f} local steps per client where local did {steps[ALONE]:,.0f}"
+    return out
+
+
 def _losers(gains: Array, ids: Sequence[str]) -> str:
     """How many clients would lose, and which one most."""
     count = int((gains < 0).sum())
@@ -84,6 +102,9 @@ def fairness_notes(results: Sequence["Result"]) -> list[str]:
     """What to say where the methods were not given the same, so that a gap is not misread."""
     notes = []
     groups = by_algorithm(results)
+    if out := left_out(results):
+        said = "; ".join(f"{name} {why}" for name, why in out.items())
+        notes.append(f"left out of the conclusion on collaborating: {said}")
     steps = {name: float(np.mean([run.local_steps for run in runs])) for name, runs in groups.items()}
     if max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values()):
         said = _grouped({name: f"{count:,.0f}" for name, count in steps.items()})

@@ -150,6 +150,22 @@ def test_verdict_on_a_handful_of_clients_draws_no_conclusion() -> None:
     assert "interval" not in said
 
 
+def test_verdict_leaves_out_what_cannot_show_a_gain() -> None:
+    """More training and sharing nothing are no collaboration, however good the accuracy."""
+    longer = Fake("longer", [0.95] * 8, 0.9, local_steps=22_000)
+    alone = Fake("alone", [0.9] * 8, 0.8, bytes_up=0)
+    fair = Fake("fair", [0.6, 0.7, 0.8, 0.9] * 2, 0.6)
+    said = verdict(results(Fake("local", EIGHT), longer, alone, fair))
+    assert said.startswith("Collaborating helps here: use fair (chosen by validation accuracy)")
+    notes = fairness_notes(results(Fake("local", EIGHT), longer, alone, fair))
+    assert notes[0] == (
+        "left out of the conclusion on collaborating: longer did 22,000 local steps per client where local did 2,000; "
+        "alone shared nothing"
+    )
+    said = verdict(results(Fake("local", EIGHT), longer, alone))
+    assert said.startswith("Nothing can be compared fairly: longer did 22,000 local steps")
+
+
 def test_verdict_needs_two() -> None:
     assert "Nothing to compare" in verdict(results(Fake("local", LOCAL)))
 

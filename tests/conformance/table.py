@@ -21,6 +21,16 @@ def all_floats(sizes: Sizes) -> float:
     return sizes.d
 
 
+def twice(sizes: Sizes) -> float:
+    """The whole model, and something of its size."""
+    return 2 * sizes.d
+
+
+def base_floats(sizes: Sizes) -> float:
+    """All but the classifier."""
+    return sizes.d - sizes.head
+
+
 def nothing(sizes: Sizes) -> float:
     """Nothing at all."""
     return 0
@@ -31,6 +41,7 @@ class Case:
     name: str
     knobs: dict[str, Any] = field(default_factory=dict)  # option -> another value
     under: dict[str, dict[str, Any]] = field(default_factory=dict)  # option -> options it acts under
+    acts: dict[str, Any] = field(default_factory=dict)  # settings under which all options act
     up: Callable[[Sizes], float] | None = all_floats  # uploaded by a cohort member per round; None: it varies
     down: Callable[[Sizes], float] | None = all_floats  # sent per cohort member and round
     to_all: bool = False  # sent to all clients, not to the cohort alone
@@ -43,6 +54,8 @@ class Case:
 PAPER = {"profile": "paper"}
 MCSA = {"sigma": 1.0, "unit": "model", "size_weighted": True}
 UNDER_MCSA = {"unit": PAPER | {"sigma": 5.0}, "size_weighted": PAPER | {"sigma": 5.0}, "sigma": PAPER}
+
+LEARNED = {"hn_lr": 1.0, "embedding": 7, "hidden": 9, "norm": "relu_sum", "unit": "model"}
 
 CASES = [
     Case("local", up=nothing, down=nothing),
@@ -85,4 +98,121 @@ CASES = [
     ),
     Case("fedavg_mcsa", {"profile": "paper"} | MCSA, UNDER_MCSA),
     Case("pfedme_mcsa", {"profile": "paper", "lam": 3.0, "K": 2, "personal_lr": 0.01} | MCSA, UNDER_MCSA),
+    Case("pfedla", LEARNED),
+    Case("heurpfedla", {"retain": 0, "upload_retained": False} | LEARNED, down=None),
+    Case(
+        "pfedhn",
+        {
+            "embedding": 5,
+            "hidden": 9,
+            "depth": 1,
+            "hn_lr": 0.1,
+            "hn_momentum": 0.0,
+            "hn_weight_decay": 0.1,
+            "hn_clip": 0.1,
+            "momentum": 0.0,
+            "clip": 0.1,
+            "weight_decay": 0.1,
+        },
+    ),
+    Case("fedbn", {"weighting": "samples"}),
+    Case(
+        "fedrep",
+        {
+            "head_epochs": 2,
+            "base_epochs": 2,
+            "momentum": 0.0,
+            "weight_decay": 0.1,
+            "weighting": "uniform",
+            "head": "1",
+        },
+        up=base_floats,
+        down=base_floats,
+    ),
+    Case("fedper", {"layers": 0, "weighting": "uniform", "head": "1"}, up=base_floats, down=base_floats),
+    Case(
+        "fedfomo",
+        {
+            "models": 2,
+            "epsilon": 1.0,
+            "epsilon_decay": 0.3,
+            "validation": 0.5,
+            "fallback": "previous",
+            "affinity": "normalised",
+        },
+        {
+            "epsilon_decay": {"epsilon": 1.0},
+            "fallback": {"models": 2, "validation": 0.9},
+            "affinity": {"models": 3},
+        },
+        acts={"rounds": 10},
+        # Four models of others with their numbers come, one model and a number for each of the four goes.
+        up=lambda sizes: sizes.d + 4,
+        down=lambda sizes: 4 * (sizes.d + 1),
+    ),
+    Case(
+        "igfl",
+        {"attention": "self", "time_form": "T1", "stale_decay": 0.5, "weighting": "samples"},
+        down=twice,
+    ),
+    Case("igfl_c", {"stale_decay": 0.0, "weighting": "samples"}, down=twice),
+    Case("igfl_s", {"attention": "global", "time_form": "T2", "weighting": "samples"}),
+    Case("fedavgm", {"beta": 0.5, "server_lr": 0.5, "weighting": "samples"}),
+    Case("scaffold", {"option": "I", "server_lr": 0.5, "weighting": "samples"}, up=twice, down=twice),
+    Case("fedadam", {"server_lr": 0.1, "beta1": 0.5, "beta2": 0.9, "tau": 0.1, "weighting": "samples"}),
+    Case("fedyogi", {"server_lr": 0.1, "beta1": 0.5, "beta2": 0.9, "tau": 0.1, "weighting": "samples"}),
+    Case("fedadagrad", {"server_lr": 0.01, "beta1": 0.5, "tau": 0.1, "weighting": "samples"}),
+    Case("vrl_sgd", {"warmup": True, "weighting": "samples"}),
+    Case(
+        "fedam",
+        {
+            "lam": 100.0,
+            "hidden": 3,
+            "context": "concatenated",
+            "client_vector": "absolute",
+            "per_feature": False,
+            "combine": "probabilities",
+            "head_mix": 0.9,
+            "reset_personal_extractor": False,
+            "weighting": "uniform",
+        },
+        # 6 features, 1 hidden unit: 7 values before it and 24 after.
+        up=lambda sizes: sizes.d + 7 + 24,
+        down=lambda sizes: sizes.d + 7 + 24,
+    ),
+    Case(
+        "fedcp",
+        {
+            "lam": 10.0,
+            "noise": False,
+            "first_context": "head",
+            "client_vector": "absolute",
+            "head_mix": 0.9,
+            "reset_personal_extractor": False,
+            "weighting": "uniform",
+        },
+        # 6 features: a linear layer to 12, and their scale and shift.
+        up=lambda sizes: sizes.d + 7 * 12 + 24,
+        down=lambda sizes: sizes.d + 7 * 12 + 24,
+        same={"noise": False},
+    ),
+    Case("fedrod", {"personal_init": "zeros", "weighting": "uniform"}),
+    Case("apfl", {"alpha": 0.9, "adaptive": True, "weighting": "uniform"}),
+    Case("ditto", {"lam": 0.1, "personal_lr": 0.01, "weighting": "uniform"}),
+    Case(
+        "l2gd",
+        {"p": 0.9, "c": 0.1, "weighting": "samples"},
+        {"c": {"p": 0.9}, "weighting": {"p": 0.9}},
+        up=None,
+        down=None,
+    ),
+    Case(
+        "mocha",
+        {"lam1": 0.1, "lam2": 0.1, "omega": "learned"},
+        down=lambda sizes: sizes.d + 1,  # and Omega_tt
+    ),
+    Case(
+        "fedala",
+        {"layers": 2, "eta": 10.0, "share": 0.3, "first_passes": 2, "weighting": "uniform"},
+    ),
 ]

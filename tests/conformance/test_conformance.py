@@ -10,14 +10,13 @@ import torch
 
 import fedattune
 from conformance.table import CASES, Case, Sizes
-from fedattune import Federation, Params, Result
+from fedattune import Federation, Params, Result, Settings
 from fedattune.algorithms import ALGORITHMS
-from fedattune.client import SGD, Meta, Moreau, Proximal
-from fedattune.core import Algorithm, Participation, Payload
+from fedattune.cohorts import cohort
+from fedattune.core import Algorithm, Payload
 from fedattune.engines import batched
 from fedattune.registry import build, options
 from fedattune.select import Head, Nothing
-from fedattune.server import AMP, Attention, HeurAMP
 
 every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 RUN: dict[str, Any] = {"rounds": 4, "cohort": 3, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
@@ -30,8 +29,12 @@ def fit(name: str, federation: Federation, model: str = "dnn", **settings: Any) 
 
 
 def distance(a: Result, b: Result) -> float:
-    """Largest difference between the models that two runs deploy, and between their losses."""
-    weights = max((a.models[k] - b.models[k]).abs().max().item() for k in a.models)
+    """Largest difference between the models that two runs deploy, and between their losses.
+
+    An option may change the shape of a tensor; then the others are compared.
+    """
+    alike = [k for k in a.models if a.models[k].shape[1:] == b.models[k].shape[1:]]
+    weights = max((a.models[k] - b.models[k]).abs().max().item() for k in alike)
     return max(weights, *(abs(a.metrics[k] - b.metrics[k]) for k in a.metrics))
 
 
@@ -77,8 +80,8 @@ def test_no_dead_knobs(case: Case, ragged: Federation) -> None:
     assert set(case.knobs) == {o.name for o in options(ALGORITHMS[case.name])}
     for knob, value in case.knobs.items():
         under = case.under.get(knob, {})
-        before = fit(case.name, ragged, options=under)
-        after = fit(case.name, ragged, options=under | {knob: value})
+        before = fit(case.name, ragged, options=under, **case.acts)
+        after = fit(case.name, ragged, options=under | {knob: value}, **case.acts)
         assert distance(before, after) > 1e-8, f"{case.name}: {knob} has no effect"
 
 
@@ -87,6 +90,8 @@ def test_deployed_models_are_those_evaluated(case: Case, ragged: Federation) -> 
     """The model that a client gets reaches exactly the accuracy that is reported for it, and is not the first."""
     result = fit(case.name, ragged)
     start = fit(case.name, ragged, rounds=1, lr=1e-12)
+    settings = Settings(**RUN)
+    asked = {i for r in range(1, RUN["rounds"] + 1) for i in cohort(settings, 6, r).tolist()}
     for number, client in enumerate(ragged.clients):
         model = result.model(number)
         index = torch.as_tensor(client.test)
@@ -94,7 +99,8 @@ def test_deployed_models_are_those_evaluated(case: Case, ragged: Federation) -> 
             right = model(ragged.features(index, torch.float64)).argmax(1) == ragged.y[index]
         assert right.double().mean().item() == getattr(result.clients[number], result.headline)
         changed = start.model(number).state_dict()
-        assert any((v - changed[k]).abs().max() > 1e-6 for k, v in model.state_dict().items())
+        if number in asked:  # one that never trained may still hold the model that it started with
+            assert any((v - changed[k]).abs().max() > 1e-6 for k, v in model.state_dict().items())
 
 
 @every_method
@@ -174,49 +180,9 @@ def test_personal_tensors_never_leave_the_client(
     assert not seen & set(personal)
     assert seen >= results[0].models.keys() - set(personal)
     assert distance(*results) < 1e-12
-    learned = [k for k in personal if k.endswith("weight")]
+    # A personal body may start from the global one in every round.
+    learned = [k for k in personal if k.endswith("weight") and not k.startswith("body.")]
     assert all((results[0].models[k][0] - results[0].models[k][1]).abs().max() > 1e-4 for k in learned)
-
-
-CLIENTS = {
-    "sgd": SGD(),
-    "prox": SGD((Proximal(0.5),)),
-    "prox from newest": SGD((Proximal(0.5),), start="newest"),
-    "moreau": Moreau(3.0, 2, 0.05),
-    "moreau from newest": Moreau(3.0, 2, 0.05, start="newest"),
-    "meta": Meta(0.05, 0.05),
-}
-SERVERS = {
-    "layers": Attention("layer", sigma=5.0),
-    "everybody seen": Attention("tensor", pool="seen", sigma=5.0),
-    "amp": AMP(alpha=0.3, sigma=4.0),
-    "heuristic, layer by layer": HeurAMP("layer", sigma=3.0),
-}
-
-
-@pytest.mark.parametrize("client", CLIENTS, ids=str)
-@pytest.mark.parametrize("server", SERVERS, ids=str)
-@pytest.mark.parametrize("personal", [Nothing(), Head()], ids=["all", "own head"])
-def test_any_attention_composes_with_any_client_rule(
-    client: str, server: str, personal: Any, ragged: Federation
-) -> None:
-    """One line each, on both engines; rules that go on from their own model are answered, others sent to."""
-    own = "newest" in client
-    algorithm = Algorithm(
-        CLIENTS[client],
-        SERVERS[server],
-        personal=personal,
-        participation=Participation("all", "reply") if own else Participation(),
-    )
-    settings = RUN | {"steps": 2, "model_options": {"hidden": 4}}
-    loop, together = (
-        fedattune.fit(algorithm, ragged, "dnn", engine=e, **settings) for e in ("loop", "batched")
-    )
-    assert distance(loop, together) < 1e-12
-    matrices = loop.mixing.last()
-    assert ("3.weight" in matrices or "3" in matrices) is (
-        personal == Nothing() and SERVERS[server].unit != "model"
-    )
 
 
 def test_local_sends_nothing(ragged: Federation) -> None:

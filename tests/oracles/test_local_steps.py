@@ -1,8 +1,5 @@
 """Closed forms of the local steps (specification 10 B), on quadratics whose solution is known."""
 
-from typing import Any
-
-import pytest
 import torch
 
 from fedattune.algorithms import ALGORITHMS

@@ -2,14 +2,15 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from ..core import MixingMatrices, Payload, ServerUpdate, State
+from ..core import MixingMatrices, Payload, State
 from ..params import Params
 from ..select import Unit, groups
+from .bank import Bank, mixed
 
 
 class Pool(NamedTuple):
@@ -32,7 +33,7 @@ class Pool(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mixing(ServerUpdate):
+class Mixing(Bank):
     """Client i is sent sum_k M_l[i, k] theta_l[k] for every component l; a subclass says what M_l is.
 
     Attributes:
@@ -42,8 +43,6 @@ class Mixing(ServerUpdate):
 
     """
 
-    per_client: ClassVar[tuple[str, ...]] = ("theta", "in_pool", "seen", "n")
-
     unit: Unit = "model"
     pool: Literal["cohort", "seen"] = "cohort"
 
@@ -51,39 +50,11 @@ class Mixing(ServerUpdate):
     def weights(self, pool: Pool) -> Tensor:
         """The mixing matrix (R, K) of one component; rows sum to 1, zero where not allowed."""
 
-    def init(self, w0: Params, n_clients: int) -> State:
-        """The last upload of each of N clients (at first the initial model), and who is in the pool."""
-        device = next(iter(w0.values())).device if w0 else torch.device("cpu")
-        return {
-            "theta": w0.copies(n_clients),
-            "in_pool": torch.zeros(n_clients, dtype=torch.bool, device=device),
-            "seen": torch.zeros(n_clients, dtype=torch.bool, device=device),
-            "n": torch.ones(n_clients, dtype=torch.int64, device=device),
-        }
-
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
-        """Keep what came back (written in place: it is all that the server holds); it is mixed when it is sent."""
-        in_pool = cast(Tensor, state["in_pool"])
+        """Keep what came back; it is mixed when it is sent."""
         if self.pool == "cohort":
-            in_pool = torch.zeros_like(in_pool)
-        return {
-            "theta": cast(Params, state["theta"]).put_rows(ids, received.params),
-            "in_pool": in_pool.index_fill(0, ids, True),
-            "seen": cast(Tensor, state["seen"]).index_fill(0, ids, True),
-            "n": cast(Tensor, state["n"]).index_copy(0, ids, n),
-        }
-
-    def newcomer(self, state: State) -> Params:
-        """The mean of all clients' last uploads."""
-        theta, seen = cast(Params, state["theta"]), cast(Tensor, state["seen"])
-        return theta.rows(seen.nonzero().flatten() if seen.any() else slice(None)).map(lambda a: a.mean(0))
-
-    def absorb(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
-        """Keep the uploads of clients that joined after training; they may be given others' models, not the reverse."""
-        new = self.aggregate(
-            {**state, "in_pool": cast(Tensor, state["in_pool"]).clone()}, ids, sent, received, n
-        )
-        return {**new, "in_pool": state["in_pool"]}
+            state = {**state, "in_pool": torch.zeros_like(cast(Tensor, state["in_pool"]))}
+        return super().aggregate(state, ids, sent, received, n)
 
     def pools(self, state: State, ids: Tensor) -> tuple[Tensor, dict[str, Pool]]:
         """Which clients' models (K,) can be mixed for clients `ids`, and these models component by component."""
@@ -108,15 +79,8 @@ class Mixing(ServerUpdate):
         )
 
     def broadcast(self, state: State, ids: Tensor) -> Payload:
-        """Mix component by component, so that no more than one tensor of the pool is gathered at a time."""
-        theta = cast(Params, state["theta"])
-        _, columns, weights = self.mixing(state, ids)
-        mixed = {
-            name: torch.tensordot(weights[component].to(theta[name].dtype), theta[name][columns], 1)
-            for component, names in groups(theta, self.unit).items()
-            for name in names
-        }
-        return Payload(Params({name: mixed[name] for name in theta}))
+        """The mixture that each of clients `ids` is sent."""
+        return Payload(mixed(cast(Params, state["theta"]), self.unit, self.mixing(state, ids)))
 
 
 def _flat(theta: Params, names: list[str], columns: Tensor) -> Tensor:

@@ -1,0 +1,51 @@
+"""FedAM. Zhang et al., Application Research of Computers 2025, https://doi.org/10.19734/j.issn.1001-3695.2024.09.0325.
+
+    client   E_p <- E_g;  v = sum over classes of H_p's weights, of length 1 (fixed for the round)
+             f_p = E_p(x), f_g = E_g(x);  [r ; s] = softmax of each pair of A(f_p * v),
+             A = linear (f, h), ReLU, linear (h, 2f);  y = H_p(r * f_p) + H_g(s * f_p)
+             SGD of E_p, H_p, A on cross-entropy + lam ||cov(f_p) - cov(f_g)||_F^2 / (4 f^2)
+    server   E_g <- sum_k p_k E_p,k;  A <- sum_k p_k A_k;  H_g <- sum_k p_k ((1 - c) H_g + c H_p,k)
+
+The paper is prose without equations: it names the five parts, what is frozen, trained and averaged, an attention of two
+linear layers with ReLU and softmax whose context joins sample features and the personal head's weights, and correlation
+alignment. What it leaves open follows FedCP, its nearest relative, and every such choice is an option.
+"""
+
+from ..client.separated import Separated
+from ..core import Algorithm
+from ..networks import FedAMNetwork
+from ..networks.separation import Combination, Context, Vector
+from ..registry import Count, Fraction, NonNegative
+from ..select import Named
+from ..server.average import Weighting
+from ..server.parts import PartAverage
+
+PERSONAL = Named(("body", "head", "context"))
+COPIES = (("body", "global_body"), ("head", "global_head"))
+
+
+def fedam(
+    *,
+    lam: NonNegative = 1.0,
+    hidden: Count | None = None,
+    context: Context = "product",
+    client_vector: Vector = "sum",
+    per_feature: bool = True,
+    combine: Combination = "logits",
+    head_mix: Fraction = 0.5,
+    reset_personal_extractor: bool = True,
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Attention shares out every sample's features between a personal and a global head.
+
+    `hidden` is 0.19 times the feature size unless given.
+    """
+    note = "fedam: client_vector=sum is the same vector for all clients in all rounds (but for weight decay)"
+    return Algorithm(
+        Separated(reset_personal_extractor, head_mix, client_vector),
+        PartAverage(weighting, copies=COPIES),
+        personal=PERSONAL,
+        network=FedAMNetwork(lam, context, combine, client_vector, hidden=hidden, per_feature=per_feature),
+        headline="received",
+        notes=(note,) if client_vector == "sum" else (),
+    )

@@ -1,0 +1,17 @@
+"""FedBN. Li et al., ICLR 2021, https://arxiv.org/abs/2102.07623.
+
+client   theta_i <- (w, own BatchNorm), then SGD
+server   w <- sum_k p_k theta_k over the cohort, without the tensors of BatchNorm layers; p_k = 1 / C
+used as  (w, own BatchNorm), scale and shift as well as running statistics
+"""
+
+from ..client import SGD
+from ..core import Algorithm
+from ..select import Norms
+from ..server import Average
+from ..server.average import Weighting
+
+
+def fedbn(*, weighting: Weighting = "uniform") -> Algorithm:
+    """FedAvg in which BatchNorm layers never leave the client."""
+    return Algorithm(SGD(), Average(weighting), personal=Norms(), bn_buffers="local", headline="received")

@@ -1,0 +1,43 @@
+"""FedCP. Zhang et al., KDD 2023, https://arxiv.org/abs/2307.01217.
+
+client   E_p <- E_g;  v = sum over classes of H_p's weights, of length 1 (drawn before the client's first round)
+         f_p = E_p(x), f_g = E_g(x);  [r ; s] = Gumbel softmax of each pair of P(f_p * v),
+         P = linear (f, 2f), layer normalisation, ReLU;  y = H_p(r * f_p) + H_g(s * f_p)
+         SGD of E_p, H_p, P on cross-entropy + lam MMD(f_p, f_g)
+server   E_g <- sum_k p_k E_p,k;  P <- sum_k p_k P_k;  H_g <- sum_k p_k ((1 - c) H_g + c H_p,k), c = 1/2
+"""
+
+from typing import Literal
+
+from ..client.separated import Separated
+from ..core import Algorithm
+from ..networks import FedCPNetwork
+from ..networks.separation import Vector
+from ..registry import Fraction, NonNegative
+from ..server.average import Weighting
+from ..server.parts import PartAverage
+from .fedam import COPIES, PERSONAL
+
+
+def fedcp(
+    *,
+    lam: NonNegative = 0.0,
+    noise: bool = True,
+    first_context: Literal["random", "head"] = "random",
+    client_vector: Vector = "sum",
+    head_mix: Fraction = 0.5,
+    reset_personal_extractor: bool = True,
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """A policy shares out every sample's features between a personal and a global head.
+
+    `first_context="head"` makes the first round's vector as all later ones.
+    """
+    drawn = first_context == "random"
+    return Algorithm(
+        Separated(reset_personal_extractor, head_mix, client_vector, drawn),
+        PartAverage(weighting, copies=COPIES),
+        personal=PERSONAL,
+        network=FedCPNetwork(lam, vector=client_vector, random_first=drawn, noise=noise),
+        headline="received",
+    )

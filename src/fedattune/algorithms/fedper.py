@@ -1,0 +1,29 @@
+"""FedPer. Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818.
+
+client   base <- w, then SGD on base and head together
+server   w <- sum_k p_k base_k over the cohort, p_k = n_k / sum_j n_j
+used as  (w, own head)
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ..client import SGD
+from ..core import Algorithm
+from ..select import Head
+from ..server import Average
+from ..server.average import Weighting
+
+
+def fedper(
+    *,
+    layers: Annotated[int, Field(ge=0, le=1_000_000)] = 1,
+    weighting: Weighting = "samples",
+    head: str | None = None,
+) -> Algorithm:
+    """A shared base under personal heads, trained together.
+
+    The head is the last linear layer, or the one that `head` names, with the `layers` - 1 layers before it.
+    """
+    return Algorithm(SGD(), Average(weighting), personal=Head(layers, head), headline="received")

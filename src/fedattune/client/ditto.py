@@ -1,0 +1,65 @@
+"""Ditto's local loop: a shared model by any SGD, and a personal model beside it that is held near what was sent."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..core import Batch, ClientUpdate, Grad, Job, Loss, Memory, Payload
+from ..params import Params
+from .sgd import SGD
+
+
+class _Carry(NamedTuple):
+    shared: Any
+    v: Params
+    anchor: Params
+
+
+@dataclass(frozen=True)
+class Ditto(ClientUpdate):
+    """v <- v - lr (g(v) + lam (v - w)), w as received; beside it `shared` trains and uploads w on the same batches.
+
+    Source: Ditto (Li et al., 2021), Algorithm 1. Works with any server rule, and with any correction of SGD.
+    `personal_lr=None` is the run's learning rate.
+    """
+
+    lam: float
+    personal_lr: float | None = None
+    shared: SGD = field(default_factory=SGD)
+
+    def memory(self, w0: Params) -> Memory:
+        """The personal model v, and what the shared rule keeps."""
+        return {**self.shared.memory(w0), "v": w0}
+
+    def begin(self, sent: Payload, memory: Memory, fresh: Tensor, job: Job) -> _Carry:
+        """The shared model starts as its rule says, v from where it was; the anchor is what was last sent."""
+        return _Carry(self.shared.begin(sent, memory, fresh, job), memory["v"], sent.params)
+
+    def probe_passes(self, memory: Memory) -> Tensor | None:
+        """As the shared rule needs."""
+        return self.shared.probe_passes(memory)
+
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, job: Job) -> _Carry:
+        """As the shared rule does."""
+        return carry._replace(shared=self.shared.probe(carry.shared, batch, grad, loss, job))
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: Job) -> _Carry:
+        """One step of each model on the same batch."""
+        shared, v, anchor = carry
+        lr = job.lr if self.personal_lr is None else self.personal_lr
+        v = v - lr * (grad(v, batch) + self.lam * (v - anchor))
+        return _Carry(self.shared.step(shared, batch, grad, job), v, anchor)
+
+    def finish(self, carry: _Carry, sent: Payload, memory: Memory, job: Job) -> tuple[Payload, Memory]:
+        """Upload the shared model, keep v."""
+        upload, kept = self.shared.finish(carry.shared, sent, memory, job)
+        return upload, {**kept, "v": carry.v}
+
+    def received_model(self, sent: Payload, memory: Memory, fresh: Tensor) -> Params:
+        """The personal model, which communication does not change."""
+        return memory["v"]
+
+    def trained_model(self, upload: Payload, memory: Memory) -> Params:
+        """The personal model."""
+        return memory["v"]

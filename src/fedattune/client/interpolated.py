@@ -1,0 +1,65 @@
+"""APFL's local loop: a shared model, a personal one, and their mixture."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core import Batch, ClientUpdate, Grad, Job, Memory, Payload
+from ..params import Params
+
+
+class _Carry(NamedTuple):
+    w: Params
+    v: Params
+    alpha: Tensor
+
+
+@dataclass(frozen=True)
+class Interpolated(ClientUpdate):
+    """Predicts with m = alpha v + (1 - alpha) w; w is shared, v and alpha stay on the client.
+
+    w <- w - lr g(w),  v <- v - lr alpha g(m),  and if `adaptive`  alpha <- clip(alpha - lr <v - w, g(m)>, 0, 1),
+    all from the values before the step. Source: APFL (Deng et al., 2020), Algorithm 1.
+    """
+
+    alpha: float = 0.5
+    adaptive: bool = False
+
+    def memory(self, w0: Params) -> Memory:
+        """The personal model v and its weight alpha."""
+        like = next(iter(w0.values()))
+        return {
+            "v": w0,
+            "mix": Params(alpha=torch.full((), self.alpha, dtype=like.dtype, device=like.device)),
+        }
+
+    def begin(self, sent: Payload, memory: Memory, fresh: Tensor, job: Job) -> _Carry:
+        """The shared model starts from what was sent, v from where it was."""
+        return _Carry(sent.params, memory["v"], memory["mix"]["alpha"])
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: Job) -> _Carry:
+        """One step of both models on the same batch."""
+        w, v, alpha = carry
+        g = grad(_mixed(w, v, alpha), batch)
+        if self.adaptive:
+            slope = torch.stack([(d * g[k]).sum() for k, d in (v - w).items()]).sum()
+            alpha = (alpha - job.lr * slope).clamp(0, 1)
+        return _Carry(w - job.lr * grad(w, batch), v - job.lr * carry.alpha * g, alpha)
+
+    def finish(self, carry: _Carry, sent: Payload, memory: Memory, job: Job) -> tuple[Payload, Memory]:
+        """Upload w, keep v and alpha."""
+        return Payload(carry.w), {"v": carry.v, "mix": Params(alpha=carry.alpha)}
+
+    def received_model(self, sent: Payload, memory: Memory, fresh: Tensor) -> Params:
+        """The mixture with the model that was sent."""
+        return _mixed(sent.params, memory["v"], memory["mix"]["alpha"])
+
+    def trained_model(self, upload: Payload, memory: Memory) -> Params:
+        """The mixture with the shared model as trained here."""
+        return _mixed(upload.params, memory["v"], memory["mix"]["alpha"])
+
+
+def _mixed(w: Params, v: Params, alpha: Tensor) -> Params:
+    return alpha * v + (1 - alpha) * w

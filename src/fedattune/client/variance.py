@@ -1,0 +1,52 @@
+"""VRL-SGD's correction: local gradients without what sets the client apart from the mean."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..core import Memory
+from ..params import Params, choose
+from .sgd import Correction, Local
+
+
+@dataclass(frozen=True)
+class VarianceReduced(Correction):
+    """g - D_i, where D_i <- D_i + (xhat - x_i) / (k lr) whenever the mean xhat of the clients' models comes back.
+
+    x_i is what the client uploaded after its last k steps, xhat what it is sent next. A client that did not take
+    part in the round just before was not in that mean: its D_i stays. With `warmup` the first round has k = 1: the
+    first step alone moves the model. Source: VRL-SGD (Liang et al., 2019), Algorithm 1 and its warm-up variant.
+    """
+
+    warmup: bool = False
+
+    def memory(self, w0: Params) -> Memory:
+        """Start with D_i = 0; no upload yet."""
+        none = next(iter(w0.values())).new_zeros(())
+        return {"D": w0.zeros(), "x": w0, "period": Params(round=none - 1, k=none + 1)}
+
+    def __call__(self, g: Params, w: Params, local: Local) -> Params:
+        """The gradient without D_i."""
+        bent = g - self._control(local)
+        if self._warming(local):
+            # As long as nothing moved, no step was taken; whatever did move has done its one step.
+            moved = torch.stack([(w[k] != local.start[k]).any() for k in w]).any()
+            return choose(moved, bent.zeros(), bent)
+        return bent
+
+    def finish(self, w: Params, local: Local) -> tuple[dict[str, Params], Memory]:
+        """Keep D_i, and what was uploaded after how many steps in which round."""
+        last = local.memory["period"]["round"]
+        k = torch.ones_like(last) if self._warming(local) else local.job.n_steps.to(last.dtype)
+        period = Params(round=torch.full_like(last, float(local.job.round)), k=k)
+        return {}, {"D": self._control(local), "x": w, "period": period}
+
+    def _warming(self, local: Local) -> bool:
+        return self.warmup and local.job.round == 1
+
+    def _control(self, local: Local) -> Params:
+        """D_i of this round: changed by the mean that came back, if the client was in it."""
+        period = local.memory["period"]
+        change = (local.sent.params - local.memory["x"]) / (period["k"] * local.job.lr)
+        was_there = period["round"] == local.job.round - 1
+        return local.memory["D"] + choose(was_there, change, change.zeros())

@@ -1,0 +1,61 @@
+"""FedRoD's network: one body, a generic head for all, and a personal head on top of it."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..core import Batch
+from ..network import Network, split
+from ..params import Params
+from ..task import cross_entropy
+
+
+class Decoupled(nn.Module):
+    """Predicts head(f) + personal_head(f), f = body(x); in training mode the personal head gets detached features."""
+
+    counts: Tensor
+
+    def __init__(self, body: nn.Module, head: nn.Linear, zeros: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.personal_head = body, head, copy.deepcopy(head)
+        self.register_buffer("counts", head.weight.new_ones(head.out_features))
+        if zeros:
+            for parameter in self.personal_head.parameters():
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Logits (B, C); in training mode those of both heads and the logarithm (C,) of the class counts."""
+        features = self.body(x)
+        generic = self.head(features)
+        if not self.training:
+            return generic + self.personal_head(features)  # type: ignore[no-any-return]
+        # A class without samples: so small that its probability is 0, yet finite for padding, which counts 0 times.
+        log_counts = torch.where(self.counts > 0, self.counts.log(), -1e9)
+        return generic, self.personal_head(features.detach()), log_counts
+
+    def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
+        """Balanced softmax loss of the generic head plus cross-entropy of both, which trains the personal head."""
+        generic, own, log_counts = output
+        return cross_entropy(generic + log_counts, batch) + cross_entropy(generic.detach() + own, batch)
+
+
+@dataclass(frozen=True)
+class TwoHeads(Network):
+    """The model with a second head, which starts as a copy of the first, or at zero."""
+
+    zeros: bool = False
+
+    @property
+    def generic(self) -> bool:
+        """Without the personal head it is the generic model."""
+        return True
+
+    def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
+        """Split off the head and copy it."""
+        return Decoupled(*split(model, x), self.zeros)
+
+    def client_buffers(self, label_counts: Tensor) -> Params:
+        """Every client's class counts."""
+        return Params(counts=label_counts)

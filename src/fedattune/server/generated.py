@@ -1,0 +1,109 @@
+"""Models that a hypernetwork generates, one for every client."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ..core import Payload, ServerUpdate, State
+from ..params import Params
+from .hypernetwork import features, linear, named, normal, part, trunk
+
+
+@dataclass(frozen=True)
+class Generated(ServerUpdate):
+    """Client i is sent theta_i = h(v_i; phi); phi and v_i follow J^T (theta_i - what came back).
+
+    Source: pFedHN (Shamsian et al., 2021), Algorithm 1, whose rounds have one client. A larger cohort is sent models
+    generated at once; then its uploads are taken in one by one, each by an optimizer step with the Jacobian J and
+    the theta_i of the phi of the moment. h is a linear layer, `depth` times ReLU and a linear layer, and a linear
+    head per tensor of the model. A step is of SGD with momentum, weight decay, and gradients clipped to a length.
+
+    Attributes:
+        embedding: width of v_i; None for 1 + N / 4, rounded down, of N clients.
+        hidden, depth: width of the linear layers, and their number after the first.
+        hn_lr, momentum, weight_decay, clip: of the optimizer of phi and all v.
+
+    """
+
+    embedding: int | None = None
+    hidden: int = 100
+    depth: int = 3
+    hn_lr: float = 1e-2
+    momentum: float = 0.9
+    weight_decay: float = 1e-3
+    clip: float = 50.0
+
+    def init(self, w0: Params, n_clients: int) -> State:
+        """The hypernetwork with the embeddings (N, E) of all clients, and its velocity."""
+        like = next(iter(w0.values()))
+        width = self.embedding or int(1 + n_clients / 4)
+        v = normal((n_clients, width), like)
+        layers = trunk((width, *[self.hidden] * (1 + self.depth)), like)
+        heads = {name: linear(self.hidden, w.shape, like) for name, w in w0.items()}
+        phi = Params({"embedding": v, **named("trunk.", layers)})
+        for key in ("weight", "bias"):
+            phi |= named(f"{key}.", Params({name: head[key] for name, head in heads.items()}))
+        return {"phi": Params(phi), "velocity": Params(phi).zeros()}
+
+    def broadcast(self, state: State, ids: Tensor) -> Payload:
+        """The models generated for clients `ids`."""
+        phi = cast(Params, state["phi"])
+        return Payload(generate(phi, phi["embedding"][ids]))
+
+    def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
+        """One optimizer step per client of the cohort, in their order."""
+        for row, client in enumerate(ids.tolist()):
+            state = self._step(state, client, received.params.rows(row))
+        return state
+
+    def _step(self, state: State, client: int, trained: Params) -> State:
+        old = cast(Params, state["phi"])
+        with torch.enable_grad():
+            phi = old.map(lambda a: a.detach().requires_grad_())
+            model = generate(phi, phi["embedding"][client : client + 1]).rows(0)
+            # Not what it was when sent: steps of the clients before have made part of this one's way already.
+            apart = list((model - trained).map(torch.detach).values())
+            values = torch.autograd.grad(list(model.values()), list(phi.values()), apart)
+        g = Params(zip(phi, values, strict=True))
+        length = torch.stack([v.square().sum() for v in values]).sum().sqrt()
+        g = g * (self.clip / length.clamp_min(1e-12)).clamp_max(1.0) + self.weight_decay * old
+        velocity = self.momentum * cast(Params, state["velocity"]) + g
+        return {"phi": old - self.hn_lr * velocity, "velocity": velocity}
+
+    def newcomer(self, state: State) -> Params:
+        """The model generated from the mean embedding."""
+        phi = cast(Params, state["phi"])
+        return generate(phi, phi["embedding"].mean(0, keepdim=True)).rows(0)
+
+    def join(self, state: State, n: int) -> State:
+        """The state with `n` more clients, whose embeddings are the mean of those that there are."""
+
+        def longer(params: Params, rows: Tensor) -> Params:
+            v = params["embedding"]
+            return Params({**params, "embedding": torch.cat([v, rows.expand(n, -1)])})
+
+        phi, velocity = cast(Params, state["phi"]), cast(Params, state["velocity"])
+        mean = phi["embedding"].mean(0, keepdim=True)
+        return {"phi": longer(phi, mean), "velocity": longer(velocity, torch.zeros_like(mean))}
+
+    def absorb(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
+        """Steps of the embeddings of clients that joined after training; everything else stays."""
+        for row, client in enumerate(ids.tolist()):
+            after = self._step(state, client, received.params.rows(row))
+            state = {k: _with_row(cast(Params, v), cast(Params, after[k]), client) for k, v in state.items()}
+        return state
+
+
+def generate(phi: Params, v: Tensor) -> Params:
+    """The models (R, ...) that the hypernetwork phi makes of the embeddings v (R, E)."""
+    h = features(part(phi, "trunk."), v)
+    bias = part(phi, "bias.")
+    return part(phi, "weight.").map(lambda w, b: torch.tensordot(h, w, ([1], [-1])) + b, bias)
+
+
+def _with_row(old: Params, new: Params, client: int) -> Params:
+    v = old["embedding"].clone()
+    v[client] = new["embedding"][client]
+    return Params({**old, "embedding": v})

@@ -1,0 +1,88 @@
+"""Learned mixing in which every client keeps some layers of its own model."""
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from ..core import Payload, State
+from ..params import Params
+from ..select import groups
+from .learned import Learned, Rows
+
+
+@dataclass(frozen=True)
+class Retained(Learned):
+    """Learned mixing whose `retain` components with the largest alpha_i^l[i] are the client's own, row e_i.
+
+    Source: pFedLA (Ma et al., 2022), HeurpFedLA. Which components these are travels as flags; they themselves are not
+    sent down, as the client has them, nor up without `upload_retained`. Their rows of the hypernetwork learn nothing.
+    Of equal weights, those of the first components are retained.
+    """
+
+    per_client: ClassVar[tuple[str, ...]] = (*Learned.per_client, "retained")
+
+    retain: int = 1
+    upload_retained: bool = True
+
+    def init(self, w0: Params, n_clients: int) -> State:
+        """Learned mixing's state, and which components (N, L) each client retained when it last took part."""
+        state = super().init(w0, n_clients)
+        flags = cast(Tensor, state["seen"])[:, None].repeat(1, len(groups(w0, self.unit)))
+        return {**state, "retained": flags}
+
+    def alpha(self, networks: Params, rows: Rows) -> Tensor:
+        """The mixing weights (R, L, K), those of retained components one-hot."""
+        alpha = super().alpha(networks, rows)
+        own = torch.zeros_like(alpha).scatter(2, _own(alpha, rows), 1.0)
+        return torch.where(self._chosen(alpha, rows)[:, :, None], own, alpha)
+
+    def _chosen(self, alpha: Tensor, rows: Rows) -> Tensor:
+        """Which components (R, L) are retained under the weights alpha (R, L, K)."""
+        weight = alpha.detach().gather(2, _own(alpha, rows))[:, :, 0]
+        first = weight.sort(stable=True, dim=1, descending=True).indices[:, : self.retain]
+        return torch.zeros_like(weight, dtype=torch.bool).scatter(1, first, True)
+
+    def broadcast(self, state: State, ids: Tensor) -> Payload:
+        """The mixtures, and a flag per component that says whether the client goes on with its own."""
+        rows = self.rows(state, ids)
+        flags = self._chosen(super().alpha(cast(Params, state["hypernetworks"]).rows(ids), rows), rows)
+        components = groups(cast(Params, state["theta"]), self.unit)
+        extra = {"retained": Params({c: flags[:, i] for i, c in enumerate(components)})}
+        return Payload(super().broadcast(state, ids).params, extra)
+
+    def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
+        """As learned mixing; of what clients retain, the bank keeps the old without `upload_retained`."""
+        flags, theta = sent.extra["retained"], cast(Params, state["theta"])
+        if not self.upload_retained:
+            kept = {
+                k: torch.where(flags[c].view(-1, *[1] * (v.dim() - 1)), theta[k][ids], v)
+                for c, names in groups(theta, self.unit).items()
+                for k in names
+                for v in (received.params[k],)
+            }
+            received = received._replace(params=Params(kept))
+        now = cast(Tensor, state["retained"]).index_copy(0, ids, torch.stack(list(flags.values()), 1))
+        return {**super().aggregate(state, ids, sent, received, n), "retained": now}
+
+    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> int:
+        """What is sent without the retained components."""
+        flags = torch.stack(list(sent.extra["retained"].values()), 1)
+        return sent.nbytes() - self._bytes(state, flags)
+
+    def bytes_up(self, state: State, ids: Tensor, received: Payload) -> int:
+        """What came back, without the retained components if these are not uploaded."""
+        spared = 0 if self.upload_retained else self._bytes(state, cast(Tensor, state["retained"])[ids])
+        return received.nbytes() - spared
+
+    def _bytes(self, state: State, flags: Tensor) -> int:
+        """Bytes of the components whose flags (R, L) are set."""
+        one = cast(Params, state["theta"]).rows(0)
+        sizes = [one.only(names).nbytes() for names in groups(one, self.unit).values()]
+        return int((flags * torch.tensor(sizes, device=flags.device)).sum())
+
+
+def _own(alpha: Tensor, rows: Rows) -> Tensor:
+    """The place (R, L, 1) of each receiver's own model in alpha (R, L, K)."""
+    return rows.own[:, None, None].expand(-1, alpha.shape[1], 1)

@@ -1,0 +1,82 @@
+"""Any server attention with any client rule: each cell of the grid is one line, and runs on both engines."""
+
+from typing import Any
+
+import pytest
+
+import fedattune
+from conformance.test_conformance import RUN, distance
+from fedattune import Federation, Result
+from fedattune.client import SGD, ControlVariates, Ditto, Meta, Moreau, Proximal
+from fedattune.core import Algorithm, ClientUpdate, Participation, ServerUpdate
+from fedattune.select import Head, Named, Nothing, Selector
+from fedattune.server import AMP, Attention, Controls, HeurAMP, Learned, UpdateAttention
+
+SERVERS: dict[str, ServerUpdate] = {
+    "mcsa": Attention("layer", sigma=5.0),
+    "mcsa, everybody seen": Attention("tensor", pool="seen", sigma=5.0),
+    "fedamp": AMP(alpha=0.3, sigma=4.0),
+    "heurfedamp, layer by layer": HeurAMP("layer", sigma=3.0),
+    "update attention": UpdateAttention(query="self"),
+    "update attention, time": UpdateAttention(query="time"),
+    "learned": Learned(hn_lr=0.5, embedding=4, hidden=4),
+}
+CLIENTS: dict[str, ClientUpdate] = {
+    "sgd": SGD(),
+    "sgd from newest": SGD(start="newest"),
+    "prox": SGD((Proximal(0.5),)),
+    "prox from newest": SGD((Proximal(0.5),), start="newest"),
+    "pfedme": Moreau(3.0, 2, 0.05),
+    "pfedme from newest": Moreau(3.0, 2, 0.05, start="newest"),
+    "ditto": Ditto(0.5),
+    "scaffold": SGD((ControlVariates(),)),
+    "scaffold and prox from newest": SGD((ControlVariates("I"), Proximal(0.5)), start="newest"),
+    "ditto with scaffold": Ditto(0.5, shared=SGD((ControlVariates(),))),
+    "perfedavg": Meta(0.05, 0.05),
+}
+PERSONAL: dict[str, Selector] = {"all shared": Nothing(), "own head": Head(), "own body": Named(("1",))}
+
+
+def combined(client: str, server: str, personal: str) -> Algorithm:
+    """One cell; rules that go on from their own model are answered, others are sent to."""
+    rule = Controls(SERVERS[server]) if "scaffold" in client else SERVERS[server]
+    answered = Participation("all", "reply") if "newest" in client else Participation()
+    return Algorithm(CLIENTS[client], rule, personal=PERSONAL[personal], participation=answered)
+
+
+def run(algorithm: Algorithm, federation: Federation, engine: str, **settings: Any) -> Result:
+    given = RUN | {"steps": 2, "model_options": {"hidden": 4}, "engine": engine} | settings
+    return fedattune.fit(algorithm, federation, "dnn", **given)
+
+
+@pytest.mark.parametrize("personal", PERSONAL)
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("server", SERVERS)
+def test_any_server_rule_composes_with_any_client_rule(
+    server: str, client: str, personal: str, ragged: Federation
+) -> None:
+    algorithm = combined(client, server, personal)
+    loop, together = (run(algorithm, ragged, engine) for engine in ("loop", "batched"))
+    assert distance(loop, together) < 1e-12
+    assert all(v.isfinite().all() for v in loop.models.values())
+    assert len(loop.mixing) == RUN["rounds"]
+    mixed = {component.partition(".")[0] for component in loop.mixing.last()}
+    layers = {"1", "3"} - {"own head": {"3"}, "own body": {"1"}}.get(personal, set())
+    assert mixed in (layers, {"model"})
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_server_rule_makes_a_difference(client: str, ragged: Federation) -> None:
+    """No two cells of a row are the same method under two names."""
+    results = [run(combined(client, server, "all shared"), ragged, "batched") for server in SERVERS]
+    trained = [result.final["trained"] for result in results]
+    losses = [metrics["loss_uniform"] for metrics in trained if metrics]
+    assert len({round(loss, 10) for loss in losses}) == len(SERVERS)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_client_rule_makes_a_difference(server: str, ragged: Federation) -> None:
+    results = [run(combined(client, server, "all shared"), ragged, "batched") for client in CLIENTS]
+    trained = [result.final["trained"] for result in results]
+    losses = [metrics["loss_uniform"] for metrics in trained if metrics]
+    assert len({round(loss, 10) for loss in losses}) == len(CLIENTS)

@@ -1,0 +1,302 @@
+"""FedBN, FedRep, FedPer and FedFomo (specification 10 C11 to C13), worked out in each test."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedattune
+from fedattune import ConfigError, Federation, Params, Payload, Result
+from fedattune.client import Alternating, Choosing
+from fedattune.client.choosing import helpfulness, weights
+from fedattune.core import Job
+from fedattune.server import Peers
+from federations import make_federation
+from oracles.quadratic import FRESH
+
+RUN: dict[str, Any] = {"rounds": 3, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
+BN = ("1.weight", "1.bias")
+
+
+def fit(name: str, federation: Federation, model: Any = "dnn", **settings: Any) -> Result:
+    hidden = {"model_options": {"hidden": 4}} if model == "dnn" else {}
+    return fedattune.fit(name, federation, model, **(RUN | hidden | settings))
+
+
+def with_norm() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def test_c11_norms_stay_on_the_client_on_both_engines(ragged: Federation) -> None:
+    loop, together = (fit("fedbn", ragged, with_norm(), engine=e) for e in ("loop", "batched"))
+    assert max((loop.models[k] - together.models[k]).abs().max().item() for k in loop.models) < 1e-12
+    for k, w in loop.models.items():
+        alike = (w - w[:1]).abs().amax() == 0
+        assert alike == (k not in BN)
+    # all but the 8 values of the norm travel: 5 x 4 + 4 + 4 x 3 + 3 = 39
+    assert loop.bytes_up == loop.bytes_down == 8 * 39 * 3 * 3
+    state = loop.remains.server["w"]  # type: ignore[union-attr]
+    assert not set(BN) & state.keys()  # type: ignore[union-attr]
+    statistics = [loop.model(i).state_dict()["1.running_mean"] for i in range(6)]
+    assert all((a - statistics[0]).abs().max() > 1e-3 for a in statistics[1:])
+
+
+def test_c11_the_server_step_and_rounds_of_others_leave_a_clients_norm_alone(ragged: Federation) -> None:
+    """After one round: what a client trained is what it holds after aggregation, and others hold the initial norm."""
+    result = fit("fedbn", ragged, with_norm(), rounds=1, cohort=2, bn_buffers="average")
+    ones, zeros = torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    rest = [i for i in range(6) if torch.equal(result.models["1.weight"][i], ones)]
+    assert len(rest) == 4
+    for i in rest:
+        kept = result.model(i).state_dict()
+        assert torch.equal(kept["1.bias"], zeros)
+        assert torch.equal(kept["1.running_mean"], zeros)
+    (one, _) = (i for i in range(6) if i not in rest)
+    alone = fit("local", ragged, with_norm(), rounds=1)
+    for k in (*BN, "1.running_mean", "1.running_var"):
+        mine, trained = result.model(one).state_dict()[k], alone.model(one).state_dict()[k]
+        assert torch.allclose(mine, trained, rtol=0, atol=1e-14)
+
+
+def test_c11_without_norms_it_is_the_uniform_average(ragged: Federation) -> None:
+    a, b = fit("fedbn", ragged), fit("fedavg", ragged, options={"weighting": "uniform"})
+    assert all(torch.equal(a.models[k], b.models[k]) for k in a.models)
+
+
+M = {"base": torch.tensor([1.0, -2.0], dtype=torch.float64), "head": torch.tensor([3.0], dtype=torch.float64)}
+W0 = Params(
+    {"base": torch.tensor([0.5, 0.5], dtype=torch.float64), "head": torch.tensor([-1.0], dtype=torch.float64)}
+)
+
+
+def alternate(rule: Alternating, steps: int, lr: float) -> list[Params]:
+    """The models after every step on 1/2 ||w - m||^2, beginning with the first."""
+    job = Job(lr, torch.tensor(float(steps)), 1, 1, ("head",))
+    carry = rule.begin(Payload(W0), {}, FRESH, job)
+    path = [carry.w]
+    for _ in range(steps):
+        carry = rule.step(carry, (), lambda w, _: Params({k: w[k] - M[k] for k in w}), job)
+        path.append(carry.w)
+    upload, _ = rule.finish(carry, Payload(W0), {}, job)
+    assert all(torch.equal(upload.params[k], carry.w[k]) for k in M)
+    return path
+
+
+def test_c12_first_the_head_then_the_base_each_frozen_in_turn() -> None:
+    """3 and 1 times 2 steps: errors shrink by (1 - lr)^6 and (1 - lr)^2."""
+    path = alternate(Alternating(3, 1), 8, 0.1)
+    for t, w in enumerate(path):
+        for name, done in (("head", min(t, 6)), ("base", max(t - 6, 0))):
+            expected = M[name] + (W0[name] - M[name]) * 0.9**done
+            assert (
+                torch.equal(w[name], W0[name]) if done == 0 else torch.allclose(w[name], expected, atol=1e-14)
+            )
+    assert torch.equal(path[6]["head"], path[8]["head"])
+
+
+def test_c12_momentum_does_not_carry_a_frozen_part_on() -> None:
+    """v1 = e, v2 = 0.5 v1 + e2: e1 = 0.9 e, e2 = 0.9 e - 0.1 (0.5 e + 0.9 e) = 0.76 e; then the head rests."""
+    path = alternate(Alternating(1, 1, 0.5), 4, 0.1)
+    e = W0["head"] - M["head"]
+    assert torch.allclose(path[2]["head"] - M["head"], 0.76 * e, atol=1e-14)
+    assert torch.equal(path[2]["head"], path[4]["head"])
+    assert torch.allclose(path[4]["base"] - M["base"], 0.76 * (W0["base"] - M["base"]), atol=1e-14)
+
+
+def test_c12_work_is_done_as_often_as_asked(ragged: Federation) -> None:
+    """2 steps, 3 + 1 times, by 3 of 6 clients in 3 rounds, is 12 per client."""
+    result = fit("fedrep", ragged, options={"head_epochs": 3, "base_epochs": 1})
+    assert result.local_steps == 2 * 4 * 3 * 3 / 6
+    trained = fit("fedrep", ragged)
+    heads = trained.models["3.weight"]
+    assert all((a - heads[0]).abs().max() > 1e-4 for a in heads[1:4])
+    assert (trained.models["1.weight"] - trained.models["1.weight"][:1]).abs().max() == 0
+
+
+def test_c12_an_empty_head_is_fedavg_and_a_whole_one_is_local(ragged: Federation) -> None:
+    empty, average = fit("fedper", ragged, options={"layers": 0}), fit("fedavg", ragged)
+    assert all(torch.equal(empty.models[k], average.models[k]) for k in empty.models)
+    whole, local = fit("fedper", ragged, options={"layers": 9}, cohort=6), fit("local", ragged, cohort=6)
+    assert all(torch.equal(whole.models[k], local.models[k]) for k in whole.models)
+    assert whole.bytes_up == 0
+
+
+@pytest.mark.parametrize("name", ["fedrep", "fedper"])
+def test_c12_a_head_that_the_model_does_not_have(name: str, ragged: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"head: got 'top', expected a linear layer of the model: 1, 3"):
+        fit(name, ragged, options={"head": "top"})
+
+
+def two_weights(*values: float) -> Params:
+    return Params({"w": torch.tensor(values, dtype=torch.float64)[:, None]})
+
+
+def test_c13_helpfulness_by_hand() -> None:
+    """theta = 0 with loss 2; candidates at 1, -2, 4, 0 with losses 1, 3, 0, 2: a = 1/1, -1/2, 2/4, 0."""
+    models, losses = (
+        two_weights(0, 1, -2, 4, 0),
+        torch.tensor([2.0, 1.0, 3.0, 0.0, 2.0 - 1e-9], dtype=torch.float64),
+    )
+    a = helpfulness(models, losses)
+    assert torch.allclose(a, torch.tensor([1, -0.5, 0.5, 0], dtype=torch.float64), atol=1e-4)
+    assert a[3] == 0  # the same model, whatever rounding makes of its loss
+    w = weights(a)
+    assert torch.allclose(w, torch.tensor([2 / 3, 0, 1 / 3, 0], dtype=torch.float64), atol=1e-4)
+    assert w.sum().item() == pytest.approx(1)
+    order = torch.tensor([2, 0, 3, 1])
+    assert torch.equal(weights(a[order]), w[order])
+    assert torch.equal(weights(-a.abs()), torch.zeros(4, dtype=torch.float64))
+
+
+def choosing(
+    rule: Choosing,
+    previous: float,
+    own: float,
+    peers: list[float],
+    target: float,
+    toward: float | None = None,
+) -> tuple[Payload, Any]:
+    """One client with the held-out loss (w - target)^2, in two batches of unlike size; no local step, or one."""
+    memory = {"previous": two_weights(previous).rows(0), "own": two_weights(own).rows(0)}
+    numbers = Params(peer=torch.arange(len(peers)))
+    sent = Payload(memory["own"], {"peers": two_weights(*peers), "numbers": numbers})
+    job = Job(0.1, torch.zeros((), dtype=torch.float64), 1, 1)
+    carry = rule.begin(sent, memory, FRESH, job)
+    for size, shift in ((1, 0.3), (3, -0.1)):  # the mean over four samples has no shift
+
+        def loss(w: Params, batch: Any, shift: float = shift) -> Tensor:
+            return (w["w"][0] - target) ** 2 + shift
+
+        carry = rule.probe(carry, (torch.zeros(size, 1), torch.zeros(size)), None, loss, job)  # type: ignore[arg-type]
+    if toward is not None:
+        carry = rule.step(carry, (), lambda w, _: Params(w=w["w"] - toward), job)
+    return rule.finish(carry, sent, memory, job)
+
+
+def test_c13_a_client_moves_by_what_helps() -> None:
+    """From 0, target 3, L = 9; own 1: L = 4, a = 5; peers 2: L = 1, a = 4; -1: L = 16, a = -7. 0 + 5/9 + 4/9 2."""
+    upload, memory = choosing(Choosing(), 0, 1, [2, -1], 3)
+    assert upload.params["w"].item() == pytest.approx(13 / 9, abs=1e-4)
+    assert upload.extra["affinity"]["a"].tolist() == pytest.approx([4, -7], abs=1e-3)
+    assert memory["own"]["w"].item() == memory["previous"]["w"].item() == upload.params["w"].item()
+    # One step of rate 0.1 on 1/2 (w - 23/9)^2 takes it from 13/9 to 14/9; 13/9 is the next round's theta.
+    upload, memory = choosing(Choosing(), 0, 1, [2, -1], 3, toward=23 / 9)
+    found = [part["w"].item() for part in (upload.params, memory["own"], memory["previous"])]
+    assert found == pytest.approx([14 / 9, 14 / 9, 13 / 9], abs=1e-4)
+    upload, _ = choosing(Choosing(affinity="normalised"), 0, 1, [2, -1], 3)
+    assert upload.extra["affinity"]["a"].tolist() == pytest.approx(
+        [4 / 2, -7 / 2], abs=1e-3
+    )  # |5 + 4 - 7| = 2
+
+
+def test_c13_nothing_that_helps_leaves_the_model() -> None:
+    for fallback, expected in (("own", 1.0), ("previous", 0.0)):
+        upload, _ = choosing(Choosing(fallback=fallback), 0, 1, [2, 3], 0)  # type: ignore[arg-type]
+        assert upload.params["w"].item() == expected
+    upload, _ = choosing(Choosing(), 1, 1, [1, 1], 0)
+    assert upload.params["w"].item() == 1
+    assert upload.extra["affinity"]["a"].tolist() == [0, 0]
+
+
+N = 5
+
+
+def affinities(*rows: list[float], t: int = 0) -> Any:
+    torch.manual_seed(0)
+    state = Peers().init(two_weights(0).rows(0), N)
+    P = torch.zeros(N, N, dtype=torch.float64)
+    for i, row in enumerate(rows):
+        P[i] = torch.tensor(row)
+    theta = two_weights(*range(N))
+    return {**state, "theta": theta, "P": P, "round": torch.tensor(t)}
+
+
+def test_c13_the_most_helpful_are_sent_and_the_own_model_does_not_travel() -> None:
+    rule, ids = Peers(models=3, epsilon=0), torch.tensor([0, 1])
+    sent = rule.broadcast(affinities([9, 1, 4, 3, 2], [5, 9, 0, 7, 6]), ids)
+    assert sent.extra["numbers"]["peer"].tolist() == [[2, 3], [3, 4]]
+    assert sent.extra["peers"]["w"][:, :, 0].tolist() == [[2, 3], [3, 4]]
+    assert sent.params["w"][:, 0].tolist() == [0, 1]
+    assert rule.bytes_down({}, ids, sent) == 2 * 2 * (8 + 8)  # two models of one value, with their numbers
+    assert Peers(models=99, epsilon=0).broadcast(affinities(), ids).extra["numbers"]["peer"].shape == (2, 4)
+
+
+def test_c13_exploration_falls_and_does_not_depend_on_who_else_is_asked() -> None:
+    rule, everybody = Peers(models=2, epsilon=1.0, epsilon_decay=0.25), torch.arange(N)
+    best = [[1.0 if n == (i + 1) % N else 0.0 for n in range(N)] for i in range(N)]
+    found = []
+    for t in range(6):
+        state = affinities(*best, t=t)
+        peers = rule.broadcast(state, everybody).extra["numbers"]["peer"][:, 0]
+        assert (peers != everybody).all()
+        assert torch.equal(rule.broadcast(state, torch.tensor([3])).extra["numbers"]["peer"][0], peers[3:4])
+        found.append((peers == (everybody + 1) % N).sum().item())
+    assert found[0] < N
+    assert found[4] == found[5] == N  # 1 - 4 x 0.25 = 0
+    ties = [Peers(models=2, epsilon=0).broadcast(affinities(t=t), everybody) for t in range(4)]
+    assert len({tuple(sent.extra["numbers"]["peer"].flatten().tolist()) for sent in ties}) > 1
+
+
+def test_c13_what_clients_report_adds_up() -> None:
+    rule, ids = Peers(models=3, epsilon=0), torch.tensor([0, 1])
+    state = affinities([9, 1, 4, 3, 2], [5, 9, 0, 7, 6])
+    sent = rule.broadcast(state, ids)
+    found = Params(a=torch.tensor([[1.0, -2.0], [0.5, 0.0]], dtype=torch.float64))
+    received = Payload(two_weights(7, 8), {"affinity": found})
+    after = rule.aggregate(state, ids, sent, received, torch.ones(2, dtype=torch.int64))
+    assert after["P"][:2].tolist() == [[9, 1, 5, 1, 2], [5, 9, 0, 7.5, 6]]
+    assert not after["P"][2:].any()
+    assert after["theta"]["w"][:, 0].tolist() == [7, 8, 2, 3, 4]  # type: ignore[call-overload]
+    assert after["round"] == 1
+
+
+def test_c13_the_first_round_finds_nothing_and_is_finite() -> None:
+    federation = make_federation([20, 30, 40])
+    result = fit("fedfomo", federation, rounds=1)
+    assert not result.remains.server["P"].any()  # type: ignore[union-attr]
+    again = fit("fedfomo", federation, rounds=2)
+    P = again.remains.server["P"]  # type: ignore[union-attr]
+    assert P.isfinite().all()  # type: ignore[union-attr]
+    assert (P != 0).sum() == 3 * 2  # type: ignore[union-attr]
+    assert not P.diagonal().any()  # type: ignore[union-attr]
+
+
+METHODS = ["pfedla", "heurpfedla", "pfedhn", "fedbn", "fedrep", "fedper", "fedfomo"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_client_that_drops_out_keeps_what_it_had(name: str, ragged: Federation) -> None:
+    """With half of the cohort gone on the way, nothing of theirs arrives, and those who stay are counted alone."""
+    whole = fit(name, ragged, with_norm(), cohort=6, rounds=2)
+    torn = fit(name, ragged, with_norm(), cohort=6, rounds=2, drop_out=0.5)
+    gone = sum(len(entry["absent"]) for entry in torn.history)
+    assert 0 < gone < 12
+    assert torn.bytes_up * 12 == whole.bytes_up * (12 - gone)
+    assert all(v.isfinite().all() for v in torn.models.values())
+    never = [i for i in range(6) if all(ragged.names[i] in entry["absent"] for entry in torn.history)]
+    for i in never:
+        if name == "fedbn":
+            assert torch.equal(torn.models["1.weight"][i], torch.ones(4, dtype=torch.float64))
+        if name in ("fedrep", "fedper"):
+            assert torch.equal(torn.models["3.weight"][i], with_norm()[3].weight.double())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_newcomers_profit_and_leave_everybody_else_alone(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rule, clients = torch.randn(5, 3, generator=generator), []
+    for _ in range(9):
+        x = torch.randn(50, 5, generator=generator)
+        clients.append((x, (x @ rule).argmax(1)))
+    trained, newcomers = fedattune.federation(clients[:6]), fedattune.federation(clients[6:])
+    result = fit(name, trained, cohort=6, rounds=30, steps=5, lr=0.2)
+    assert result.remains
+    server, everyone = result.remains.algorithm.server, torch.arange(6)
+    before = server.broadcast(result.remains.server, everyone).params.map(torch.clone)
+    joined = result.personalize(newcomers, rounds=2)
+    after = server.broadcast(result.remains.server, everyone).params
+    assert all(torch.equal(before[k], after[k]) for k in before)
+    alone = fit("local", newcomers, rounds=2, steps=5, lr=0.2)
+    assert joined.metrics["loss_uniform"] < alone.metrics["loss_uniform"]

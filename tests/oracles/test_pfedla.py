@@ -1,0 +1,409 @@
+"""Closed forms of learned mixing, HeurpFedLA and pFedHN (specification 10 C1 to C10), worked out in each test."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedattune
+from fedattune import Federation, Params, Payload, Result
+from fedattune.select import groups
+from fedattune.server import Generated, Learned, Retained
+from fedattune.server.generated import generate
+
+N = 4
+IDS = torch.tensor([0, 2])
+SHAPES = {"body.weight": (4, 3), "body.bias": (4,), "norm.weight": (4,), "head.weight": (2, 4)}
+LAYERS = ["body", "norm", "head"]
+RUN: dict[str, Any] = {"rounds": 4, "steps": 2, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
+
+
+def draw(n: int, seed: int) -> Params:
+    generator = torch.Generator().manual_seed(seed)
+    return Params(
+        {k: torch.randn(n, *s, generator=generator, dtype=torch.float64) for k, s in SHAPES.items()}
+    )
+
+
+def bank(rule: Learned, theta: Params, heads: float = 0.3) -> Any:
+    """A state whose clients uploaded theta and whose hypernetworks have heads that are not zero."""
+    torch.manual_seed(0)
+    state = rule.init(theta.rows(0), N)
+    networks = state["hypernetworks"]
+    assert isinstance(networks, Params)
+    for k in ("head.weight", "head.bias"):
+        networks[k] = networks[k] + heads * torch.randn(networks[k].shape, dtype=torch.float64)
+    return {**state, "theta": theta.map(torch.clone)}
+
+
+def learned(**more: Any) -> Learned:
+    return Learned(embedding=3, hidden=5, **more)
+
+
+def retained(**more: Any) -> Retained:
+    return Retained(embedding=3, hidden=5, **more)
+
+
+def step(rule: Learned, state: Any, received: Params, ids: Tensor = IDS) -> Any:
+    """The state after clients `ids` uploaded this, and the hypernetworks before."""
+    sent = rule.broadcast(state, ids)
+    before = state["hypernetworks"].map(torch.clone)
+    n = torch.ones(len(ids), dtype=torch.int64)
+    return rule.aggregate(state, ids, sent, Payload(received), n), before
+
+
+def fit(name: str, federation: Federation, **settings: Any) -> Result:
+    return fedattune.fit(name, federation, "dnn", model_options={"hidden": 4}, **(RUN | settings))
+
+
+@pytest.mark.parametrize("norm", ["softmax", "relu_sum"])
+def test_c1_rows_sum_to_one(norm: str) -> None:
+    rule = learned(norm=norm)
+    _, columns, weights = rule.mixing(bank(rule, draw(N, 1), 5.0), IDS)
+    assert columns.tolist() == [0, 1, 2, 3]
+    assert list(weights) == LAYERS
+    for alpha in weights.values():
+        assert alpha.shape == (2, N)
+        assert (alpha >= 0).all()
+        assert torch.allclose(alpha.sum(1), torch.ones(2, dtype=torch.float64), atol=1e-12)
+    assert (weights["body"] - weights["head"]).abs().max() > 1e-3  # rows of their own for every layer
+
+
+def test_c1_by_sums_it_starts_from_uneven_weights() -> None:
+    """Heads from U(0, 1): weights differ from 1 / N at the start, where softmax has 1 / N."""
+    for norm, uneven in (("relu_sum", True), ("softmax", False)):
+        rule = learned(norm=norm)
+        weights = rule.mixing(bank(rule, draw(N, 1), 0.0), IDS).weights["body"]
+        assert ((weights - 1 / N).abs().max() > 1e-2) == uneven
+
+
+def test_c1_before_it_learned_anything_it_is_the_uniform_average(ragged: Federation) -> None:
+    still = fit("pfedla", ragged, options={"hn_lr": 1e-300})
+    average = fit("fedavg", ragged, options={"weighting": "uniform"})
+    for k, w in average.models.items():
+        assert torch.allclose(still.models[k], w, atol=1e-12)
+
+
+def test_c1_weights_on_the_own_model_alone_give_it_back() -> None:
+    rule, theta = learned(), draw(N, 1)
+    state = bank(rule, theta)
+    state["hypernetworks"]["head.bias"] += 1e6 * torch.eye(N, dtype=torch.float64)[:, None]
+    sent = rule.broadcast(state, IDS).params
+    assert all(torch.equal(sent[k], theta[k][IDS]) for k in theta)
+
+
+def test_c2_identical_models_are_a_fixed_point_and_teach_nothing() -> None:
+    rule, same = learned(hn_lr=1e3), draw(1, 1).rows(0).copies(N)
+    state = bank(rule, same)
+    sent = rule.broadcast(state, IDS).params
+    assert all(torch.allclose(sent[k], same[k][IDS], atol=1e-14) for k in same)
+    after, before = step(rule, state, draw(2, 2))
+    assert all(torch.equal(after["hypernetworks"][k], before[k]) for k in before)
+
+
+def closed_form(state: Any, rule: Learned, received: Params) -> Tensor:
+    """dz^l[k] = alpha^l[k] <theta_k,l - theta_bar_l, G_l> with G = theta_bar - what came back; (R, L, K)."""
+    theta, sent = state["theta"], rule.broadcast(state, IDS).params
+    alphas = rule.mixing(state, IDS).weights
+    out = torch.zeros(2, len(LAYERS), N, dtype=torch.float64)
+    for i in range(2):
+        for layer, (component, names) in enumerate(groups(theta, "layer").items()):
+            for k in range(N):
+                inner = sum(((theta[m][k] - sent[m][i]) * (sent[m][i] - received[m][i])).sum() for m in names)
+                out[i, layer, k] = alphas[component][i, k] * inner
+    return out
+
+
+def test_c3_gradient_of_the_logits() -> None:
+    """The biases of the heads are added to the logits, so their gradient is that of the logits."""
+    rule, received = learned(), draw(2, 2)
+    state = bank(rule, draw(N, 1))
+    expected = closed_form(state, rule, received)
+    found = rule.gradient(state, IDS, rule.broadcast(state, IDS).params - received)["head.bias"]
+    assert torch.allclose(found, expected, atol=1e-12)
+    assert expected.abs().min() > 1e-6
+    assert torch.allclose(found.sum(2), torch.zeros(2, 3, dtype=torch.float64), atol=1e-12)
+    after, before = step(rule, state, received)
+    change = after["hypernetworks"]["head.bias"][IDS] - before["head.bias"][IDS]
+    assert torch.allclose(change, -rule.hn_lr * expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("norm", ["softmax", "relu_sum"])
+def test_c3_gradient_of_every_value_by_finite_differences(norm: str) -> None:
+    """f_i(theta_bar) = 1/2 ||theta_bar - m_i||^2: with one step of rate 1 clients return m_i, so G is its gradient."""
+    rule, m = learned(norm=norm), draw(2, 3)
+    state = bank(rule, draw(N, 1))
+    gradient = rule.gradient(state, IDS, rule.broadcast(state, IDS).params - m)
+
+    def loss(client: int) -> float:
+        off = rule.broadcast(state, IDS).params - m
+        return float(sum(0.5 * v[client].square().sum() for v in off.values()))
+
+    checked, generator = 0, torch.Generator().manual_seed(0)
+    for k, values in state["hypernetworks"].items():
+        for row, client in enumerate(IDS.tolist()):
+            flat = values[client].view(-1)
+            for j in torch.randint(len(flat), (4,), generator=generator).tolist():
+                kept, up_down = flat[j].item(), []
+                for change in (1e-6, -1e-6):
+                    flat[j] = kept + change
+                    up_down.append(loss(row))
+                flat[j] = kept
+                slope = (up_down[0] - up_down[1]) / 2e-6
+                assert gradient[k][row].view(-1)[j].item() == pytest.approx(slope, abs=1e-6), k
+                checked += abs(slope) > 1e-3
+    assert checked > 10
+
+
+def test_c4_a_step_moves_the_mixture_the_way_training_went() -> None:
+    """First order: <theta_bar_new - theta_bar_old, Delta> = hn_lr ||gradient||^2 > 0 over the same bank."""
+    rule = learned(hn_lr=1e-5)
+    theta = draw(N, 1)
+    state = bank(rule, theta)
+    old = rule.broadcast(state, IDS).params
+    received = draw(2, 2)
+    delta = received - old
+    gradient = rule.gradient(state, IDS, old - received)
+    after, _ = step(rule, state, received)
+    new = rule.broadcast({**after, "theta": theta}, IDS).params
+    for i in range(2):
+        gain = sum(((new - old)[k][i] * delta[k][i]).sum() for k in delta)
+        squared = sum(g[i].square().sum() for g in gradient.values())
+        assert gain > 0
+        assert gain.item() == pytest.approx(1e-5 * squared.item(), rel=1e-2)
+
+
+def test_c5_a_layer_teaches_its_own_row_alone() -> None:
+    rule, theta, G = learned(), draw(N, 1), draw(2, 2)
+    state = bank(rule, theta)
+    other = {**state, "theta": Params({**theta, "norm.weight": draw(N, 9)["norm.weight"]})}
+    a, b = (rule.gradient(s, IDS, G)["head.bias"] for s in (state, other))
+    changed = (a - b).abs().amax((0, 2)) > 1e-9
+    assert changed.tolist() == [False, True, False]
+
+
+def test_c6_no_change_teaches_nothing() -> None:
+    rule = learned(hn_lr=1e3)
+    state = bank(rule, draw(N, 1))
+    after, before = step(rule, state, rule.broadcast(state, IDS).params)
+    assert all(torch.equal(after["hypernetworks"][k], before[k]) for k in before)
+
+
+def test_c7_retained_layers_are_the_clients_own() -> None:
+    rule, theta = retained(retain=2), draw(N, 1)
+    state = bank(rule, theta)
+    flags = torch.stack(list(rule.broadcast(state, IDS).extra["retained"].values()), 1)
+    assert flags.sum(1).tolist() == [2, 2]
+    # the layers with the largest weight of the own model, which plain learned mixing shows
+    plain = learned().mixing(state, IDS).weights
+    own = torch.stack([alpha[torch.arange(2), IDS] for alpha in plain.values()], 1)
+    for i in range(2):
+        assert own[i][flags[i]].min() > own[i][~flags[i]].max()
+    sent, mixed = rule.broadcast(state, IDS).params, learned().broadcast(state, IDS).params
+    gradient = rule.gradient(state, IDS, draw(2, 2))["head.bias"]
+    for layer, names in enumerate(groups(theta, "layer").values()):
+        for k in names:
+            for i, client in enumerate(IDS.tolist()):
+                expected = theta[k][client] if flags[i, layer] else mixed[k][i]
+                assert torch.equal(sent[k][i], expected)
+                assert (gradient[i, layer].abs().max() == 0) == flags[i, layer]
+
+
+def test_c7_ties_go_to_the_first_layers() -> None:
+    state = retained().init(draw(1, 1).rows(0), N)
+    assert [v.tolist() for v in retained().broadcast(state, IDS).extra["retained"].values()] == [
+        [True, True],
+        [False, False],
+        [False, False],
+    ]
+
+
+def test_c7_none_retained_is_pfedla_and_all_is_local(equal: Federation) -> None:
+    settings: dict[str, Any] = {"cohort": 4, "rounds": 4}
+    fast = {"hn_lr": 1.0}
+    none = fit("heurpfedla", equal, options={"retain": 0, **fast}, **settings)
+    pfedla = fit("pfedla", equal, options=fast, **settings)
+    all_ = fit("heurpfedla", equal, options={"retain": 9, **fast}, **settings)
+    local = fit("local", equal, **settings)
+    for k in local.models:
+        assert torch.equal(none.models[k], pfedla.models[k])
+        assert torch.equal(all_.models[k], local.models[k])
+    assert (all_.bytes_down, local.bytes_down) == (4 * 4 * 2, 0)  # nothing but a byte per layer that says so
+    off = fit("heurpfedla", equal, options={"retain": 9, "upload_retained": False}, **settings)
+    assert off.bytes_up == 0
+
+
+def test_c7_retained_layers_need_not_travel() -> None:
+    """float64: body has 16 values, norm 4, head 8; a flag is one byte."""
+    theta = draw(N, 1)
+    sizes = torch.tensor([16, 4, 8])
+    for upload in (True, False):
+        rule = retained(upload_retained=upload)
+        state = bank(rule, theta)
+        sent = rule.broadcast(state, IDS)
+        flags = torch.stack(list(sent.extra["retained"].values()), 1)
+        spared = 8 * int((flags * sizes).sum())
+        assert rule.bytes_down(state, IDS, sent) == 2 * (8 * 28 + 3) - spared
+        received = draw(2, 2)
+        after, _ = step(rule, state, received)
+        assert rule.bytes_up(after, IDS, Payload(received)) == 2 * 8 * 28 - (0 if upload else spared)
+        for layer, names in enumerate(groups(theta, "layer").values()):
+            for k in names:
+                for i, client in enumerate(IDS.tolist()):
+                    kept = flags[i, layer] and not upload
+                    assert torch.equal(
+                        after["theta"][k][client], (theta if kept else received)[k][client if kept else i]
+                    )
+
+
+def test_c8_c9_the_bank_holds_what_came_back_and_nobody_else_changes() -> None:
+    rule, theta, received = learned(hn_lr=1.0), draw(N, 1), draw(2, 2)
+    after, before = step(rule, bank(rule, theta), received)
+    rest = torch.tensor([1, 3])
+    for k in theta:
+        assert torch.equal(after["theta"][k][IDS], received[k])
+        assert torch.equal(after["theta"][k][rest], theta[k][rest])
+    for k in before:
+        assert torch.equal(after["hypernetworks"][k][rest], before[k][rest])
+    assert not torch.equal(after["hypernetworks"]["head.bias"][IDS], before["head.bias"][IDS])
+
+
+def test_c8_a_client_that_was_never_asked_is_sent_the_plain_mean(ragged: Federation) -> None:
+    result = fit("pfedla", ragged, cohort=2, rounds=2, options={"hn_lr": 1.0})
+    heuristic = fit("heurpfedla", ragged, cohort=2, rounds=2)
+    assert result.remains
+    assert heuristic.remains
+    never = (~result.remains.server["seen"]).nonzero().flatten()  # type: ignore[operator]
+    assert len(never)
+    for k, theta in result.remains.server["theta"].items():  # type: ignore[union-attr]
+        assert torch.allclose(
+            result.models[k][never], theta.mean(0).expand(len(never), *theta.shape[1:]), atol=1e-14
+        )
+    start = heuristic.remains.trained.get_parameter("1.weight")
+    assert torch.equal(heuristic.models["1.weight"][never[0]], start)  # the first layer is retained
+
+
+def test_newcomers_of_learned_mixing_weigh_all_and_are_weighed_by_nobody() -> None:
+    rule, theta = learned(hn_lr=1.0), draw(N, 1)
+    state = bank(rule, theta)
+    state["seen"] = torch.tensor([True, True, False, True])
+    before = rule.broadcast(state, torch.arange(N)).params
+    joined = rule.join(state, 2)
+    mean = theta.map(lambda a: a[[0, 1, 3]].mean(0))
+    new = torch.tensor([N, N + 1])
+    sent = rule.broadcast(joined, new)
+    weights = rule.mixing(joined, new).weights["head"]
+    assert torch.allclose(weights[0], torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2, 0.0], dtype=torch.float64))
+    for k, v in theta.items():
+        assert torch.allclose(joined["theta"][k][N:], mean[k].expand(2, *mean[k].shape))  # type: ignore[index]
+        assert torch.allclose(sent.params[k][0], (4 * v.mean(0) + mean[k]) / 5)
+    after = rule.absorb(joined, new, sent, Payload(draw(2, 5)), torch.ones(2, dtype=torch.int64))
+    assert all(torch.equal(rule.broadcast(after, torch.arange(N)).params[k], before[k]) for k in theta)
+    assert (rule.mixing(after, new).weights["head"][0, :5] - 0.2).abs().max() > 1e-3  # they learned
+
+
+def model_of(shape: tuple[int, ...] = (2, 3)) -> Params:
+    return Params({"w": torch.zeros(shape, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)})
+
+
+def hyper(**more: Any) -> tuple[Generated, Any, Payload]:
+    rule = Generated(embedding=2, hidden=3, depth=1, **more)
+    torch.manual_seed(0)
+    state = rule.init(model_of(), 3)
+    return rule, state, rule.broadcast(state, torch.arange(3))
+
+
+ONE = torch.tensor([1])
+COUNT = torch.ones(1, dtype=torch.int64)
+
+
+def test_c10_no_change_leaves_weight_decay_alone() -> None:
+    """v = wd phi in the first step, 0.5 wd phi + wd phi' in the second."""
+    rule, state, sent = hyper(hn_lr=0.1, momentum=0.5, weight_decay=0.2)
+    once = rule.aggregate(state, ONE, sent.rows(ONE), sent.rows(ONE), COUNT)
+    sent = rule.broadcast(once, ONE)
+    twice = rule.aggregate(once, ONE, sent, sent, COUNT)
+    for k, phi in state["phi"].items():
+        first = phi * (1 - 0.1 * 0.2)
+        assert torch.allclose(once["phi"][k], first, atol=1e-14)  # type: ignore[index]
+        assert torch.allclose(twice["phi"][k], first - 0.1 * (0.5 * 0.2 * phi + 0.2 * first), atol=1e-14)  # type: ignore[index]
+
+
+def test_c10_the_gradient_is_the_jacobian_times_the_difference() -> None:
+    """d/dphi <h(v; phi), theta - theta~> by finite differences, for every value of phi."""
+    rule, state, sent = hyper(hn_lr=1.0, momentum=0.0, weight_decay=0.0, clip=1e9)
+    sent = sent.rows(ONE)
+    back = sent.params.map(lambda a: a - torch.randn(a.shape, dtype=a.dtype))
+    after = rule.aggregate(state, ONE, sent, Payload(back), COUNT)
+    difference = sent.params - back
+
+    def along() -> float:
+        model = generate(state["phi"], state["phi"]["embedding"][ONE])
+        return float(sum((model[k] * difference[k]).sum() for k in model))
+
+    for k, values in state["phi"].items():
+        flat, change = values.view(-1), (after["phi"][k] - values).view(-1).clone()  # type: ignore[index]
+        for j in range(len(flat)):
+            kept = flat[j].item()
+            flat[j] = kept + 1e-6
+            up = along()
+            flat[j] = kept - 1e-6
+            down = along()
+            flat[j] = kept
+            assert change[j].item() == pytest.approx(-(up - down) / 2e-6, abs=1e-7), k
+
+
+def test_c10_a_long_gradient_is_cut_to_length() -> None:
+    rule, state, sent = hyper(hn_lr=0.1, momentum=0.0, weight_decay=0.0, clip=0.5)
+    back = sent.params.map(lambda a: a - 100)
+    after = rule.aggregate(state, ONE, sent.rows(ONE), Payload(back).rows(ONE), COUNT)
+    moved = [(after["phi"][k] - v).square().sum() for k, v in state["phi"].items()]  # type: ignore[index]
+    assert sum(moved).sqrt().item() == pytest.approx(0.1 * 0.5, rel=1e-9)
+
+
+def test_c10_clients_of_a_cohort_follow_one_another() -> None:
+    rule, state, sent = hyper()
+    back = Payload(sent.params.map(lambda a: a + 1))
+    ids = torch.tensor([0, 2])
+    together = rule.aggregate(state, ids, sent.rows(ids), back.rows(ids), torch.ones(2, dtype=torch.int64))
+    one = torch.tensor([0])
+    apart = rule.aggregate(state, one, sent.rows(one), back.rows(one), COUNT)
+    apart = rule.aggregate(apart, torch.tensor([2]), sent.rows(ids[1:]), back.rows(ids[1:]), COUNT)
+    assert all(torch.equal(together["phi"][k], apart["phi"][k]) for k in state["phi"])  # type: ignore[index]
+
+
+def test_c10_a_client_whose_model_the_step_before_made_right_teaches_nothing() -> None:
+    """The second client returned just what phi generates for it after the first one's step."""
+    rule, state, sent = hyper(momentum=0.0, weight_decay=0.0)
+    ids = torch.tensor([0, 2])
+    back = sent.params.map(lambda a: a + 1).rows(ids)
+    once = rule.aggregate(state, ids[:1], sent.rows(ids[:1]), Payload(back.rows(slice(0, 1))), COUNT)
+    right = back.map(lambda a, b: torch.cat([a[:1], b]), rule.broadcast(once, ids[1:]).params)
+    both = rule.aggregate(state, ids, sent.rows(ids), Payload(right), torch.ones(2, dtype=torch.int64))
+    assert all(torch.equal(both["phi"][k], once["phi"][k]) for k in state["phi"])  # type: ignore[index]
+
+
+def test_the_width_of_embeddings_follows_the_number_of_clients() -> None:
+    """int(1 + N / 4), as the public code has it: 3 for 10 clients, where int((1 + N) / 4) would be 2."""
+    state = Generated().init(model_of(), 10)
+    assert state["phi"]["embedding"].shape == (10, 3)  # type: ignore[call-overload]
+
+
+def test_newcomers_of_a_hypernetwork_learn_their_embedding_alone() -> None:
+    rule, state, _ = hyper()
+    joined = rule.join(state, 2)
+    mean = state["phi"]["embedding"].mean(0)
+    new = torch.tensor([3, 4])
+    sent = rule.broadcast(joined, new)
+    expected = generate(state["phi"], mean[None])
+    assert all(torch.allclose(sent.params[k][0], expected[k][0]) for k in expected)
+    assert all(torch.equal(rule.newcomer(state)[k], expected[k][0]) for k in expected)
+    back = Payload(sent.params.map(lambda a: a + 1))
+    after = rule.absorb(joined, new, sent, back, torch.ones(2, dtype=torch.int64))
+    for k, v in state["phi"].items():
+        assert torch.equal(after["phi"][k][: len(v)], v)  # type: ignore[index]
+    learned_rows = after["phi"]["embedding"][3:]  # type: ignore[call-overload]
+    assert (learned_rows - mean).abs().amax(1).min() > 1e-6
+    nearer, before = rule.broadcast(after, new).params - back.params, sent.params - back.params
+    assert sum(v.square().sum() for v in nearer.values()) < sum(v.square().sum() for v in before.values())

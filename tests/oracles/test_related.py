@@ -1,0 +1,259 @@
+"""Closed forms of APFL, Ditto, L2GD, MOCHA and FedALA (specification 10, E14)."""
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedattune
+from fedattune import Federation, Params, Payload, Result
+from fedattune.client import (
+    SGD,
+    Contraction,
+    Ditto,
+    Interpolated,
+    LocalAggregation,
+    Proximal,
+    Relation,
+)
+from fedattune.core import Job
+from fedattune.server import Coin, Relations
+from oracles.quadratic import FRESH, W0, A, M, gradient, params, run
+
+RUN: dict[str, Any] = {"rounds": 4, "cohort": 6, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
+D = 5 * 3 + 3  # values of logistic regression of 5 inputs and 3 classes
+
+
+def fit(name: str, federation: Federation, options: Any = None, **more: Any) -> Result:
+    return fedattune.fit(name, federation, "mlr", options=options, **(RUN | more))
+
+
+def gap(a: Params, b: Params) -> float:
+    return max((a[k] - v).abs().max().item() for k, v in b.items())
+
+
+def test_e14_ditto_without_lam_is_fedavg_and_local(ragged: Federation) -> None:
+    mine, average, alone = fit("ditto", ragged, {"lam": 0}), fit("fedavg", ragged), fit("local", ragged)
+    assert mine.remains
+    assert average.remains
+    assert gap(mine.models, alone.models) == 0
+    assert gap(cast(Params, mine.remains.server["w"]), cast(Params, average.remains.server["w"])) == 0
+    assert mine.history[-1]["global"] == average.history[-1]["global"]
+
+
+def test_e14_ditto_on_a_quadratic() -> None:
+    """The error of v to (m + lam w) / (1 + lam) shrinks by 1 - eta (1 + lam) per step, w as received."""
+    lam, eta, steps = 3.0, 0.05, 6
+    upload, memory = run(Ditto(lam), gradient, steps, eta, sent=A, memory={"v": params(W0)})
+    target = (M + lam * A) / (1 + lam)
+    assert torch.allclose(memory["v"]["w"] - target, (1 - eta * (1 + lam)) ** steps * (W0 - target))
+    assert torch.allclose(upload.params["w"] - M, (1 - eta) ** steps * (A - M))
+    upload, memory = run(
+        Ditto(lam, 0.01, SGD((Proximal(2.0),))), gradient, steps, eta, sent=A, memory={"v": params(W0)}
+    )
+    assert torch.allclose(memory["v"]["w"] - target, (1 - 0.01 * (1 + lam)) ** steps * (W0 - target))
+    near = (M + 2 * A) / 3
+    assert torch.allclose(upload.params["w"] - near, (1 - eta * 3) ** steps * (A - near))
+
+
+def test_e14_apfl_limits(ragged: Federation) -> None:
+    """alpha=0 predicts with w at both points, alpha=1 with a v that is trained as if alone."""
+    shared, average = fit("apfl", ragged, {"alpha": 0}), fit("fedavg", ragged)
+    for entry, other in zip(shared.history, average.history, strict=True):
+        for point in ("received", "trained"):
+            assert entry[point]["loss_uniform"] == pytest.approx(other[point]["loss_uniform"], abs=1e-12)
+    assert gap(fit("apfl", ragged, {"alpha": 1}).models, fit("local", ragged).models) < 1e-14
+
+
+def test_e14_apfl_steps_by_hand() -> None:
+    """Two steps on the quadratic, whose gradient at m = alpha v + (1 - alpha) w is m - M."""
+    eta = 0.02
+    for adaptive in (False, True):
+        w, v, alpha = A.clone(), W0.clone(), torch.tensor(0.3, dtype=torch.float64)
+        for _ in range(2):
+            g = alpha * v + (1 - alpha) * w - M
+            slope = ((v - w) * g).sum() if adaptive else torch.tensor(0.0)
+            w, v, alpha = w - eta * (w - M), v - eta * alpha * g, (alpha - eta * slope).clamp(0, 1)
+        rule = Interpolated(0.3, adaptive)
+        memory = rule.memory(params(W0))
+        upload, memory = run(rule, gradient, 2, eta, sent=A, memory=memory)
+        assert torch.allclose(upload.params["w"], w)
+        assert torch.allclose(memory["v"]["w"], v)
+        assert torch.allclose(memory["mix"]["alpha"], alpha)
+        model = rule.trained_model(upload, memory)["w"]
+        assert torch.allclose(model, alpha * v + (1 - alpha) * w)
+    assert 0 < alpha < 1
+
+
+def models(n: int, seed: int = 0) -> Params:
+    return Params(w=torch.randn(n, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+
+
+def averaged(server: Coin, x: Params) -> tuple[Any, Tensor]:
+    """State after a communication, and every client's model after it."""
+    n = torch.arange(1, 6)
+    ids = torch.arange(5)
+    state = server.init(params(W0), 5)
+    while True:
+        state = server.aggregate(state, ids, Payload(x), Payload(x), n)
+        if state["keep"] < 1:
+            break
+    payload, rule = server.broadcast(state, ids), Contraction()
+    moved = []
+    for i in range(5):
+        memory = {**rule.memory(params(W0)), "own": x.rows(i)}
+        moved.append(rule.received_model(payload.rows(i), memory, FRESH)["w"])
+    return state, torch.stack(moved)
+
+
+def test_e14_l2gd_averages_and_keeps_the_mean() -> None:
+    """c=1 makes all models the mean; any c keeps it, and moves by the matrix (1 - c)^m I + (1 - (1 - c)^m) 11^T / n."""
+    torch.manual_seed(0)
+    x = models(5)
+    mean = x["w"].mean(0)
+    _, moved = averaged(Coin(chance=0.5, c=1.0), x)
+    assert torch.allclose(moved, mean.expand(5, 4), atol=1e-14)
+    server = Coin(chance=0.5, c=0.3)
+    state, moved = averaged(server, x)
+    assert torch.allclose(moved.mean(0), mean, atol=1e-14)
+    steps = np.log(float(state["keep"])) / np.log(0.7)
+    assert steps == pytest.approx(round(steps))
+    assert round(steps) >= 1
+    M = float(state["keep"]) * torch.eye(5).double() + (1 - float(state["keep"])) / 5
+    assert torch.allclose(moved, M @ x["w"], atol=1e-14)
+    matrices = server.mixing(state, torch.arange(5))
+    assert matrices
+    assert torch.allclose(matrices.weights["model"], M)
+
+
+def test_e14_l2gd_flips_the_coins_of_the_paper() -> None:
+    """m averagings follow a local step with probability p^m (1 - p)."""
+    torch.manual_seed(1)
+    server, p = Coin(chance=0.6, c=0.5), 0.6
+    state = server.init(params(W0), 2)
+    counts = np.zeros(60)
+    for _ in range(4000):
+        state = server.absorb(state, *(cast(Any, None),) * 4)
+        counts[round(-np.log2(float(state["keep"])))] += 1
+    for m in range(5):
+        assert counts[m] / 4000 == pytest.approx(p**m * (1 - p), abs=0.03)
+
+
+def test_e14_an_averaging_is_done_once() -> None:
+    """One that is sent again, because nobody answered in between, does nothing."""
+    rule = Contraction()
+    extra = {"average": Params(keep=torch.tensor(0.25).double(), number=torch.tensor(3.0).double())}
+    memory = {**rule.memory(params(W0))}
+    upload, memory = run(rule, gradient, 0, 0.1, sent=A, extra=extra, memory=memory)
+    assert torch.allclose(upload.params["w"], 0.25 * W0 + 0.75 * A)
+    again, _ = run(rule, gradient, 0, 0.1, sent=A, extra=extra, memory=memory)
+    assert torch.equal(again.params["w"], upload.params["w"])
+
+
+def test_e14_l2gd_communicates_only_to_average(ragged: Federation) -> None:
+    """d values up and d + 2 down per client; what the last round averaged would be sent in the next one."""
+    for p in (0.3, 0.6):
+        result = fit("l2gd", ragged, {"p": p}, rounds=12)
+        averagings = list(result.mixing)
+        assert 0 < len(averagings) < 12
+        assert result.bytes_up == 8 * D * 6 * len(averagings)
+        assert result.bytes_down == 8 * (D + 2) * 6 * len([r for r in averagings if r < 12])
+    assert fit("l2gd", ragged, {"p": 0.0}).bytes_up == 0
+    assert gap(fit("l2gd", ragged, {"p": 0.0}).models, fit("local", ragged).models) == 0
+
+
+def test_e14_mocha_without_relation_is_local_with_l2(ragged: Federation) -> None:
+    mine = fit("mocha", ragged, {"lam1": 0, "lam2": 0.05})
+    assert gap(mine.models, fit("local", ragged, weight_decay=0.1).models) < 1e-14
+
+
+@pytest.mark.parametrize("omega", ["mean", "learned"])
+def test_e14_mocha_follows_its_regulariser(omega: Any) -> None:
+    """The step is down the gradient of lam1 tr(W Omega W^T) + lam2 ||W||^2, taken by automatic differentiation."""
+    server, x = Relations(omega), models(5)
+    state: Any = {"W": x, "seen": torch.ones(5, dtype=torch.bool)}
+    ids = torch.tensor([1, 3])
+    Omega = server.matrix(state)
+    assert torch.allclose(Omega, Omega.T)
+    payload = server.broadcast(state, ids)
+    W = x["w"].clone().requires_grad_()
+    (0.7 * torch.trace(W.T @ Omega @ W) + 0.2 * W.square().sum()).backward()
+    for row, client in enumerate(ids.tolist()):
+        rule = SGD((Relation(0.7, 0.2),), start="own")
+        sent = payload.rows(row)
+        own = x["w"][client]
+        upload, _ = run(
+            rule,
+            lambda w, batch: w.zeros(),
+            1,
+            0.1,
+            sent=sent.params["w"],
+            extra=sent.extra,
+            memory={"own": params(own)},
+        )
+        assert torch.allclose(upload.params["w"], own - 0.1 * cast(Tensor, W.grad)[client])
+
+
+def test_e14_mocha_matrices() -> None:
+    """mean: I - 11^T/m; learned: diag(1/3, 2/3) for orthogonal models of lengths 2 and 1, trace 1."""
+    seen = torch.ones(2, dtype=torch.bool)
+    x = Params(w=torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+    half = torch.tensor([[0.5, -0.5], [-0.5, 0.5]], dtype=torch.float64)
+    assert torch.allclose(Relations("mean").matrix({"W": x, "seen": seen}), half)
+    learned = Relations("learned").matrix({"W": x, "seen": seen})
+    assert torch.allclose(learned, torch.diag(torch.tensor([1 / 3, 2 / 3])).double(), atol=1e-3)
+    # Equal models: only differences cost, as with the mean, up to the trace and the smoothing.
+    alike = Relations("learned").matrix({"W": Params(w=torch.ones(2, 2)), "seen": seen})
+    assert torch.allclose(alike, half, atol=0.01)
+
+
+def test_e14_mocha_leaves_personal_tensors_out_of_the_relation() -> None:
+    w = Params(head=W0, body=W0)
+    sent = Payload(Params(head=W0, body=A), {"omega": Params(own=torch.tensor(0.5).double())})
+    rule = SGD((Relation(1.0, 0.0),), start="own")
+    job = Job(0.1, torch.tensor(1.0), 1, 1, ("head",))
+    carry = rule.begin(sent, {"own": w}, FRESH, job)
+    moved = rule.step(carry, (), lambda w, batch: w.zeros(), job).w
+    assert torch.equal(moved["head"], W0)
+    assert torch.allclose(moved["body"], W0 - 0.2 * (A + 0.5 * W0))
+
+
+def test_e14_fedala_with_ones_is_fedavg(ragged: Federation) -> None:
+    mine, average = fit("fedala", ragged, {"eta": 0.0}), fit("fedavg", ragged)
+    for entry, other in zip(mine.history, average.history, strict=True):
+        for point in ("received", "trained"):
+            assert entry[point]["loss_uniform"] == pytest.approx(other[point]["loss_uniform"], abs=1e-12)
+
+
+def test_e14_fedala_with_zeros_keeps_the_old_upper_layers() -> None:
+    rule = LocalAggregation(layers=1)
+    lower, upper = Params({"0.w": W0, "1.w": W0}), Params({"0.w": A, "1.w": A})
+    memory = rule.memory(lower)
+    assert list(memory["U"]) == ["1.w"]
+    first = rule.received_model(Payload(upper), memory, FRESH)
+    assert torch.equal(first["1.w"], A)  # in its first round, the client takes everything
+    memory |= {"U": memory["U"].zeros(), "trained": memory["trained"] + 1}
+    mixed = rule.received_model(Payload(upper), memory, FRESH)
+    assert torch.equal(mixed["0.w"], A)
+    assert torch.equal(mixed["1.w"], W0)
+
+
+def test_e14_fedala_learns_by_hand() -> None:
+    """U <- clip(U - eta (theta - M) * (w - old), 0, 1) with theta = old + (w - old) U, on the quadratic."""
+    rule = LocalAggregation(eta=0.4, first_passes=3)
+    memory = rule.memory(params(W0))
+    assert int(rule.probe_passes(memory)) == 0
+    assert int(LocalAggregation().probe_passes({**memory, "trained": memory["trained"] + 1})) == 11
+    assert int(rule.probe_passes({**memory, "trained": memory["trained"] + 2})) == 1
+    memory["trained"] = memory["trained"] + 1
+    U = torch.ones_like(W0)
+    for _ in range(3):
+        theta = W0 + (A - W0) * U
+        U = (U - 0.4 * (theta - M) * (A - W0)).clamp(0, 1)
+    assert 0 < U.min() < 1 or (U == 0).any()
+    upload, kept = run(rule, gradient, 2, 0.1, sent=A, memory=memory)
+    assert torch.allclose(kept["U"]["w"], U)
+    assert torch.allclose(upload.params["w"] - M, 0.9**2 * (W0 + (A - W0) * U - M))
+    assert int(rule.probe_passes(kept)) == 1
