@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .result import Result
 
 RESAMPLES = 10_000
+MANY = 5  # names above which they are not listed
 FEWEST = 5  # clients below which resampling them says nothing
 
 
@@ -127,8 +128,11 @@ def fairness_notes(results: Sequence["Result"]) -> list[str]:
 
 
 def _grouped(values: dict[str, str]) -> str:
-    """Names that share a value together: `local, fedavg: 20; pfedme: 40`."""
+    """Names that share a value together: `local, fedavg: 20; pfedme: 40`; of many names, the most as `the others`."""
     shared: dict[str, list[str]] = {}
     for name, value in values.items():
         shared.setdefault(value, []).append(name)
+    most = max(shared, key=lambda value: len(shared[value]))
+    if len(shared[most]) > MANY:
+        shared = {value: names for value, names in shared.items() if value != most} | {most: ["the others"]}
     return "; ".join(f"{', '.join(names)}: {value}" for value, names in shared.items())

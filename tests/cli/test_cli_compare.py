@@ -170,6 +170,12 @@ def test_verdict_needs_two() -> None:
     assert "Nothing to compare" in verdict(results(Fake("local", LOCAL)))
 
 
+def test_many_methods_that_are_alike_are_not_listed() -> None:
+    many = [Fake(name, LOCAL) for name in "abcdef"]
+    (note,) = fairness_notes(results(Fake("local", LOCAL), *many, Fake("g", LOCAL, local_steps=1000)))
+    assert "(g: 1,000; the others: 2,000)" in note
+
+
 def test_what_the_methods_were_not_given_alike_is_said() -> None:
     assert fairness_notes(results(Fake("local", LOCAL), Fake("a", LOCAL))) == []
     fewer = Fake("a", LOCAL, local_steps=1000)

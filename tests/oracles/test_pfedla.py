@@ -230,6 +230,8 @@ def test_c7_none_retained_is_pfedla_and_all_is_local(equal: Federation) -> None:
         assert torch.equal(none.models[k], pfedla.models[k])
         assert torch.equal(all_.models[k], local.models[k])
     assert (all_.bytes_down, local.bytes_down) == (4 * 4 * 2, 0)  # nothing but a byte per layer that says so
+    assert "keeps all of this model's components (2): this is training alone" in all_.notes[0]
+    assert not none.notes
     off = fit("heurpfedla", equal, options={"retain": 9, "upload_retained": False}, **settings)
     assert off.bytes_up == 0
 

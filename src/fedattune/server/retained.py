@@ -66,6 +66,13 @@ class Retained(Learned):
         now = cast(Tensor, state["retained"]).index_copy(0, ids, torch.stack(list(flags.values()), 1))
         return {**super().aggregate(state, ids, sent, received, n), "retained": now}
 
+    def remarks(self, state: State, ids: Tensor) -> tuple[str, ...]:
+        """Say so if nothing is left to be mixed."""
+        components = len(groups(cast(Params, state["theta"]), self.unit))
+        if self.retain < components:
+            return ()
+        return (f"retain={self.retain} keeps all of this model's components ({components}): this is training alone",)
+
     def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> int:
         """What is sent without the retained components."""
         flags = torch.stack(list(sent.extra["retained"].values()), 1)
