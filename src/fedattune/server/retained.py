@@ -71,7 +71,9 @@ class Retained(Learned):
         components = len(groups(cast(Params, state["theta"]), self.unit))
         if self.retain < components:
             return ()
-        return (f"retain={self.retain} keeps all of this model's components ({components}): this is training alone",)
+        return (
+            f"retain={self.retain} keeps all of this model's components ({components}): this is training alone",
+        )
 
     def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> int:
         """What is sent without the retained components."""
