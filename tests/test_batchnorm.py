@@ -110,3 +110,42 @@ def test_a_newcomer_is_given_the_averaged_statistics(ragged: Federation, tmp_pat
     assert torch.allclose(given - zero, 0.9**3 * common, atol=1e-14)
     assert torch.equal(given, read)
     assert common.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize(
+    ("name", "options"), [("ditto", {"lam": 0.0}), ("apfl", {"alpha": 1.0}), ("l2gd", {"p": 0.0})]
+)
+def test_a_model_trained_beside_the_clients_own_leaves_its_statistics_alone(
+    name: str, options: dict[str, Any], engine: str, ragged: Federation
+) -> None:
+    """Without any pull these train the client's model as Local does: parameters and statistics are the same."""
+    own = fit(ragged, name, options=options, engine=engine)
+    local = fit(ragged, "local", engine=engine)
+    for k, v in local.models.items():
+        assert torch.allclose(own.models[k], v, atol=1e-14)
+    for k in STATISTICS:
+        assert torch.allclose(own.buffers[k], local.buffers[k], atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedala", "fedfomo", "scaffold"])
+def test_averaged_statistics_are_deployed(name: str, ragged: Federation) -> None:
+    """Also where the received model takes a look at data first, which leaves no trace in the statistics."""
+    result = fit(ragged, name, bn_buffers="average", rounds=3)
+    assert all(alike(result.buffers[k]) for k in STATISTICS)
+    assert not alike(fit(ragged, name, rounds=3).buffers["0.1.running_mean"])
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize(("name", "options"), [("fedfomo", {"validation": 0.9}), ("fedala", {"share": 0.05})])
+def test_no_batch_of_one_sample(name: str, options: dict[str, Any], engine: str) -> None:
+    """A part of few samples is never so small that there is nothing to normalise over."""
+    small = make_federation([4, 5, 30, 8])
+    result = fit(small, name, options=options, engine=engine, cohort=4)
+    assert all(v.isfinite().all() for v in result.models.values())
+
+
+def test_policies_without_effect_are_said(ragged: Federation) -> None:
+    result = fedattune.fit("fedavg", ragged, "mlr", bn_buffers="average", **RUN)
+    assert result.notes == ["this model has no BatchNorm layers: --bn-affine and --bn-buffers change nothing"]
+    assert not fit(ragged, bn_buffers="average").notes

@@ -84,3 +84,26 @@ def test_models_without_body_and_models_read_back(name: str, ragged: Federation,
         assert model(x).shape == (9, 3)
         assert torch.equal(model(x), result.model(number)(x))
         assert torch.equal(model(x), fedattune.Result.load(tmp_path / "run").model(number)(x))
+
+
+class Taught(nn.Module):
+    """A user's model with names that FedAttune uses for its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objective = nn.CrossEntropyLoss()
+        self.batch_statistics = True
+        self.layers = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x * self.scale)
+        return out
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedhn", "fedam", "fedcp", "fedrod"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_users_own_model_of_any_type(name: str, dtype: torch.dtype, ragged: Federation) -> None:
+    """Attributes with names of our own, a parameter without dimensions, and double precision."""
+    result = fedattune.fit(name, ragged, Taught().to(dtype), rounds=2, steps=2, dtype="float64")
+    assert all(v.isfinite().all() for v in result.models.values())

@@ -101,12 +101,16 @@ class ClientStates:
             return self.buffers
         return Params({**self.buffers, **self.common.repeat(len(self.fresh))})
 
-    def inputs(self, ids: Tensor, payload: Payload) -> Inputs:
-        """What clients `ids` start training from when `payload` is the last they were sent."""
+    def inputs(self, ids: Tensor, payload: Payload, heard: Tensor) -> Inputs:
+        """What clients `ids` start training from when `payload` is the last they were sent; `heard` is of `Job`."""
         own = self.personal.rows(ids)
         whole = Params({k: own[k] if k in own else payload.params[k] for k in self.names})
         return Inputs(
-            payload._replace(params=whole), take(self.memory, ids), self.buffers.rows(ids), self.fresh[ids]
+            payload._replace(params=whole),
+            take(self.memory, ids),
+            self.buffers.rows(ids),
+            self.fresh[ids],
+            heard,
         )
 
     def keep(self, ids: Tensor, trained: Trained) -> None:
@@ -125,7 +129,7 @@ class ClientStates:
             sent, fresh = broadcast(), torch.ones_like(self.fresh)
         if not self.memory and not self.personal:
             return rule(sent, {}, fresh)  # one model for all stays one model
-        models: Params = vmap(rule)(self.inputs(everyone, sent).sent, self.memory, fresh)
+        models: Params = vmap(rule)(self.inputs(everyone, sent, fresh).sent, self.memory, fresh)
         return models
 
 

@@ -29,6 +29,13 @@ def device(settings: Settings) -> torch.device:
     return torch.device(settings.device)
 
 
+def usable_device(settings: Settings) -> torch.device:
+    """The device that `settings` names if it is here, else what `auto` finds."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    return device(settings)
+
+
 def cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
     """The clients asked in round r, sorted; drawn from the seed alone, so the same for every algorithm."""
     rng = np.random.default_rng([settings.seed, COHORTS, r])

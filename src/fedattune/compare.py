@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,8 @@ class Row:
     mean_last_10pct: Spread | None
     rounds_to: list[int | None] | None  # per seed, of the accuracy asked for; None: not reached
     generalised: Spread | None
-    newcomers: Spread | None
+    arrived: Spread | None  # clients that joined after training: with what they were sent first
+    newcomers: Spread | None  # and after rounds of their own
     bytes_up: float
     bytes_down: float
     seconds: float
@@ -79,9 +80,9 @@ def _best(run: "Result", mean: str) -> float | None:
     return run.bmta[mean]["accuracy"] if run.bmta else None
 
 
-def _of_newcomers(run: "Result") -> float | None:
-    """Mean over the newcomers at the headline point."""
-    found = [getattr(newcomer, run.headline) for newcomer in run.newcomers]
+def _of_newcomers(run: "Result", point: Literal["received", "trained"]) -> float | None:
+    """Mean over the newcomers: as they arrived, or after rounds of their own."""
+    found = [getattr(newcomer, point) for newcomer in run.newcomers]
     return float(np.mean(found)) if found else None
 
 
@@ -110,7 +111,8 @@ def rows(results: Sequence["Result"], rounds_to: float | None = None) -> list[Ro
                 mean_last_10pct=_maybe(late),
                 rounds_to=None if rounds_to is None else [run.rounds_to(rounds_to) for run in runs],
                 generalised=_maybe([run.generalised for run in runs]),
-                newcomers=_maybe([_of_newcomers(run) for run in runs]),
+                arrived=_maybe([_of_newcomers(run, "received") for run in runs]),
+                newcomers=_maybe([_of_newcomers(run, "trained") for run in runs]),
                 bytes_up=float(np.mean([run.bytes_up for run in runs])),
                 bytes_down=float(np.mean([run.bytes_down for run in runs])),
                 seconds=float(np.mean([run.seconds for run in runs])),
@@ -167,6 +169,7 @@ QUALITY: dict[str, Cell] = {
 }
 BEYOND: dict[str, Cell] = {
     "global %": lambda row: _percent(row.generalised, row.n_seeds),
+    "arrived %": lambda row: _percent(row.arrived, row.n_seeds),
     "new %": lambda row: _percent(row.newcomers, row.n_seeds),
 }
 ROUNDS: dict[str, Cell] = {
@@ -190,7 +193,8 @@ LEGEND = (
 )
 MORE = {
     "global %": "the one global model on all clients' test samples together",
-    "new %": "mean over clients that joined after training",
+    "arrived %": "mean over clients that joined after training, with the model that they were sent at first",
+    "new %": "the same after rounds of their own",
 }
 
 
@@ -198,6 +202,7 @@ def columns(lines: Sequence[Row], rounds_to: float | None = None) -> list[dict[s
     """The columns in groups that belong together; those that no method has a number for are left out."""
     has = {
         "global %": any(row.generalised is not None for row in lines),
+        "arrived %": any(row.arrived is not None for row in lines),
         "new %": any(row.newcomers is not None for row in lines),
     }
     beyond = {title: cell for title, cell in BEYOND.items() if has[title]}

@@ -7,11 +7,12 @@ of models, over a network): that is the engine's part.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
+from .errors import ConfigError
 from .network import Network
 from .params import Params, choose
 from .select import Nothing, Selector
@@ -19,8 +20,17 @@ from .select import Nothing, Selector
 Batch: TypeAlias = tuple[Tensor, ...]
 """(x, y) or (x, y, weight): (B, ...) inputs, (B,) labels, (B,) weights that are 0 for padding."""
 
-Grad: TypeAlias = Callable[[Params, Batch], Params]
-"""Gradient of the mean loss over a batch, weight decay included."""
+
+class Grad(Protocol):
+    """Gradient of the mean loss over a batch, weight decay included."""
+
+    def __call__(self, w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:
+        """The gradient at w; `statistics=False` leaves the running statistics of BatchNorm as they are.
+
+        A rule that trains several models beside each other says so for all but the one that the client uses.
+        """
+
+
 
 Loss: TypeAlias = Callable[[Params, Batch], Tensor]
 """Mean loss (a scalar) over a batch, in evaluation mode."""
@@ -47,6 +57,9 @@ class Payload(NamedTuple):
         return self.params.nbytes() + sum(v.nbytes() for v in self.extra.values())
 
 
+HEARD = torch.tensor(True)
+
+
 class Job(NamedTuple):
     """What a client knows about its round beside the payload: it is told so with the order, or counts it itself.
 
@@ -56,6 +69,8 @@ class Job(NamedTuple):
         round: number of the round, from 1.
         cohort: clients that are asked in this round, |S|.
         personal: names of the tensors that never leave the client.
+        heard: whether the server will learn of this round from this client, a scalar bool tensor: not from those
+            that train without being asked, and not from those that join after training.
 
     """
 
@@ -64,6 +79,7 @@ class Job(NamedTuple):
     round: int
     cohort: int
     personal: tuple[str, ...] = ()
+    heard: Tensor = HEARD
 
 
 class MixingMatrices(NamedTuple):
@@ -101,6 +117,11 @@ class ClientUpdate(ABC):
     def probe_share(self) -> float:
         """Share of the client's training samples that `probe` sees, drawn anew in every round."""
         return 1.0
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """Extras that the server must send, each with the server rule that does."""
+        return {}
 
     @property
     def ready_after_probe(self) -> bool:
@@ -181,6 +202,9 @@ class ServerUpdate(ABC):
         w = state.get("w")
         return w if isinstance(w, Params) and w else None
 
+    learns: ClassVar[bool] = True
+    """Whether what clients upload changes what others are sent."""
+
     per_client: ClassVar[tuple[str, ...]] = ()
     """Names of the parts of the state that have one row per client."""
 
@@ -200,8 +224,8 @@ class ServerUpdate(ABC):
 
 def _append(old: Params | Tensor, new: Params | Tensor) -> Params | Tensor:
     if isinstance(old, Params):
-        return old.map(lambda a, b: torch.cat([a, b]), cast(Params, new))
-    return torch.cat([old, cast(Tensor, new)])
+        return old.map(lambda a, b: torch.cat([a, b.to(a)]), cast(Params, new))
+    return torch.cat([old, cast(Tensor, new).to(old)])
 
 
 class Participation(NamedTuple):
@@ -261,6 +285,12 @@ class Algorithm:
     bn_buffers: Literal["local", "average"] | None = None
     full_participation: bool = False
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, kind in (("client", ClientUpdate), ("server", ServerUpdate), ("personal", Selector)):
+            if not isinstance(getattr(self, name), kind):
+                got = getattr(self, name)
+                raise ConfigError(f"Algorithm: {name}: got {got!r}, expected a {kind.__name__}")
 
 
 def newest(sent: Params, own: Params, fresh: Tensor) -> Params:

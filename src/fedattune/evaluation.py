@@ -12,9 +12,12 @@ from .clients import ClientStates, owned
 from .core import Algorithm, FineTune, Payload, State
 from .data import Federation
 from .engines import Engine, Inputs, Scores, Trained, Work
-from .params import Params
+from .params import Params, concatenate
 from .runs import RunStore
 from .task import Task
+
+AT_ONCE = 32
+"""Clients whose received models are made together where that takes a look at data."""
 
 PARTS: tuple[Literal["test", "validation"], ...] = ("test", "validation")
 
@@ -79,27 +82,33 @@ class Evaluation:
 
     def _probed(self, server: State, work: Work) -> tuple[Params, Params]:
         """Every client's model as its next round would begin with it."""
-        sent = self._send_all(server) if self.clients.sent is None else self.clients.sent
-        inputs = self.clients.inputs(self.everyone, sent)
-        work = replace(work, steps=0, epochs=None)
-        done = self.engine.train(self.algorithm.client, self.everyone, inputs, work)
-        return vmap(self.algorithm.client.trained_model)(done.upload, done.memory), done.buffers
+        rule, work = self.algorithm.client, replace(work, steps=0, epochs=None)
+        buffers = self.clients.received_buffers()
+        models = []
+        for ids in torch.split(self.everyone, AT_ONCE):  # what is sent can be many models for each
+            kept = self.clients.sent
+            sent = self.algorithm.server.broadcast(server, ids) if kept is None else kept.rows(ids)
+            inputs = self.clients.inputs(ids, sent, torch.zeros_like(ids, dtype=torch.bool))
+            done = self.engine.train(rule, ids, inputs._replace(buffers=buffers.rows(ids)), work)
+            models.append(vmap(rule.trained_model)(done.upload, done.memory))
+        return concatenate(models), buffers
 
     def _adapted(self, models: Params, buffers: Params, adapt: FineTune, work: Work) -> tuple[Params, Params]:
         if adapt.steps:
             work = replace(work, steps=adapt.steps, epochs=None)
         work = replace(work, lr=adapt.lr or work.lr, part=adapt.part)
-        inputs = Inputs(Payload(models), {}, buffers, torch.ones_like(self.clients.fresh))
+        yes = torch.ones_like(self.clients.fresh)
+        inputs = Inputs(Payload(models), {}, buffers, yes, ~yes)
         done = self.engine.train(SGD(), self.everyone, inputs, work)
         return done.upload.params, done.buffers
 
     def _global(self, r: int, server: State, received: Params, scores: Scores | None) -> None:
         """Evaluate the one global model, if there is one, on every client's test part."""
-        network, names = self.algorithm.network, self.clients.personal
+        network, personal = self.algorithm.network, self.clients.personal
         w = self.algorithm.server.global_model(server)
-        if w is None or scores is None or (names and not (network and network.generic)):
+        if w is None or scores is None or (personal and not (network and network.generic)):
             return
-        whole = Params({k: w[k] if k in w else names[k][0] * 0 for k in self.clients.names})
+        whole = Params({k: w[k] if k in w else torch.zeros_like(personal[k][0]) for k in self.clients.names})
         if not all(v.stride(0) == 0 for v in received.values()) or self.clients.buffers:
             # Without shared statistics, those of the clients' mean stand in.
             buffers = self.clients.received_buffers().map(lambda b: b.double().mean(0).to(b.dtype))

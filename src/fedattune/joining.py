@@ -3,12 +3,13 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from .algorithms.local import local
+from .cohorts import usable_device
 from .config import Settings
 from .core import Algorithm, Payload, ServerUpdate, State
 from .data import Federation, federation
@@ -45,6 +46,8 @@ class Remains:
 class Joining(ServerUpdate):
     """The server as clients meet it that join after training; it learns about them and forgets nobody."""
 
+    learns: ClassVar[bool] = False
+
     server: ServerUpdate
     trained: State
     n_before: int
@@ -62,18 +65,22 @@ class Joining(ServerUpdate):
         return self.server.absorb(state, ids + self.n_before, sent, received, n)
 
 
-def join(remains: Remains, clients: Federation, settings: Settings, rounds: int) -> "Result":
+def join(remains: Remains, clients: Federation, config: Mapping[str, Any], rounds: int) -> "Result":
     """What new clients reach: on arrival, after `rounds` rounds of their own, and by training alone for as many.
 
     A client is first sent what the server has for a newcomer, then it trains like any other. The server learns
     from its uploads only what concerns the client itself, its place in the mixing: what the others are sent
-    never changes.
+    never changes. `config` is that of the run.
+
+    Raises:
+        ConfigError: `rounds` is no number of rounds.
+        DivergedError: training diverged on all of them.
+
     """
-    mine = settings.model_copy(
-        update={"rounds": rounds, "cohort": 1.0, "drop_out": 0.0, "held_out": 0, "eval_every": rounds}
-    )
-    config = {"algorithm": "joining", "options": {}, "model": "", "model_options": {}, "data": clients.name}
-    config |= mine.model_dump()
+    before = {k: v for k, v in config.items() if k in Settings.model_fields}
+    changed = {"rounds": rounds, "cohort": 1.0, "drop_out": 0.0, "held_out": 0, "eval_every": rounds}
+    mine = Settings.checked(**{**before, **changed})
+    config = {**config, "data": clients.name, **mine.model_dump()}
     method = remains.algorithm
     joining = replace(
         method,
@@ -115,18 +122,24 @@ def personalize(
 ) -> "Result":
     """See `Result.personalize`."""
     shape, classes = tuple(result.facts["input_shape"]), tuple(result.facts["classes"])
-    clients = data if isinstance(data, Federation) else federation(data, classes=classes)
+    clients = data if isinstance(data, Federation) else federation(data, classes=classes, fewest=1)
     if clients.input_shape != shape or clients.classes != classes:
         raise DataError(
             f"the new clients' data do not fit the run: got inputs of shape {clients.input_shape} and the classes "
             f"{', '.join(clients.classes)}, expected {shape} and {', '.join(classes)}"
         )
-    remains = result.remains or _reopened(result, clients, algorithm, module)
-    return join(remains, clients, result.settings, rounds)
+    if result.remains:
+        return join(result.remains, clients, result.config, rounds)
+    config = {**result.config, "device": str(usable_device(result.settings))}
+    return join(_reopened(result, config, clients, algorithm, module), clients, config, rounds)
 
 
 def _reopened(
-    result: "Result", clients: Federation, algorithm: Algorithm | None, module: nn.Module | None
+    result: "Result",
+    config: Mapping[str, Any],
+    clients: Federation,
+    algorithm: Algorithm | None,
+    module: nn.Module | None,
 ) -> Remains:
     """What is left of a run, from its folder."""
     if result.folder is None:
@@ -134,11 +147,11 @@ def _reopened(
             "this run was not finished, or was kept neither in memory nor in a folder: no client can join it"
         )
     settings = result.settings
-    method = fitted(algorithm or algorithm_of(result.config), settings)
-    model = module or rebuilt({**result.config, **result.facts})
+    method = fitted(algorithm or algorithm_of(config), settings)
+    model = module or rebuilt({**config, **result.facts})
     network = method.network
     trained = wrapped(network, model, sample(clients), settings.seed) if network else copy.deepcopy(model)
-    task = Task(trained).to(torch.device("cpu"), getattr(torch, settings.dtype))
+    task = Task(trained).to(torch.device(config["device"]), getattr(torch, settings.dtype))
     n = len(result.facts["clients"])
     template, shared = start_server(method, task, n, settings.seed)
     averaged = task.bn_statistics if method.bn_buffers == "average" and shared else ()

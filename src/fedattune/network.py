@@ -3,6 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +12,24 @@ from .errors import ConfigError, ModelError, brief
 from .params import Params
 
 
+class MethodModule(nn.Module, ABC):
+    """A module that a method trains in place of the user's model, with the method's loss.
+
+    It takes inputs (B, ...) and returns logits (B, classes) in evaluation mode; in training mode it may return
+    anything that `objective` makes a loss of.
+    """
+
+    batch_statistics = False
+    """Whether the loss depends on the batch as a whole, so that batches must not be padded."""
+
+    @abstractmethod
+    def objective(self, output: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        """The scalar training loss."""
+
+
 @dataclass(frozen=True)
 class Network(ABC):
-    """Builds what a method trains in place of the user's model.
-
-    The module that `wrap` returns takes inputs (B, ...) and returns logits (B, classes) in evaluation mode. In
-    training mode it may return anything that its method `objective(output, batch)` makes a scalar loss of; without
-    such a method, it is cross-entropy. An attribute `batch_statistics = True` says that its loss depends on the
-    batch as a whole, so that batches must not be padded.
-    """
+    """Builds what a method trains in place of the user's model: a `MethodModule`, or any other with cross-entropy."""
 
     @property
     def generic(self) -> bool:
@@ -59,6 +69,7 @@ def split(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn.Modu
         raise ConfigError(
             f"head: got {head!r}, expected a linear layer of the model {name}: {', '.join(linear)}"
         )
+    x = x.to(next(model.parameters()))
     whole = copy.deepcopy(model).eval()
     with torch.no_grad():
         output = whole(x)

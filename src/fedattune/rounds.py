@@ -17,11 +17,11 @@ from .engines import Trained, Work, make_engine
 from .errors import DivergedError
 from .evaluation import Evaluation
 from .params import Params
-from .remarks import loss_notes, run_notes
+from .remarks import run_notes
 from .result import Result
 from .runs import RoundRecord, RunStore, load_tensors, restore, save_tensors
 from .runs.folder import RunFolder
-from .starting import fitted, start_server
+from .starting import check_extras, fitted, start_server
 from .task import Task
 
 CHECKPOINT_SHARE = 0.1
@@ -61,7 +61,9 @@ class Run:
         self.task = Task(model).to(where, getattr(torch, settings.dtype))
         self.engine = make_engine(settings.engine, self.task, self.federation)
         self.server, shared = start_server(self.algorithm, self.task, federation.n_clients, settings.seed)
-        self.averages_buffers = bool(shared) and self.algorithm.bn_buffers == "average"
+        check_extras(self.algorithm, self.server, self.everyone[:1])
+        self.shares = bool(shared)
+        self.averages_buffers = self.shares and self.algorithm.bn_buffers == "average"
         averaged = self.task.bn_statistics if self.averages_buffers else ()
         self.clients = ClientStates.start(self.algorithm, self.task, self.server, self.everyone, averaged)
         if self.algorithm.network:
@@ -107,7 +109,7 @@ class Run:
         asked = cohort(self.settings, len(everyone), r).to(everyone.device)
         gone = absent(self.settings, len(everyone), r).to(everyone.device)
         up, down, steps = self.record.bytes_up, self.record.bytes_down, self.record.steps
-        away = asked[gone[asked]]
+        away = asked[gone[asked] & self.shares]  # who shares nothing is not asked for anything
 
         ids = asked if participation.train == "cohort" else everyone
         if self.clients.sent is None:
@@ -126,7 +128,8 @@ class Run:
         trained: Trained | None = None
         dropped: list[int] = []
         if len(ids):
-            inputs = self.clients.inputs(ids, payload)
+            heard = torch.isin(ids, asked) & server.learns
+            inputs = self.clients.inputs(ids, payload, heard)
             trained = self.engine.train(self.algorithm.client, ids, inputs, self._work(r, TRAINING))
             ids, dropped, trained, payload = self._drop_diverged(r, ids, trained, payload)
             steps += int(trained.n_steps.sum())
@@ -221,12 +224,9 @@ class Run:
         self.store.forget_after(self.record.round)
 
     def _result(self, finished: bool) -> Result:
-        name, records = self.config["algorithm"], self.store.rounds()
-        ids = cohort(self.settings, len(self.everyone), self.record.round).to(self.everyone.device)
-        notes = run_notes(name, self.algorithm, self.server, ids, self.clients)
         facts = {
             "headline": self.algorithm.headline,
-            "notes": notes + loss_notes(name, records, self.federation.names),
+            "notes": run_notes(self),
             "weight_decay": self._weight_decay(),
             "n_parameters": self.task.params.numel(),
             "input_shape": list(self.federation.input_shape),

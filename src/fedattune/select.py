@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -124,6 +124,8 @@ def _under(model: nn.Module, modules: Iterable[str]) -> tuple[str, ...]:
 
 def groups(names: Iterable[str], unit: Unit) -> dict[str, list[str]]:
     """Tensor names that share one mixing matrix: all (`model`), those of a module (`layer`), or each alone."""
+    if unit not in get_args(Unit):
+        raise ConfigError(f"unit: got {unit!r}, expected {', '.join(get_args(Unit))}")
     out: dict[str, list[str]] = {}
     for name in names:
         key = {"model": "model", "layer": name.rpartition(".")[0] or name, "tensor": name}[unit]

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from .config import Settings
 from .core import Algorithm, State
+from .errors import ConfigError
 from .params import Params
 from .select import Both, Norms
 from .task import Task
@@ -30,3 +32,19 @@ def start_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) ->
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return algorithm.server.init(shared, n_clients), shared
+
+
+def check_extras(algorithm: Algorithm, server: State, ids: Tensor) -> None:
+    """Check that the server sends what the client rule needs.
+
+    Raises:
+        ConfigError: it does not.
+
+    """
+    sent = algorithm.server.broadcast(server, ids).extra
+    missing = sorted({rule for extra, rule in algorithm.client.needs.items() if extra not in sent})
+    if missing:
+        raise ConfigError(
+            f"{type(algorithm.client).__name__} cannot go with {type(algorithm.server).__name__}, which does not send "
+            f"what it needs; use the server rule {' and '.join(missing)} (Controls and Displacement go around others)"
+        )

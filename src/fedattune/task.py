@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .core import Batch
 from .errors import ModelError, brief
+from .network import MethodModule
 from .params import Params
 
 
@@ -47,8 +48,8 @@ class Task:
     @property
     def uses_batch_statistics(self) -> bool:
         """Whether the model normalises over the batch, so that padding a batch would change its result."""
-        alike = getattr(self.model, "batch_statistics", False)
-        return bool(alike) or any(isinstance(m, _BatchNorm) for m in self.model.modules())
+        own = isinstance(self.model, MethodModule) and self.model.batch_statistics
+        return own or any(isinstance(m, _BatchNorm) for m in self.model.modules())
 
     @property
     def bn_statistics(self) -> tuple[str, ...]:
@@ -75,8 +76,7 @@ class Task:
     def gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
         """Gradient of the mean loss in training mode, and the buffers after it."""
         self.model.train()
-        # A method that changes the model brings its own loss.
-        objective = getattr(self.model, "objective", cross_entropy)
+        objective = self.model.objective if isinstance(self.model, MethodModule) else cross_entropy
 
         def loss(w: Params) -> tuple[Tensor, Params]:
             # Modules write buffers in place; a copy keeps this a pure function.

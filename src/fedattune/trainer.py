@@ -13,7 +13,7 @@ from .cohorts import check_device, held_out
 from .config import Settings
 from .core import Algorithm
 from .data import Federation
-from .errors import ConfigError
+from .errors import ConfigError, DivergedError
 from .joining import Remains, join, sample
 from .models import check_model, make_model
 from .personal_models import wrapped
@@ -69,9 +69,7 @@ def fit(
         )
     settings = Settings.checked(**({**settings.model_dump(), **more} if settings else more))
     check_device(settings)
-    waiting = held_out(settings, federation)
-    training, joining = divide(federation, waiting)
-    settings.cohort_size(training.n_clients)
+    training, joining = divide(federation, settings)
     if isinstance(algorithm, str):
         name = name or algorithm
         algorithm = build(algorithm, lookup("algorithm", algorithm, ALGORITHMS), options or {})
@@ -87,9 +85,7 @@ def fit(
     else:
         module = copy.deepcopy(model)
         check_model(module, federation, batch_size=settings.batch_size, engine=settings.engine)
-    trained = copy.deepcopy(module)
-    if algorithm.network:
-        trained = wrapped(algorithm.network, module, sample(federation), settings.seed)
+    trained = made_for(algorithm, module, federation, settings.seed)
     config = {
         "algorithm": name or "custom",
         "definition": str(algorithm),
@@ -112,19 +108,50 @@ def fit(
         run.algorithm, module, run.task.model, run.server, run.clients.common, training.n_clients
     )
     if joining:
-        newcomers = join(remains, joining, settings, settings.join_rounds).facts["newcomers"]
-        result = replace(result, facts={**result.facts, "newcomers": newcomers})
+        result = replace(result, facts={**result.facts, **_newcomers(remains, joining, config, result.notes)})
     if folder:
         result.finish(folder)
         result = replace(Result.load(folder.path), module=result.module)
     return replace(result, remains=remains)
 
 
-def divide(federation: Federation, held_out: list[int]) -> tuple[Federation, Federation | None]:
-    """The clients that train, and those that join afterwards, if any."""
-    if not held_out:
+def _newcomers(
+    remains: Remains, clients: Federation, config: dict[str, Any], notes: list[str]
+) -> dict[str, Any]:
+    """Facts about clients that join after training; that they could not be trained is no reason to lose the run."""
+    try:
+        joined = join(remains, clients, config, config["join_rounds"])
+    except DivergedError as error:
+        return {"notes": [*notes, f"{config['algorithm']}: of the clients that join after training: {error}"]}
+    return {"newcomers": joined.facts["newcomers"]}
+
+
+def divide(federation: Federation, settings: Settings) -> tuple[Federation, Federation | None]:
+    """The clients that train, and those that join afterwards, if any.
+
+    Raises:
+        ConfigError: none would be left to train, or fewer than are asked per round.
+
+    """
+    waiting = held_out(settings, federation)
+    settings.cohort_size(federation.n_clients - len(waiting))
+    if not waiting:
         return federation, None
-    rest = tuple(c for i, c in enumerate(federation.clients) if i not in set(held_out))
-    return replace(federation, clients=rest), replace(
-        federation, clients=tuple(federation.clients[i] for i in held_out)
-    )
+    parts = [
+        tuple(c for i, c in enumerate(federation.clients) if (i in set(waiting)) is joins)
+        for joins in (False, True)
+    ]
+    return replace(federation, clients=parts[0]), replace(federation, clients=parts[1])
+
+
+def made_for(algorithm: Algorithm, module: nn.Module, federation: Federation, seed: int) -> nn.Module:
+    """What the method trains: a copy of the user's model, or what it makes of it.
+
+    Raises:
+        ConfigError, ModelError: the model does not have what the method needs.
+
+    """
+    network = algorithm.network
+    trained = wrapped(network, module, sample(federation), seed) if network else copy.deepcopy(module)
+    algorithm.personal.names(trained)
+    return trained

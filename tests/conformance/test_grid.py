@@ -6,11 +6,22 @@ import pytest
 
 import fedattune
 from conformance.test_conformance import RUN, distance
-from fedattune import Federation, Result
-from fedattune.client import SGD, ControlVariates, Ditto, Meta, Moreau, Proximal
+from fedattune import ConfigError, Federation, Result
+from fedattune.client import SGD, Choosing, ControlVariates, Ditto, Meta, Moreau, Proximal
 from fedattune.core import Algorithm, ClientUpdate, Participation, ServerUpdate
 from fedattune.select import Head, Named, Nothing, Selector
-from fedattune.server import AMP, Attention, Controls, HeurAMP, Learned, UpdateAttention
+from fedattune.server import (
+    AMP,
+    Attention,
+    Average,
+    Controls,
+    Displacement,
+    Generated,
+    HeurAMP,
+    Learned,
+    UpdateAttention,
+)
+from federations import make_federation
 
 SERVERS: dict[str, ServerUpdate] = {
     "mcsa": Attention("layer", sigma=5.0),
@@ -80,3 +91,27 @@ def test_the_client_rule_makes_a_difference(server: str, ragged: Federation) -> 
     trained = [result.final["trained"] for result in results]
     losses = [metrics["loss_uniform"] for metrics in trained if metrics]
     assert len({round(loss, 10) for loss in losses}) == len(CLIENTS)
+
+
+@pytest.mark.parametrize("around", [Controls, Displacement])
+def test_what_goes_around_generated_models_lets_clients_join(around: Any, ragged: Federation) -> None:
+    client = SGD((ControlVariates(),)) if around is Controls else SGD()
+    algorithm = Algorithm(client, around(Generated(embedding=2, hidden=4)))
+    joined = run(algorithm, ragged, "batched").personalize(make_federation([20, 30]), rounds=2)
+    assert all(v.isfinite().all() for v in joined.models.values())
+
+
+def test_parts_that_do_not_go_together_are_named(ragged: Federation) -> None:
+    for algorithm, said in (
+        (Algorithm(SGD((ControlVariates(),)), Attention()), "SGD cannot go with Attention.*rule Controls"),
+        (Algorithm(Ditto(0.5, shared=SGD((ControlVariates(),))), Average()), "Ditto cannot go with Average"),
+        (Algorithm(SGD(), Controls(Average())), "Controls goes with clients that correct by ControlVariates"),
+        (Algorithm(Choosing(), Average()), "Choosing cannot go with Average.*rule Peers"),
+        (Algorithm(SGD(), Attention("leyer")), "unit: got 'leyer', expected model, layer, tensor"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run(algorithm, ragged, "batched")
+    with pytest.raises(ConfigError, match=r"Algorithm: client: got Average.*, expected a ClientUpdate"):
+        Algorithm(Average(), SGD())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"SGD: corrections: got Proximal.*, expected a tuple"):
+        SGD(Proximal(0.1))  # type: ignore[arg-type]

@@ -1,16 +1,18 @@
 """What every method must fulfil when clients are not asked, drop out, or join after training."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import fedattune
-from conformance.table import Case
+from conformance.table import CASES, Case
 from conformance.test_conformance import RUN, distance, every_method, fit
 from fedattune import Federation, Params, Settings
 from fedattune.algorithms import ALGORITHMS
+from fedattune.cohorts import cohort, held_out
 from fedattune.engines.base import take
 from fedattune.models import make_model
 from fedattune.personal_models import wrapped
@@ -48,8 +50,6 @@ def test_a_client_that_was_never_asked_holds_what_it_started_with(case: Case, ra
     first = held(run, list(range(6)))
     for r in (1, 2):
         run._round(r, evaluate=True)
-    from fedattune.cohorts import cohort
-
     asked = {i for r in (1, 2) for i in cohort(run.settings, 6, r).tolist()}
     never = sorted(set(range(6)) - asked)
     assert never
@@ -88,11 +88,11 @@ def test_what_a_client_did_before_it_dropped_out_is_lost(
         if away:
             rows = torch.tensor(away)
             assert same(held(run, away), {k: v.rows(rows) for k, v in before.items()})
-    assert gone
+    assert bool(gone) is run.shares  # alone, nobody is asked for anything
     monkeypatch.undo()
     results = [fit(case.name, ragged, drop_out=0.5, engine=e, options=case.same) for e in ("loop", "batched")]
     assert distance(*results) < 1e-12
-    assert any("dropped out" in note for note in results[0].notes)
+    assert any("dropped out" in note for note in results[0].notes) is run.shares
 
 
 @every_method
@@ -138,10 +138,71 @@ def test_every_seed_holds_out_the_same_clients(ragged: Federation) -> None:
     assert names[1:] == names[:1] * 3
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "pfedla", "fedrod", "mocha"])
+def test_one_client_alone_can_join(name: str, ragged: Federation) -> None:
+    x, y = torch.randn(30, 5), torch.arange(30) % 3
+    joined = fit(name, ragged).personalize({"mine": (x, y)}, rounds=2)
+    assert [n.id for n in joined.newcomers] == ["mine"]
+    assert all(v.isfinite().all() for v in joined.model("mine").parameters())
+
+
+def test_a_newcomers_model_is_saved_and_loaded(ragged: Federation, tmp_path: Any) -> None:
+    for name in ("fedavg", "fedam"):
+        joined = fit(name, ragged, rounds=1).personalize(make_federation([30, 44]), rounds=1)
+        (file, _) = joined.save_models(tmp_path / name)
+        loaded, own = fedattune.load_model(file), joined.model(0)
+        assert all(torch.equal(v, loaded.state_dict()[k]) for k, v in own.state_dict().items())
+
+
+def test_newcomers_that_diverge_do_not_cost_the_run(ragged: Federation, tmp_path: Any) -> None:
+    (last,) = held_out(Settings(held_out=1), ragged)
+    x = ragged.x.clone()
+    x[ragged.clients[last].train] *= 1e300
+    broken = replace(ragged, x=x.double() * 1.0)
+    result = fit("fedavg", broken, held_out=1, out=tmp_path / "run")
+    assert result.finished
+    assert result.newcomers == []
+    assert "of the clients that join after training: round 1: training diverged" in result.notes[-1]
+    assert fedattune.Result.load(tmp_path / "run").metrics == result.metrics
+
+
+@pytest.mark.parametrize("name", ["scaffold", "vrl_sgd", "igfl"])
+def test_corrections_that_need_the_group_leave_newcomers_alone(name: str, ragged: Federation) -> None:
+    """The server learns nothing from them, so their control variates would never balance: they take plain steps."""
+    result = fit(name, ragged, rounds=6, cohort=6)
+    plain = fit("fedavg", ragged, rounds=6, cohort=6, options={"weighting": "uniform"})
+    assert result.remains
+    assert plain.remains
+    new = make_federation([30, 44])
+    joined = result.personalize(new, rounds=5)
+    by_sgd = replace(
+        plain,
+        remains=replace(plain.remains, server={**plain.remains.server, "w": result.remains.server["w"]}),
+    ).personalize(new, rounds=5)
+    assert joined.final["trained"] == pytest.approx(by_sgd.final["trained"], abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "vrl_sgd"])
+def test_clients_that_train_unasked_keep_their_control_variates(name: str, ragged: Federation) -> None:
+    case = next(case for case in CASES if case.name == name)
+    run = start(case, ragged, cohort=2, rounds=3, train="all")
+    key = {"scaffold": "c", "vrl_sgd": "D"}[name]
+    asked: set[int] = set()
+    for r in (1, 2, 3):
+        run._round(r, evaluate=False)
+        asked |= set(cohort(run.settings, 6, r).tolist())
+        for client in set(range(6)) - asked:
+            assert all((v[client] == 0).all() for v in run.clients.memory[key].values())
+    assert asked != set(range(6))
+
+
 def test_what_is_wrong_with_new_clients_is_said(ragged: Federation) -> None:
     result = fit("fedavg", ragged)
     with pytest.raises(fedattune.DataError, match=r"do not fit the run: got inputs of shape \(7,\)"):
         result.personalize(make_federation([20, 20], features=7))
+    for rounds in (0, -1, "x", 1.5):
+        with pytest.raises(fedattune.ConfigError, match="rounds"):
+            result.personalize(make_federation([20, 20]), rounds=rounds)  # type: ignore[arg-type]
     with pytest.raises(fedattune.ConfigError, match="held_out: got 6, expected fewer than the 6"):
         fit("fedavg", ragged, held_out=6)
 

@@ -22,17 +22,17 @@ def params(w: Tensor) -> Params:
     return Params({"w": w})
 
 
-def gradient(w: Params, batch: Any) -> Params:
+def gradient(w: Params, batch: Any, statistics: bool = True) -> Params:
     """Of f = 1/2 ||w - m||^2."""
     return params(w["w"] - M)
 
 
-def curved(w: Params, batch: Any) -> Params:
+def curved(w: Params, batch: Any, statistics: bool = True) -> Params:
     """Of f = 1/2 (w - m)^T H (w - m)."""
     return params(H @ (w["w"] - M))
 
 
-def zero(w: Params, batch: Any) -> Params:
+def zero(w: Params, batch: Any, statistics: bool = True) -> Params:
     return w.zeros()
 
 

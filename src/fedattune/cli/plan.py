@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, DataError, FedAttuneError, did_you_mean
+from ..errors import ConfigError, DataError, FedAttuneError, ModelError, did_you_mean
 from ..experiment import Experiment
 from ..mistakes import wrong_values
 from ..registry import build, lookup, options
@@ -40,6 +40,7 @@ def prepare(experiment: Experiment) -> Plan:
     """
     from ..algorithms import ALGORITHMS
     from ..models import make_model
+    from ..trainer import divide, made_for
 
     experiment = _spelled_out(experiment)
     known = _known(experiment, methods=True)
@@ -53,11 +54,11 @@ def prepare(experiment: Experiment) -> Plan:
     federation = None
     with _collecting(problems):
         federation = federate_dataset(experiment, dataset, chosen)
-        experiment.cohort_size(federation.n_clients)
+        divide(federation, experiment)
     if problems or federation is None:
         raise ConfigError("; ".join(problems))
     model_options = chosen["model"][experiment.model]
-    make_model(
+    module = make_model(
         experiment.model,
         federation,
         options=model_options,
@@ -65,6 +66,14 @@ def prepare(experiment: Experiment) -> Plan:
         batch_size=experiment.batch_size,
         engine=experiment.engine,
     )
+    for name, algorithm in algorithms.items():
+        with _collecting(problems):
+            try:
+                made_for(algorithm, module, federation, experiment.seed)
+            except FedAttuneError as error:
+                raise type(error)(f"{name}: {error}") from error
+    if problems:
+        raise ModelError("; ".join(problems))
     return Plan(experiment, federation, algorithms, chosen["algorithm"], model_options)
 
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -211,5 +212,6 @@ def execute(
                 continue
             if not result.finished:
                 raise StoppedError(f"stopped after round {shown.round} of {experiment.rounds}")
-            results.append(result)
+            # A comparison lets nobody join, and server states of many methods can be large.
+            results.append(replace(result, remains=None))
     return results, failed

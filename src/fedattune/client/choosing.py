@@ -50,6 +50,11 @@ class Choosing(ClientUpdate):
         """The received model depends on the losses of the candidates."""
         return True
 
+    @property
+    def needs(self) -> dict[str, str]:
+        """The others' models, and which they are."""
+        return {"peers": "Peers", "numbers": "Peers"}
+
     def memory(self, w0: Params) -> Memory:
         """The model that local steps last started from, and the one that they ended with."""
         return {"previous": w0, "own": w0}

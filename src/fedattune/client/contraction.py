@@ -20,6 +20,11 @@ class Contraction(SGD):
 
     start: Start = "own"
 
+    @property
+    def needs(self) -> dict[str, str]:
+        """What the coin said."""
+        return {"average": "Coin"}
+
     def memory(self, w0: Params) -> Memory:
         """The own model, and the number of the last averaging it took part in."""
         like = next(iter(w0.values()))

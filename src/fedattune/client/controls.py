@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..core import Memory
-from ..params import Params
+from ..params import Params, choose
 from .sgd import Correction, Local
 
 
@@ -14,10 +14,16 @@ class ControlVariates(Correction):
 
     After K steps from w to y: c_i <- c_i - c + (w - y) / (K lr) (option II), or the gradient at w over all training
     samples (option I); the change of c_i is uploaded. Source: SCAFFOLD (Karimireddy et al., 2020), equations 3
-    and 4. The server must be wrapped in `server.Controls`, which keeps and sends c.
+    and 4. The server must be wrapped in `server.Controls`, which keeps and sends c. A client that
+    the server will not hear of takes plain steps and keeps its c_i: c could not follow.
     """
 
     option: Literal["I", "II"] = "II"
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """The server's control variate."""
+        return {"c": "Controls"}
 
     @property
     def needs_full_gradient(self) -> bool:
@@ -31,7 +37,8 @@ class ControlVariates(Correction):
     def __call__(self, g: Params, w: Params, local: Local) -> Params:
         """The corrected gradient; tensors that are not shared keep their own."""
         c = local.sent.extra["c"]
-        return Params({**g, **(g.only(c) - local.memory["c"].only(c) + c)})
+        corrected = Params({**g, **(g.only(c) - local.memory["c"].only(c) + c)})
+        return choose(local.job.heard, corrected, g)
 
     def finish(self, w: Params, local: Local) -> tuple[dict[str, Params], Memory]:
         """Upload the change of c_i, and keep the new one."""
@@ -41,4 +48,5 @@ class ControlVariates(Correction):
             new = local.full_gradient.only(c)
         else:
             new = own - c + (local.start - w).only(c) / (local.job.n_steps * local.job.lr)
+        new = choose(local.job.heard, new, own)
         return {"dc": new - own}, {"c": Params({**local.memory["c"], **new})}

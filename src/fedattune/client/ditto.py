@@ -1,6 +1,7 @@
 """Ditto's local loop: a shared model by any SGD, and a personal model beside it that is held near what was sent."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -28,6 +29,11 @@ class Ditto(ClientUpdate):
     personal_lr: float | None = None
     shared: SGD = field(default_factory=SGD)
 
+    @property
+    def needs(self) -> dict[str, str]:
+        """What the shared rule needs."""
+        return self.shared.needs
+
     def memory(self, w0: Params) -> Memory:
         """The personal model v, and what the shared rule keeps."""
         return {**self.shared.memory(w0), "v": w0}
@@ -49,7 +55,8 @@ class Ditto(ClientUpdate):
         shared, v, anchor = carry
         lr = job.lr if self.personal_lr is None else self.personal_lr
         v = v - lr * (grad(v, batch) + self.lam * (v - anchor))
-        return _Carry(self.shared.step(shared, batch, grad, job), v, anchor)
+        beside = partial(grad, statistics=False)  # the client predicts with v, so statistics are those of v
+        return _Carry(self.shared.step(shared, batch, beside, job), v, anchor)
 
     def finish(self, carry: _Carry, sent: Payload, memory: Memory, job: Job) -> tuple[Payload, Memory]:
         """Upload the shared model, keep v."""

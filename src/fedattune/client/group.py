@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ..core import Memory
-from ..params import Params
+from ..params import Params, choose
 from .sgd import Correction, Local
 
 
@@ -16,9 +16,15 @@ class IndividualAndGroup(Correction):
     D is the global model's last displacement, which the server sends, Delta_i the client's own last update. As a
     gradient: g + (g + Delta_i / (lr T)) / |S| - D / (lr T). Source: IGFL (Huang et al., 2021), Algorithm 2. Delta_i
     is that of the last round in which the client took part, times `stale_decay` for every round that it missed.
+    One that the server will not hear of is no part of the group: it takes plain steps.
     """
 
     stale_decay: float = 1.0
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """The global model's displacement."""
+        return {"D": "Displacement"}
 
     def memory(self, w0: Params) -> Memory:
         """No update yet: zeros, as of round 0."""
@@ -31,10 +37,12 @@ class IndividualAndGroup(Correction):
         missed = job.round - 1 - local.memory["delta_round"]["round"]
         delta = local.memory["delta"].only(displacement) * self.stale_decay**missed
         length = job.lr * job.n_steps
-        return Params({**g, **(own + (own + delta / length) / job.cohort - displacement / length)})
+        bent = Params({**g, **(own + (own + delta / length) / job.cohort - displacement / length)})
+        return choose(job.heard, bent, g)
 
     def finish(self, w: Params, local: Local) -> tuple[dict[str, Params], Memory]:
         """Keep this round's update, and which round it was."""
         last = local.memory["delta_round"]["round"]
         now = Params(round=torch.full_like(last, float(local.job.round)))
-        return {}, {"delta": w - local.start, "delta_round": now}
+        new = {"delta": w - local.start, "delta_round": now}
+        return {}, {k: choose(local.job.heard, v, local.memory[k]) for k, v in new.items()}

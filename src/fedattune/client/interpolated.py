@@ -46,7 +46,8 @@ class Interpolated(ClientUpdate):
         if self.adaptive:
             slope = torch.stack([(d * g[k]).sum() for k, d in (v - w).items()]).sum()
             alpha = (alpha - job.lr * slope).clamp(0, 1)
-        return _Carry(w - job.lr * grad(w, batch), v - job.lr * carry.alpha * g, alpha)
+        beside = grad(w, batch, statistics=False)  # the client predicts with the mixture
+        return _Carry(w - job.lr * beside, v - job.lr * carry.alpha * g, alpha)
 
     def finish(self, carry: _Carry, sent: Payload, memory: Memory, job: Job) -> tuple[Payload, Memory]:
         """Upload w, keep v and alpha."""

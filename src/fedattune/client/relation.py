@@ -17,6 +17,11 @@ class Relation(Correction):
     lam1: float
     lam2: float
 
+    @property
+    def needs(self) -> dict[str, str]:
+        """What the server says of the client's own model."""
+        return {"omega": "Relations"}
+
     def __call__(self, g: Params, w: Params, local: Local) -> Params:
         """The gradient g + 2 lam1 (W Omega)_t + 2 lam2 w."""
         sent, own = local.sent, local.sent.extra["omega"]["own"]

@@ -22,6 +22,11 @@ class Retaining(SGD):
 
     unit: Unit = "layer"
 
+    @property
+    def needs(self) -> dict[str, str]:
+        """Which components are retained."""
+        return {**super().needs, "retained": "Retained"}
+
     def memory(self, w0: Params) -> Memory:
         """The model as training left it, and what SGD keeps."""
         return {"last": w0, **super().memory(w0)}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core import Batch, ClientUpdate, Grad, Job, Loss, Memory, Payload, newest
+from ..errors import ConfigError
 from ..params import Params
 
 Start = Literal["sent", "newest", "own"]
@@ -36,6 +37,11 @@ class Local(NamedTuple):
 @dataclass(frozen=True)
 class Correction(ABC):
     """Bends the gradient of local SGD."""
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """See `ClientUpdate`."""
+        return {}
 
     @property
     def needs_full_gradient(self) -> bool:
@@ -91,6 +97,19 @@ class SGD(ClientUpdate):
     start: Start = "sent"
     momentum: float = 0.0
     clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.corrections, tuple) or not all(
+            isinstance(c, Correction) for c in self.corrections
+        ):
+            raise ConfigError(
+                f"SGD: corrections: got {self.corrections!r}, expected a tuple such as (Proximal(0.1),)"
+            )
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """What its corrections need."""
+        return {extra: server for c in self.corrections for extra, server in c.needs.items()}
 
     @property
     def _probes(self) -> bool:

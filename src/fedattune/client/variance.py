@@ -38,7 +38,9 @@ class VarianceReduced(Correction):
         """Keep D_i, and what was uploaded after how many steps in which round."""
         last = local.memory["period"]["round"]
         k = torch.ones_like(last) if self._warming(local) else local.job.n_steps.to(last.dtype)
-        period = Params(round=torch.full_like(last, float(local.job.round)), k=k)
+        # What the server does not hear of is no part of the mean that comes back.
+        now = torch.where(local.job.heard, torch.full_like(last, float(local.job.round)), last)
+        period = Params(round=now, k=k)
         return {}, {"D": self._control(local), "x": w, "period": period}
 
     def _warming(self, local: Local) -> bool:

@@ -115,13 +115,14 @@ def keep_clients(
     sizes: Sequence[tuple[int, int, int]],
     one_class: bool,
     small_clients: SmallClients,
+    fewest: int = 2,
 ) -> tuple[list[int], tuple[str, ...]]:
     """Numbers of the clients that can take part, and what to tell about these and the others.
 
     `rows` and `sizes` give each client's samples and the sizes of its training, validation and test part.
 
     Raises:
-        DataError: some cannot and `small_clients` is "error", or fewer than two can.
+        DataError: some cannot and `small_clients` is "error", or less than `fewest` can.
         ConfigError: `small_clients` is something else.
 
     """
@@ -145,7 +146,8 @@ def keep_clients(
     kept = [u for u in range(len(rows)) if u not in faults]
     if not kept:
         raise DataError(f"{name}: no client is left: {listed}{more}")
-    check_several(name, [names[u] for u in kept], len(faults))
+    if fewest > 1:
+        check_several(name, [names[u] for u in kept], len(faults))
     notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
     alone = [u for u in single if u not in faults]
     if alone:

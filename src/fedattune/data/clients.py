@@ -24,6 +24,7 @@ def federation(
     validation: float = 0.1,
     seed: int = 0,
     small_clients: SmallClients = "error",
+    fewest: int = 2,
     name: str = "own data",
 ) -> Federation:
     """Build a federation from one object per client, in a list or by the client's name.
@@ -32,6 +33,8 @@ def federation(
     user has split already, a mapping with such an object for "train" and "test" and maybe "validation".
     Samples are used as they are: (n_i, *shape), uint8 or converted to float32. Labels are whole numbers from
     0, or text.
+
+    At least `fewest` clients are wanted: two can learn from each other, one can only join others.
 
     Raises:
         ConfigError: impossible fractions.
@@ -68,6 +71,7 @@ def federation(
         sizes=[_sizes(parts, test, validation) for parts in members],
         one_class=False,
         small_clients=small_clients,
+        fewest=fewest,
     )
     return Federation(
         name=name,

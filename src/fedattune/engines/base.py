@@ -20,17 +20,24 @@ SHARED_EVALUATION_BYTES = 1 << 26
 class Inputs(NamedTuple):
     """What training starts from, one row per client: see `ClientUpdate` for the words.
 
-    `sent` holds all parameters, those that never left the client among them.
+    `sent` holds all parameters, those that never left the client among them; `heard` is that of `Job`.
     """
 
     sent: Payload
     memory: Memory
     buffers: Params
     fresh: Tensor
+    heard: Tensor
 
     def rows(self, ids: Tensor | int) -> "Inputs":
         """The inputs of some clients."""
-        return Inputs(self.sent.rows(ids), take(self.memory, ids), self.buffers.rows(ids), self.fresh[ids])
+        return Inputs(
+            self.sent.rows(ids),
+            take(self.memory, ids),
+            self.buffers.rows(ids),
+            self.fresh[ids],
+            self.heard[ids],
+        )
 
 
 class Trained(NamedTuple):
@@ -118,10 +125,12 @@ class Engine(ABC):
         return (x, y, (index >= 0).to(self.dtype)) if padded else (x, y)
 
     def _gradient(self, buffers: list[Params], work: Work) -> Grad:
-        """The gradient function for one client; `buffers[0]` is replaced at every call."""
+        """The gradient function for one client; `buffers[0]` is replaced at every call that says so."""
 
-        def gradient(w: Params, batch: Batch) -> Params:
-            g, buffers[0] = self.task.gradient(w, buffers[0], batch)
+        def gradient(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:
+            g, changed = self.task.gradient(w, buffers[0], batch)
+            if statistics:
+                buffers[0] = changed
             return g + work.weight_decay * w if work.weight_decay else g
 
         return gradient

@@ -3,7 +3,7 @@
 import ctypes
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
@@ -52,7 +52,7 @@ class Batched(Engine):
         done: list[int] = []
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(work.noise_seed())
-            for chunk in self._chunks(order, batches, probed):
+            for chunk in self._chunks(order, batches, probed, inputs):
                 rows = torch.tensor(chunk, device=self.device)
                 done += chunk
                 mine, before = [batches[i] for i in chunk], [probed[i] for i in chunk] if probed else []
@@ -61,10 +61,15 @@ class Batched(Engine):
         return join(results, concatenate).rows(back)
 
     def _chunks(
-        self, order: list[int], batches: list[NDArray[np.int64]], probed: list[NDArray[np.int64]]
+        self,
+        order: list[int],
+        batches: list[NDArray[np.int64]],
+        probed: list[NDArray[np.int64]],
+        inputs: Inputs,
     ) -> Iterator[list[int]]:
         """Cut the ordered clients so that a chunk fits into memory."""
-        values = self.task.params.numel() * 8
+        held = sum(p.numel() for p in (inputs.sent.params, *inputs.sent.extra.values(), *inputs.memory.values()))
+        values = self.task.params.numel() * 6 + held // len(order) * 2
         values += int(np.prod(self.federation.input_shape)) * int(np.prod(batches[order[0]].shape[1:])) * 8
         per_chunk = max(1, CHUNK_BYTES // (values * self.dtype.itemsize))
 
@@ -87,19 +92,21 @@ class Batched(Engine):
         work: Work,
     ) -> Trained:
         """Train clients whose numbers of steps fall along the chunk."""
-        sent, memory, buffers, fresh = inputs
+        sent, memory, buffers, fresh, heard = inputs
         counts = [len(b) for b in batches]
         index, padded = self._index(batches)
         n_steps = torch.tensor(counts, dtype=self.dtype, device=self.device)
 
-        def one_step(n: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
+        def one_step(n: Tensor, h: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
             box = [own]
-            return rule.step(carry, batch, self._gradient(box, work), work.job(n)), box[0]
+            return rule.step(carry, batch, self._gradient(box, work), work.job(n, h)), box[0]
 
         step = vmap(one_step, randomness="different")
-        carry = vmap(lambda s, m, f, n: rule.begin(s, m, f, work.job(n)))(sent, memory, fresh, n_steps)
+        carry = vmap(lambda s, m, f, n, h: rule.begin(s, m, f, work.job(n, h)))(
+            sent, memory, fresh, n_steps, heard
+        )
         if probed:
-            carry, buffers = self._probe(rule, probed, carry, buffers, n_steps, work)
+            carry = self._probe(rule, probed, carry, buffers, n_steps, heard, work)
         finished = []
         active = len(counts)
         for t in range(counts[0]):
@@ -108,11 +115,13 @@ class Batched(Engine):
                 finished.append(tree_map(lambda a, s=still, e=active: a[s:e], (carry, buffers)))
                 carry, buffers = tree_map(lambda a, s=still: a[:s], (carry, buffers))
                 active = still
-            carry, buffers = step(n_steps[:active], carry, buffers, self._batch(index[:active, t], padded))
+            carry, buffers = step(
+                n_steps[:active], heard[:active], carry, buffers, self._batch(index[:active, t], padded)
+            )
         for rest in reversed(finished):
             carry, buffers = tree_map(lambda a, b: torch.cat([a, b]), (carry, buffers), rest)
-        upload, memory = vmap(lambda c, s, m, n: rule.finish(c, s, m, work.job(n)))(
-            carry, sent, memory, n_steps
+        upload, memory = vmap(lambda c, s, m, n, h: rule.finish(c, s, m, work.job(n, h)))(
+            carry, sent, memory, n_steps, heard
         )
         return Trained(upload, memory, buffers, n_steps)
 
@@ -134,29 +143,25 @@ class Batched(Engine):
         carry: Any,
         buffers: Params,
         n_steps: Tensor,
+        heard: Tensor,
         work: Work,
-    ) -> tuple[Any, Params]:
+    ) -> Any:
         """Probe batch by batch; clients that have no more keep what they have."""
         counts = torch.tensor([len(b) for b in probed], device=self.device)
         index, padded = self._index(probed)
 
-        def one_look(n: Tensor, active: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
-            box = [own]
-            new = rule.probe(carry, batch, self._gradient(box, work), self._loss(box), work.job(n))
-            kept: tuple[Any, Params] = tree_map(
-                lambda a, b: torch.where(active, a, b), (new, box[0]), (carry, own)
-            )
-            return kept
+        def one_look(n: Tensor, h: Tensor, active: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
+            grad = partial(self._gradient([own], work), statistics=False)
+            new = rule.probe(carry, batch, grad, self._loss([own]), work.job(n, h))
+            return tree_map(lambda a, b: a if a is b else torch.where(active, a, b), new, carry)
 
         look = vmap(one_look, randomness="different")
         for t in range(index.shape[1]):
             active = counts > t
             # Those without a batch look at somebody else's: a batch of nothing but padding would give NaN.
-            batch = self._batch(
-                torch.where(active[:, None], index[:, t], index[active.nonzero()[0], t]), padded
-            )
-            carry, buffers = look(n_steps, active, carry, buffers, batch)
-        return carry, buffers
+            batch = self._batch(torch.where(active[:, None], index[:, t], index[active.nonzero()[0], t]), padded)
+            carry = look(n_steps, heard, active, carry, buffers, batch)
+        return carry
 
     def evaluate_each(self, params: Params, buffers: Params, part: Literal["validation", "test"]) -> Scores:
         """Evaluate groups of clients with about as many samples together."""

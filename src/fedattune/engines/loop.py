@@ -1,5 +1,6 @@
 """The reference engine: one client after the other, so that a breakpoint sees one model and one batch."""
 
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -22,16 +23,17 @@ class Loop(Engine):
         parts = self.federation.part(work.part)
         with torch.random.fork_rng(), torch.no_grad():
             for row, client in enumerate(ids.tolist()):
-                sent, memory, buffers, fresh = inputs.rows(row)
+                sent, memory, buffers, fresh, heard = inputs.rows(row)
                 box = [buffers]
                 torch.manual_seed(work.noise_seed(client))
                 gradient = self._gradient(box, work)
                 batches, probed = work.of(rule, client, parts[client], memory)
                 n_steps = torch.tensor(float(len(batches)), dtype=self.dtype, device=self.device)
-                job = work.job(n_steps)
+                job = work.job(n_steps, heard)
                 carry = rule.begin(sent, memory, fresh, job)
+                look = partial(gradient, statistics=False)
                 for index in [] if probed is None else probed:
-                    carry = rule.probe(carry, self._at(index), gradient, self._loss(box), job)
+                    carry = rule.probe(carry, self._at(index), look, self._loss(box), job)
                 for index in batches:
                     carry = rule.step(carry, self._at(index), gradient, job)
                 results.append(Trained(*rule.finish(carry, sent, memory, job), box[0], n_steps))

@@ -44,9 +44,9 @@ class Work:
         """Seed of what modules draw by themselves (dropout) in this round."""
         return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
 
-    def job(self, n_steps: Tensor) -> Job:
-        """The order that a client is given which will do `n_steps` local steps."""
-        return Job(self.lr, n_steps, self.round, self.cohort, self.personal)
+    def job(self, n_steps: Tensor, heard: Tensor) -> Job:
+        """The order of a client that will do `n_steps` local steps, and that will be `heard` of or not."""
+        return Job(self.lr, n_steps, self.round, self.cohort, self.personal, heard)
 
     def of(
         self, rule: ClientUpdate, client: int, samples: NDArray[np.int64], memory: Memory
@@ -54,9 +54,10 @@ class Work:
         """The batches of a client's local steps, and those it probes before (None: the rule never does)."""
         probes = rule.probe_passes(memory)
         probed = samples
-        if rule.held_out and len(samples) > 1:
+        least = 2 if self.drop_last else 1  # one sample has no batch statistics
+        if rule.held_out and len(samples) > least:
             order = np.random.default_rng([self.seed, HELD_OUT, client]).permutation(samples)
-            cut = min(len(samples) - 1, max(1, round(rule.held_out * len(samples))))
+            cut = max(1, min(len(samples) - least, round(rule.held_out * len(samples))))
             probed, samples = order[:cut], order[cut:]
         repeat = rule.passes
         more = replace(
@@ -69,7 +70,7 @@ class Work:
             return batches, None
         if rule.probe_share < 1:
             rng = np.random.default_rng([self.seed, PROBE, self.round, client])
-            probed = rng.permutation(probed)[: max(1, round(rule.probe_share * len(probed)))]
+            probed = rng.permutation(probed)[: max(least, round(rule.probe_share * len(probed)))]
         stream = PROBE + self.stream
         pass_ = replace(self, steps=None, epochs=int(probes), stream=stream)
         return batches, pass_.batches(client, probed, 1) if probes else batches[:0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Batch
-from ..network import Network, split
+from ..network import MethodModule, Network, split
 from ..task import cross_entropy
 from .alignment import coral, mmd
 
@@ -63,7 +63,7 @@ class Policy(nn.Module):
         return pairs.softmax(1)
 
 
-class SeparatedModel(nn.Module):
+class SeparatedModel(MethodModule):
     """y = head(r * f_p) + global_head(s * f_p) with f_p = body(x) and [r; s] = attention(f_p, context)."""
 
     batch_statistics = True

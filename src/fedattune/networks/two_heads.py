@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Batch
-from ..network import Network, split
+from ..network import MethodModule, Network, split
 from ..params import Params
 from ..task import cross_entropy
 
 
-class Decoupled(nn.Module):
+class Decoupled(MethodModule):
     """Predicts head(f) + personal_head(f), f = body(x); in training mode the personal head gets detached features."""
 
     counts: Tensor

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core import MixingMatrices, Payload, ServerUpdate, State
+from ..errors import ConfigError
 from ..params import Params
 from .average import shares, weighted_sum
 
@@ -108,7 +109,14 @@ class Controls(Around):
         return _with(super().broadcast(state, ids), "c", state, ids)
 
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
-        """Add the changes that arrived."""
+        """Add the changes that arrived.
+
+        Raises:
+            ConfigError: the clients have no control variates.
+
+        """
+        if "dc" not in received.extra:
+            raise ConfigError("Controls goes with clients that correct by ControlVariates, but these upload none")
         changes = received.extra["dc"].map(lambda a: a.sum(0))
         c = cast(Params, state["c"]) + changes / int(cast(Tensor, state["N"]))
         return {**super().aggregate(state, ids, sent, received, n), "c": c}

@@ -92,7 +92,8 @@ class Generated(ServerUpdate):
         """Steps of the embeddings of clients that joined after training; everything else stays."""
         for row, client in enumerate(ids.tolist()):
             after = self._step(state, client, received.params.rows(row))
-            state = {k: _with_row(cast(Params, v), cast(Params, after[k]), client) for k, v in state.items()}
+            rows = {k: _with_row(cast(Params, state[k]), cast(Params, v), client) for k, v in after.items()}
+            state = {**state, **rows}
         return state
 
 

@@ -12,12 +12,12 @@ from ..params import Params
 def uniform(low: float, high: float, shape: Sequence[int], like: Tensor) -> Tensor:
     """Numbers drawn from U(low, high), of the type and device of `like`."""
     # Drawn on the CPU, so that they do not depend on the device.
-    return (low + (high - low) * torch.rand(*shape, dtype=like.dtype)).to(like.device)
+    return (low + (high - low) * torch.rand(tuple(shape), dtype=like.dtype)).to(like.device)
 
 
 def normal(shape: Sequence[int], like: Tensor) -> Tensor:
     """Numbers drawn from N(0, 1), of the type and device of `like`."""
-    return torch.randn(*shape, dtype=like.dtype).to(like.device)
+    return torch.randn(tuple(shape), dtype=like.dtype).to(like.device)
 
 
 def linear(inputs: int, outputs: Sequence[int], like: Tensor, networks: Sequence[int] = ()) -> Params:
