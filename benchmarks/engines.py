@@ -55,7 +55,8 @@ def engine_round(name: str, task: Task, data: fedattune.Federation) -> Callable[
     engine = make_engine(name, task, data)  # type: ignore[arg-type]
     ids = torch.arange(CLIENTS)
     sent = Payload(task.params.repeat(CLIENTS))
-    inputs = Inputs(sent, {}, Params(), torch.ones(CLIENTS, dtype=torch.bool))
+    yes = torch.ones(CLIENTS, dtype=torch.bool)
+    inputs = Inputs(sent, {}, Params(), yes, yes)
 
     def run(round_: int) -> None:
         work = Work(seed=0, stream=1, round=round_, lr=LR, batch_size=BATCH, steps=STEPS)

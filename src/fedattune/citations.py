@@ -18,11 +18,32 @@ FEDMCSA, PFEDLA, IGFL = "guo2023fedmcsa", "ma2022layer", "huang2021behavior"
 FEDAVG, PFEDME, FEDAMP = "mcmahan2017communication", "dinh2020personalized", "huang2021personalized"
 FEDOPT, FEDAVGM = "reddi2021adaptive", "hsu2019measuring"
 
+FEDPROX, SCAFFOLD, DITTO = "li2020federated", "karimireddy2020scaffold", "li2021ditto"
+FEDPER, FEDBN = "arivazhagan2019federated", "li2021fedbn"
+
+PARTS: dict[str, Keys] = {
+    "mcsa": (FEDMCSA,),
+    "fedamp": (FEDAMP,),
+    "heurfedamp": (FEDAMP,),
+    "update_attention": (IGFL,),
+    "learned": (PFEDLA,),
+    "average": (FEDAVG,),
+    "sgd": (FEDAVG,),
+    "prox": (FEDPROX,),
+    "pfedme": (PFEDME,),
+    "ditto": (DITTO,),
+    "scaffold": (SCAFFOLD,),
+    "head": (FEDPER,),
+    "norms": (FEDBN,),
+}
+"""What `combined` is made of: its own name is cited by the papers of all parts, a run by those it had."""
+
 ALGORITHMS: dict[str, Keys] = {
+    "combined": tuple(dict.fromkeys(key for keys in PARTS.values() for key in keys)),
     "local": (),
     "fedavg": (FEDAVG,),
     "fedavg_ft": (FEDAVG,),
-    "fedprox": ("li2020federated",),
+    "fedprox": (FEDPROX,),
     "perfedavg": ("fallah2020personalized",),
     "pfedme": (PFEDME,),
     "fedamp": (FEDAMP,),
@@ -34,9 +55,9 @@ ALGORITHMS: dict[str, Keys] = {
     "pfedla": (PFEDLA,),
     "heurpfedla": (PFEDLA,),
     "pfedhn": ("shamsian2021personalized",),
-    "fedbn": ("li2021fedbn",),
+    "fedbn": (FEDBN,),
     "fedrep": ("collins2021exploiting",),
-    "fedper": ("arivazhagan2019federated",),
+    "fedper": (FEDPER,),
     "fedfomo": ("zhang2021personalized",),
     "fedam": ("zhang2025attention",),
     "fedcp": ("zhang2023fedcp",),
@@ -45,19 +66,19 @@ ALGORITHMS: dict[str, Keys] = {
     "igfl_c": (IGFL,),
     "igfl_s": (IGFL,),
     "fedavgm": (FEDAVGM,),
-    "scaffold": ("karimireddy2020scaffold",),
+    "scaffold": (SCAFFOLD,),
     "fedadam": (FEDOPT,),
     "fedyogi": (FEDOPT,),
     "fedadagrad": (FEDOPT,),
     "vrl_sgd": ("liang2019variance",),
     "apfl": ("deng2020adaptive",),
-    "ditto": ("li2021ditto",),
+    "ditto": (DITTO,),
     "l2gd": ("hanzely2020federated",),
     "mocha": ("smith2017federated",),
     "fedala": ("zhang2023fedala",),
 }
 SOURCES: dict[str, Keys] = {
-    "synthetic": ("li2020federated",),
+    "synthetic": (FEDPROX,),
     "digits": ("alpaydin1998optical",),
     "mnist": ("lecun1998gradient",),
     "fashion_mnist": ("xiao2017fashion",),
@@ -85,13 +106,14 @@ MODELS: dict[str, Keys] = {
     "tf_cnn": ("zhang2021personalized",),
     "mcmahan_cnn": (FEDAVG,),
     "reddi_cnn": (FEDOPT,),
-    "digit_model": ("li2021fedbn",),
+    "digit_model": (FEDBN,),
     "resnet18": ("he2016deep",),
 }
 """name -> keys of its entries; none where there is nothing to cite."""
 
 TABLES: dict[str, dict[str, Keys]] = {
     "method": ALGORITHMS,
+    "part": PARTS,
     "data": SOURCES,
     "partition": PARTITIONS,
     "model": MODELS,
@@ -99,7 +121,7 @@ TABLES: dict[str, dict[str, Keys]] = {
 
 
 class Used(NamedTuple):
-    """Something that a run used: its kind (method, data, partition or model) and its name."""
+    """Something that a run used: its kind (method, part, data, partition or model) and its name."""
 
     kind: str
     name: str
@@ -157,14 +179,26 @@ def _table(config: Path) -> str | None:
 
 def _of_config(config: Mapping[str, Any], table: str | None) -> list[Used]:
     named = {
-        "method": config["algorithm"],
         "data": table or config["data"],
         "partition": config["partition"].get("name"),
         "model": config["model"],
     }
     # Clients that were given one by one have no partition, for nothing was divided.
     given = ("partition", "given")
-    return [Used(kind, name) for kind, name in named.items() if name and (kind, name) != given]
+    rest = [Used(kind, name) for kind, name in named.items() if name and (kind, name) != given]
+    return [*_of_method(config["algorithm"], config.get("options", {})), *rest]
+
+
+def _of_method(name: str, given: Mapping[str, Any]) -> list[Used]:
+    """The method, or the parts that were combined."""
+    if name != "combined":
+        return [Used("method", name)]
+    from .algorithms import combined
+    from .registry import options
+
+    values = {option.name: given.get(option.name, option.default) for option in options(combined)}
+    parts = [values[key] for key in ("server", "client", "personal")]
+    return [Used("part", part) for part in parts if part != "none"]
 
 
 def bibtex(used: Iterable[Used], version: str = __version__) -> str:

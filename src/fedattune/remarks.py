@@ -20,7 +20,7 @@ def run_notes(run: "Run") -> list[str]:
     if algorithm.personal not in (Nothing(), Everything()) and personal == set(run.clients.names):
         said.append("all of this model stays on the clients, so nothing is shared: this is training alone")
     if algorithm.personal == Norms() and not personal:
-        said.append("this model has no BatchNorm layers, so all of it is shared: this is averaging")
+        said.append("this model has no BatchNorm layers, so all of it is shared")
     some = len(ids) < len(run.everyone) or any(record.absent for record in records)
     if algorithm.full_participation and some:
         said.append("defined for rounds in which all clients take part, which was not so here")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ..core import Algorithm
 from .apfl import apfl
+from .combined import combined
 from .ditto import ditto
 from .fedala import fedala
 from .fedam import fedam
@@ -35,14 +36,14 @@ _FACTORIES: tuple[Callable[..., Algorithm], ...] = (
     local, fedavg, fedavg_ft, fedprox, perfedavg, pfedme, fedamp, heurfedamp, fedmcsa,
     fedmcsa_no_mcsa, fedavg_mcsa, pfedme_mcsa, pfedla, heurpfedla, pfedhn, fedbn, fedrep, fedper,
     fedfomo, igfl, igfl_c, igfl_s, fedavgm, scaffold, fedadam, fedyogi, fedadagrad, vrl_sgd, fedam,
-    fedcp, fedrod, apfl, ditto, l2gd, mocha, fedala,
+    fedcp, fedrod, apfl, ditto, l2gd, mocha, fedala, combined,
 )  # fmt: skip
 
 ALGORITHMS = {factory.__name__: factory for factory in _FACTORIES}
 """name -> factory of keyword options."""
 
 __all__ = [
-    "ALGORITHMS", "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedamp", "fedavg",
+    "ALGORITHMS", "apfl", "combined", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedamp", "fedavg",
     "fedavg_ft", "fedavg_mcsa", "fedavgm", "fedbn", "fedcp", "fedfomo", "fedmcsa",
     "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "heurfedamp",
     "heurpfedla", "igfl", "igfl_c", "igfl_s", "l2gd", "local", "mocha", "perfedavg", "pfedhn",

@@ -1,4 +1,4 @@
-"""APFL. Deng et al., 2020, https://arxiv.org/abs/2003.13461.
+"""APFL. Deng et al., 2020, https://arxiv.org/abs/2003.13461, Algorithm 1.
 
 client   m = alpha v_i + (1 - alpha) w_i;  w_i <- w_i - lr g(w_i),  v_i <- v_i - lr alpha g(m),
          adaptive: alpha_i <- clip(alpha_i - lr <v_i - w_i, g(m)>, 0, 1)

@@ -1,4 +1,4 @@
-"""Ditto. Li et al., ICML 2021, https://arxiv.org/abs/2012.04221.
+"""Ditto. Li et al., ICML 2021, https://arxiv.org/abs/2012.04221, Algorithm 1.
 
 client   w_i <- w, then SGD;  v_i <- v_i - lr (g(v_i) + lam (v_i - w)), w as received, on the same batches
 server   as FedAvg, of w_i

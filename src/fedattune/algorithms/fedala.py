@@ -1,4 +1,4 @@
-"""FedALA. Zhang et al., AAAI 2023, https://arxiv.org/abs/2212.01197.
+"""FedALA. Zhang et al., AAAI 2023, https://arxiv.org/abs/2212.01197, Algorithm 1.
 
 client   theta_i <- theta_i^old + (w - theta_i^old) * U_i in the upper layers, w below; then SGD; uploads theta_i
          before, on a share of the samples:  U_i <- clip(U_i - eta g(theta_i) * (w - theta_i^old), 0, 1)

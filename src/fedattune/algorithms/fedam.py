@@ -6,9 +6,10 @@
              SGD of E_p, H_p, A on cross-entropy + lam ||cov(f_p) - cov(f_g)||_F^2 / (4 f^2)
     server   E_g <- sum_k p_k E_p,k;  A <- sum_k p_k A_k;  H_g <- sum_k p_k ((1 - c) H_g + c H_p,k)
 
-The paper is prose without equations: it names the five parts, what is frozen, trained and averaged, an attention of two
-linear layers with ReLU and softmax whose context joins sample features and the personal head's weights, and correlation
-alignment. What it leaves open follows FedCP, its nearest relative, and every such choice is an option.
+The paper is prose: it has no equations, and so no numbers of them. It names the five parts, what is frozen, trained and
+averaged, an attention of two linear layers with ReLU and softmax whose context joins sample features and the personal
+head's weights, and correlation alignment. What it leaves open follows FedCP, its nearest relative, and every such
+choice is an option.
 """
 
 from ..client.separated import Separated

@@ -1,4 +1,4 @@
-"""FedAMP and HeurFedAMP. Huang et al., AAAI 2021, https://arxiv.org/abs/2007.03797.
+"""FedAMP and HeurFedAMP. Huang et al., AAAI 2021, https://arxiv.org/abs/2007.03797, Algorithm 1.
 
     FedAMP      xi_ij = alpha exp(-||theta_i - theta_j||^2 / sigma) / sigma,  xi_ii = 1 - sum_j xi_ij
     HeurFedAMP  xi_ij = (1 - xi_ii) softmax_j(sigma cos(theta_i, theta_j)),  xi_ii = self_weight

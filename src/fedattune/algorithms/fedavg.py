@@ -1,4 +1,4 @@
-"""FedAvg. McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629.
+"""FedAvg. McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1.
 
 client   theta <- w, then SGD
 server   w <- sum_k p_k theta_k over the cohort, p_k = n_k / sum_j n_j

@@ -3,7 +3,8 @@
 client   theta <- w, then SGD
 server   v <- beta v + D,  w <- w + server_lr v,  D = sum_k p_k (theta_k - w), from v = 0
 
-This is the heavy ball, as IGFL (2021) prints it, and not Nesterov's form.
+This is the heavy ball, as IGFL (2021) prints it, and not Nesterov's form. The paper gives it in its text, without a
+number.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""FedBN. Li et al., ICLR 2021, https://arxiv.org/abs/2102.07623.
+"""FedBN. Li et al., ICLR 2021, https://arxiv.org/abs/2102.07623, Algorithm 1.
 
 client   theta_i <- (w, own BatchNorm), then SGD
 server   w <- sum_k p_k theta_k over the cohort, without the tensors of BatchNorm layers; p_k = 1 / C

@@ -1,4 +1,4 @@
-"""FedCP. Zhang et al., KDD 2023, https://arxiv.org/abs/2307.01217.
+"""FedCP. Zhang et al., KDD 2023, https://arxiv.org/abs/2307.01217, Algorithm 1.
 
 client   E_p <- E_g;  v = sum over classes of H_p's weights, of length 1 (drawn before the client's first round)
          f_p = E_p(x), f_g = E_g(x);  [r ; s] = Gumbel softmax of each pair of P(f_p * v),

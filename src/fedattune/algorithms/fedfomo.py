@@ -1,4 +1,4 @@
-"""FedFomo. Zhang et al., ICLR 2021, https://arxiv.org/abs/2012.08565.
+"""FedFomo. Zhang et al., ICLR 2021, https://arxiv.org/abs/2012.08565, section 3.
 
 server   sends client i the last uploads theta_n of `models` - 1 others: with probability epsilon any,
          otherwise those with the largest P[i, n]; epsilon falls by epsilon_decay in every round

@@ -1,8 +1,8 @@
-"""FedMCSA. Guo et al., 2022, https://arxiv.org/abs/2208.10731.
+"""FedMCSA. Guo et al., 2022, https://arxiv.org/abs/2208.10731, Algorithm 1.
 
-    server   M_l = row softmax of sigma cos(theta_l, theta_l) over the cohort, for every component l;
-             A_i = sum_k M_l[i, k] theta_l[k]
-    client   theta_i <- theta_i - lr (g + lam (theta_i - A_i) + mu theta_i), from A_i if it is new
+    server   M_l = row softmax of sigma cos(theta_l, theta_l) over the cohort, for every component l;   (7)
+             A_i = sum_k M_l[i, k] theta_l[k]                                                      (6), (8)
+    client   theta_i <- theta_i - lr (g + lam (theta_i - A_i) + mu theta_i), from A_i if it is new      (9)
 
 All clients train in every round, only the cohort uploads and is answered. Paper and public code differ:
 

@@ -1,4 +1,9 @@
-"""What FedMCSA is made of, taken apart: Table 2 of Guo et al., 2022, https://arxiv.org/abs/2208.10731."""
+"""What FedMCSA is made of, taken apart: Table 2 of Guo et al., 2022, https://arxiv.org/abs/2208.10731.
+
+fedmcsa_no_mcsa   A_i = sum_k p_k theta_k in place of (7) and (8)
+fedavg_mcsa       theta_i <- theta_i - lr g, from A_i, in place of (9)
+pfedme_mcsa       pFedMe's Algorithm 1 on the client, from A_i, in place of (9)
+"""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""FedPer. Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818.
+"""FedPer. Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818, Algorithms 1 and 2.
 
 client   base <- w, then SGD on base and head together
 server   w <- sum_k p_k base_k over the cohort, p_k = n_k / sum_j n_j

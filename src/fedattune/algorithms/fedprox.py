@@ -1,6 +1,6 @@
-"""FedProx. Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127.
+"""FedProx. Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127, Algorithm 2.
 
-client   theta <- theta - lr (g + mu (theta - w)), w fixed for the round
+client   theta <- theta - lr (g + mu (theta - w)), w fixed for the round: SGD on (2)
 server   as FedAvg (the paper samples clients by size and averages uniformly; here, as in FedMCSA's comparison,
 the cohort is drawn uniformly and weighted by samples)
 """

@@ -1,4 +1,4 @@
-"""FedRep. Collins et al., ICML 2021, https://arxiv.org/abs/2102.07078.
+"""FedRep. Collins et al., ICML 2021, https://arxiv.org/abs/2102.07078, Algorithm 1.
 
 client   base <- w; head_epochs times the round's work on the head, then base_epochs times on the base
 server   w <- sum_k p_k base_k over the cohort, p_k = n_k / sum_j n_j

@@ -1,4 +1,4 @@
-"""L2GD. Hanzely and Richtárik, 2020, https://arxiv.org/abs/2002.05516.
+"""L2GD. Hanzely and Richtárik, 2020, https://arxiv.org/abs/2002.05516, Algorithm 1.
 
     minimises  mean_i f_i(x_i) + lam/2 mean_i ||x_i - mean||^2;  one coin for all clients in every iteration:
     1 - p    x_i <- x_i - lr g_i(x_i)            lr = alpha / (n (1 - p))

@@ -1,4 +1,4 @@
-"""Per-FedAvg. Fallah et al., NeurIPS 2020, https://arxiv.org/abs/2002.07948.
+"""Per-FedAvg. Fallah et al., NeurIPS 2020, https://arxiv.org/abs/2002.07948, Algorithm 1.
 
 client   v = w - alpha g(w; B);  w <- w - beta g(v; B')   (fo; hf adds the Hessian part by differences)
 server   as FedAvg

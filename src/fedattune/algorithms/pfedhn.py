@@ -1,4 +1,4 @@
-"""pFedHN. Shamsian et al., ICML 2021, https://arxiv.org/abs/2103.04628.
+"""pFedHN. Shamsian et al., ICML 2021, https://arxiv.org/abs/2103.04628, Algorithm 1.
 
 server   theta_i = h(v_i; phi)
 client   theta~_i <- theta_i, then SGD with momentum, gradients clipped to a length

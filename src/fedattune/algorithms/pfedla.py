@@ -6,8 +6,9 @@ client   theta_i <- theta_bar_i, then SGD
 server   G_i = theta_bar_i - theta_i,  dL/d(v_i, psi_i) = (d theta_bar_i / d(v_i, psi_i))^T G_i,
          v_i <- v_i - hn_lr dL/dv_i,  psi_i <- psi_i - hn_lr dL/dpsi_i
 used as  theta_bar_i
-The text leaves the hypernetwork open. Here, as in public code: v_i of 100, three linear layers of 100 with ReLU, one
-linear head per layer of the model. Public code takes -G_i, which goes uphill, and `relu_sum`.
+Written from a text of the paper without formulas, so there are no numbers of equations; it leaves the hypernetwork
+open. Here, as in public code: v_i of 100, three linear layers of 100 with ReLU, one linear head per layer of the model.
+Public code takes -G_i, which goes uphill, and `relu_sum`.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""pFedMe. Dinh et al., NeurIPS 2020, https://arxiv.org/abs/2006.08848.
+"""pFedMe. Dinh et al., NeurIPS 2020, https://arxiv.org/abs/2006.08848, Algorithm 1.
 
 client   K times theta <- theta - personal_lr (g(theta) + lam (theta - w_i)) on one batch,
 then w_i <- w_i - lr lam (w_i - theta); all clients train, the cohort uploads w_i

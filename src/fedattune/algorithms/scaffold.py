@@ -1,4 +1,4 @@
-"""SCAFFOLD. Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378.
+"""SCAFFOLD. Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378, Algorithm 1.
 
 client   y <- y - lr (g(y) - c_i + c), K steps from w                                            (3)
          c_i <- I: the gradient at w over all training samples,  II: c_i - c + (w - y) / (K lr)  (4)

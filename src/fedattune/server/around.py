@@ -116,7 +116,9 @@ class Controls(Around):
 
         """
         if "dc" not in received.extra:
-            raise ConfigError("Controls goes with clients that correct by ControlVariates, but these upload none")
+            raise ConfigError(
+                "Controls goes with clients that correct by ControlVariates, but these upload none"
+            )
         changes = received.extra["dc"].map(lambda a: a.sum(0))
         c = cast(Params, state["c"]) + changes / int(cast(Tensor, state["N"]))
         return {**super().aggregate(state, ids, sent, received, n), "c": c}

@@ -56,7 +56,7 @@ class AMP(Mixing):
     def remarks(self, state: State, ids: Tensor) -> tuple[str, ...]:
         """Say so if alpha was lowered in the last round."""
         shares = [self._share_of_alpha(pool).item() for pool in self.pools(state, ids)[1].values()]
-        if min(shares) == 1.0:
+        if min(shares, default=1.0) == 1.0:  # no component at all: nothing is shared
             return ()
         return (
             f"alpha={self.alpha:g} gives the other models a weight of more than 1 as long as models are this alike; "

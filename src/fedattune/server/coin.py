@@ -38,7 +38,9 @@ class Coin(Average):
         """The mean, what clients keep of their own model (1: no averaging), and the number of the coin."""
         payload = super().broadcast(state, ids)
         like = next(iter(payload.params.values()), cast(Tensor, state["keep"])).dtype
-        average = {k: cast(Tensor, state[k]).to(ids.device, like).expand(len(ids)) for k in ("keep", "number")}
+        average = {
+            k: cast(Tensor, state[k]).to(ids.device, like).expand(len(ids)) for k in ("keep", "number")
+        }
         return payload._replace(extra={"average": Params(average)})
 
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:

@@ -65,7 +65,7 @@ class Learned(Bank):
 
     def _draw(self, w0: Params, n: int, outputs: int) -> Params:
         """Hypernetworks of n clients that weigh so many models."""
-        like = next(iter(w0.values()))
+        like = next(iter(w0.values()), torch.zeros(()))  # nothing at all may be shared
         heads = linear(self.hidden, (len(groups(w0, self.unit)), outputs), like, (n,)).zeros()
         if self.norm == "relu_sum":
             heads["weight"] = uniform(0, 1, heads["weight"].shape, like)
@@ -103,8 +103,9 @@ class Learned(Bank):
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
         """Take a step of the cohort's hypernetworks (written in place), then keep what came back."""
         networks = cast(Params, state["hypernetworks"])
-        gradient = self.gradient(state, ids, sent.params - received.params)
-        networks.put_rows(ids, networks.rows(ids) - self.hn_lr * gradient)
+        if state["theta"]:
+            gradient = self.gradient(state, ids, sent.params - received.params)
+            networks.put_rows(ids, networks.rows(ids) - self.hn_lr * gradient)
         return super().aggregate(state, ids, sent, received, n)
 
     def gradient(self, state: State, ids: Tensor, G: Params) -> Params:

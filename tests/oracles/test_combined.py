@@ -1,0 +1,220 @@
+"""Where parts chosen by name make up a method that there is, they are that method to the bit."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedattune
+from fedattune import Algorithm, ConfigError, Federation, Result
+from fedattune.algorithms import ALGORITHMS, combined
+from fedattune.algorithms.parts import CLIENTS, SERVERS
+from fedattune.citations import Used, used_by
+from fedattune.client import (
+    SGD,
+    ControlVariates,
+    Ditto,
+    IndividualAndGroup,
+    Interpolated,
+    Meta,
+    Moreau,
+    Proximal,
+)
+from fedattune.core import ClientUpdate, Participation, ServerUpdate
+from fedattune.select import Head
+from fedattune.server import (
+    AMP,
+    Adaptive,
+    Attention,
+    Average,
+    Controls,
+    Displacement,
+    Generated,
+    HeavyBall,
+    HeurAMP,
+    Learned,
+    UpdateAttention,
+)
+
+RUN: dict[str, Any] = {"rounds": 3, "cohort": 4, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
+PAPER = {"profile": "paper"}
+METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    # method, its options, and the options of `combined` that are the same
+    ("fedavg", {}, {"server": "average"}),
+    ("fedavg", {"weighting": "uniform"}, {"server": "average", "weighting": "uniform"}),
+    ("fedprox", {}, {"server": "average", "client": "prox"}),
+    ("fedprox", {"mu": 2.0}, {"server": "average", "client": "prox", "lam": 2.0}),
+    ("ditto", {}, {"server": "average", "client": "ditto"}),
+    (
+        "ditto",
+        {"lam": 0.1, "personal_lr": 0.01},
+        {"server": "average", "client": "ditto", "lam": 0.1, "personal_lr": 0.01},
+    ),
+    ("scaffold", {}, {"server": "average", "client": "scaffold", "weighting": "uniform"}),
+    ("scaffold", {"weighting": "samples"}, {"server": "average", "client": "scaffold"}),
+    ("fedper", {}, {"server": "average", "personal": "head"}),
+    ("fedbn", {}, {"server": "average", "personal": "norms", "weighting": "uniform"}),
+    ("igfl_s", {}, {"server": "update_attention"}),
+    ("igfl_s", {"attention": "self"}, {"server": "update_attention", "query": "self"}),
+    ("fedavg_mcsa", {}, {"answered": True}),
+    (
+        "fedavg_mcsa",
+        {"profile": "paper", "sigma": 5.0},
+        {"answered": True, "unit": "layer", "weighting": "uniform", "sigma": 5.0},
+    ),
+    ("pfedme_mcsa", {}, {"client": "pfedme", "answered": True}),
+    ("fedamp", {}, {"server": "fedamp", "client": "prox", "lam": 1.0, "answered": True}),
+    (
+        "fedamp",
+        {"alpha": 0.5, "sigma": 2.0},
+        {"server": "fedamp", "client": "prox", "lam": 2.0, "alpha": 0.5, "sigma": 2.0, "answered": True},
+    ),
+    ("heurfedamp", {}, {"server": "heurfedamp", "client": "prox", "lam": 1.0, "answered": True}),
+    (
+        "heurfedamp",
+        {"lam": 0.0, "self_weight": 0.2},
+        {"server": "heurfedamp", "client": "prox", "lam": 0.0, "answered": True, "self_weight": 0.2},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "mine"), METHODS, ids=lambda value: str(value)[:40])
+def test_what_is_a_known_method_is_defined_alike(
+    name: str, options: dict[str, Any], mine: dict[str, Any]
+) -> None:
+    made = combined(**mine)
+    assert replace(made, notes=()) == ALGORITHMS[name](**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "mine"),
+    [
+        ("fedavg", {"server": "average"}),
+        ("fedprox", {"server": "average", "client": "prox"}),
+        ("ditto", {"server": "average", "client": "ditto"}),
+        ("scaffold", {"server": "average", "client": "scaffold", "weighting": "uniform"}),
+        ("fedavg_mcsa", {"answered": True}),
+    ],
+)
+def test_what_is_a_known_method_runs_alike(name: str, mine: dict[str, Any], ragged: Federation) -> None:
+    known = fedattune.fit(name, ragged, "mlr", **RUN)
+    result = fedattune.fit("combined", ragged, "mlr", options=mine, **RUN)
+    assert same(known, result)
+
+
+def same(a: Result, b: Result) -> bool:
+    alike = all(torch.equal(v, b.models[k]) for k, v in a.models.items())
+    return alike and a.metrics == b.metrics and (a.bytes_up, a.bytes_down) == (b.bytes_up, b.bytes_down)
+
+
+BY_HAND: list[tuple[dict[str, Any], Algorithm]] = [
+    ({}, Algorithm(SGD(), Attention("tensor", sigma=50.0, size_weighted=True))),
+    (
+        {"client": "scaffold", "personal": "head", "unit": "layer"},
+        Algorithm(
+            SGD((ControlVariates(),)),
+            Controls(Attention("layer", sigma=50.0, size_weighted=True)),
+            personal=Head(),
+        ),
+    ),
+    ({"server": "fedamp", "client": "ditto"}, Algorithm(Ditto(1.0), AMP("model", alpha=1.0, sigma=1.0))),
+    (
+        {"server": "heurfedamp", "client": "prox", "unit": "tensor", "sigma": 3.0},
+        Algorithm(SGD((Proximal(0.01),)), HeurAMP("tensor", sigma=3.0, self_weight=0.5)),
+    ),
+    (
+        {"server": "update_attention", "client": "pfedme", "K": 2, "weighting": "samples"},
+        Algorithm(Moreau(15.0, 2, 0.05), UpdateAttention("samples", query="time")),
+    ),
+    ({"server": "learned", "hn_lr": 0.1}, Algorithm(SGD(), Learned("layer", hn_lr=0.1))),
+    (
+        {"server": "average", "client": "ditto", "answered": True},
+        Algorithm(
+            Ditto(1.0, None, SGD(start="newest")),
+            Average(),
+            participation=Participation("all", "reply"),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("mine", "by_hand"), BY_HAND, ids=lambda value: str(value)[:40])
+def test_it_is_the_algorithm_of_its_parts(
+    mine: dict[str, Any], by_hand: Algorithm, ragged: Federation
+) -> None:
+    assert replace(combined(**mine), notes=()) == by_hand
+    result = fedattune.fit("combined", ragged, "mlr", options=mine, **RUN)
+    assert same(fedattune.fit(by_hand, ragged, "mlr", **RUN), result)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("server", SERVERS)
+def test_judged_at_the_trained_model_unless_there_is_one_model_for_all(server: str, client: str) -> None:
+    one = server in ("average", "update_attention") and client in ("sgd", "prox", "scaffold")
+    made = combined(server=server, client=client)  # type: ignore[arg-type]
+    assert made.headline == ("received" if one else "trained")
+
+
+def test_an_option_that_no_part_has_is_refused(ragged: Federation) -> None:
+    for options, said in (
+        (
+            {"server": "average", "sigma": 1.0},
+            r"sigma: no part has .*server=average has weighting, client=sgd has none",
+        ),
+        ({"K": 2, "lam": 1.0}, "combined: K, lam: no part has"),
+        ({"client": "prox", "personal_lr": 0.1}, "personal_lr: no part has .*client=prox has lam"),
+        ({"server": "fedamp", "weighting": "uniform"}, "weighting: no part has"),
+        ({"server": "learned", "self_weight": 0.0}, "self_weight: no part has"),
+        ({"server": "median"}, "combined.server"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            fedattune.fit("combined", ragged, "mlr", options=options, **RUN)
+
+
+def test_the_run_says_which_parts_it_had(ragged: Federation, tmp_path: Path) -> None:
+    """With the values of all their options; and cites their papers alone."""
+    options = {"server": "fedamp", "client": "prox", "lam": 0.5, "personal": "head"}
+    result = fedattune.fit("combined", ragged, "mlr", options=options, out=tmp_path / "run", **RUN)
+    assert result.notes[0] == (
+        "combined: server=fedamp, unit=model, sigma=1.0, alpha=1.0, client=prox, lam=0.5, personal=head"
+    )
+    assert used_by([tmp_path / "run"])[0][:3] == [
+        Used("part", "fedamp"), Used("part", "prox"), Used("part", "head")
+    ]  # fmt: skip
+    (plain,) = combined().notes
+    assert (
+        plain
+        == "combined: server=mcsa, unit=tensor, sigma=50.0, weighting=samples, client=sgd, personal=none"
+    )
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("server", SERVERS)
+def test_where_nothing_is_left_to_share_clients_train_alone(
+    server: str, client: str, ragged: Federation
+) -> None:
+    """Logistic regression is all classifier."""
+    options = {"server": server, "client": client, "personal": "head"}
+    result = fedattune.fit("combined", ragged, "mlr", options=options, **RUN)
+    assert (result.bytes_up, result.bytes_down) == (0, 0)
+    assert any("all of this model stays on the clients" in note for note in result.notes)
+
+
+BOTH = SGD((ControlVariates(), IndividualAndGroup()))
+
+
+@pytest.mark.parametrize("server", [HeavyBall(), Adaptive(), Generated(embedding=2, hidden=4)])
+@pytest.mark.parametrize(
+    "client", [BOTH, Interpolated(), Meta(), Moreau(3.0, 2, 0.05), Ditto(0.5, None, BOTH)]
+)
+def test_other_rules_that_the_page_lists_go_together(
+    client: ClientUpdate, server: ServerUpdate, ragged: Federation
+) -> None:
+    """Those that `combined` has no name for; with a head of its own, on both engines."""
+    corrected = "c" in client.needs
+    algorithm = Algorithm(client, Controls(Displacement(server)) if corrected else server, personal=Head())
+    loop, together = (fedattune.fit(algorithm, ragged, "dnn", engine=e, **RUN) for e in ("loop", "batched"))
+    assert all((v - together.models[k]).abs().max() < 1e-12 for k, v in loop.models.items())
+    assert all(v.isfinite().all() for v in loop.models.values())
