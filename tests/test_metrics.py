@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedattune.core import MixingMatrices
 from fedattune.engines import Scores
 from fedattune.errors import ConfigError
 from fedattune.metrics import summarise
@@ -138,6 +139,20 @@ def test_who_was_missing_since_the_evaluation_before() -> None:
     entries = history(store, ["a", "b"])
     found = [(e["round"], e["dropped"], e["absent"]) for e in entries]
     assert found == [(2, ["a"], ["b"]), (4, [], ["a", "b"]), (6, [], ["a"])]
+
+
+def test_components_of_mixing_are_in_natural_order() -> None:
+    store = RunStore(None)
+    names = ["11.bias", "head", "4.bias", "layer10.0", "0.bias", "1.bias", "layer2.0"]
+    store.add_mixing(
+        1,
+        MixingMatrices(
+            torch.tensor([1]), torch.tensor([0, 1]), {n: torch.tensor([[0.25, 0.75]]) for n in names}
+        ),
+    )
+    found = store.mixing(2).last()
+    assert list(found) == ["0.bias", "1.bias", "4.bias", "11.bias", "head", "layer2.0", "layer10.0"]
+    assert np.array_equal(found["head"], np.array([[np.nan, np.nan], [0.25, 0.75]]), equal_nan=True)
 
 
 def test_a_store_from_before_there_were_absences(tmp_path: Path) -> None:

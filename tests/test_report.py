@@ -70,6 +70,7 @@ def test_report_of_clients_that_joined_after_training(ragged: Federation, tmp_pa
     page = Page()
     page.feed((tmp_path / "r.html").read_text())
     assert page.open == []
+    assert "<strong>" not in (tmp_path / "r.html").read_text()  # both points count for those that joined
     assert len(joined) == 2
     assert "6 clients, 2 of them joining after training" in page.text
     section = page.text.partition("Clients that joined after training")[2].partition("Labels of each client")[
@@ -83,7 +84,7 @@ def test_report_of_clients_that_joined_after_training(ragged: Federation, tmp_pa
     mixing = page.text.partition("fedmcsa: 1.weight")[2].partition("Notes")[0]
     assert mixing.split() == [client.id for client in results[2].clients]
     assert "BMTA*: best mean test accuracy of any round, optimistic" in page.text
-    for head in ("global %", "new %", "last 10%", "rounds to 1%"):
+    for head in ("global %", "arrived %", "new %", "last 10%", "rounds to 1%"):
         assert head in page.text
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from .numbers import Point
     from .result import Result
 
 ALONE = "local"  # the method that everything is compared with: each client trains by itself
@@ -80,7 +81,7 @@ def _best(run: "Result", mean: str) -> float | None:
     return run.bmta[mean]["accuracy"] if run.bmta else None
 
 
-def _of_newcomers(run: "Result", point: Literal["received", "trained"]) -> float | None:
+def _of_newcomers(run: "Result", point: "Point") -> float | None:
     """Mean over the newcomers: as they arrived, or after rounds of their own."""
     found = [getattr(newcomer, point) for newcomer in run.newcomers]
     return float(np.mean(found)) if found else None

@@ -31,7 +31,6 @@ class Grad(Protocol):
         """
 
 
-
 Loss: TypeAlias = Callable[[Params, Batch], Tensor]
 """Mean loss (a scalar) over a batch, in evaluation mode."""
 

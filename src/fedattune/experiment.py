@@ -16,7 +16,7 @@ from .mistakes import wrong_choices
 from .output import Output
 from .yaml_file import read_scalar, read_yaml
 
-NOT_IDENTITY = {"data_dir", "save_partition"}  # where files are
+NOT_IDENTITY = {"data_dir", "save_partition", "rounds_to"}  # where files are, and what is said of the numbers
 NOT_IN_A_FILE = {
     "resume": "goes on with the experiment as it was begun",
     "config": "names such a file itself",
@@ -24,7 +24,10 @@ NOT_IN_A_FILE = {
 
 
 class Experiment(Settings):
-    """Everything that decides the numbers of a comparison: data, split, model, methods and settings."""
+    """Everything that decides the numbers of a comparison: data, split, model, methods and settings.
+
+    `rounds_to` only adds a number; it is here so that it is kept with the run.
+    """
 
     data: str = Field(
         "digits", min_length=1, description="a data set by name, or your own .csv or .parquet table"
@@ -69,6 +72,12 @@ class Experiment(Settings):
     )
     seeds: Annotated[int, Field(ge=1, le=MANY)] = Field(
         1, description="runs with the seeds seed, seed+1, ..."
+    )
+    rounds_to: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="mean test accuracy, such as 0.9: add a column with the first round that reaches it",
     )
 
     @field_validator("seeds")

@@ -24,12 +24,6 @@ class Output(BaseModel):
     )
     json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
     resume: Path | None = Field(None, description="go on with the interrupted run in this folder")
-    rounds_to: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="mean test accuracy, such as 0.9: add a column with the first round that reaches it",
-    )
     quiet: bool = Field(False, description="no progress, only the result")
 
 

@@ -61,6 +61,13 @@ def refused(done: Done, said: str) -> None:
         ("compare --set fedmcsa.sigma=true", "sigma: input should be a number, not true or false, got True"),
         ("compare --out p/x --json p/y", "there is no folder p"),
         ("compare --algorithms local,fedavgg", "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
+        ("compare --algorithms all,foo", "unknown algorithm 'foo'"),
+        (
+            "compare --algorithms fedavgg,all --rounds 0",
+            "unknown algorithm 'fedavgg'; did you mean 'fedavg'?",
+        ),
+        ("run --algorithms all", "run trains one algorithm, got all"),
+        ("run --algorithms fedavg,all", "run trains one algorithm, got fedavg, all"),
         ("run --algorithm local,fedavg", "use fedattune compare"),
         ("run --algorithm all", "use fedattune compare"),
         ("compare --model mlrr", "unknown model 'mlrr'; did you mean 'mlr'?"),

@@ -7,6 +7,8 @@ from pathlib import Path
 from cli_helpers import Done, hospital_rows, write_csv
 from test_cli_bad_input import refused
 
+from fedattune.citations import ALGORITHMS
+
 Cli = Callable[..., Done]
 FAST = ("--rounds", 1, "--steps", 1, "--clients", 5, "--quiet")
 
@@ -44,6 +46,16 @@ def test_methods_by_name(cli: Cli) -> None:
     done = cli("cite", "--algorithm", "fedavg, scaffold")
     assert done.code == 0
     assert keys(done.out) == ["fedattune", "mcmahan2017communication", "karimireddy2020scaffold"]
+
+
+def test_all_methods(cli: Cli) -> None:
+    done = cli("cite", "--algorithms", "fedbn,all")
+    assert (done.code, done.err) == (0, "")
+    found = keys(done.out)
+    assert set(found) == {"fedattune", *(key for of_one in ALGORITHMS.values() for key in of_one)}
+    assert len(found) == len(set(found))
+    assert found[1] == "li2021fedbn"  # as it was given, once
+    refused(cli("cite", "--algorithms", "all,foo"), "unknown algorithm 'foo'")
 
 
 def test_what_cannot_be_cited(cli: Cli, work: Path) -> None:

@@ -1,6 +1,7 @@
 """The table and the verdict, on made-up results."""
 
 import io
+import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedattune.cli.conclude import _notes
 from fedattune.compare import as_json, columns, print_table, rows
 from fedattune.config import Settings
 from fedattune.verdict import fairness_notes, interval, verdict
@@ -189,6 +191,17 @@ def test_what_the_methods_were_not_given_alike_is_said() -> None:
     assert "(local: 0; a: 0.001)" in note
 
 
+def test_a_note_that_several_runs_have_is_said_once() -> None:
+    """Of its own method a note begins with the name; one without a name is of all."""
+    every = "clients that were asked dropped out"
+    fakes = results(
+        Fake("a", LOCAL, notes=["a: made for all clients", every]),
+        Fake("a", LOCAL, notes=["a: made for all clients", "a: only with this seed", every]),
+        Fake("b", LOCAL, notes=["b: made for all clients", every]),
+    )
+    assert _notes(fakes) == ["a, b: made for all clients", every, "a: only with this seed"]
+
+
 def printed(fakes: Any, width: int = 60, *, terminal: bool = False, rounds_to: float | None = None) -> str:
     out = io.StringIO()
     console = Console(
@@ -237,17 +250,19 @@ def test_rounds_to_says_how_many_seeds_got_there(reached: list[int | None], said
 
 def test_columns_that_no_method_has_are_left_out() -> None:
     (line,) = cells(results(Fake("a", LOCAL)))
-    assert not {"global %", "new %", "rounds to 90%"} & line.keys()
-    for words in ("global:", "new:", "rounds to"):
+    assert not {"global %", "arrived %", "new %", "rounds to 90%"} & line.keys()
+    for words in ("global:", "arrived:", "new:", "rounds to"):
         assert words not in printed(results(Fake("a", LOCAL)))
     both = results(Fake("a", LOCAL, generalised=0.4), Fake("b", LOCAL, joined=[0.2, 0.4]))
     first, second = cells(both)
-    assert (first["global %"], first["new %"]) == ("40.00", "-")
-    assert (second["global %"], second["new %"]) == ("-", "30.00")
-    (at_arrival,) = cells(results(Fake("c", LOCAL, joined=[0.2, 0.4], headline="received")))
-    assert at_arrival["new %"] == "15.00"  # the mean of 0.1 and 0.2
+    heads = ("global %", "arrived %", "new %")
+    assert [first[head] for head in heads] == ["40.00", "-", "-"]
+    assert [second[head] for head in heads] == ["-", "15.00", "30.00"]  # 15: the mean of 0.1 and 0.2
+    (other,) = cells(results(Fake("c", LOCAL, joined=[0.2, 0.4], headline="received")))
+    assert (other["arrived %"], other["new %"]) == ("15.00", "30.00")  # whatever the headline is
     assert "global: the one global model" in printed(both)
-    assert "new: mean over clients that joined after training" in printed(both)
+    assert "arrived: mean over clients that joined after training" in printed(both)
+    assert "new: the same after rounds of their own" in printed(both)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
@@ -258,10 +273,10 @@ def test_parts_fit_the_terminal_and_have_every_column_once(width: int) -> None:
     text = printed(fakes, width, terminal=True, rounds_to=0.9)
     tables = text[: text.index("mean, pooled")]
     assert max(map(len, tables.splitlines())) <= width
-    heads = [line for line in tables.splitlines() if line.strip().startswith("method ")]
+    heads = [line.strip() for line in tables.splitlines() if line.strip().startswith("method ")]
     assert len(heads) == {60: 6, 80: 4, 100: 3, 120: 3, 160: 2}[width]
     for title in cells(fakes, 0.9)[0]:
-        assert sum(f" {title} " in f"{head} " for head in heads) == 1, title
+        assert sum(re.split(r"\s{2,}", head).count(title) for head in heads) == 1, title
 
 
 @pytest.mark.parametrize(("width", "terminal", "tables"), [(60, False, 1), (100, True, 2), (200, True, 1)])

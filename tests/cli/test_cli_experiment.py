@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedattune.cli.choices import assign
+from fedattune.cli.choices import assign, spelled_out
 from fedattune.config import Settings
 from fedattune.errors import ConfigError
 from fedattune.experiment import Experiment, load_experiment, load_options, parse_set
@@ -133,7 +133,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
 def test_hash_is_of_what_decides_the_numbers() -> None:
     one = Experiment()
     assert len(one.hash) == 12
-    assert one.hash == Experiment(engine="loop", device="cpu", data_dir=Path("x")).hash
+    assert one.hash == Experiment(engine="loop", device="cpu", data_dir=Path("x"), rounds_to=0.9).hash
     assert Experiment(data="a/p.csv").hash == Experiment(data="b/p.csv").hash
     assert (
         len({one.hash, Experiment(rounds=51).hash, Experiment(set={"a": 1}).hash, Experiment(cohort=1).hash})
@@ -162,6 +162,12 @@ def test_parse_set() -> None:
     for wrong in ("sigma", "=3"):
         with pytest.raises(ConfigError, match="expected option=value"):
             parse_set([wrong])
+
+
+def test_all_stands_for_all_anywhere() -> None:
+    assert spelled_out(("c", "all"), ["a", "b", "c"]) == ("c", "a", "b")
+    assert spelled_out(("all", "x"), ["a", "b"]) == ("a", "b", "x")
+    assert spelled_out(("b", "b"), ["a", "b"]) == ("b",)
 
 
 KNOWN = {

@@ -152,13 +152,30 @@ def test_rounds_to_an_accuracy(cli: Cli, work: Path) -> None:
     assert [run["rounds_to"] for run in content["runs"]] == [{"accuracy": 0.01, "round": 1}] * 2
     assert [row["rounds_to"] for row in content["table"]] == [[1], [1]]
     assert "rounds to 1%" in (work / "o" / "report.html").read_text()
-    again = cli("compare", "--resume", "o", "--rounds-to", 1, "--quiet", "--json", "r.json")
-    assert again.code == 0, again.err
-    assert " never " in again.out
+    other = cli("compare", "--resume", "o", "--rounds-to", 1, "--quiet", "--json", "r.json")
+    assert other.code == 0, other.err
+    assert " rounds to 100% " in other.out
+    assert " never " in other.out
+    assert "note: rounds_to" not in other.out  # it changes no number
     assert json.loads((work / "r.json").read_text())["runs"][0]["rounds_to"] == {"accuracy": 1, "round": None}
-    plain = cli("compare", "--resume", "o", "--quiet", "--json", "r.json")
+    plain = cli("compare", *FAST, "--algorithms", "fedavg", "--out", "p", "--json", "r.json")
     assert "rounds to" not in plain.out
     assert "rounds_to" not in json.loads((work / "r.json").read_text())["runs"][0]
+
+
+def test_rounds_to_is_kept_with_the_run(cli: Cli, work: Path) -> None:
+    compare = ("compare", *FAST, "--algorithms", "fedavg", "--rounds-to", 0.01, "--out", "o")
+    first = cli(*compare)
+    assert first.code == 0, first.err
+    (work / "o" / "result.json").unlink()  # as if it had been stopped before its end
+    for again in (("--resume", "o"), ("--config", "o/experiment.yaml", "--out", "p")):
+        done = cli("compare", *again, "--quiet", "--json", "r.json")
+        assert done.code == 0, done.err
+        assert " rounds to 1% " in done.out
+        content = json.loads((work / "r.json").read_text())
+        assert [run["rounds_to"] for run in content["runs"]] == [{"accuracy": 0.01, "round": 1}] * 2
+        assert "rounds to 1%" in (work / again[-1] / "report.html").read_text()
+    refused(cli("compare", "--resume", "o", "--rounds-to", 2), "--rounds-to: input should be")
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "many"])

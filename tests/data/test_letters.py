@@ -162,6 +162,18 @@ def test_femnist_has_its_writers_as_clients(tmp_path):
     assert other.n_clients == 4
 
 
+@pytest.mark.parametrize("features", [None, {"hsf_id": list("01234567"), "character": BYCLASS}])
+def test_femnist_is_labelled_by_character(tmp_path, features):
+    """With the hub's own description of the columns, and with none, when both are just whole numbers."""
+    labels = {"writer_id": ["f1", "f2"] * 2, "hsf_id": [0, 1, 2, 3], "character": [5, 61, 7, 8]}
+    write(tmp_path / "femnist" / "train-0.parquet", pictures(4, (28, 28)), labels, features=features)
+    data = load("femnist", data_dir=tmp_path)
+    assert data.y.tolist() == [5, 61, 7, 8]
+    assert data.notes == ()
+    with pytest.raises(DataError, match=r"no part of femnist: .* and [48] classes"):
+        load("femnist", data_dir=tmp_path, options={"label": "hsf_id"})
+
+
 def test_femnist_takes_some_writers_at_random(tmp_path):
     writers = [f"f{k}" for k in range(6)] * 10
     x = writers_set(tmp_path / "femnist", writers)

@@ -200,10 +200,25 @@ def test_pfedla_takes_what_the_data_allow_unless_a_size_is_asked_for():
     assert table(labels, pfedla(labels, 10, 0, size=23)).sum(axis=1).tolist() == [20] * 10  # 5 of each
     with pytest.raises(
         DataError,
-        match=r"10 clients of 600 samples need 600 of class 0, but there are 40; take pfedla.size=43",
+        match=r"10 clients of 600 samples need 600 of class 0, but there are 40; take pfedla.size=40 or less",
     ):
         pfedla(labels, 10, 0, size=600)
-    assert table(labels, pfedla(labels, 10, 0, size=43)).sum() == 400
+    for size in (40, 43):  # 43 gives no more: it is rounded down
+        assert table(labels, pfedla(labels, 10, 0, size=size)).sum() == 400
+    assert table(labels, pfedla(labels, 10, 0, size=39)).sum() == 360
+
+
+def test_pfedla_names_the_smallest_size_that_gives_the_most():
+    """10 clients, each class dominant for 2 of them and not for 8.
+
+    Of 44 to 46 samples, 22 or 23 are dominant, 11 of each class, and the others get 2: 2 * 11 + 8 * 2 = 38 of a
+    class. Of 43, dominant classes get 10. Of 47, the others get 3: 2 * 11 + 8 * 3 = 46, but there are 40.
+    """
+    labels = labels_with([40] * 10)
+    with pytest.raises(DataError, match=r"take pfedla.size=44 or less"):
+        pfedla(labels, 10, 0, setting=2, size=47)
+    totals = [table(labels, pfedla(labels, 10, 0, setting=2, size=size)).sum() for size in (43, 44, 46)]
+    assert totals == [360, 380, 380]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +258,7 @@ def test_similarity_studies_that_cannot_be():
         pfedla_similarity(labels_with([9] * 7), 8, 0, study="weights")
     with pytest.raises(DataError, match="got 3 clients; take 4 or more"):
         pfedla_similarity(CIFAR10, 3, 0, study="weights")
-    with pytest.raises(DataError, match=r"pfedla_similarity.size=7 or less"):
+    with pytest.raises(DataError, match=r"pfedla_similarity.size=4 or less"):
         pfedla_similarity(labels_with([4] * 10), 8, 0, size=80)
 
 

@@ -52,7 +52,9 @@ def make_parser() -> Parser:
         _add(command.add_argument_group("data"), Experiment, DATA_FIELDS)
         _add(command.add_argument_group("model and methods"), Experiment, METHOD_FIELDS)
         _add(command.add_argument_group("training"), Experiment, Settings.model_fields)
-        _add(command.add_argument_group("output"), Output, Output.model_fields)
+        output = command.add_argument_group("output")
+        _add(output, Experiment, ("rounds_to",))
+        _add(output, Output, Output.model_fields)
     listing = _command(commands, "list", WHAT["list"])
     listing.add_argument(
         "kind", nargs="?", metavar="{" + ",".join(KINDS) + "}", help="only these (default: all)"
@@ -84,7 +86,7 @@ def make_parser() -> Parser:
         dest="algorithms",
         default=argparse.SUPPRESS,
         metavar="A,B,C",
-        help="also these methods",
+        help="also these methods, or all",
     )
     return parser
 

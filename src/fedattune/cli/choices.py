@@ -1,13 +1,19 @@
-"""Give every `--set` option to what it belongs to: an algorithm, the model, the partition or the data."""
+"""What names mean: `all` methods, and the thing that a `--set` option belongs to."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ..errors import ConfigError, did_you_mean
 
+ALL = "all"
 KINDS = ("algorithm", "model", "partition", "data")
 Known = Mapping[str, Mapping[str, Collection[str]]]  # kind -> name in use -> its options
 Assigned = dict[str, dict[str, dict[str, Any]]]  # kind -> name in use -> option -> value
+
+
+def spelled_out(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
+    """The names, each once, with all that are `known` in the place of `all`."""
+    return tuple(dict.fromkeys(one for name in names for one in (known if name == ALL else (name,))))
 
 
 def assign(given: Mapping[str, Any], known: Known) -> Assigned:

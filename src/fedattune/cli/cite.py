@@ -5,6 +5,7 @@ from argparse import Namespace
 from ..citations import ALGORITHMS, Used, bibtex, used_by
 from ..errors import ConfigError
 from ..registry import lookup
+from .choices import spelled_out
 
 
 def cite(space: Namespace) -> str:
@@ -14,7 +15,8 @@ def cite(space: Namespace) -> str:
         ConfigError: nothing or an unknown method was given.
         RunError: a folder holds no run.
     """
-    names = [name.strip() for name in getattr(space, "algorithms", "").split(",") if name.strip()]
+    given = [name.strip() for name in getattr(space, "algorithms", "").split(",") if name.strip()]
+    names = spelled_out(given, ALGORITHMS)
     if not space.runs and not names:
         raise ConfigError("cite needs the folders of runs, or --algorithms; see fedattune cite --help")
     for name in names:

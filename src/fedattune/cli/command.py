@@ -187,15 +187,16 @@ def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
 def _prepare(command: str, experiment: "Experiment") -> "tuple[Plan, list[str]]":
     """The plan, with `local` added to a comparison that lacks it."""
     from ..compare import ALONE
+    from .choices import ALL
     from .plan import prepare
 
     notes = []
     names = experiment.algorithms
-    if command == "run" and (len(names) > 1 or names == ("all",)):
+    if command == "run" and (len(names) > 1 or ALL in names):
         raise ConfigError(
             f"run trains one algorithm, got {', '.join(names)}; use fedattune compare for several"
         )
-    if command == "compare" and ALONE not in names and names != ("all",):
+    if command == "compare" and not {ALONE, ALL} & set(names):
         experiment = experiment.model_copy(update={"algorithms": (ALONE, *names)})
         notes.append("local was added, for the others are compared with it.")
     return prepare(experiment), notes

@@ -28,9 +28,10 @@ def conclude(
     from ..compare import as_json, print_table, rows
     from ..files import write_text
 
-    table = rows(results, output.rounds_to)
+    rounds_to = plan.experiment.rounds_to
+    table = rows(results, rounds_to)
     content: dict[str, Any] = {
-        "runs": [result.to_json() | _rounds_to(result, output.rounds_to) for result in results]
+        "runs": [result.to_json() | _rounds_to(result, rounds_to) for result in results]
     }
     if command == "compare":
         content |= {
@@ -56,11 +57,11 @@ def conclude(
             results,
             verdict=content["verdict"],
             notes=said,
-            rounds_to=output.rounds_to,
+            rounds_to=rounds_to,
         )
     console = make_console()
     if table:
-        print_table(table, console, output.rounds_to)
+        print_table(table, console, rounds_to)
     for one in said:
         console.print(f"note: {one}")
     if command == "compare":
@@ -78,14 +79,20 @@ def _rounds_to(result: "Result", accuracy: float | None) -> dict[str, Any]:
 
 
 def _notes(results: "Sequence[Result]") -> list[str]:
-    """What is to be known about the methods that finished."""
+    """What is to be known about the methods that finished; what several have to say is said once, of all of them."""
     from ..verdict import fairness_notes
 
-    said = []
+    said: dict[str, list[str]] = {}  # sentence -> methods that say it of themselves, or none
     for result in results:
         name = f"{result.algorithm}: "
-        said += [name + note.removeprefix(name) for note in result.notes]
-    return [*said, *(fairness_notes(results) if results else ())]
+        for note in result.notes:
+            sentence = note.removeprefix(name)
+            said.setdefault(sentence, []).extend([result.algorithm] * (sentence != note))
+    notes = [
+        f"{', '.join(dict.fromkeys(names))}: {sentence}" if names else sentence
+        for sentence, names in said.items()
+    ]
+    return [*notes, *(fairness_notes(results) if results else ())]
 
 
 def _failures(failed: "Sequence[Failure]") -> list[str]:

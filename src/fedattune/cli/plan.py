@@ -11,7 +11,7 @@ from ..errors import ConfigError, DataError, FedAttuneError, ModelError, did_you
 from ..experiment import Experiment
 from ..mistakes import wrong_values
 from ..registry import build, lookup, options
-from .choices import Assigned, Known, assign
+from .choices import Assigned, Known, assign, spelled_out
 
 if TYPE_CHECKING:
     from ..core import Algorithm
@@ -138,9 +138,7 @@ def _collecting(problems: list[str]) -> Iterator[None]:
 def _spelled_out(experiment: Experiment) -> Experiment:
     from ..algorithms import ALGORITHMS
 
-    if experiment.algorithms != ("all",):
-        return experiment
-    return experiment.model_copy(update={"algorithms": tuple(ALGORITHMS)})
+    return experiment.model_copy(update={"algorithms": spelled_out(experiment.algorithms, ALGORITHMS)})
 
 
 def _known(experiment: Experiment, *, methods: bool) -> Known:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..result import Result
 
 EXPERIMENT, PARTITION, COMMAND = "experiment.yaml", "partition.json", "command.txt"
+ONLY_SAID = {"rounds_to"}  # changes nothing that is computed, so a resumed run may be asked for it
 
 
 class StoppedError(Exception):
@@ -130,7 +131,7 @@ def reopen(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan, lis
     """
     from ..runs.folder import FREE_TO_CHANGE
 
-    other = sorted(given.keys() - FREE_TO_CHANGE)
+    other = sorted(given.keys() - FREE_TO_CHANGE - ONLY_SAID)
     if other:
         names = ", ".join("--" + key.replace("_", "-") for key in other)
         raise ConfigError(

@@ -93,7 +93,7 @@ def femnist(
     *,
     clients: Count | None = None,
     seed: int = 0,
-    label: str | None = None,
+    label: str | None = "character",
     scaling: Literal["pixel", "half", "unit"] = "unit",
 ) -> Dataset:
     """FEMNIST, handwritten digits and letters of 28x28 in 62 classes; each of some 3,600 writers is a client.

@@ -156,8 +156,10 @@ def _that_fit(name: str, by_class: list[Index], counts: Callable[[int], Array], 
         largest = next(n for n in range(min(wanted, bound), -1, -1) if fits(n))
     dealt = counts(largest if size is None else size)
     if size is not None and largest < size:
+        most = counts(largest)  # smaller sizes give as much, down to what is not rounded
+        largest = next(n for n in range(largest + 1) if (counts(n) == most).all())
         scarce = int((dealt.sum(axis=0) - held).argmax())
-        smaller = f"{name}.size={largest} or less, or " * bool(counts(largest).any())
+        smaller = f"{name}.size={largest} or less, or " * (largest > 0)
         raise DataError(
             f"{name}: {len(dealt)} clients of {size} samples need {dealt[:, scarce].sum()} of class {scarce}, but "
             f"there are {held[scarce]}; take {smaller}fewer clients"

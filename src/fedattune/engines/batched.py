@@ -68,7 +68,9 @@ class Batched(Engine):
         inputs: Inputs,
     ) -> Iterator[list[int]]:
         """Cut the ordered clients so that a chunk fits into memory."""
-        held = sum(p.numel() for p in (inputs.sent.params, *inputs.sent.extra.values(), *inputs.memory.values()))
+        held = sum(
+            p.numel() for p in (inputs.sent.params, *inputs.sent.extra.values(), *inputs.memory.values())
+        )
         values = self.task.params.numel() * 6 + held // len(order) * 2
         values += int(np.prod(self.federation.input_shape)) * int(np.prod(batches[order[0]].shape[1:])) * 8
         per_chunk = max(1, CHUNK_BYTES // (values * self.dtype.itemsize))
@@ -159,7 +161,9 @@ class Batched(Engine):
         for t in range(index.shape[1]):
             active = counts > t
             # Those without a batch look at somebody else's: a batch of nothing but padding would give NaN.
-            batch = self._batch(torch.where(active[:, None], index[:, t], index[active.nonzero()[0], t]), padded)
+            batch = self._batch(
+                torch.where(active[:, None], index[:, t], index[active.nonzero()[0], t]), padded
+            )
             carry = look(n_steps, heard, active, carry, buffers, batch)
         return carry
 

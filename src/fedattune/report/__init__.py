@@ -93,7 +93,7 @@ def _newcomers(results: "Sequence[Result]") -> list[dict[str, Any]]:
             means = {way: float(np.mean([getattr(one, way) for one in mine])) for way in ways}
             sizes = {"id": id_, "n_train": mine[0].n_train, "n_test": mine[0].n_test, "methods": []}
             entry = found.setdefault(id_, sizes)
-            entry["methods"].append({"name": name, "headline": runs[0].headline, **means})
+            entry["methods"].append({"name": name, **means})
     return list(found.values())
 
 

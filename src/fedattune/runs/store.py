@@ -1,6 +1,7 @@
 """The store of one run: per-client scores, traffic and mixing matrices in SQLite."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -135,7 +136,8 @@ class RunStore:
 class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
     """round -> component -> (N, N) matrix: how much of client k's model (column) client i (row) was given.
 
-    Clients that were not part of the round have rows of NaN.
+    Clients that were not part of the round have rows of NaN. Components are in the order of their names, numbers in
+    them counting as numbers.
     """
 
     def __init__(self, db: sqlite3.Connection, n_clients: int) -> None:
@@ -155,7 +157,7 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         if not found:
             raise KeyError(f"no mixing matrices of round {round_}; there are those of rounds {list(self)}")
         out: dict[str, NDArray[np.float32]] = {}
-        for component, row_text, column_text, blob in found:
+        for component, row_text, column_text, blob in sorted(found, key=lambda row: _natural(row[0])):
             rows, columns = json.loads(row_text), json.loads(column_text)
             full = np.full((self._n, self._n), np.nan, dtype=np.float32)
             full[rows] = 0.0
@@ -169,3 +171,8 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         """The matrices of the last round that has any; empty if none has."""
         rounds = list(self)
         return self[rounds[-1]] if rounds else {}
+
+
+def _natural(name: str) -> list[str | int]:
+    """A key by which layer 4 comes before layer 11; text and numbers alternate, text first."""
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]
