@@ -107,8 +107,10 @@ def fairness_notes(results: Sequence["Result"]) -> list[str]:
         said = "; ".join(f"{name} {why}" for name, why in out.items())
         notes.append(f"left out of the conclusion on collaborating: {said}")
     steps = {name: float(np.mean([run.local_steps for run in runs])) for name, runs in groups.items()}
-    if max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values()):
-        said = _grouped({name: f"{count:,.0f}" for name, count in steps.items()})
+    counts = {name: f"{count:,.0f}" for name, count in steps.items()}
+    apart = max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values())
+    if apart and len(set(counts.values())) > 1:
+        said = _grouped(counts)
         settings = results[0].settings
         reasons = []
         if settings.cohort_size(len(results[0].clients)) < len(results[0].clients):
