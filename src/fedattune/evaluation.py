@@ -14,7 +14,6 @@ from .data import Federation
 from .engines import Engine, Inputs, Scores, Trained, Work
 from .params import Params, concatenate
 from .runs import RunStore
-from .task import Task
 
 AT_ONCE = 32
 """Clients whose received models are made together where that takes a look at data."""
@@ -33,7 +32,6 @@ class Evaluation:
     """
 
     algorithm: Algorithm
-    task: Task
     engine: Engine
     federation: Federation
     clients: ClientStates
@@ -63,7 +61,7 @@ class Evaluation:
         """
         buffers = self.clients.received_buffers()
         if self.algorithm.client.ready_after_probe:
-            models, buffers = self._probed(server, training)
+            models = self._probed(server, training, buffers)
         else:
             models = self.clients.models(
                 self.algorithm.client.received_model, self.everyone, lambda: self._send_all(server)
@@ -80,10 +78,9 @@ class Evaluation:
     def _send_all(self, server: State) -> Payload:
         return self.algorithm.server.broadcast(server, self.everyone)
 
-    def _probed(self, server: State, work: Work) -> tuple[Params, Params]:
+    def _probed(self, server: State, work: Work, buffers: Params) -> Params:
         """Every client's model as its next round would begin with it."""
         rule, work = self.algorithm.client, replace(work, steps=0, epochs=None)
-        buffers = self.clients.received_buffers()
         models = []
         for ids in torch.split(self.everyone, AT_ONCE):  # what is sent can be many models for each
             kept = self.clients.sent
@@ -91,7 +88,7 @@ class Evaluation:
             inputs = self.clients.inputs(ids, sent, torch.zeros_like(ids, dtype=torch.bool))
             done = self.engine.train(rule, ids, inputs._replace(buffers=buffers.rows(ids)), work)
             models.append(vmap(rule.trained_model)(done.upload, done.memory))
-        return concatenate(models), buffers
+        return concatenate(models)
 
     def _adapted(self, models: Params, buffers: Params, adapt: FineTune, work: Work) -> tuple[Params, Params]:
         if adapt.steps:

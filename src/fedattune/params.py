@@ -102,6 +102,12 @@ def concatenate(stacks: Sequence[Params]) -> Params:
     return Params({k: torch.cat([s[k] for s in stacks]) for k in stacks[0]}) if len(stacks) > 1 else stacks[0]
 
 
+def clipped(g: Params, most: float) -> Params:
+    """The gradient scaled down to a length of at most `most` over all tensors."""
+    length = torch.stack([v.square().sum() for v in g.values()]).sum().sqrt()
+    return g * (most / length.clamp_min(1e-12)).clamp_max(1.0)
+
+
 _pytree.register_pytree_node(
     Params,
     lambda p: (list(p.values()), tuple(p)),

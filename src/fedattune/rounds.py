@@ -72,7 +72,7 @@ class Run:
         self.store = RunStore(folder.metrics if folder else None)
         self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
         self.evaluation = Evaluation(
-            self.algorithm, self.task, self.engine, self.federation, self.clients, self.store, self.everyone
+            self.algorithm, self.engine, self.federation, self.clients, self.store, self.everyone
         )
         if folder and folder.checkpoint.exists():
             self._load(folder)

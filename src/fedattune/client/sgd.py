@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core import Batch, ClientUpdate, Grad, Job, Loss, Memory, Payload, newest
 from ..errors import ConfigError
-from ..params import Params
+from ..params import Params, clipped
 
 Start = Literal["sent", "newest", "own"]
 """Where local training starts: what was sent, the client's own last model unless something new was sent, or
@@ -178,9 +178,3 @@ class SGD(ClientUpdate):
         if self.start == "own":
             return memory["own"]
         return newest(sent.params, memory["own"], fresh) if self.start == "newest" else sent.params
-
-
-def clipped(g: Params, most: float) -> Params:
-    """The gradient scaled down to a length of at most `most` over all tensors."""
-    length = torch.stack([v.square().sum() for v in g.values()]).sum().sqrt()
-    return g * (most / length.clamp_min(1e-12)).clamp_max(1.0)

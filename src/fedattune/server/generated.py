@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core import Payload, ServerUpdate, State
-from ..params import Params
+from ..params import Params, clipped
 from .hypernetwork import features, linear, named, normal, part, trunk
 
 
@@ -67,8 +67,7 @@ class Generated(ServerUpdate):
             apart = list((model - trained).map(torch.detach).values())
             values = torch.autograd.grad(list(model.values()), list(phi.values()), apart)
         g = Params(zip(phi, values, strict=True))
-        length = torch.stack([v.square().sum() for v in values]).sum().sqrt()
-        g = g * (self.clip / length.clamp_min(1e-12)).clamp_max(1.0) + self.weight_decay * old
+        g = clipped(g, self.clip) + self.weight_decay * old
         velocity = self.momentum * cast(Params, state["velocity"]) + g
         return {"phi": old - self.hn_lr * velocity, "velocity": velocity}
 

@@ -1,7 +1,7 @@
 """Mixing matrices that are learned: one hypernetwork per client says how it weighs the others' layers."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -47,9 +47,6 @@ class Learned(Bank):
             from U(0, 1), as public code has it.
 
     """
-
-    # The hypernetworks have a row per client too, but also one output per client: `join` adds both.
-    per_client: ClassVar[tuple[str, ...]] = Bank.per_client
 
     unit: Unit = "layer"
     hn_lr: float = 5e-3

@@ -1,7 +1,7 @@
 """Models of other clients, sent for the receiver to choose from."""
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,8 +21,6 @@ class Peers(Bank):
     t rounds, until it is 0. A client reports how much each of them helps, which is added to P. Its own last upload
     is one of its `models` candidates too; it is in `Payload.params` and does not travel, as the client has it.
     """
-
-    per_client: ClassVar[tuple[str, ...]] = Bank.per_client
 
     models: int = 5
     epsilon: float = 0.3
