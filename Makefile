@@ -1,6 +1,7 @@
 # Everything from a fresh machine with Python 3.11 or newer:
 #   make demo    train seven methods on real data and say whether collaborating helps
 #   make test    lint, types, tests with coverage
+#   make bench   speed and memory beside a plain PyTorch loop; BENCH="W1 W6 --threads 1" makes (a part of) it
 # PYTHON=python3.12 make demo takes another interpreter; pip's own configuration decides where packages come from.
 
 PYTHON ?= python3
@@ -9,16 +10,18 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
 WORKERS ?= auto
+BENCH ?=
 
 DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50 --lr 0.05 --eval-every 5 \
 	--algorithms local,fedavg,fedavg_ft,fedprox,pfedme,heurfedamp,fedmcsa --set fedprox.mu=0.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types format venv clean
+.PHONY: help demo test bench lint types format venv clean
 
 help:
 	@echo "make demo    compare seven methods on the digits data, into the folder demo"
 	@echo "make test    lint, types, and all tests with coverage"
+	@echo "make bench   measure speed and memory beside a plain PyTorch loop (BENCH='W1 --help' and the like)"
 	@echo "make lint, make types, make format, make venv (for development), make clean"
 
 # A development install runs the same code, so it is not replaced by a copy.
@@ -30,6 +33,9 @@ demo: $(if $(wildcard $(VENV)/dev),$(VENV)/dev,$(VENV)/demo)
 test: lint types
 	rm -f .coverage .coverage.*
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
+
+bench: $(VENV)/bench
+	$(BIN)/python -m benchmarks $(BENCH)
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -64,4 +70,9 @@ $(VENV)/demo: $(VENV)/torch pyproject.toml $(shell find src -name '*.py')
 # For development: the package from src, with the tools.
 $(VENV)/dev: $(VENV)/torch pyproject.toml
 	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+# The development install with the rivals that are measured.
+$(VENV)/bench: $(VENV)/dev
+	$(INSTALL) -e '.[dev,bench]'
 	@touch $@

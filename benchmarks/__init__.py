@@ -1,1 +1,1 @@
-"""Speed, always beside a floor that is measured in the same run."""
+"""Speed and memory, always beside a floor that is measured in the same run: `python -m benchmarks`, `make bench`."""

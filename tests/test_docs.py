@@ -202,16 +202,3 @@ def test_hospitals_are_those_that_the_script_makes(tmp_path: Path, monkeypatch: 
     sizes = [len(client.all) for client in data.clients]
     assert sizes == list(make_hospitals.SIZES)
     assert data.classes == ("complication", "recovered")
-
-
-def test_the_benchmark_of_engines_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On next to nothing: what it measures is not tested, that it can be run is."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks import engines
-
-    for name, small in (("CLIENTS", 2), ("SAMPLES", 8), ("STEPS", 1), ("BATCH", 2), ("REPEATS", 1)):
-        monkeypatch.setattr(engines, name, small)
-    engines.main()
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["mlr", "dnn", "cnn"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,11 +10,14 @@ from torch.func import vmap
 
 from .core import Algorithm, Memory, Payload, State
 from .engines import Inputs, Trained
-from .engines.base import take
 from .params import Params
+from .rooms import Room, Stack, picked
 from .task import Task
 
 ModelRule = Callable[[Payload, Memory, Tensor], Params]
+
+FIRST_AT_ONCE = 1000
+"""Clients whose first payload is made together where payloads are kept on disk."""
 
 
 @dataclass
@@ -32,9 +35,9 @@ class ClientStates:
 
     """
 
-    memory: Memory
-    personal: Params
-    buffers: Params
+    memory: dict[str, Stack]
+    personal: Stack
+    buffers: Stack
     sent: Payload | None
     fresh: Tensor
     names: list[str]
@@ -42,20 +45,30 @@ class ClientStates:
 
     @classmethod
     def start(
-        cls, algorithm: Algorithm, task: Task, server: State, everyone: Tensor, averaged: Iterable[str] = ()
+        cls,
+        algorithm: Algorithm,
+        task: Task,
+        server: State,
+        everyone: Tensor,
+        room: Room,
+        *,
+        averaged: Iterable[str] = (),
+        own_buffers: Params | None = None,
     ) -> "ClientStates":
-        """All clients before the first round; they hold the initial model. Buffers `averaged` are shared."""
-        n, w0 = len(everyone), task.params
-        sent = None
-        if algorithm.participation.receive == "reply":
-            first = algorithm.server.broadcast(server, everyone)
-            sent = Payload(owned(first.params), {k: owned(v) for k, v in first.extra.items()})
+        """All clients before the first round; they hold the initial model.
+
+        Buffers `averaged` are shared; `own_buffers` (N, ...) differ between clients.
+        """
+        w0 = task.params
+        own, first = own_buffers or Params(), task.buffers
+        if own:
+            first = Params({**first, **own.rows(0)})
         return cls(
-            memory={k: v.copies(n) for k, v in algorithm.client.memory(w0).items()},
-            personal=w0.only(algorithm.personal.names(task.model)).copies(n),
-            buffers=task.buffers.copies(n),
-            sent=sent,
-            fresh=torch.zeros(n, dtype=torch.bool, device=everyone.device),
+            memory={k: room.stack(f"clients/memory/{k}", v) for k, v in algorithm.client.memory(w0).items()},
+            personal=room.stack("clients/personal", w0.only(algorithm.personal.names(task.model))),
+            buffers=room.stack("clients/buffers", first, own),
+            sent=_first_payloads(algorithm, server, everyone, room),
+            fresh=torch.zeros(len(everyone), dtype=torch.bool, device=everyone.device),
             names=list(w0),
             common=task.buffers.only(averaged),
         )
@@ -86,7 +99,8 @@ class ClientStates:
             for k, v in self.sent.extra.items():
                 v.put_rows(ids, payload.extra[k])
         self.fresh[ids] = True
-        self.buffers.only(self.common).put_rows(ids, self.common.repeat(len(ids)))
+        if self.common:
+            self.buffers.only(self.common).put_rows(ids, self.common.repeat(len(ids)))
 
     def average_buffers(self, uploaded: Params, n: Tensor) -> None:
         """Make the weighted mean of what the cohort uploaded (C, ...) the common statistics; n (C,) samples."""
@@ -95,22 +109,30 @@ class ClientStates:
             {k: torch.tensordot(p.to(v.dtype), uploaded[k], 1) for k, v in self.common.items()}
         )
 
-    def received_buffers(self) -> Params:
-        """Every client's buffers (N, ...) if all were sent the common ones now; under `reply`, those they hold."""
+    def held_buffers(self, ids: Tensor) -> Params:
+        """The buffers (E, ...) that clients `ids` hold."""
+        return picked(self.buffers, ids, len(self.fresh))
+
+    def received_buffers(self, ids: Tensor) -> Params:
+        """Buffers (E, ...) of clients `ids` if all were sent the common ones now; under `reply`, those they hold."""
         if not self.common or self.sent is not None:
-            return self.buffers
-        return Params({**self.buffers, **self.common.repeat(len(self.fresh))})
+            return self.held_buffers(ids)
+        return Params({**self.held_buffers(ids), **self.common.repeat(len(ids))})
 
     def inputs(self, ids: Tensor, payload: Payload, heard: Tensor) -> Inputs:
         """What clients `ids` start training from when `payload` is the last they were sent; `heard` is of `Job`."""
-        own = self.personal.rows(ids)
-        whole = Params({k: own[k] if k in own else payload.params[k] for k in self.names})
         return Inputs(
-            payload._replace(params=whole),
-            take(self.memory, ids),
+            self._whole(payload, self.personal.rows(ids)),
+            {k: v.rows(ids) for k, v in self.memory.items()},
             self.buffers.rows(ids),
             self.fresh[ids],
             heard,
+        )
+
+    def _whole(self, payload: Payload, own: Params) -> Payload:
+        """The payload with the parameters that never left the clients."""
+        return payload._replace(
+            params=Params({k: own[k] if k in own else payload.params[k] for k in self.names})
         )
 
     def keep(self, ids: Tensor, trained: Trained) -> None:
@@ -121,18 +143,58 @@ class ClientStates:
         self.buffers.put_rows(ids, trained.buffers)
         self.fresh[ids] = False
 
-    def models(self, rule: ModelRule, everyone: Tensor, broadcast: Callable[[], Payload]) -> Params:
-        """The model (N, ...) that `rule` gives every client; `broadcast` is asked where nothing was kept."""
+    def models(self, rule: ModelRule, ids: Tensor, broadcast: Callable[[Tensor], Payload]) -> Params:
+        """The model (E, ...) that `rule` gives clients `ids`; `broadcast` is asked where nothing was kept."""
+        n = len(self.fresh)
         if self.sent is not None:
-            sent, fresh = self.sent, self.fresh
+            sent = Payload(
+                picked(self.sent.params, ids, n), {k: picked(v, ids, n) for k, v in self.sent.extra.items()}
+            )
+            fresh = self.fresh[ids]
         else:
-            sent, fresh = broadcast(), torch.ones_like(self.fresh)
+            sent, fresh = broadcast(ids), torch.ones_like(ids, dtype=torch.bool)
         if not self.memory and not self.personal:
             return rule(sent, {}, fresh)  # one model for all stays one model
-        models: Params = vmap(rule)(self.inputs(everyone, sent, fresh).sent, self.memory, fresh)
+        memory = {k: picked(v, ids, n) for k, v in self.memory.items()}
+        models: Params = vmap(rule)(self._whole(sent, picked(self.personal, ids, n)), memory, fresh)
         return models
 
 
 def owned(stack: Params) -> Params:
     """A copy whose rows can be written one by one."""
     return stack.map(lambda a: a.clone(memory_format=torch.contiguous_format))
+
+
+def _first_payloads(algorithm: Algorithm, server: State, everyone: Tensor, room: Room) -> Payload | None:
+    """What each client was sent before the first round, where that is kept."""
+    if algorithm.participation.receive != "reply":
+        return None
+    if not room.disk:
+        first = algorithm.server.broadcast(server, everyone)
+        return Payload(owned(first.params), {k: owned(v) for k, v in first.extra.items()})
+    one = algorithm.server.broadcast(server, everyone[:1]).rows(0)
+    sent = Payload(
+        cast(Params, room.stack("clients/sent/params", one.params)),
+        {k: cast(Params, room.stack(f"clients/sent/extra/{k}", v)) for k, v in one.extra.items()},
+    )
+    stretches: list[Tensor] = list(everyone.split(FIRST_AT_ONCE))  # type: ignore[no-untyped-call]
+    differ = 0
+    for number, ids in enumerate([stretches[-1], *stretches[:-1]]):
+        payload = algorithm.server.broadcast(server, ids)
+        differ += _put_other(sent.params, one.params, ids, payload.params)
+        for k, v in sent.extra.items():
+            differ += _put_other(v, one.extra[k], ids, payload.extra[k])
+        # A rule draws something for each client, or sends all the same at first: of 2,000, one would have shown.
+        if number == 1 and not differ:
+            break
+    return sent
+
+
+def _put_other(stack: Stack, first: Params, ids: Tensor, rows: Params) -> int:
+    """Write those rows that differ from the first one, as equal ones take no space; how many these are."""
+    other = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    for k, v in rows.items():
+        other |= (v != first[k]).reshape(len(ids), -1).any(1)
+    if other.any():
+        stack.put_rows(ids[other], rows.rows(other.nonzero().flatten()))
+    return int(other.sum())

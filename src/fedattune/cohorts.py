@@ -8,8 +8,12 @@ from .config import Settings
 from .data import Federation
 from .errors import ConfigError
 
-COHORTS, TRAINING, ADAPTATION, ABSENCE, HELD_OUT = 1, 2, 3, 4, 5
+COHORTS, TRAINING, ADAPTATION, ABSENCE, HELD_OUT, EVALUATED = 1, 2, 3, 4, 5, 6
 """Streams of random numbers drawn from one seed."""
+
+
+EVALUATE_ALL, EVALUATE_SOME = 10_000, 1_000
+"""Of more clients than the first number only the second many are evaluated, unless the settings say how many."""
 
 
 def check_device(settings: Settings) -> None:
@@ -44,8 +48,20 @@ def cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
 
 def absent(settings: Settings, n_clients: int, r: int) -> Tensor:
     """(N,) which clients would drop out in round r, if they were asked; from the seed alone."""
+    if not settings.drop_out:
+        return torch.zeros(n_clients, dtype=torch.bool)
     rng = np.random.default_rng([settings.seed, ABSENCE, r])
     return torch.from_numpy(rng.random(n_clients) < settings.drop_out)
+
+
+def evaluated(settings: Settings, federation: Federation) -> Tensor:
+    """The clients that are evaluated, sorted: the same in every round and for every method and seed."""
+    n = federation.n_clients
+    few = settings.eval_clients or (n if n <= EVALUATE_ALL else EVALUATE_SOME)
+    if few >= n:
+        return torch.arange(n)
+    rng = np.random.default_rng([_split_seed(federation), EVALUATED])
+    return torch.from_numpy(np.sort(rng.choice(n, few, replace=False)))
 
 
 def held_out(settings: Settings, federation: Federation) -> list[int]:
@@ -62,5 +78,9 @@ def held_out(settings: Settings, federation: Federation) -> list[int]:
         raise ConfigError(
             f"held_out: got {settings.held_out}, expected fewer than the {n} clients that there are"
         )
-    rng = np.random.default_rng([int(federation.partition.get("seed") or 0), HELD_OUT])
+    rng = np.random.default_rng([_split_seed(federation), HELD_OUT])
     return sorted(int(i) for i in rng.choice(n, settings.held_out, replace=False))
+
+
+def _split_seed(federation: Federation) -> int:
+    return int(federation.partition.get("seed") or 0)

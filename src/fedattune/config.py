@@ -58,9 +58,16 @@ class Settings(Checked):
         "auto", description="one client at a time, or all clients of a round as one batch of models"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live")
+    client_state: Literal["auto", "memory", "disk"] = Field(
+        "auto", description="where the rows of all clients are kept: in memory up to 1 GiB, else on disk"
+    )
     dtype: Literal["float32", "float64"] = Field("float32", description="floating-point type")
     eval_every: Number = Field(
-        1, description="evaluate all clients every so many rounds (and after the last one)"
+        1, description="evaluate clients every so many rounds (and after the last one)"
+    )
+    eval_clients: Annotated[int, Field(ge=1, le=MANY_CLIENTS)] | None = Field(
+        None,
+        description="clients that are evaluated, drawn once (default: all; of more than 10,000 clients, 1,000)",
     )
 
     @field_validator("cohort", mode="before")

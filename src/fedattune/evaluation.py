@@ -1,7 +1,8 @@
 """Where a round is evaluated: trained (after local training), received (after communication), and the global model."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,21 +14,34 @@ from .core import Algorithm, FineTune, Payload, State
 from .data import Federation
 from .engines import Engine, Inputs, Scores, Trained, Work
 from .params import Params, concatenate
+from .rooms import Room, Stack
 from .runs import RunStore
 
-AT_ONCE = 32
+PROBED_AT_ONCE = 32
 """Clients whose received models are made together where that takes a look at data."""
+
+MODEL_BYTES = 1 << 30
+"""Bytes of personal models that are made and evaluated together."""
 
 PARTS: tuple[Literal["test", "validation"], ...] = ("test", "validation")
 
 
+class Models(NamedTuple):
+    """Models and buffers (E, ...) of some clients (E,), sorted."""
+
+    ids: Tensor
+    params: Params
+    buffers: Params
+
+
 @dataclass
 class Evaluation:
-    """Evaluates every client at the two points and keeps the models that it evaluated last.
+    """Evaluates clients at the two points and keeps the models that it evaluated last.
 
     Attributes:
+        judged: the E clients that are evaluated, sorted.
         accuracy: mean test accuracy at the headline point, at the last evaluation.
-        deployed: point -> models (N, ...) and buffers that were evaluated last.
+        deployed: models and buffers (E, ...) that were evaluated last at the headline point.
 
     """
 
@@ -36,94 +50,150 @@ class Evaluation:
     federation: Federation
     clients: ClientStates
     store: RunStore
-    everyone: Tensor
+    judged: Tensor
     accuracy: float | None = None
-    deployed: dict[str, tuple[Params, Params]] = field(default_factory=dict)
+    deployed: tuple[Stack, Stack] = field(default_factory=lambda: (Params(), Params()))
 
-    def trained(self, r: int, ids: Tensor, trained: Trained | None, server: State) -> None:
-        """Evaluate every client's model after local training; clients that did not train rest."""
+    def of_trained(self, ids: Tensor, trained: Trained) -> Models | None:
+        """The models of those clients `ids` that are evaluated, after local training; None if there are none."""
         if self.algorithm.adapt:
-            return  # then `trained` is the received model after fine-tuning
-        if trained is None:
-            models, buffers = self._resting(server), self.clients.buffers
-        else:
-            models = vmap(self.algorithm.client.trained_model)(trained.upload, trained.memory)
-            buffers = trained.buffers
-            if len(ids) < len(self.everyone):
-                models = self._resting(server).put_rows(ids, models)
-                buffers = owned(self.clients.buffers).put_rows(ids, buffers)
-        self._score("trained", r, models, buffers)
+            return None  # then `trained` is the received model after fine-tuning
+        if not torch.equal(ids, self.judged):
+            rows = torch.isin(ids, self.judged, assume_unique=True).nonzero().flatten()
+            ids, trained = ids[rows], trained.rows(rows)
+        if not len(ids):
+            return None
+        return Models(
+            ids,
+            vmap(self.algorithm.client.trained_model)(trained.upload, trained.memory),
+            trained.buffers,
+        )
+
+    def trained(self, r: int, done: Sequence[Models], server: State) -> None:
+        """Evaluate clients after local training: the models that `done` has, those of the others rest."""
+        if self.algorithm.adapt:
+            return
+
+        def models(ids: Tensor) -> Models:
+            if len(done) == 1 and torch.equal(done[0].ids, ids):
+                return done[0]
+            rule = self.algorithm.client.resting_model
+            params = owned(self.clients.models(rule, ids, lambda who: self._send(server, who)))
+            buffers = owned(self.clients.held_buffers(ids))
+            for mine in done:
+                rows = torch.isin(mine.ids, ids, assume_unique=True).nonzero().flatten()
+                places = torch.searchsorted(ids, mine.ids[rows])
+                params.put_rows(places, mine.params.rows(rows))
+                buffers.put_rows(places, mine.buffers.rows(rows))
+            return Models(ids, params, buffers)
+
+        self._score("trained", r, map(models, self._stretches()))
 
     def received(self, r: int, server: State, training: Work, adaptation: Work) -> None:
-        """Evaluate every client's model after communication; then fine-tuned, where the method does that.
+        """Evaluate clients after communication; then fine-tuned, where the method does that.
 
         `training` is the work of the next round, `adaptation` that of this round's fine-tuning.
         """
-        buffers = self.clients.received_buffers()
-        if self.algorithm.client.ready_after_probe:
-            models = self._probed(server, training, buffers)
-        else:
-            models = self.clients.models(
-                self.algorithm.client.received_model, self.everyone, lambda: self._send_all(server)
-            )
-        test = self._score("received", r, models, buffers)
-        self._global(r, server, models, test)
-        if self.algorithm.adapt:
-            self._score("trained", r, *self._adapted(models, buffers, self.algorithm.adapt, adaptation))
+        adapt, rule = self.algorithm.adapt, self.algorithm.client
 
-    def _resting(self, server: State) -> Params:
-        rule = self.algorithm.client.resting_model
-        return owned(self.clients.models(rule, self.everyone, lambda: self._send_all(server)))
+        def models(ids: Tensor) -> Models:
+            buffers = self.clients.received_buffers(ids)
+            if rule.ready_after_probe:
+                return Models(ids, self._probed(server, training, ids, buffers), buffers)
+            params = self.clients.models(rule.received_model, ids, lambda who: self._send(server, who))
+            return Models(ids, params, buffers)
 
-    def _send_all(self, server: State) -> Payload:
-        return self.algorithm.server.broadcast(server, self.everyone)
+        stretches = whole = self._stretches()
+        if len(stretches) > 1 and not rule.ready_after_probe and _alike(models(self.judged[:2]).params):
+            whole = [self.judged]  # one model for all takes no memory
+        made = [models(self.judged)] if len(whole) == 1 else []
+        scores = self._score("received", r, made or map(models, whole))
+        self._global(r, server, scores, bool(made) and _alike(made[0].params))
+        if adapt:
+            again = made if len(stretches) == 1 else map(models, stretches)
+            self._score("trained", r, (self._adapted(piece, adapt, adaptation) for piece in again))
 
-    def _probed(self, server: State, work: Work, buffers: Params) -> Params:
-        """Every client's model as its next round would begin with it."""
+    def _stretches(self) -> Sequence[Tensor]:
+        """The evaluated clients, in stretches whose personal models fit into memory."""
+        size = max(1, MODEL_BYTES // max(1, self.engine.task.params.nbytes()))
+        return list(self.judged.split(size))  # type: ignore[no-untyped-call]
+
+    def _send(self, server: State, ids: Tensor) -> Payload:
+        return self.algorithm.server.broadcast(server, ids)
+
+    def _probed(self, server: State, work: Work, ids: Tensor, buffers: Params) -> Params:
+        """The models of clients `ids` as their next round would begin with them."""
         rule, work = self.algorithm.client, replace(work, steps=0, epochs=None)
         models = []
-        for ids in torch.split(self.everyone, AT_ONCE):  # what is sent can be many models for each
-            kept = self.clients.sent
-            sent = self.algorithm.server.broadcast(server, ids) if kept is None else kept.rows(ids)
-            inputs = self.clients.inputs(ids, sent, torch.zeros_like(ids, dtype=torch.bool))
-            done = self.engine.train(rule, ids, inputs._replace(buffers=buffers.rows(ids)), work)
+        numbers = torch.arange(len(ids), device=ids.device)
+        for rows in numbers.split(PROBED_AT_ONCE):  # type: ignore[no-untyped-call]
+            some, kept = ids[rows], self.clients.sent
+            sent = self._send(server, some) if kept is None else kept.rows(some)
+            inputs = self.clients.inputs(some, sent, torch.zeros_like(some, dtype=torch.bool))
+            done = self.engine.train(rule, some, inputs._replace(buffers=buffers.rows(rows)), work)
             models.append(vmap(rule.trained_model)(done.upload, done.memory))
         return concatenate(models)
 
-    def _adapted(self, models: Params, buffers: Params, adapt: FineTune, work: Work) -> tuple[Params, Params]:
+    def _adapted(self, models: Models, adapt: FineTune, work: Work) -> Models:
         if adapt.steps:
             work = replace(work, steps=adapt.steps, epochs=None)
         work = replace(work, lr=adapt.lr or work.lr, part=adapt.part)
-        yes = torch.ones_like(self.clients.fresh)
-        inputs = Inputs(Payload(models), {}, buffers, yes, ~yes)
-        done = self.engine.train(SGD(), self.everyone, inputs, work)
-        return done.upload.params, done.buffers
+        yes = torch.ones_like(models.ids, dtype=torch.bool)
+        inputs = Inputs(Payload(models.params), {}, models.buffers, yes, ~yes)
+        done = self.engine.train(SGD(), models.ids, inputs, work)
+        return Models(models.ids, done.upload.params, done.buffers)
 
-    def _global(self, r: int, server: State, received: Params, scores: Scores | None) -> None:
-        """Evaluate the one global model, if there is one, on every client's test part."""
+    def _global(self, r: int, server: State, scores: Scores | None, alike: bool) -> None:
+        """Evaluate the one global model, if there is one; `scores` are its own if what was received is `alike`."""
         network, personal = self.algorithm.network, self.clients.personal
         w = self.algorithm.server.global_model(server)
         if w is None or scores is None or (personal and not (network and network.generic)):
             return
-        whole = Params({k: w[k] if k in w else torch.zeros_like(personal[k][0]) for k in self.clients.names})
-        if not all(v.stride(0) == 0 for v in received.values()) or self.clients.buffers:
+        first = personal.rows(0)
+        whole = Params({k: w[k] if k in w else torch.zeros_like(first[k]) for k in self.clients.names})
+        if self.clients.buffers or not alike:
             # Without shared statistics, those of the clients' mean stand in.
-            buffers = self.clients.received_buffers().map(lambda b: b.double().mean(0).to(b.dtype))
-            n = len(self.everyone)
-            scores = self.engine.evaluate(whole.repeat(n), buffers.repeat(n), "test")
-        self.store.add_scores(r, "global", "test", scores)
+            buffers = self.clients.received_buffers(self.judged).map(lambda b: b.double().mean(0).to(b.dtype))
+            n = len(self.judged)
+            scores = self.engine.evaluate(whole.repeat(n), buffers.repeat(n), "test", self.judged)
+        self.store.add_scores(r, "global", "test", scores, self.judged)
 
     def _score(
-        self, point: Literal["received", "trained"], r: int, models: Params, buffers: Params
+        self, point: Literal["received", "trained"], r: int, pieces: Iterable[Models]
     ) -> Scores | None:
         """Store the scores of one point on both parts; those on the test part."""
-        self.deployed[point] = (models, buffers)
-        test = None
-        for part in PARTS:
-            if self.federation.sizes(part).any():
-                scores = self.engine.evaluate(models, buffers, part)
-                self.store.add_scores(r, point, part, scores)
-                test = scores if part == "test" else test
-        if test is not None and point == self.algorithm.headline:
+        parts = [part for part in PARTS if self.federation.sizes(part).any()]
+        scores: dict[str, list[Scores]] = {part: [] for part in parts}
+        headline = point == self.algorithm.headline
+        for piece in pieces:
+            for part in parts:
+                scores[part].append(self.engine.evaluate(piece.params, piece.buffers, part, piece.ids))
+            if headline:
+                self._deploy(piece)
+        joint = {part: Scores(*map(torch.cat, zip(*some, strict=True))) for part, some in scores.items()}
+        for part in parts:
+            self.store.add_scores(r, point, part, joint[part], self.judged)
+        test = joint.get("test")
+        if test is not None and headline:
             self.accuracy = float((test.correct / test.n).mean())
         return test
+
+    def _deploy(self, piece: Models) -> None:
+        """Keep what was evaluated; on disk if it is too much to be made at once."""
+        if len(piece.ids) == len(self.judged):
+            self.deployed = piece.params, piece.buffers
+            return
+        rows = torch.searchsorted(self.judged, piece.ids)
+        if not int(rows[0]):
+            room = Room(len(self.judged), disk=True)
+            self.deployed = (
+                room.stack("deployed", piece.params.rows(0)),
+                room.stack("deployed", piece.buffers.rows(0)),
+            )
+        for stack, new in zip(self.deployed, piece[1:], strict=True):
+            stack.put_rows(rows, new)
+
+
+def _alike(models: Params) -> bool:
+    """Whether all rows are one model."""
+    return all(v.stride(0) == 0 for v in models.values())

@@ -16,6 +16,7 @@ from .data import Federation, federation
 from .errors import DataError, RunError
 from .params import Params
 from .personal_models import algorithm_of, rebuilt, wrapped
+from .rooms import Room, row_bytes
 from .rounds import Run
 from .runs import load_tensors, restore
 from .runs.folder import RunFolder
@@ -78,7 +79,15 @@ def join(remains: Remains, clients: Federation, config: Mapping[str, Any], round
 
     """
     before = {k: v for k, v in config.items() if k in Settings.model_fields}
-    changed = {"rounds": rounds, "cohort": 1.0, "drop_out": 0.0, "held_out": 0, "eval_every": rounds}
+    changed = {
+        "rounds": rounds,
+        "cohort": 1.0,
+        "drop_out": 0.0,
+        "held_out": 0,
+        "eval_every": rounds,
+        "eval_clients": None,
+        "client_state": "memory",
+    }
     mine = Settings.checked(**{**before, **changed})
     config = {**config, "data": clients.name, **mine.model_dump()}
     method = remains.algorithm
@@ -152,11 +161,15 @@ def _reopened(
     network = method.network
     trained = wrapped(network, model, sample(clients), settings.seed) if network else copy.deepcopy(model)
     task = Task(trained).to(torch.device(config["device"]), getattr(torch, settings.dtype))
-    n = len(result.facts["clients"])
+    n = result.n_clients
     template, shared = start_server(method, task, n, settings.seed)
     averaged = task.bn_statistics if method.bn_buffers == "average" and shared else ()
-    flat, _ = load_tensors(RunFolder(result.folder).checkpoint)
-    tree = restore({"server": template, "clients": {"common": task.buffers.only(averaged)}}, flat)
+    folder = RunFolder(result.folder)
+    flat, _ = load_tensors(folder.checkpoint)
+    template = Room.choose(settings, n, row_bytes(method, task, template), folder.rows).settle(template)
+    tree = restore(
+        {"server": template, "clients": {"common": task.buffers.only(averaged)}}, flat, rows=folder.rows
+    )
     return Remains(method, model, task.model, tree["server"], tree["clients"]["common"], n)
 
 

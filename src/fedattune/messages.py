@@ -56,7 +56,7 @@ class Job(NamedTuple):
     Attributes:
         lr: learning rate of the local steps.
         n_steps: local steps that this client does in this round, a scalar tensor.
-        round: number of the round, from 1.
+        round: number of the round, from 1, a scalar tensor.
         cohort: clients that are asked in this round, |S|.
         personal: names of the tensors that never leave the client.
         heard: whether the server will learn of this round from this client, a scalar bool tensor: not from those
@@ -66,7 +66,7 @@ class Job(NamedTuple):
 
     lr: float
     n_steps: Tensor
-    round: int
+    round: Tensor
     cohort: int
     personal: tuple[str, ...] = ()
     heard: Tensor = HEARD

@@ -1,6 +1,6 @@
 """The numbers of a run: per client and round, over clients, and what papers make of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -60,7 +60,7 @@ class Numbers:
     def __repr__(self) -> str:
         mean = f", mean accuracy {self.metrics['acc_uniform']:.4f}" if self.metrics else ""
         state = "" if self.finished else f" of {self.config['rounds']}, not finished"
-        return f"Result({self.algorithm!r}, {len(self.facts['clients'])} clients, round {self.rounds}{state}{mean})"
+        return f"Result({self.algorithm!r}, {self.n_clients} clients, round {self.rounds}{state}{mean})"
 
     @property
     def algorithm(self) -> str:
@@ -87,6 +87,17 @@ class Numbers:
     def n_parameters(self) -> int:
         """Parameters of one client's model."""
         return int(self.facts["n_parameters"])
+
+    @property
+    def n_clients(self) -> int:
+        """Clients that took part; `clients` has those of them that were evaluated."""
+        return int(self.facts.get("population", len(self.facts["clients"])))
+
+    @property
+    def _numbers(self) -> Sequence[int]:
+        """The numbers of the evaluated clients."""
+        numbers: Sequence[int] = self.facts.get("numbers", range(len(self.facts["clients"])))
+        return numbers
 
     @cached_property
     def _records(self) -> list[RoundRecord]:
@@ -115,12 +126,14 @@ class Numbers:
     @property
     def local_steps(self) -> float:
         """Local steps per client, on average."""
-        return self._records[-1].steps / len(self.facts["clients"])
+        return self._records[-1].steps / self.n_clients
 
     @cached_property
     def history(self) -> list[Entry]:
         """Per evaluated round: test metrics at both points, validation metrics, bytes and seconds so far."""
-        return history(self.store, [client["id"] for client in self.facts["clients"]])
+        ids = [client["id"] for client in self.facts["clients"]]
+        missing = {int(number): name for number, name in self.facts.get("missing", {}).items()}
+        return history(self.store, {**missing, **dict(zip(self._numbers, ids, strict=True))})
 
     @property
     def final(self) -> dict[Point, Metrics | None]:
@@ -207,7 +220,7 @@ class Numbers:
 
     @cached_property
     def clients(self) -> list[ClientResult]:
-        """What every client reaches at the last evaluation."""
+        """What every evaluated client reaches at the last evaluation."""
         last: dict[str, list[float]] = {}
         for _, point, (n, correct, _) in self.store.scores("test"):
             last[point] = (correct / n).tolist()
@@ -223,8 +236,11 @@ class Numbers:
 
     @property
     def mixing(self) -> MixingLog:
-        """Who learned from whom: round -> component -> (N, N) matrix, rows receive from columns."""
-        return self.store.mixing(len(self.facts["clients"]))
+        """Who learned from whom: round -> component -> (N, N) matrix, rows receive from columns.
+
+        Of many clients, `mixing.among(round)` has the rows and columns of those that took part.
+        """
+        return self.store.mixing(self.n_clients)
 
     def to_json(self) -> Entry:
         """The run as plain JSON values; accuracies are fractions, and what is not finite (a loss) is None."""

@@ -1,14 +1,39 @@
 """What a user should know about a run beside its numbers: sentences that are printed under the table."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .cohorts import cohort
+from .cohorts import EVALUATE_ALL, cohort
+from .data.members import PARTS
 from .runs import RoundRecord
 from .select import Everything, Norms, Nothing
 
 if TYPE_CHECKING:
     from .rounds import Run
+
+
+def client_facts(run: "Run") -> dict[str, Any]:
+    """What a result says of the clients: those that are evaluated, how many there are, and who was missing.
+
+    `numbers`, `population` and `missing` (number -> name) are there only where not all clients are evaluated.
+    """
+    judged, federation = run.evaluation.judged.tolist(), run.federation
+    sizes = [federation.sizes(part)[run.evaluation.judged.cpu()].tolist() for part in PARTS]
+    names = [federation.names[i] for i in judged]
+    clients = [
+        {"id": name, "n_train": train, "n_validation": validation, "n_test": test}
+        for name, train, validation, test in zip(names, *sizes, strict=True)
+    ]
+    if len(judged) == federation.n_clients:
+        return {"clients": clients}
+    records = run.store.rounds()
+    missing = sorted({i for record in records for i in (*record.dropped, *record.absent)})
+    return {
+        "clients": clients,
+        "numbers": judged,
+        "population": federation.n_clients,
+        "missing": {str(i): federation.names[i] for i in missing},
+    }
 
 
 def run_notes(run: "Run") -> list[str]:
@@ -48,6 +73,12 @@ def _lost(name: str, records: Sequence[RoundRecord], names: Sequence[str]) -> li
 def _of_all_methods(run: "Run", records: Sequence[RoundRecord]) -> list[str]:
     """What is the same for every method of a comparison, and so is said without a name."""
     said = []
+    judged, n = len(run.evaluation.judged), len(run.everyone)
+    if judged < n:
+        why = "" if run.settings.eval_clients else f", the default for more than {EVALUATE_ALL:,}"
+        said.append(
+            f"numbers are of {judged:,} of the {n:,} clients, drawn once for all methods (--eval-clients{why})"
+        )
     if any(record.absent for record in records):
         said.append(
             "clients that were asked dropped out (--drop-out): their work of these rounds was lost; local, which is "

@@ -12,6 +12,7 @@ from .errors import RunError
 from .numbers import ClientResult, NewcomerResult, Numbers, Point
 from .params import Params
 from .personal_models import fill, save_model
+from .rooms import Stack
 from .runs import RunStore, load_tensors
 from .runs.folder import RunFolder, read_json, write_json
 from .runs.history import Entry
@@ -28,8 +29,8 @@ __all__ = ["ClientResult", "NewcomerResult", "Point", "Result"]
 class Result(Numbers):
     """A run that came to its end, or was stopped: its numbers, and the models of its clients at the headline point."""
 
-    models: Params = field(default_factory=Params, repr=False)
-    buffers: Params = field(default_factory=Params, repr=False)
+    models: Stack = field(default_factory=Params, repr=False)
+    buffers: Stack = field(default_factory=Params, repr=False)
     module: nn.Module | None = field(default=None, repr=False)
     remains: "Remains | None" = field(default=None, repr=False)
     folder: Path | None = field(default=None, repr=False)
@@ -67,20 +68,22 @@ class Result(Numbers):
         """The model that a client predicts with after the last round, at the headline point.
 
         Args:
-            client: the client's id, or its number.
+            client: the id of an evaluated client, or its number.
             module: a model of the same architecture to fill; needed when the run was read from its folder and
                 was given a module of the user's own rather than a model's name.
 
         Raises:
-            RunError: no such client.
+            RunError: no such client, or it was not evaluated.
 
         """
-        ids = [c["id"] for c in self.facts["clients"]]
-        if client not in (ids if isinstance(client, str) else range(len(ids))):
+        ids, numbers = [c["id"] for c in self.facts["clients"]], self._numbers
+        if client not in (ids if isinstance(client, str) else numbers):
             known = ", ".join(ids[:20]) + (", ..." if len(ids) > 20 else "")
-            raise RunError(f"no client {client!r} in this run; its clients are {known}")
-        row = ids.index(client) if isinstance(client, str) else client
-        one_for_all = len(next(iter(self.models.values()))) == 1
+            some = f"{len(ids):,} of its {self.n_clients:,} clients were evaluated, whose models are kept"
+            which = some if len(ids) < self.n_clients else "its clients are"
+            raise RunError(f"no client {client!r} in this run; {which}: {known}")
+        row = ids.index(client) if isinstance(client, str) else numbers.index(client)
+        one_for_all = isinstance(self.models, Params) and len(next(iter(self.models.values()))) == 1
         state = {**self.models.rows(0 if one_for_all else row), **self.buffers.rows(row)}
         return fill(module or self.module, state, self._card(ids[row]))
 
@@ -115,7 +118,7 @@ class Result(Numbers):
         return personalize(self, data, rounds, algorithm, module)
 
     def save_models(self, folder: Path | str) -> list[Path]:
-        """Write every client's model to its own safetensors file in `folder`, and return the files.
+        """Write every evaluated client's model to its own safetensors file in `folder`, and return the files.
 
         Raises:
             RunError: the folder holds something.
@@ -125,7 +128,7 @@ class Result(Numbers):
             raise RunError(f"{path} is not empty, and nothing is written over; give a new folder")
         path.mkdir(parents=True, exist_ok=True)
         files = []
-        for number, client in enumerate(self.facts["clients"]):
+        for number, client in zip(self._numbers, self.facts["clients"], strict=True):
             safe = re.sub(r"[^A-Za-z0-9_.-]", "_", client["id"])
             files.append(path / f"{number:04d}-{safe}.safetensors")
             save_model(files[-1], self.model(number), self._card(client["id"]))

@@ -9,6 +9,7 @@ from .config import Settings
 from .core import Algorithm, State
 from .errors import ConfigError
 from .params import Params
+from .rooms import Spare, plain
 from .select import Both, Norms
 from .task import Task
 
@@ -27,11 +28,14 @@ def fitted(algorithm: Algorithm, settings: Settings) -> Algorithm:
 
 
 def start_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> tuple[State, Params]:
-    """The server's first state, its random parts drawn from the seed alone, and the tensors that are shared."""
+    """The server's first state, its random parts drawn from the seed alone, and the tensors that are shared.
+
+    Copies of one model for every client take no memory yet: see `Room.settle`.
+    """
     shared = task.params.without(algorithm.personal.names(task.model))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return algorithm.server.init(shared, n_clients), shared
+        return plain(algorithm.server.init(Spare(shared), n_clients)), shared
 
 
 def check_extras(algorithm: Algorithm, server: State, ids: Tensor) -> None:

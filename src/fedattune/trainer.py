@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from .algorithms import ALGORITHMS
 from .cohorts import check_device, held_out
 from .config import Settings
 from .core import Algorithm
-from .data import Federation
+from .data import Clients, Federation
 from .errors import ConfigError, DivergedError
 from .joining import Remains, join, sample
 from .models import check_model, make_model
@@ -94,7 +95,7 @@ def fit(
         "model_options": dict(model_options or {}),
         "data": federation.name,
         "partition": dict(federation.partition),
-        "split": federation.manifest()["hash"],
+        "split": federation.digest,
         **settings.model_dump(),
     }
     folder = None if out is None else RunFolder.open(Path(out), config, resume=resume)
@@ -137,11 +138,12 @@ def divide(federation: Federation, settings: Settings) -> tuple[Federation, Fede
     settings.cohort_size(federation.n_clients - len(waiting))
     if not waiting:
         return federation, None
-    parts = [
-        tuple(c for i, c in enumerate(federation.clients) if (i in set(waiting)) is joins)
-        for joins in (False, True)
-    ]
-    return replace(federation, clients=parts[0]), replace(federation, clients=parts[1])
+    members = Clients.of(federation.clients)
+    staying = np.setdiff1d(np.arange(len(members)), waiting)
+    return (
+        replace(federation, clients=members.take(staying)),
+        replace(federation, clients=members.take(np.array(waiting))),
+    )
 
 
 def made_for(algorithm: Algorithm, module: nn.Module, federation: Federation, seed: int) -> nn.Module:

@@ -113,7 +113,7 @@ def fairness_notes(results: Sequence["Result"]) -> list[str]:
         said = _grouped(counts)
         settings = results[0].settings
         reasons = []
-        if settings.cohort_size(len(results[0].clients)) < len(results[0].clients):
+        if settings.cohort_size(results[0].n_clients) < results[0].n_clients:
             reasons.append(
                 "some train only the clients asked in a round (--train all or --train cohort: all alike)"
             )

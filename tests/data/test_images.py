@@ -1,4 +1,4 @@
-"""Image sets: Parquet files as on the hub, the cache, and the real files where they are at hand."""
+"""Image sets: Parquet files as on the hub, and the real files where they are at hand."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,8 @@ import pytest
 import torch
 from image_files import DIGITS, LETTERS, colour_set, grey_set, pictures, png, write
 
-from fedattune.data import images, load, load_federation
+from fedattune.data import load, load_federation
+from fedattune.data.image_sources import _moments
 from fedattune.data.images import read_images
 from fedattune.errors import DataError
 
@@ -162,40 +163,6 @@ def test_broken_files(tmp_path):
         read_images([write(tmp_path / "n.parquet", x, {"label": [0, None]})])
 
 
-def test_cache_is_used_and_rebuilt_when_broken(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.parquet", pictures(40, (8, 8)), {"label": np.arange(40) % 2})
-    calls = []
-    true_decode = images.decode
-
-    def counted(*args, **options):
-        calls.append(args)
-        return true_decode(*args, **options)
-
-    monkeypatch.setattr(images, "decode", counted)
-    first = read_images([path])
-    assert np.array_equal(read_images([path]).x, first.x)
-    assert len(calls) == 1
-    (cached,) = (tmp_path / "home" / "cache").iterdir()
-    whole = cached.read_bytes()
-    flipped = bytearray(whole)
-    flipped[1000] ^= 255
-    for number, content in enumerate([b"", b"junk", whole[: len(whole) // 2], bytes(flipped)], start=2):
-        cached.write_bytes(content)
-        assert np.array_equal(read_images([path]).x, first.x)
-        assert len(calls) == number
-        assert cached.read_bytes() == whole or read_images([path]).classes == first.classes
-    os.utime(path, (1, 1))
-    read_images([path])
-    assert len(calls) == 6
-
-
-def test_cache_that_cannot_be_written_does_not_matter(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDATTUNE_HOME", str(tmp_path / "file"))
-    path = write(tmp_path / "a.parquet", pictures(2, (2, 2)), {"label": [0, 1]})
-    assert len(read_images([path]).y) == 2
-
-
 def test_hub_is_asked_last(tmp_path, monkeypatch):
     asked = []
 
@@ -229,6 +196,15 @@ def test_hub_failure_says_what_to_do(tmp_path, monkeypatch):
         load("cifar10")
     with pytest.raises(DataError, match="no Parquet files of cifar10 in"):
         load("cifar10", data_dir=tmp_path)
+
+
+def test_standardising_is_exact_over_blocks():
+    x = np.random.default_rng(0).integers(0, 256, (4501, 1, 3, 2), dtype=np.uint8)
+    x[:, 0, 0, 0], x[:, 0, 0, 1] = 255, 7
+    mean, std = _moments(x)
+    assert np.array_equal(mean, x.astype(np.float64).mean(axis=0))
+    assert np.allclose(std, x.astype(np.float64).std(axis=0), rtol=1e-12, atol=1e-12)
+    assert std[0, 0].tolist() == [0, 0]
 
 
 def test_real_mnist_has_the_papers_sizes():

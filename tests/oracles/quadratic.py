@@ -51,7 +51,7 @@ def run(
 ) -> tuple[Payload, Memory]:
     """Steps of one client; a client that holds `own` was not sent anything new."""
     memory = rule.memory(params(sent if own is None else own)) if memory is None else memory
-    job = Job(lr, torch.tensor(float(steps), dtype=torch.float64), round_, cohort)
+    job = Job(lr, torch.tensor(float(steps), dtype=torch.float64), torch.tensor(float(round_)), cohort)
     payload = Payload(params(sent), extra or {})
     carry = rule.begin(payload, memory, FRESH if own is None else STALE, job)
     batch = (torch.zeros(3, 2),) * 2

@@ -73,7 +73,7 @@ W0 = Params(
 
 def alternate(rule: Alternating, steps: int, lr: float) -> list[Params]:
     """The models after every step on 1/2 ||w - m||^2, beginning with the first."""
-    job = Job(lr, torch.tensor(float(steps)), 1, 1, ("head",))
+    job = Job(lr, torch.tensor(float(steps)), torch.tensor(1.0), 1, ("head",))
     carry = rule.begin(Payload(W0), {}, FRESH, job)
     path = [carry.w]
     for _ in range(steps):
@@ -162,7 +162,7 @@ def choosing(
     memory = {"previous": two_weights(previous).rows(0), "own": two_weights(own).rows(0)}
     numbers = Params(peer=torch.arange(len(peers)))
     sent = Payload(memory["own"], {"peers": two_weights(*peers), "numbers": numbers})
-    job = Job(0.1, torch.zeros((), dtype=torch.float64), 1, 1)
+    job = Job(0.1, torch.zeros((), dtype=torch.float64), torch.tensor(1.0), 1)
     carry = rule.begin(sent, memory, FRESH, job)
     for size, shift in ((1, 0.3), (3, -0.1)):  # the mean over four samples has no shift
 

@@ -213,7 +213,7 @@ def test_e14_mocha_leaves_personal_tensors_out_of_the_relation() -> None:
     w = Params(head=W0, body=W0)
     sent = Payload(Params(head=W0, body=A), {"omega": Params(own=torch.tensor(0.5).double())})
     rule = SGD((Relation(1.0, 0.0),), start="own")
-    job = Job(0.1, torch.tensor(1.0), 1, 1, ("head",))
+    job = Job(0.1, torch.tensor(1.0), torch.tensor(1.0), 1, ("head",))
     carry = rule.begin(sent, {"own": w}, FRESH, job)
     moved = rule.step(carry, (), lambda w, batch: w.zeros(), job).w
     assert torch.equal(moved["head"], W0)

@@ -1,19 +1,17 @@
 """The argument parser, made from the typed schema: YAML keys, options and their help are one thing."""
 
 import argparse
+import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
-
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 from .._version import __version__
-from ..config import Settings
 from ..errors import ConfigError, did_you_mean, near
-from ..experiment import Experiment
-from ..output import Output
-from ..registry import lookup
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
 
 DATA_FIELDS = (
     "data", "data_dir", "client_column", "target", "partition", "clients", "split_seed", "test", "validation",
@@ -38,8 +36,8 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def make_parser() -> Parser:
-    """The parser of all commands."""
+def make_parser(chosen: str | None) -> Parser:
+    """The parser of all commands; only the chosen one gets its options, for to read the schema takes a while."""
     parser = Parser(
         prog="fedattune",
         description="Personalized federated learning: should we federate, with which method, and who gains?",
@@ -47,22 +45,46 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"fedattune {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name in ("compare", "run"):
-        command = _command(commands, name, WHAT[name])
-        _add(command.add_argument_group("data"), Experiment, DATA_FIELDS)
-        _add(command.add_argument_group("model and methods"), Experiment, METHOD_FIELDS)
-        _add(command.add_argument_group("training"), Experiment, Settings.model_fields)
-        output = command.add_argument_group("output")
-        _add(output, Experiment, ("rounds_to",))
-        _add(output, Output, Output.model_fields)
-    listing = _command(commands, "list", WHAT["list"])
-    listing.add_argument(
+    fill = {
+        "compare": _add_training,
+        "run": _add_training,
+        "list": _add_list,
+        "data": _add_data,
+        "cite": _add_cite,
+    }
+    for name, what in WHAT.items():
+        command = _command(commands, name, what)
+        if name == chosen:
+            fill[name](command)
+    return parser
+
+
+def _add_training(command: Parser) -> None:
+    from ..config import Settings
+    from ..experiment import Experiment
+    from ..output import Output
+
+    _add(command.add_argument_group("data"), Experiment, DATA_FIELDS)
+    _add(command.add_argument_group("model and methods"), Experiment, METHOD_FIELDS)
+    _add(command.add_argument_group("training"), Experiment, Settings.model_fields)
+    output = command.add_argument_group("output")
+    _add(output, Experiment, ("rounds_to",))
+    _add(output, Output, Output.model_fields)
+
+
+def _add_list(command: Parser) -> None:
+    command.add_argument(
         "kind", nargs="?", metavar="{" + ",".join(KINDS) + "}", help="only these (default: all)"
     )
-    listing.add_argument("--json", action="store_true", help="as JSON")
-    data = _command(commands, "data", WHAT["data"])
+    command.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_data(command: Parser) -> None:
+    from ..experiment import Experiment
+    from ..output import Output
+
     show = _command(
-        data.add_subparsers(dest="action", metavar="ACTION"),
+        command.add_subparsers(dest="action", metavar="ACTION"),
         "show",
         "label counts per client and heterogeneity",
     )
@@ -72,15 +94,17 @@ def make_parser() -> Parser:
     output.add_argument(
         "--picture", metavar="FILE", type=Path, help="draw labels by clients (.png, .svg, .pdf)"
     )
-    cite = _command(commands, "cite", WHAT["cite"])
-    cite.add_argument(
+
+
+def _add_cite(command: Parser) -> None:
+    command.add_argument(
         "runs",
         nargs="*",
         metavar="RUN",
         type=Path,
         help="folder that run or compare wrote, or one of its runs",
     )
-    cite.add_argument(
+    command.add_argument(
         "--algorithm",
         "--algorithms",
         dest="algorithms",
@@ -88,7 +112,6 @@ def make_parser() -> Parser:
         metavar="A,B,C",
         help="also these methods, or all",
     )
-    return parser
 
 
 def _command(commands: Any, name: str, what: str) -> Parser:
@@ -98,7 +121,7 @@ def _command(commands: Any, name: str, what: str) -> Parser:
     return command
 
 
-def _add(group: Any, schema: type[BaseModel], names: Iterable[str]) -> None:
+def _add(group: Any, schema: "type[BaseModel]", names: Iterable[str]) -> None:
     """One option per field; values stay text, for the schema reads and checks them."""
     for name in names:
         field = schema.model_fields[name]
@@ -114,7 +137,7 @@ def _add(group: Any, schema: type[BaseModel], names: Iterable[str]) -> None:
             group.add_argument(*flags, metavar=_metavar(name, field), **common)
 
 
-def _help(name: str, field: FieldInfo) -> str:
+def _help(name: str, field: "FieldInfo") -> str:
     text = (field.description or "").replace("%", "%%")
     default = field.default
     if default is None or default == {} or default is False:
@@ -123,10 +146,12 @@ def _help(name: str, field: FieldInfo) -> str:
     return f"{text} (default: {said}{'; run: fedmcsa' if name == 'algorithms' else ''})"
 
 
-def _metavar(name: str, field: FieldInfo) -> str:
+def _metavar(name: str, field: "FieldInfo") -> str:
     kinds = [field.annotation, *get_args(field.annotation)]
     for kind in kinds:
         if get_origin(kind) is Literal:
+            if any(int in get_args(other) for other in kinds):  # a word in place of a number
+                return "|".join(["N", *get_args(kind)])
             return "{" + ",".join(get_args(kind)) + "}"
     if bool in kinds:
         return "{true,false}"
@@ -145,9 +170,10 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         ConfigError: a wrong command, or an option without its value.
     """
-    parser = make_parser()
+    words = sys.argv[1:] if argv is None else argv
+    parser = make_parser(next((word for word in words if not word.startswith("-")), None))
     try:
-        space, rest = parser.parse_known_args(argv)
+        space, rest = parser.parse_known_args(words)
     except ConfigError as error:
         raise ConfigError(_mend(str(error))) from error
     if space.command is None:
@@ -155,6 +181,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     if space.command == "data" and space.action is None:
         raise ConfigError("give an action: fedattune data show; see fedattune data --help")
     if space.command == "list" and space.kind is not None:
+        from ..registry import lookup
+
         lookup("kind of thing", space.kind, dict.fromkeys(KINDS))
     known = _flags(parser, space)
     problems = []

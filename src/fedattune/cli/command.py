@@ -158,7 +158,8 @@ def _show(space: Namespace, problems: list[str]) -> int:
 def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
     from ..output import check_files, check_out, default_out
     from .conclude import conclude
-    from .session import Interrupt, StoppedError, begin, execute, inputs, reopen
+    from .jobs import StoppedError
+    from .session import Interrupt, begin, execute, inputs, reopen
 
     command: str = space.command
     experiment, output, given = _read(space, problems, {"algorithm": "fedmcsa"} if command == "run" else {})
@@ -176,7 +177,7 @@ def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
     where.append(out)
     with Interrupt() as stop:
         try:
-            results, failed = execute(plan, out, stop, quiet=output.quiet, go_on=command == "compare")
+            results, failed = execute(plan, out, stop, output, go_on=command == "compare")
         except StoppedError as stopped:
             _say(f"{stopped}; go on with: {_resume([command], out)}")
             return INTERRUPTED

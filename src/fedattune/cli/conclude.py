@@ -10,8 +10,8 @@ from ..text import make_console
 if TYPE_CHECKING:
     from ..output import Output
     from ..result import Result
+    from .jobs import Failure
     from .plan import Plan
-    from .session import Failure
 
 
 def conclude(

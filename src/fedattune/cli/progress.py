@@ -1,27 +1,27 @@
-"""Progress of a run: a live bar on a terminal, a plain line now and then elsewhere, nothing when quiet."""
+"""Progress of runs: live bars on a terminal, a plain line now and then elsewhere, nothing when quiet."""
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from ..trainer import Progress
 
+Tell = Callable[["Progress"], None]
+"""Is told of every round of one run."""
+
 
 class Watch:
-    """What is told about one run after another; this one shows nothing and remembers the last round."""
+    """What is told about several runs, after or beside each other; this one shows nothing."""
 
-    def __init__(self) -> None:
-        self.title, self.rounds, self.round = "", 0, 0
+    def start(self, title: str, rounds: int) -> Tell:
+        """A run begins; what is returned is to be told of its rounds."""
+        return lambda _: None
 
-    def start(self, title: str, rounds: int) -> None:
-        """A run begins."""
-        self.title, self.rounds, self.round = title, rounds, 0
-
-    def __call__(self, progress: "Progress") -> None:
-        """A round ended."""
-        self.round = progress.round
+    def say(self, sentence: str) -> None:
+        """Show a sentence on how the runs go."""
 
     def __enter__(self) -> Self:
         return self
@@ -35,31 +35,35 @@ class Watch:
 class Lines(Watch):
     """One plain line about every tenth of the rounds."""
 
-    def start(self, title: str, rounds: int) -> None:
+    def start(self, title: str, rounds: int) -> Tell:
         """A run begins."""
-        super().start(title, rounds)
-        self._began, self._done = time.monotonic(), 0
+        began, done = time.monotonic(), 0
 
-    def __call__(self, progress: "Progress") -> None:
-        """A round ended."""
-        super().__call__(progress)
-        self._done += 1  # not progress.round: a resumed run begins in the middle
-        tenth = 10 * progress.round // progress.rounds
-        if tenth > 10 * (progress.round - 1) // progress.rounds:
-            print(f"{self.title}: {self._line(progress)}", file=sys.stderr, flush=True)
+        def tell(progress: "Progress") -> None:
+            nonlocal done
+            done += 1  # not progress.round: a resumed run begins in the middle
+            tenth = 10 * progress.round // progress.rounds
+            if tenth > 10 * (progress.round - 1) // progress.rounds:
+                left = (time.monotonic() - began) / done * (progress.rounds - progress.round)
+                self.say(f"{title}: {_line(progress, left)}")
 
-    def _line(self, progress: "Progress") -> str:
-        accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.2f}%"
-        left = (time.monotonic() - self._began) / self._done * (progress.rounds - progress.round)
-        wait = f", about {left:.0f} s left" if left >= 1 else ""
-        return f"round {progress.round} of {progress.rounds}{accuracy}{wait}"
+        return tell
+
+    def say(self, sentence: str) -> None:
+        """One line on standard error."""
+        print(sentence, file=sys.stderr, flush=True)
+
+
+def _line(progress: "Progress", left: float) -> str:
+    accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.2f}%"
+    wait = f", about {left:.0f} s left" if left >= 1 else ""
+    return f"round {progress.round} of {progress.rounds}{accuracy}{wait}"
 
 
 class Bar(Watch):
     """A live bar for each run: round, accuracy, time left."""
 
     def __init__(self) -> None:
-        super().__init__()
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -72,16 +76,19 @@ class Bar(Watch):
             console=Console(stderr=True),
         )
 
-    def start(self, title: str, rounds: int) -> None:
+    def start(self, title: str, rounds: int) -> Tell:
         """A run begins."""
-        super().start(title, rounds)
-        self._task = self._bars.add_task(title, total=rounds, accuracy="")
+        task = self._bars.add_task(title, total=rounds, accuracy="")
 
-    def __call__(self, progress: "Progress") -> None:
-        """A round ended."""
-        super().__call__(progress)
-        accuracy = "" if progress.accuracy is None else f"accuracy {100 * progress.accuracy:.2f}%"
-        self._bars.update(self._task, completed=progress.round, accuracy=accuracy)
+        def tell(progress: "Progress") -> None:
+            accuracy = "" if progress.accuracy is None else f"accuracy {100 * progress.accuracy:.2f}%"
+            self._bars.update(task, completed=progress.round, accuracy=accuracy)
+
+        return tell
+
+    def say(self, sentence: str) -> None:
+        """One line above the bars."""
+        self._bars.console.print(sentence, highlight=False, markup=False)
 
     def __enter__(self) -> Self:
         self._bars.start()

@@ -1,4 +1,4 @@
-"""Run the methods of an experiment one after another into a folder, so that it can be stopped and resumed."""
+"""The folder of an experiment, in which it can be stopped and resumed, and the runs in it."""
 
 import json
 import os
@@ -6,13 +6,14 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ..errors import ConfigError, DivergedError, RunError
+from ..errors import ConfigError, RunError
 from ..experiment import Experiment, load_experiment
+from ..output import Output
+from .jobs import Failure, Job, train_all
 from .plan import Plan, prepare
 from .progress import watch
 
@@ -21,18 +22,6 @@ if TYPE_CHECKING:
 
 EXPERIMENT, PARTITION, COMMAND = "experiment.yaml", "partition.json", "command.txt"
 ONLY_SAID = {"rounds_to"}  # changes nothing that is computed, so a resumed run may be asked for it
-
-
-class StoppedError(Exception):
-    """The user asked to stop; what was done so far is kept."""
-
-
-class Failure(NamedTuple):
-    """A method that came to no result."""
-
-    algorithm: str
-    seed: int
-    error: str
 
 
 class Interrupt:
@@ -171,48 +160,34 @@ def reopen(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan, lis
     return plan, [note] if changed else []
 
 
+def jobs_of(plan: Plan, out: Path) -> list[Job]:
+    """The runs of an experiment, every method with every seed, and where each is kept."""
+    experiment = plan.experiment
+    return [
+        Job(
+            title=name if experiment.seeds == 1 else f"{name} (seed {seed})",
+            algorithm=name,
+            federation=plan.federation,
+            model=experiment.model,
+            settings=experiment.settings(seed),
+            folder=out / name / f"seed-{seed}",
+            options=plan.options[name],
+            model_options=plan.model_options,
+        )
+        for name in plan.algorithms
+        for seed in range(experiment.seed, experiment.seed + experiment.seeds)
+    ]
+
+
 def execute(
-    plan: Plan, out: Path, stop: Interrupt, *, quiet: bool, go_on: bool
+    plan: Plan, out: Path, stop: Interrupt, output: Output, *, go_on: bool
 ) -> tuple[list["Result"], list[Failure]]:
     """Train every method with every seed, those already finished excepted; where asked, go on after a failure.
 
     Raises:
-        StoppedError: a stop was asked for; a checkpoint is kept.
-        DivergedError: training diverged, and the others are not to go on.
+        StoppedError: a stop was asked for; checkpoints are kept.
+        DivergedError, KilledError: a run failed, and the others are not to go on.
     """
-    from ..trainer import fit
-
-    experiment = plan.experiment
-    seeds = range(experiment.seed, experiment.seed + experiment.seeds)
-    results, failed = [], []
-    with watch(quiet=quiet) as shown:
-        for name, seed in ((name, seed) for name in plan.algorithms for seed in seeds):
-            if stop():
-                raise StoppedError(f"stopped before {name}")
-            folder = out / name / f"seed-{seed}"
-            if folder.is_dir() and not (folder / "config.json").exists():
-                shutil.rmtree(folder)  # killed while it was being made: there is nothing in it to go on with
-            shown.start(name if len(seeds) == 1 else f"{name} (seed {seed})", experiment.rounds)
-            try:
-                result = fit(
-                    name,
-                    plan.federation,
-                    experiment.model,
-                    options=plan.options[name],
-                    model_options=plan.model_options,
-                    out=folder,
-                    resume=folder.is_dir(),
-                    watch=shown,
-                    stop=stop,
-                    settings=experiment.settings(seed),
-                )
-            except DivergedError as error:
-                if not go_on:
-                    raise
-                failed.append(Failure(name, seed, str(error)))
-                continue
-            if not result.finished:
-                raise StoppedError(f"stopped after round {shown.round} of {experiment.rounds}")
-            # A comparison lets nobody join, and server states of many methods can be large.
-            results.append(replace(result, remains=None))
-    return results, failed
+    jobs = jobs_of(plan, out)
+    with watch(quiet=output.quiet) as shown:
+        return train_all(jobs, stop, shown, scratch=out, go_on=go_on, processes=output.processes)

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from ..core import Memory
 from ..params import Params, choose
 from .sgd import Correction, Local
@@ -43,6 +41,6 @@ class IndividualAndGroup(Correction):
     def finish(self, w: Params, local: Local) -> tuple[dict[str, Params], Memory]:
         """Keep this round's update, and which round it was."""
         last = local.memory["delta_round"]["round"]
-        now = Params(round=torch.full_like(last, float(local.job.round)))
+        now = Params(round=local.job.round.to(last.dtype))
         new = {"delta": w - local.start, "delta_round": now}
         return {}, {k: choose(local.job.heard, v, local.memory[k]) for k, v in new.items()}

@@ -28,23 +28,22 @@ class VarianceReduced(Correction):
     def __call__(self, g: Params, w: Params, local: Local) -> Params:
         """The gradient without D_i."""
         bent = g - self._control(local)
-        if self._warming(local):
-            # As long as nothing moved, no step was taken; whatever did move has done its one step.
-            moved = torch.stack([(w[k] != local.start[k]).any() for k in w]).any()
-            return choose(moved, bent.zeros(), bent)
-        return bent
+        if not self.warmup:
+            return bent
+        # As long as nothing moved, no step was taken; whatever did move has done its one step.
+        moved = torch.stack([(w[k] != local.start[k]).any() for k in w]).any()
+        return choose((local.job.round == 1) & moved, bent.zeros(), bent)
 
     def finish(self, w: Params, local: Local) -> tuple[dict[str, Params], Memory]:
         """Keep D_i, and what was uploaded after how many steps in which round."""
         last = local.memory["period"]["round"]
-        k = torch.ones_like(last) if self._warming(local) else local.job.n_steps.to(last.dtype)
+        k = local.job.n_steps.to(last.dtype)
+        if self.warmup:
+            k = torch.where(local.job.round == 1, torch.ones_like(k), k)
         # What the server does not hear of is no part of the mean that comes back.
-        now = torch.where(local.job.heard, torch.full_like(last, float(local.job.round)), last)
+        now = torch.where(local.job.heard, local.job.round.to(last.dtype), last)
         period = Params(round=now, k=k)
         return {}, {"D": self._control(local), "x": w, "period": period}
-
-    def _warming(self, local: Local) -> bool:
-        return self.warmup and local.job.round == 1
 
     def _control(self, local: Local) -> Params:
         """D_i of this round: changed by the mean that came back, if the client was in it."""

@@ -8,8 +8,9 @@ from ..registry import options as options_of
 from .build import SmallClients, federate, from_manifest
 from .clients import federation
 from .dataset import Dataset
-from .federated import Client, Federation, Part
+from .federated import Federation
 from .manifest import home, load_manifest, save_manifest, saved_partitions
+from .members import Client, Clients, Lists, Part
 from .partition import DEFAULT_SEEDS, PARTITIONS
 from .parts import split
 from .sources import SOURCES, is_table, load, source_name
@@ -20,8 +21,10 @@ __all__ = [
     "PARTITIONS",
     "SOURCES",
     "Client",
+    "Clients",
     "Dataset",
     "Federation",
+    "Lists",
     "Part",
     "SmallClients",
     "federate",

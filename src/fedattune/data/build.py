@@ -9,8 +9,9 @@ import torch
 from ..errors import ConfigError, DataError, did_you_mean
 from ..registry import check_options
 from .dataset import Array, Dataset, Index
-from .federated import PARTS, Client, Federation
+from .federated import Federation
 from .manifest import check_manifest, load_manifest, manifest_path, saved_partitions
+from .members import PARTS, Client, Clients
 from .partition import DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTITIONS, STRATIFIED
 from .parts import check_fractions, part_sizes, split
 
@@ -60,7 +61,7 @@ def federate(
         small_clients=small_clients,
     )
     stratified = name in STRATIFIED if stratify is None else stratify
-    members = [
+    members = Clients.of(
         Client(
             names[u],
             *split(
@@ -73,7 +74,7 @@ def federate(
             ),
         )
         for u in kept
-    ]
+    )
     said: dict[str, Any] = {
         "name": name,
         "options": checked,
@@ -213,16 +214,16 @@ def from_manifest(dataset: Dataset, manifest: Mapping[str, Any]) -> Federation:
             f"(fingerprint {dataset.fingerprint[:12]}); load the same data, or make a new partition"
         )
     check_several(dataset.name, [entry["name"] for entry in checked["clients"]])
-    members = [
+    members = Clients.of(
         Client(entry["name"], *(np.array(entry[part], dtype=np.int64) for part in PARTS))
         for entry in checked["clients"]
-    ]
+    )
     note = "A saved partition fixes the clients and their training, validation and test parts."
     return _assemble(dataset, members, checked["partition"], (note,))
 
 
 def _assemble(
-    dataset: Dataset, members: Sequence[Client], said: Mapping[str, Any], notes: tuple[str, ...]
+    dataset: Dataset, members: Clients, said: Mapping[str, Any], notes: tuple[str, ...]
 ) -> Federation:
     x = dataset.x
     if dataset.encode is not None:
@@ -239,7 +240,7 @@ def _assemble(
         x=torch.from_numpy(x),
         y=torch.from_numpy(dataset.y),
         classes=dataset.classes,
-        clients=tuple(members),
+        clients=members,
         shift=None if dataset.shift is None else torch.from_numpy(dataset.shift),
         scale=None if dataset.scale is None else torch.from_numpy(dataset.scale),
         partition=said,

@@ -9,7 +9,8 @@ import torch
 from ..errors import DataError, did_you_mean
 from .build import SmallClients, keep_clients
 from .dataset import Array, Dataset, Index
-from .federated import PARTS, Client, Federation
+from .federated import Federation
+from .members import PARTS, Client, Clients
 from .parts import check_fractions, part_sizes, split
 
 Piece = tuple[Array, Array]  # samples and labels of one part of a client
@@ -78,7 +79,7 @@ def federation(
         x=torch.from_numpy(x),
         y=torch.from_numpy(y),
         classes=class_names,
-        clients=tuple(_client(labels[u], members[u], (test, validation), seed, u) for u in kept),
+        clients=Clients.of(_client(labels[u], members[u], (test, validation), seed, u) for u in kept),
         partition={"name": "given", "seed": seed, "fractions": {"test": test, "validation": validation}},
         notes=(*notes, *said),
         source=dataset.fingerprint,

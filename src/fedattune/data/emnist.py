@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import DataError
 from .dataset import Array
 from .hub import Rows, check_images, image_files, of_rows
-from .images import Images, read_images
+from .images import Images, read_images, remembered
 
 Split = Literal["byclass", "balanced"]
 REPOS: dict[Split, str] = {"byclass": "Royc30ne/emnist-byclass", "balanced": "Royc30ne/emnist-balanced"}
@@ -34,7 +34,10 @@ def emnist_images(split: Split, data_dir: Path | None, rows: Rows) -> Images:
     patterns = (f"emnist-{split}-*-ubyte.gz", f"emnist-{split}-*-ubyte", "*.parquet")
     files = of_rows("emnist", image_files("emnist", data_dir, patterns, REPOS[split]), rows)
     parquet = files[0].suffix == ".parquet"
-    images = read_images(files, mode="L") if parquet else _read_idx_files(files, split)
+    if parquet:
+        images = read_images(files, mode="L")
+    else:
+        images = remembered(files, ["idx", split], lambda: _read_idx_files(files, split))
     check_images("emnist", files[0], images, (1, 28, 28), (len(CLASSES[split]),))
     return images
 

@@ -1,35 +1,17 @@
 """Data divided among clients, each with its own training, validation and test part."""
 
-import hashlib
-import json
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from ..errors import ConfigError, DataError, did_you_mean
-from .dataset import Array, Index, fingerprint
-
-Part = Literal["train", "validation", "test"]
-PARTS: tuple[Part, ...] = ("train", "validation", "test")
-
-
-@dataclass(frozen=True, eq=False)
-class Client:
-    """One client: its name and which samples it holds, as int64 indices."""
-
-    name: str
-    train: Index
-    validation: Index
-    test: Index
-
-    @property
-    def all(self) -> Index:
-        """The indices of all three parts."""
-        return np.concatenate([self.train, self.validation, self.test])
+from ..errors import ConfigError, did_you_mean
+from .dataset import Array, fingerprint
+from .digest import manifest_digest
+from .members import PARTS, Client, Clients, Lists, Part
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,7 +29,7 @@ class Federation:
     x: torch.Tensor
     y: torch.Tensor
     classes: tuple[str, ...]
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]  # kept as `Clients`, over flat index lists
     shift: torch.Tensor | None = None
     scale: torch.Tensor | None = None
     partition: Mapping[str, Any] = field(default_factory=dict)  # name, options, clients, seed, fractions
@@ -55,17 +37,13 @@ class Federation:
     source: str = ""  # fingerprint of the data before features were fitted per client; empty: that of x, y
 
     def __post_init__(self) -> None:
-        if not self.clients:
-            raise DataError(f"{self.name}: no clients")
-        repeated = sorted(name for name, times in Counter(self.names).items() if times > 1)
-        if repeated:
-            raise DataError(f"{self.name}: client names repeat: {', '.join(repeated)}; give each its own")
-        for client in self.clients:
-            rows = client.all
-            if len(rows) and not 0 <= rows.min() <= rows.max() < len(self.y):
-                raise DataError(f"{self.name}: client {client.name!r} has indices outside [0, {len(self.y)})")
-            if len(np.unique(rows)) < len(rows):
-                raise DataError(f"{self.name}: client {client.name!r} holds a sample twice")
+        held = Clients.of(self.clients)
+        held.check(self.name, len(self.y))
+        object.__setattr__(self, "clients", held)
+
+    @property
+    def _held(self) -> Clients:
+        return cast(Clients, self.clients)
 
     def __repr__(self) -> str:
         return f"Federation({self.name!r}, {self.n_clients} clients, {len(self.y)} samples, {self.n_classes} classes)"
@@ -86,39 +64,62 @@ class Federation:
         return tuple(self.x.shape[1:])
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Sequence[str]:
         """The clients' names."""
-        return tuple(client.name for client in self.clients)
+        return self._held.names
 
     @property
     def device(self) -> torch.device:
         """Where the samples are."""
         return self.x.device
 
-    def part(self, part: Part) -> list[Index]:
+    def part(self, part: Part) -> Lists:
         """Each client's indices of one part."""
         if part not in PARTS:
             raise ConfigError(f"unknown part {part!r}; {did_you_mean(part, PARTS)}")
-        return [getattr(client, part) for client in self.clients]
+        return self._held.parts[part]
 
     def sizes(self, part: Part) -> torch.Tensor:
-        """Each client's number of samples in one part, int64 (N,)."""
-        return torch.tensor([len(rows) for rows in self.part(part)], dtype=torch.int64)
+        """Each client's number of samples in one part, int64 (N,); not to be written to."""
+        lists = self.part(part)
+        if part not in self._sizes:
+            self._sizes[part] = torch.from_numpy(lists.sizes)
+        return self._sizes[part]
+
+    @cached_property
+    def _sizes(self) -> dict[str, torch.Tensor]:
+        return {}
 
     def label_counts(self, part: Part | None = None) -> Array:
         """How many samples of each class each client has, in one part or in all, int64 (N, classes)."""
-        y = self.y.cpu().numpy()
-        parts = [client.all for client in self.clients] if part is None else self.part(part)
-        return np.stack([np.bincount(y[rows], minlength=self.n_classes) for rows in parts])
+        y, k = self.y.cpu().numpy(), self.n_classes
+        parts = [self.part(p) for p in PARTS] if part is None else [self.part(part)]
+        counts = np.zeros((self.n_clients, k), dtype=np.int64)
+        for start, stop in self._held.stretches():
+            for lists in parts:
+                cells = (lists.owners(start, stop) - start) * k + y[lists.between(start, stop)]
+                counts[start:stop] += np.bincount(cells, minlength=(stop - start) * k).reshape(-1, k)
+        return counts
 
     def features(self, index: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The model's input for the samples `index`, of any shape: (*index.shape, *input_shape)."""
-        x = self.x.index_select(0, index.reshape(-1)).to(dtype)
-        if self.shift is not None:
-            x.sub_(self.shift.to(dtype))
-        if self.scale is not None:
-            x.mul_(self.scale.to(dtype))
-        return x.reshape(*index.shape, *self.input_shape)
+        return self.gatherer(dtype)(index)
+
+    def gatherer(self, dtype: torch.dtype = torch.float32) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A function that does what `features` does, for many calls: gathers samples and normalises them."""
+        x, shape = self.x, self.input_shape
+        shift = None if self.shift is None else self.shift.to(dtype)
+        scale = None if self.scale is None else self.scale.to(dtype)
+
+        def gather(index: torch.Tensor) -> torch.Tensor:
+            found = x.index_select(0, index.reshape(-1)).to(dtype)
+            if shift is not None:
+                found.sub_(shift)
+            if scale is not None:
+                found.mul_(scale)
+            return found.view(*index.shape, *shape)
+
+        return gather
 
     def to(self, device: torch.device | str) -> "Federation":
         """The same federation with its samples on `device`."""
@@ -132,19 +133,25 @@ class Federation:
 
     def manifest(self) -> dict[str, Any]:
         """Which client has which samples, as it is saved in JSON; `hash` covers all the rest."""
-        body = {
-            "data": {
-                "name": self.name,
-                "n": len(self.y),
-                "fingerprint": self.source or fingerprint(self.x.cpu().numpy(), self.y.cpu().numpy()),
-            },
+        return {
+            "hash": self.digest,
+            "data": self._about,
             "partition": dict(self.partition),
             "clients": [
                 {"name": client.name, **{part: getattr(client, part).tolist() for part in PARTS}}
                 for client in self.clients
             ],
         }
-        return {"hash": manifest_hash(body), **body}
+
+    @cached_property
+    def digest(self) -> str:
+        """The `hash` of the manifest, made without the whole of it: that of many clients is large."""
+        return manifest_digest(self._about, dict(self.partition), self._held)
+
+    @cached_property
+    def _about(self) -> dict[str, Any]:
+        made_of = self.source or fingerprint(self.x.cpu().numpy(), self.y.cpu().numpy())
+        return {"name": self.name, "n": len(self.y), "fingerprint": made_of}
 
     def heterogeneity(self) -> dict[str, float]:
         """How unlike the clients are: their sizes, their classes, and how far apart their labels are.
@@ -153,27 +160,21 @@ class Federation:
         of all samples (0: all alike, towards 1: nothing in common); `label_distance_pairs` is that of two
         clients.
         """
-        from sklearn.metrics import pairwise_distances
-
         counts = self.label_counts()
         sizes, held = counts.sum(axis=1), (counts > 0).sum(axis=1)
         shares = counts / np.maximum(sizes, 1)[:, None]
         pooled = counts.sum(axis=0) / max(int(sizes.sum()), 1)
         n = len(counts)
-        pairs = pairwise_distances(shares, metric="manhattan").sum() / 2 / max(n * (n - 1), 1)
+        # Of sorted values, each is subtracted as often as others are above it: no N x N distances are needed.
+        ranks = 2 * np.arange(n) - n + 1
+        pairs = float(ranks @ np.sort(shares, axis=0).sum(axis=1)) / max(n * (n - 1), 1)
         return {
             "clients": n,
             **{f"samples_{k}": v for k, v in _spread(sizes).items()},
             **{f"classes_{k}": v for k, v in _spread(held).items()},
             "label_distance": float(np.abs(shares - pooled).sum(axis=1).mean() / 2),
-            "label_distance_pairs": float(pairs),
+            "label_distance_pairs": max(0.0, pairs),
         }
-
-
-def manifest_hash(body: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest without its `hash`, in hexadecimal digits."""
-    rest = {key: value for key, value in body.items() if key != "hash"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _spread(values: Array) -> dict[str, float]:

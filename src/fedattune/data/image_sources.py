@@ -136,6 +136,7 @@ def _some_owners(images: Images, n: int, seed: int) -> Images:
         y=images.y[mine],
         owner=np.searchsorted(chosen, images.owner[mine]),
         owners=tuple(images.owners[k] for k in chosen),
+        checked="",
     )
 
 
@@ -152,6 +153,7 @@ def _scaled(name: str, images: Images, scaling: str) -> Dataset:
         owner=images.owner,
         owners=images.owners,
         notes=(*images.notes, *note),
+        checked=images.checked,
     )
 
 
@@ -179,14 +181,16 @@ def _to_unit(_x: Array) -> Scaled:
     return None, np.full((1, 1, 1), 1 / 255, dtype=np.float32), ()
 
 
-def _moments(x: Array, block: int = 10_000) -> tuple[Array, Array]:
-    """Mean and deviation of each pixel, float64, block by block to spare memory."""
-    total = np.zeros(x.shape[1:])
-    squares = np.zeros(x.shape[1:])
+def _moments(x: Array, block: int = 2_000) -> tuple[Array, Array]:
+    """Mean and deviation of each pixel of bytes x, float64, block by block so that a block stays in the cache."""
+    total = np.zeros(x.shape[1:], dtype=np.int64)
+    squares = np.zeros(x.shape[1:], dtype=np.int64)
     for start in range(0, len(x), block):
-        part = x[start : start + block].astype(np.float64)
-        total += part.sum(axis=0)
-        squares += (part * part).sum(axis=0)  # sums of whole numbers are exact
+        part = x[start : start + block]
+        total += part.sum(axis=0, dtype=np.uint32)
+        squares += np.multiply(part, part, dtype=np.uint16).sum(
+            axis=0, dtype=np.uint32
+        )  # 255^2 fits in 16 bits
     mean = total / len(x)
     return mean, np.sqrt(np.maximum(squares / len(x) - mean * mean, 0))
 

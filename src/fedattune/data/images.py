@@ -1,22 +1,17 @@
 """Image sets in Parquet files as the Hugging Face hub lays them out."""
 
-import hashlib
 import io
 import json
-import zipfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..errors import DataError, did_you_mean
-from ..files import replacing
+from . import cache
 from .dataset import Array
-from .manifest import home
-
-CACHE_VERSION = 3
 
 Mode = Literal["L", "RGB"] | None
 
@@ -34,6 +29,7 @@ class Images(NamedTuple):
     named: bool  # whether the files give the classes' names; else these are numbers
     owner: Array | None = None
     owners: tuple[str, ...] = ()
+    checked: str = ""  # the fingerprint of x and y, if it is known
 
 
 class Columns(NamedTuple):
@@ -53,56 +49,47 @@ def read_images(
     `owner` is the column that names each image's natural client. All become grey ("L") or coloured ("RGB") as
     `mode` says, else as the first one is.
 
-    The cache lies under `home()` and is keyed by the files' names, sizes and times; a broken one is rebuilt.
-
     Raises:
         DataError: a file cannot be read, has no image or label column, or images differ in shape.
 
     """
-    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    key = hashlib.sha256(json.dumps([CACHE_VERSION, stats, label, owner, mode]).encode()).hexdigest()
-    cached = home() / "cache" / f"images-{key[:32]}.npz"
-    found = _read_cache(cached)
-    if found is None:
-        found = decode(files, label, owner=owner, mode=mode)
-        _write_cache(cached, found)
-    return found
-
-
-def _read_cache(path: Path) -> Images | None:
-    """The cached images; None when there are none or the file is broken (its checksums tell)."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-            about = json.loads(str(saved["about"]))
-            owners = tuple(about["owners"])
-            return Images(
-                saved["x"],
-                saved["y"],
-                tuple(about["classes"]),
-                tuple(about["notes"]),
-                bool(about["named"]),
-                saved["owner"] if owners else None,
-                owners,
-            )
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
-        return None
-
-
-def _write_cache(path: Path, images: Images) -> None:
-    """Write all at once; a folder that cannot be written to only costs the decoding next time."""
-    about = json.dumps(
-        {
-            "classes": images.classes,
-            "notes": images.notes,
-            "named": images.named,
-            "owners": images.owners,
-        }
+    return remembered(
+        files, [label, owner, mode, version("pillow")], lambda: decode(files, label, owner=owner, mode=mode)
     )
-    owner = np.zeros(0, dtype=np.int64) if images.owner is None else images.owner
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as new, new.open("wb") as file:
-            np.savez(file, x=images.x, y=images.y, owner=owner, about=np.array(about))
+
+
+def remembered(files: Sequence[Path], what: Sequence[Any], make: Callable[[], Images]) -> Images:
+    """The images that `make` reads from the files, or those that were kept in the cache when it did so before.
+
+    `what` is all that they depend on beside the files: such as Pillow's version, for two decoders of JPEG need not
+    agree on every pixel.
+
+    Raises:
+        DataError: a file cannot be read.
+
+    """
+    try:
+        key = "images-" + cache.key_of(files, *what)
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror or error}") from error
+    groups = (("x", "y"), ("owner",))
+    entry = cache.read(key, groups)
+    if entry is None:
+        images = make()
+        arrays = {"x": images.x, "y": images.y} | ({} if images.owner is None else {"owner": images.owner})
+        rest = {name: getattr(images, name) for name in ("classes", "notes", "named", "owners")}
+        entry = cache.write(key, arrays, groups, rest)
+    about = entry.about
+    return Images(
+        entry.arrays["x"],
+        entry.arrays["y"],
+        tuple(about["classes"]),
+        tuple(about["notes"]),
+        bool(about["named"]),
+        entry.arrays.get("owner"),
+        tuple(about["owners"]),
+        entry.prints["x,y"],
+    )
 
 
 def decode(
@@ -181,7 +168,8 @@ def _image(data: bytes | None, like: Array | None, mode: Mode, where: str) -> Ar
     try:
         with Image.open(io.BytesIO(data)) as opened:
             grey = (mode or opened.mode) in ("1", "L") if like is None else like.shape[1] == 1
-            pixels = np.asarray(opened.convert("L" if grey else "RGB"))
+            wanted = "L" if grey else "RGB"
+            pixels = np.asarray(opened if opened.mode == wanted else opened.convert(wanted))
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise DataError(f"{where} cannot be decoded as an image: {error}") from error
     image = pixels[None] if grey else pixels.transpose(2, 0, 1)

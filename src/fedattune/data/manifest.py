@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import DataError
 from ..files import write_text
-from .federated import Federation, manifest_hash
+from .digest import manifest_hash
+from .federated import Federation
 
 Rows = list[Annotated[int, Field(ge=0)]]
 
@@ -64,14 +65,13 @@ def save_manifest(federation: Federation, name_or_path: str | Path) -> Path:
 
     """
     path = manifest_path(name_or_path)
-    manifest = federation.manifest()
     if path.exists():
-        if load_manifest(path)["hash"] == manifest["hash"]:
+        if load_manifest(path)["hash"] == federation.digest:
             return path
         raise DataError(f"{path} already holds another partition; choose another name or delete it first")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(manifest))
+        write_text(path, json.dumps(federation.manifest()))
     except OSError as error:
         raise DataError(f"cannot write the partition to {path}: {error.strerror or error}") from error
     return path

@@ -1,6 +1,7 @@
 """Data that is known by name, and `load`, which also takes table files."""
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from pydantic import Field
 
 from ..errors import ConfigError, did_you_mean
 from ..registry import Count, build
-from .dataset import Dataset
+from .dataset import Array, Dataset
 from .hub import HUB_IDS
 from .image_sources import cifar10, cifar100, emnist, fashion_mnist, femnist, mnist, tiny_imagenet
 from .table import table
@@ -65,16 +66,27 @@ def digits(_data_dir: Path | None) -> Dataset:
 
     Source: Alpaydin and Kaynak, UCI Optical Recognition of Handwritten Digits, 1998.
     """
-    from sklearn.datasets import load_digits
-
-    held = load_digits()
+    pixels, labels = _digits()
     return Dataset(
         name="digits",
-        x=held.images.astype(np.uint8)[:, None],
-        y=held.target.astype(np.int64),
-        classes=tuple(str(k) for k in held.target_names),
+        x=pixels.astype(np.uint8)[:, None],
+        y=labels.astype(np.int64),
+        classes=tuple(str(k) for k in range(10)),
         scale=np.full((1, 1, 1), 1 / 16, dtype=np.float32),
     )
+
+
+def _digits() -> tuple[Array, Array]:
+    """Images (n, 8, 8) and labels (n,) from scikit-learn's file, for to import scikit-learn takes a second."""
+    package = find_spec("sklearn")
+    file = Path(package.origin or "").with_name("datasets") / "data" / "digits.csv.gz" if package else None
+    if file is None or not file.is_file():  # it is where scikit-learn has it, which may change
+        from sklearn.datasets import load_digits
+
+        held = load_digits()
+        return held.images, held.target
+    rows = np.loadtxt(file, delimiter=",")
+    return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
 
 
 SOURCES: dict[str, Callable[..., Dataset]] = {

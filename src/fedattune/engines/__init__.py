@@ -17,13 +17,13 @@ __all__ = ["Batched", "Engine", "Inputs", "Loop", "Scores", "Trained", "Work", "
 def make_engine(name: Literal["auto", "loop", "batched"], task: Task, federation: Federation) -> Engine:
     """The engine called `name`.
 
-    `auto` takes Loop for convolutions on a CPU, where it is faster, and for models that cannot run as one batch of
-    models (recurrent layers, branches on values); else Batched.
+    `auto` runs clients as one batch of models; for convolutions on a CPU, which are faster so, and for models that
+    cannot run as one batch (recurrent layers, branches on values), one client after the other on every core.
     """
-    if name == "auto":
-        slow = task.convolutional and federation.y.device.type == "cpu"
-        name = "loop" if slow or not _runs_batched(task, federation) else "batched"
-    return {"loop": Loop, "batched": Batched}[name](task, federation)
+    if name == "loop":
+        return Loop(task, federation)
+    slow = task.convolutional and federation.y.device.type == "cpu"
+    return Batched(task, federation, single=name == "auto" and (slow or not _runs_batched(task, federation)))
 
 
 def _runs_batched(task: Task, federation: Federation) -> bool:

@@ -11,10 +11,13 @@ from torch import Tensor
 from ..core import Batch, ClientUpdate, Grad, Loss, Memory, Payload
 from ..data import Federation
 from ..params import Params
-from ..task import Task, cross_entropy
+from ..task import Task, cross_entropy, sample_losses
 from .work import Work
 
 SHARED_EVALUATION_BYTES = 1 << 26
+
+Held = Literal["validation", "test"]
+"""A part that is evaluated."""
 
 
 class Inputs(NamedTuple):
@@ -62,7 +65,7 @@ class Trained(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Per client: samples, how many were classified rightly, and the sum of their losses; each (N,)."""
+    """Per evaluated client: samples, how many were classified rightly, and the sum of their losses; each (E,)."""
 
     n: Tensor
     correct: Tensor
@@ -83,20 +86,21 @@ class Engine(ABC):
         """Train clients `ids` (C,); inputs and result have one row per client, in this order."""
 
     @abstractmethod
-    def evaluate_each(self, params: Params, buffers: Params, part: Literal["validation", "test"]) -> Scores:
-        """Evaluate a model of its own (N, ...) for every client on its own part."""
+    def evaluate_each(self, params: Params, buffers: Params, part: Held, ids: Tensor) -> Scores:
+        """Evaluate a model of its own (E, ...) for each of clients `ids` (E,) on its own part."""
 
-    def evaluate(self, params: Params, buffers: Params, part: Literal["validation", "test"]) -> Scores:
-        """Evaluate every client's model (N, ...) on its own part; one model for all is run over all data once."""
+    def evaluate(self, params: Params, buffers: Params, part: Held, ids: Tensor) -> Scores:
+        """Evaluate models (E, ...) of clients `ids` (E,) on their parts; one for all is run over all data once."""
         with torch.no_grad():
             if all(v.stride(0) == 0 for v in params.values()) and not buffers:
-                return self._evaluate_shared(params.rows(0), part)
-            return self.evaluate_each(params, buffers, part)
+                return self._evaluate_shared(params.rows(0), part, ids)
+            return self.evaluate_each(params, buffers, part, ids)
 
-    def _evaluate_shared(self, params: Params, part: Literal["validation", "test"]) -> Scores:
-        sizes = self.federation.sizes(part).to(self.device)
+    def _evaluate_shared(self, params: Params, part: Held, ids: Tensor) -> Scores:
+        sizes = self._sizes(part, ids)
         owner = torch.repeat_interleave(torch.arange(len(sizes), device=self.device), sizes)
-        index = torch.cat([torch.as_tensor(p) for p in self.federation.part(part)]).to(self.device)
+        parts = self.federation.part(part)
+        index = torch.cat([torch.as_tensor(parts[i]) for i in ids.tolist()]).to(self.device)
         correct = torch.zeros(len(sizes), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(sizes), dtype=torch.float64, device=self.device)
         for i, who in zip(
@@ -111,6 +115,10 @@ class Engine(ABC):
             correct.index_add_(0, who, right.long())
             loss.index_add_(0, who, losses.double())
         return Scores(sizes, correct, loss)
+
+    def _sizes(self, part: Held, ids: Tensor) -> Tensor:
+        """Samples (E,) of clients `ids`."""
+        return self.federation.sizes(part)[ids.cpu()].to(self.device)
 
     def _samples_at_once(self) -> int:
         """Samples of one evaluation batch: few when activations are large."""
@@ -142,7 +150,7 @@ class Engine(ABC):
 
 def score(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Whether each sample (B,) is classified rightly, and its cross-entropy."""
-    return logits.argmax(1) == y, torch.nn.functional.cross_entropy(logits, y, reduction="none")
+    return logits.argmax(1) == y, sample_losses(logits, y)
 
 
 def take(memory: Memory, ids: Tensor | int | slice) -> Memory:

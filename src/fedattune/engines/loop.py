@@ -1,7 +1,6 @@
 """The reference engine: one client after the other, so that a breakpoint sees one model and one batch."""
 
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from ..core import Batch, ClientUpdate
 from ..params import Params, stack
-from .base import Engine, Inputs, Scores, Trained, join, score
+from .base import Engine, Held, Inputs, Scores, Trained, join, score
+from .machine import noise
 from .work import Work
 
 
@@ -21,40 +21,49 @@ class Loop(Engine):
         """Train one client at a time."""
         results = []
         parts = self.federation.part(work.part)
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.no_grad():
             for row, client in enumerate(ids.tolist()):
-                sent, memory, buffers, fresh, heard = inputs.rows(row)
-                box = [buffers]
-                torch.manual_seed(work.noise_seed(client))
-                gradient = self._gradient(box, work)
-                batches, probed = work.of(rule, client, parts[client], memory)
-                n_steps = torch.tensor(float(len(batches)), dtype=self.dtype, device=self.device)
-                job = work.job(n_steps, heard)
-                carry = rule.begin(sent, memory, fresh, job)
-                look = partial(gradient, statistics=False)
-                for index in [] if probed is None else probed:
-                    carry = rule.probe(carry, self._at(index), look, self._loss(box), job)
-                for index in batches:
-                    carry = rule.step(carry, self._at(index), gradient, job)
-                results.append(Trained(*rule.finish(carry, sent, memory, job), box[0], n_steps))
+                with noise(work.noise_seed(client), self.device):
+                    own = inputs.rows(row)
+                    results.append(self._train_one(rule, client, parts[client], own, work))
         return join(results, stack)
+
+    def _train_one(
+        self, rule: ClientUpdate, client: int, samples: NDArray[np.int64], inputs: Inputs, work: Work
+    ) -> Trained:
+        """Train one client from beginning to end."""
+        sent, memory, buffers, fresh, heard = inputs
+        box = [buffers]
+        gradient = self._gradient(box, work)
+        batches, probed = work.of(rule, client, samples, memory)
+        n_steps = torch.tensor(float(len(batches)), dtype=self.dtype, device=self.device)
+        job = work.job(n_steps, heard, work.round_number(n_steps))
+        carry = rule.begin(sent, memory, fresh, job)
+        look = partial(gradient, statistics=False)
+        for index in [] if probed is None else probed:
+            carry = rule.probe(carry, self._at(index), look, self._loss(box), job)
+        for index in batches:
+            carry = rule.step(carry, self._at(index), gradient, job)
+        return Trained(*rule.finish(carry, sent, memory, job), box[0], n_steps)
 
     def _at(self, index: NDArray[np.int64]) -> Batch:
         """The mini-batches (per step, B) of sample numbers; one alone has no leading axis."""
         where = torch.as_tensor(index if len(index) > 1 else index[0], device=self.device)
         return self._batch(where, padded=bool((index < 0).any()))
 
-    def evaluate_each(self, params: Params, buffers: Params, part: Literal["validation", "test"]) -> Scores:
+    def evaluate_each(self, params: Params, buffers: Params, part: Held, ids: Tensor) -> Scores:
         """Evaluate one client at a time."""
-        sizes = self.federation.sizes(part).to(self.device)
+        sizes = self._sizes(part, ids)
         correct = torch.zeros(len(sizes), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(sizes), dtype=torch.float64, device=self.device)
-        for client, samples in enumerate(self.federation.part(part)):
-            model, own = params.rows(client), buffers.rows(client)
-            for index in torch.split(torch.as_tensor(samples, device=self.device), self._samples_at_once()):
+        parts = self.federation.part(part)
+        for row, client in enumerate(ids.tolist()):
+            model, own = params.rows(row), buffers.rows(row)
+            samples = torch.as_tensor(parts[client], device=self.device)
+            for index in torch.split(samples, self._samples_at_once()):
                 if len(index):
                     x, y = self._batch(index, padded=False)[:2]
                     right, losses = score(self.task.predict(model, own, x), y)
-                    correct[client] += right.sum()
-                    loss[client] += losses.sum().double()
+                    correct[row] += right.sum()
+                    loss[row] += losses.sum().double()
         return Scores(sizes, correct, loss)

@@ -1,10 +1,12 @@
 """Which samples a client sees in which local step: a pure function of seed, stream, round and client."""
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -44,9 +46,26 @@ class Work:
         """Seed of what modules draw by themselves (dropout) in this round."""
         return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
 
-    def job(self, n_steps: Tensor, heard: Tensor) -> Job:
+    def job(self, n_steps: Tensor, heard: Tensor, round_: Tensor) -> Job:
         """The order of a client that will do `n_steps` local steps, and that will be `heard` of or not."""
-        return Job(self.lr, n_steps, self.round, self.cohort, self.personal, heard)
+        return Job(self.lr, n_steps, round_, self.cohort, self.personal, heard)
+
+    def round_number(self, like: Tensor) -> Tensor:
+        """The round's number as a scalar tensor, so that a recorded step serves in all rounds."""
+        return torch.tensor(float(self.round), dtype=like.dtype, device=like.device)
+
+    def key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
+        """What a local step depends on beside its tensors."""
+        return _hashable(rule), self.lr, self.weight_decay, self.cohort, self.personal
+
+    def of_all(
+        self, rule: ClientUpdate, clients: Sequence[int], samples: Sequence[NDArray[np.int64]], memory: Memory
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64] | None]]:
+        """`of` for several clients, whose memories are the rows of `memory`."""
+        return [
+            self.of(rule, client, samples[client], {k: v.rows(row) for k, v in memory.items()})
+            for row, client in enumerate(clients)
+        ]
 
     def of(
         self, rule: ClientUpdate, client: int, samples: NDArray[np.int64], memory: Memory
@@ -59,12 +78,13 @@ class Work:
             order = np.random.default_rng([self.seed, HELD_OUT, client]).permutation(samples)
             cut = max(1, min(len(samples) - least, round(rule.held_out * len(samples))))
             probed, samples = order[:cut], order[cut:]
-        repeat = rule.passes
-        more = replace(
-            self,
-            steps=None if self.steps is None else self.steps * repeat,
-            epochs=None if self.epochs is None else self.epochs * repeat,
-        )
+        repeat, more = rule.passes, self
+        if repeat > 1:
+            more = replace(
+                self,
+                steps=None if self.steps is None else self.steps * repeat,
+                epochs=None if self.epochs is None else self.epochs * repeat,
+            )
         batches = more.batches(client, samples, rule.batches_per_step)
         if probes is None:
             return batches, None
@@ -100,3 +120,25 @@ class Work:
         steps = max(1, len(rows) // per_step)
         # Too few batches for one step of a method that needs several: go round once more.
         return np.resize(rows, (steps * per_step, size)).reshape(steps, per_step, size)
+
+
+def _hashable(rule: ClientUpdate) -> Hashable:
+    """The rule, by which equal ones share what was recorded; itself alone where its fields cannot be compared."""
+    try:
+        hash(rule)
+    except TypeError:
+        return _Alone(rule)
+    return rule
+
+
+class _Alone:
+    """A rule that is equal to nothing but itself."""
+
+    def __init__(self, rule: ClientUpdate) -> None:
+        self._rule = rule
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Alone) and other._rule is self._rule
+
+    def __hash__(self) -> int:
+        return id(self._rule)

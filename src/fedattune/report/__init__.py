@@ -109,16 +109,20 @@ def _mixing(results: "Sequence[Result]") -> list[dict[str, Any]]:
     found = []
     for name, runs in by_algorithm(results).items():
         last: dict[str, np.ndarray[Any, np.dtype[np.float32]]] = {}
-        log = runs[0].mixing
+        log, shown = runs[0].mixing, min(MOST_CLIENTS, runs[0].n_clients)
         one_for_all = True  # one global model: every row is the same, and there is nothing to see
         # A client's last row: in every round only the cohort's rows are known.
         for round_ in list(log)[-50:]:
-            for component, matrix in log[round_].items():
-                known = ~np.isnan(matrix).any(1)
-                one_for_all &= bool(np.ptp(matrix[known], axis=0).max() < 1e-6)
-                last.setdefault(component, np.full_like(matrix, np.nan))[known] = matrix[known]
+            rows, columns, weights = log.among(round_)
+            seen = np.array([i for i, row in enumerate(rows) if row < shown], dtype=np.int64)
+            for component, matrix in weights.items():
+                one_for_all &= bool(np.ptp(matrix, axis=0).max() < 1e-6)
+                known = last.setdefault(component, np.full((shown, shown), np.nan, dtype=np.float32))
+                full = np.zeros((len(seen), runs[0].n_clients), dtype=np.float32)
+                full[:, columns] = matrix[seen]
+                known[np.array(rows)[seen]] = full[:, :shown]
         found += [
-            {"method": name, "component": component, "rows": matrix[:MOST_CLIENTS, :MOST_CLIENTS].tolist()}
+            {"method": name, "component": component, "rows": matrix.tolist()}
             for component, matrix in (() if one_for_all else last.items())
         ]
     return found

@@ -1,6 +1,6 @@
 """What a run leaves behind: metrics, mixing matrices, checkpoints, models."""
 
-from .checkpoint import load_tensors, restore, save_tensors
+from .checkpoint import disk_rows, load_tensors, restore, save_tensors
 from .store import MixingLog, RoundRecord, RunStore
 
-__all__ = ["MixingLog", "RoundRecord", "RunStore", "load_tensors", "restore", "save_tensors"]
+__all__ = ["MixingLog", "RoundRecord", "RunStore", "disk_rows", "load_tensors", "restore", "save_tensors"]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -11,6 +12,10 @@ from torch import Tensor
 from ..errors import RunError
 from ..files import replacing
 from ..params import Params
+from .rows import DiskRows, rows_file
+
+SLOTS = "@slots"
+"""What a checkpoint calls the slots of a stack on disk."""
 
 
 def save_tensors(path: Path, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
@@ -35,13 +40,22 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise RunError(f"cannot read {path}: {error}") from error
 
 
-def restore(template: Any, flat: Mapping[str, Tensor], path: str = "") -> Any:
-    """A nest like `template` with the tensors of `flat`.
+def restore(template: Any, flat: Mapping[str, Tensor], path: str = "", rows: Path | None = None) -> Any:
+    """A nest like `template` with the tensors of `flat`; `rows` is the folder of stacks on disk.
+
+    A stack that was in memory goes to disk where that of the template is there, and the reverse.
 
     Raises:
         RunError: a tensor is missing or of another shape.
 
     """
+    slots = flat.get(f"{path}/{SLOTS}")
+    if isinstance(template, DiskRows):
+        return template.restore(slots) if slots is not None else _to_disk(template, flat, path)
+    if slots is not None and rows and isinstance(template, Params):
+        row = template.rows(0)
+        kept = DiskRows(row, len(slots), rows_file(rows, path)).restore(slots)
+        return _to_memory(kept, template)
     if isinstance(template, Tensor):
         found = flat.get(path)
         if found is None or found.shape != template.shape:
@@ -50,13 +64,41 @@ def restore(template: Any, flat: Mapping[str, Tensor], path: str = "") -> Any:
                 f"the checkpoint does not fit: expected {path} of {tuple(template.shape)}, got {got}"
             )
         return found.to(template)
-    items = {k: restore(v, flat, f"{path}/{k}" if path else k) for k, v in template.items()}
+    items = {k: restore(v, flat, f"{path}/{k}" if path else k, rows) for k, v in template.items()}
     return Params(items) if isinstance(template, Params) else items
+
+
+def _to_disk(stack: DiskRows, flat: Mapping[str, Tensor], path: str) -> DiskRows:
+    """The stack with the rows that a checkpoint holds."""
+    found = Params({k: flat[f"{path}/{k}"] for k in stack if f"{path}/{k}" in flat})
+    if len(found) < len(stack) or any(len(v) != stack.n for v in found.values()):
+        raise RunError(f"the checkpoint does not fit: expected {path} of {stack.n} clients")
+    for ids in stack.stretches(torch.arange(stack.n)):
+        stack.put_rows(ids, found.rows(ids))
+    return stack
+
+
+def _to_memory(kept: DiskRows, stack: Params) -> Params:
+    """The stack with the rows that are on disk."""
+    device = next(iter(stack.values())).device
+    for ids in kept.stretches((kept.slots >= 0).nonzero().flatten()):
+        stack.put_rows(ids.to(device), kept.rows(ids))
+    return stack
 
 
 def _flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Tensor]:
     flat: dict[str, Tensor] = {}
     for key, value in tree.items():
         name = f"{path}/{key}" if path else key
-        flat |= {name: value} if isinstance(value, Tensor) else _flatten(value, name)
+        if isinstance(value, DiskRows):
+            flat[f"{name}/{SLOTS}"] = value.slots
+        else:
+            flat |= {name: value} if isinstance(value, Tensor) else _flatten(value, name)
     return flat
+
+
+def disk_rows(tree: Any) -> list[DiskRows]:
+    """All stacks on disk in a nest of dicts."""
+    if isinstance(tree, DiskRows):
+        return [tree]
+    return [found for v in tree.values() for found in disk_rows(v)] if isinstance(tree, Mapping) else []

@@ -14,7 +14,7 @@ from .._version import __version__
 from ..errors import RunError
 from ..files import write_text
 
-FREE_TO_CHANGE = {"engine", "device"}
+FREE_TO_CHANGE = {"client_state", "device", "engine"}
 """Settings that do not change a result beyond rounding, so that a run may go on with others."""
 
 
@@ -83,6 +83,11 @@ class RunFolder:
     def checkpoint(self) -> Path:
         """The last saved state."""
         return self.path / "checkpoint.safetensors"
+
+    @property
+    def rows(self) -> Path:
+        """Files of what is kept of every client, where that is on disk."""
+        return self.path / "rows"
 
     @property
     def models(self) -> Path:

@@ -1,5 +1,6 @@
 """The history of a run from its store."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ from .store import RunStore
 Entry = dict[str, Any]
 
 
-def history(store: RunStore, ids: list[str]) -> list[Entry]:
+def history(store: RunStore, names: Mapping[int, str]) -> list[Entry]:
     """Per evaluated round: metrics at both points on both parts, traffic and time so far, and who was missing.
 
     `dropped` and `absent` name clients since the evaluation before; `global` is there for methods that have
-    one global model.
+    one global model. `names` are those of clients, by number.
     """
     points: dict[tuple[int, str], dict[str, Metrics]] = {}
     for part in ("test", "validation"):
@@ -35,8 +36,8 @@ def history(store: RunStore, ids: list[str]) -> list[Entry]:
                 "validation": points.get((record.round, "validation")),
                 "bytes": {"up": record.bytes_up, "down": record.bytes_down},
                 "seconds": record.seconds,
-                "dropped": [ids[i] for i in sorted(dropped)],
-                "absent": [ids[i] for i in sorted(absent)],
+                "dropped": [names[i] for i in sorted(dropped)],
+                "absent": [names[i] for i in sorted(absent)],
             }
             entries.append(entry | ({"global": test["global"]} if "global" in test else {}))
             dropped, absent = set(), set()

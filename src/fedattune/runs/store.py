@@ -9,10 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..core import MixingMatrices
 from ..engines import Scores
 from ..errors import RunError
+
+MOST_CLIENTS = 5_000
+"""Clients of whom there are mixing matrices with a row and a column for everybody."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
@@ -69,15 +73,18 @@ class RunStore:
             (*numbers, json.dumps(dropped), json.dumps(absent)),
         )
 
-    def add_scores(self, round_: int, point: str, part: str, scores: Scores) -> None:
-        """Add the scores of all clients on one part, at one point: received, trained, or global.
+    def add_scores(
+        self, round_: int, point: str, part: str, scores: Scores, ids: Tensor | None = None
+    ) -> None:
+        """Add the scores (E,) on one part at one point (received, trained, global) of clients `ids`; None: 0 to E - 1.
 
         At `global`, it is the one global model of the method that is scored on every client's part.
         """
-        columns = (scores.n.tolist(), scores.correct.tolist(), scores.loss.tolist())
+        who = range(len(scores.n)) if ids is None else ids.tolist()
+        columns = (who, scores.n.tolist(), scores.correct.tolist(), scores.loss.tolist())
         self._db.executemany(
             "INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?, ?)",
-            ((round_, point, part, client, *row) for client, row in enumerate(zip(*columns, strict=True))),
+            ((round_, point, part, *row) for row in zip(*columns, strict=True)),
         )
 
     def add_mixing(self, round_: int, mixing: MixingMatrices) -> None:
@@ -108,7 +115,7 @@ class RunStore:
         ]
 
     def scores(self, part: str) -> Iterator[tuple[int, str, NDArray[Any]]]:
-        """(round, point, samples, right answers and summed loss, each (N,)) of one part, in order."""
+        """(round, point, samples, right answers and summed loss, each (E,)) of one part, in order."""
         found = self._db.execute(
             "SELECT round, point, n, correct, loss FROM scores WHERE part = ? ORDER BY round, point, client",
             (part,),
@@ -133,10 +140,19 @@ class RunStore:
         self._db.close()
 
 
+class Mixed(NamedTuple):
+    """Matrices (R, K) of one round: how much client `rows[i]` was given of the model of client `columns[k]`."""
+
+    rows: list[int]
+    columns: list[int]
+    weights: dict[str, NDArray[np.float32]]
+
+
 class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
     """round -> component -> (N, N) matrix: how much of client k's model (column) client i (row) was given.
 
-    Clients that were not part of the round have rows of NaN. Components are in the order of their names, numbers in
+    Clients that were not part of the round have rows of NaN. `among` has the matrices without those, which is all
+    that there is for more than MOST_CLIENTS clients. Components are in the order of their names, numbers in
     them counting as numbers.
     """
 
@@ -151,21 +167,41 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         return int(self._db.execute("SELECT COUNT(DISTINCT round) FROM mixing").fetchone()[0])
 
     def __getitem__(self, round_: int) -> dict[str, NDArray[np.float32]]:
+        rows, columns, weights = self.among(round_)
+        if self._n > MOST_CLIENTS:
+            raise RunError(
+                f"a mixing matrix of {self._n:,} x {self._n:,} is too large; mixing.among({round_}) has the rows and "
+                "columns of the clients that took part"
+            )
+        out: dict[str, NDArray[np.float32]] = {}
+        for component, matrix in weights.items():
+            out[component] = np.full((self._n, self._n), np.nan, dtype=np.float32)
+            out[component][rows] = 0.0
+            out[component][np.ix_(rows, columns)] = matrix
+        return out
+
+    def among(self, round_: int) -> Mixed:
+        """The matrices of one round, of the clients that took part alone.
+
+        Raises:
+            KeyError: there are none of this round.
+
+        """
         found = self._db.execute(
             "SELECT component, row_clients, column_clients, weights FROM mixing WHERE round = ?", (round_,)
         ).fetchall()
         if not found:
             raise KeyError(f"no mixing matrices of round {round_}; there are those of rounds {list(self)}")
-        out: dict[str, NDArray[np.float32]] = {}
-        for component, row_text, column_text, blob in sorted(found, key=lambda row: _natural(row[0])):
-            rows, columns = json.loads(row_text), json.loads(column_text)
-            full = np.full((self._n, self._n), np.nan, dtype=np.float32)
-            full[rows] = 0.0
-            full[np.ix_(rows, columns)] = np.frombuffer(blob, dtype=np.float32).reshape(
-                len(rows), len(columns)
-            )
-            out[component] = full
-        return out
+        rows, columns = json.loads(found[0][1]), json.loads(found[0][2])
+        found.sort(key=lambda row: _natural(row[0]))
+        return Mixed(
+            rows,
+            columns,
+            {
+                component: np.frombuffer(blob, dtype=np.float32).reshape(len(rows), len(columns))
+                for component, _, _, blob in found
+            },
+        )
 
     def last(self) -> dict[str, NDArray[np.float32]]:
         """The matrices of the last round that has any; empty if none has."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core import MixingMatrices, Payload, ServerUpdate, State
 from ..errors import ConfigError
 from ..params import Params
-from .average import shares, weighted_sum
+from .average import change, shares
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,7 @@ class Displacement(Around):
         new = super().aggregate(state, ids, sent, received, n)
         before, after = self.global_model(state), self.global_model(new)
         if before is None or after is None:
-            updates = received.params - sent.params
-            return {**new, "D": weighted_sum(shares(n, "uniform"), updates)}
+            return {**new, "D": change(shares(n, "uniform"), sent.params, received.params)}
         return {**new, "D": after - before}
 
 

@@ -6,14 +6,20 @@ import torch
 from torch import Tensor
 
 from ..core import State
-from .mixing import Mixing, Pool
+from .mixing import Mixing, Pool, members
+from .products import softmax_, squared_distances
+
+ROUNDING = 1e-9
+"""Error that the logarithm of a kernel's value may have."""
 
 
 def cosines(pool: Pool) -> Tensor:
     """Cosine (R, K) of each receiving client's component with every other; 1 with its own, 0 with zeros."""
-    unit = pool.theta / pool.theta.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    alike: Tensor = unit[pool.own] @ unit.T
-    return alike.scatter(1, pool.own[:, None], 1.0)
+    alike = pool.dots()
+    scale = pool.squares(alike).sqrt().clamp_min(1e-12).reciprocal()
+    alike.mul_(scale[pool.own][:, None]).mul_(scale)
+    alike.nan_to_num_(0.0, 0.0, 0.0)  # models so large that their lengths are infinite resemble nobody
+    return alike.scatter_(1, pool.own[:, None], 1.0)
 
 
 @dataclass(frozen=True)
@@ -29,10 +35,10 @@ class Attention(Mixing):
 
     def weights(self, pool: Pool) -> Tensor:
         """Softmax over the allowed models."""
-        scores = self.sigma * cosines(pool)
+        scores = cosines(pool).mul_(self.sigma)
         if self.size_weighted:
-            scores = scores + pool.n.to(scores.dtype).log()
-        return torch.softmax(scores.masked_fill(~pool.allowed, -torch.inf), 1)
+            scores += pool.n.to(scores.dtype).log()
+        return softmax_(scores.masked_fill_(~pool.allowed, -torch.inf))
 
 
 @dataclass(frozen=True)
@@ -49,13 +55,15 @@ class AMP(Mixing):
 
     def weights(self, pool: Pool) -> Tensor:
         """Gaussian kernel of the distances; what is left goes to the own model."""
-        xi = self._kernel(pool) * self._share_of_alpha(pool)
-        rows = xi[pool.own] * pool.allowed
-        return rows.scatter(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
+        xi = self._kernel(pool)
+        rows = (xi * _share_of_alpha(xi, pool.member))[pool.own].mul_(pool.allowed)
+        return rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
 
     def remarks(self, state: State, ids: Tensor) -> tuple[str, ...]:
         """Say so if alpha was lowered in the last round."""
-        shares = [self._share_of_alpha(pool).item() for pool in self.pools(state, ids)[1].values()]
+        who = self.receivers(state, ids, members(state))
+        pools = (self.one(state, names, who) for names in self.components(state).values())
+        shares = [_share_of_alpha(self._kernel(pool), pool.member).item() for pool in pools]
         if min(shares, default=1.0) == 1.0:  # no component at all: nothing is shared
             return ()
         return (
@@ -64,18 +72,18 @@ class AMP(Mixing):
         )
 
     def _kernel(self, pool: Pool) -> Tensor:
-        # The form by matrix products is faster and loses small distances between large models.
-        distance = torch.cdist(pool.theta, pool.theta, compute_mode="donot_use_mm_for_euclid_dist")
-        return (self.alpha / self.sigma * torch.exp(-(distance**2) / self.sigma)).fill_diagonal_(
-            0.0
-        ) * pool.member
+        """The weights (K, K) of the pool's members, before alpha is lowered, in float64; zero for all others."""
+        kernel = squared_distances(pool.parts, pool.member, error=ROUNDING * self.sigma)
+        kernel = kernel.div_(-self.sigma).exp_()
+        return kernel.mul_(self.alpha / self.sigma).fill_diagonal_(0.0).mul_(pool.member)
 
-    def _share_of_alpha(self, pool: Pool) -> Tensor:
-        """What alpha is multiplied by, so that no member of the pool keeps less than 1/K of its own."""
-        # Over all members and not only the receivers: alpha must not depend on who happens to be sent to.
-        sums = self._kernel(pool).sum(1)[pool.member]
-        most = 1 - 1 / max(1, len(sums))
-        return (most / sums.max().clamp_min(1e-30)).clamp_max(1.0) if len(sums) > 1 else sums.new_ones(())
+
+def _share_of_alpha(kernel: Tensor, member: Tensor) -> Tensor:
+    """What alpha is multiplied by, so that no member of the pool keeps less than 1/K of its own."""
+    # Over all members and not only the receivers: alpha must not depend on who happens to be sent to.
+    sums = kernel.sum(1)[member]
+    most = 1 - 1 / max(1, len(sums))
+    return (most / sums.max().clamp_min(1e-30)).clamp_max(1.0) if len(sums) > 1 else sums.new_ones(())
 
 
 @dataclass(frozen=True)
@@ -91,9 +99,9 @@ class HeurAMP(Mixing):
 
     def weights(self, pool: Pool) -> Tensor:
         """Softmax over the others, scaled by what the own model leaves."""
-        scores = (self.sigma * cosines(pool)).masked_fill(~pool.allowed, -torch.inf)
+        scores = cosines(pool).mul_(self.sigma).masked_fill_(~pool.allowed, -torch.inf)
         if self.self_weight is None:
-            return torch.softmax(scores, 1)
-        others = torch.softmax(scores.scatter(1, pool.own[:, None], -torch.inf), 1).nan_to_num(0.0)
-        rows = (1 - self.self_weight) * others
-        return rows.scatter(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
+            return softmax_(scores)
+        others = softmax_(scores.scatter_(1, pool.own[:, None], -torch.inf)).nan_to_num_(0.0)
+        rows = others.mul_(1 - self.self_weight)
+        return rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))

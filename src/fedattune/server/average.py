@@ -23,6 +23,16 @@ def weighted_sum(p: Tensor, stack: Params) -> Params:
     return stack.map(lambda a: torch.tensordot(p.to(a.dtype), a, 1))
 
 
+def change(p: Tensor, sent: Params, received: Params) -> Params:
+    """sum_k p_k (received_k - sent_k) over C models, whose differences are held for one tensor at a time; p (C,)."""
+    return received.map(lambda a, b: torch.tensordot(p.to(a.dtype), a - b, 1), sent)
+
+
+def last_weights(state: State, ids: Tensor, p: Tensor) -> Tensor:
+    """The weights (N,) of all clients: p (C,) for clients `ids`, 0 for others; written in place."""
+    return cast(Tensor, state["p"]).zero_().index_copy_(0, ids, p)
+
+
 @dataclass(frozen=True)
 class Average(ServerUpdate):
     """w <- (1 - beta) w + beta sum_k p_k theta_k over the cohort, p_k = n_k / sum_j n_j (or 1/C if uniform)."""
@@ -46,10 +56,7 @@ class Average(ServerUpdate):
         p = shares(n, self.weighting)
         mean = weighted_sum(p, received.params)
         new = mean if self.beta == 1 else (1 - self.beta) * w + self.beta * mean
-        return {
-            "w": new,
-            "p": torch.zeros(len(state["p"]), dtype=p.dtype, device=p.device).index_copy_(0, ids, p),
-        }
+        return {"w": new, "p": last_weights(state, ids, p)}
 
     def mixing(self, state: State, ids: Tensor) -> MixingMatrices | None:
         """One matrix for the whole model, whose rows all are p; none before the first aggregation."""

@@ -1,5 +1,6 @@
 """The last upload of every client, kept on the server."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from ..core import MixingMatrices, Payload, ServerUpdate, State
 from ..params import Params
 from ..select import Unit, groups
+from .products import as_slice, mix
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,13 @@ class Bank(ServerUpdate):
 
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
         """Keep what came back (written in place: it is all that the server holds); it is mixed when it is sent."""
+        cast(Params, state["theta"]).put_rows(ids, received.params)
+        return self.heard_from(state, ids, n)
+
+    def heard_from(self, state: State, ids: Tensor, n: Tensor) -> State:
+        """Note that clients `ids` uploaded models trained on n (C,) samples."""
         return {
             **state,
-            "theta": cast(Params, state["theta"]).put_rows(ids, received.params),
             "in_pool": cast(Tensor, state["in_pool"]).index_fill(0, ids, True),
             "seen": cast(Tensor, state["seen"]).index_fill(0, ids, True),
             "n": cast(Tensor, state["n"]).index_copy(0, ids, n),
@@ -40,7 +46,8 @@ class Bank(ServerUpdate):
     def newcomer(self, state: State) -> Params:
         """The mean of all clients' last uploads."""
         theta, seen = cast(Params, state["theta"]), cast(Tensor, state["seen"])
-        return theta.rows(seen.nonzero().flatten() if seen.any() else slice(None)).map(lambda a: a.mean(0))
+        rows = as_slice(seen.nonzero().flatten()) if seen.any() else slice(None)
+        return Params({name: theta.only([name]).rows(rows)[name].mean(0) for name in theta})
 
     def join(self, state: State, n: int) -> State:
         """The state with `n` more clients, whose models nobody else is given."""
@@ -58,9 +65,19 @@ class Bank(ServerUpdate):
 def mixed(theta: Params, unit: Unit, matrices: MixingMatrices) -> Params:
     """sum_k M_l[i, k] theta_l[k] for every component l, gathering no more than one tensor of the models at a time."""
     _, columns, weights = matrices
+    rows = as_slice(columns)
     new = {
-        name: torch.tensordot(weights[component].to(theta[name].dtype), theta[name][columns], 1)
+        name: mix(weights[component], theta.only([name]).rows(rows)[name])
         for component, names in groups(theta, unit).items()
         for name in names
     }
     return Params({name: new[name] for name in theta})
+
+
+def update_rows(stack: Params, ids: Tensor, write: Callable[[Params], None]) -> None:
+    """Let `write` change rows `ids` of a stack; it is given the rows themselves where that needs no copy."""
+    rows = as_slice(ids)
+    models = stack.rows(rows)
+    write(models)
+    if not (isinstance(stack, Params) and isinstance(rows, slice)):
+        stack.put_rows(ids, models)

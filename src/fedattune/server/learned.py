@@ -1,6 +1,7 @@
 """Mixing matrices that are learned: one hypernetwork per client says how it weighs the others' layers."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -9,10 +10,14 @@ from torch import Tensor
 from ..core import MixingMatrices, Payload, State
 from ..params import Params
 from ..select import Unit, groups
-from .bank import Bank, mixed
-from .hypernetwork import features, linear, named, normal, part, trunk, uniform
+from .bank import Bank, mixed, update_rows
+from .hypernetwork import dense, features, linear, named, normal, part, trunk, uniform
+from .products import as_slice, flat, pieces
 
 Norm = Literal["softmax", "relu_sum"]
+AT_ONCE = 1 << 20
+"""Values of hypernetworks that are copied at a time."""
+
 EPS = 1e-6
 """Added to every weight of `relu_sum`, so that a row never is zero altogether."""
 
@@ -75,10 +80,14 @@ class Learned(Bank):
         in_pool = cast(Tensor, state["in_pool"])
         return Rows(ids, in_pool.expand(len(ids), -1).scatter(1, ids[:, None], True))
 
-    def alpha(self, networks: Params, rows: Rows) -> Tensor:
-        """The mixing weights (R, L, K) of all L components, from the hypernetworks of R clients."""
-        h = features(part(networks, "trunk."), networks["embedding"]).relu()
-        z = torch.einsum("rlkh,rh->rlk", networks["head.weight"], h) + networks["head.bias"]
+    def logits(self, state: State, ids: Tensor) -> Tensor:
+        """What the hypernetworks of clients `ids` say, (R, L, K), before it is normalised."""
+        networks = cast(Params, state["hypernetworks"])
+        blocks = [networks.rows(as_slice(block)) for block in self._blocks(state, ids)]
+        return torch.cat([_scores(_features(rows), rows) for rows in blocks])
+
+    def alpha(self, z: Tensor, rows: Rows) -> Tensor:
+        """The mixing weights (R, L, K) of all L components, from what R hypernetworks say."""
         allowed = rows.allowed[:, None]
         if self.norm == "softmax":
             return torch.softmax(z.masked_fill(~allowed, -torch.inf), 2)
@@ -87,8 +96,9 @@ class Learned(Bank):
 
     def mixing(self, state: State, ids: Tensor) -> MixingMatrices:
         """One matrix per component, whose columns are all clients."""
-        networks = cast(Params, state["hypernetworks"])
-        alpha = self.alpha(networks.rows(ids), self.rows(state, ids))
+        return self._matrices(state, ids, self.alpha(self.logits(state, ids), self.rows(state, ids)))
+
+    def _matrices(self, state: State, ids: Tensor, alpha: Tensor) -> MixingMatrices:
         columns = torch.arange(alpha.shape[2], device=ids.device)
         components = groups(cast(Params, state["theta"]), self.unit)
         return MixingMatrices(ids, columns, {c: alpha[:, i] for i, c in enumerate(components)})
@@ -99,25 +109,62 @@ class Learned(Bank):
 
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
         """Take a step of the cohort's hypernetworks (written in place), then keep what came back."""
-        networks = cast(Params, state["hypernetworks"])
-        if state["theta"]:
-            gradient = self.gradient(state, ids, sent.params - received.params)
-            networks.put_rows(ids, networks.rows(ids) - self.hn_lr * gradient)
+        self.learn(state, ids, sent.params, received.params)
         return super().aggregate(state, ids, sent, received, n)
 
-    def gradient(self, state: State, ids: Tensor, G: Params) -> Params:
-        """The gradient of the loss of clients `ids` by their hypernetworks, where G is that by what they were sent."""
+    def learn(self, state: State, ids: Tensor, sent: Params, received: Params) -> None:
+        """Take a step of the hypernetworks of clients `ids`, which were `sent` that and uploaded what is `received`."""
+        if not state["theta"]:
+            return
+        networks, by_alpha, start = (
+            cast(Params, state["hypernetworks"]),
+            self._by_alpha(state, sent, received),
+            0,
+        )
+        for block in self._blocks(state, ids):
+            gradient = by_alpha[start : start + len(block)]
+            step = partial(self._step, rows=self.rows(state, block), by_alpha=gradient)
+            update_rows(networks, block, step)
+            start += len(block)
+
+    def _blocks(self, state: State, ids: Tensor) -> tuple[Tensor, ...]:
+        """The clients, so many at a time that copies of their hypernetworks stay small."""
+        heads = (
+            len(groups(cast(Params, state["theta"]), self.unit)) * len(cast(Tensor, state["n"])) * self.hidden
+        )
+        return torch.split(ids, max(1, AT_ONCE // max(1, heads)))
+
+    def _by_alpha(self, state: State, sent: Params, received: Params) -> Tensor:
+        """The gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>."""
         theta = cast(Params, state["theta"])
-        # A row of alpha sums to 1, so what all models share cannot matter; without it, little is lost to rounding.
-        inner = [
-            torch.stack([_rows(G[k]) @ _rows(theta[k] - theta[k][:1]).T for k in names]).sum(0)
-            for names in groups(theta, self.unit).values()
-        ]
+        components = groups(theta, self.unit)
+        like = next(iter(sent.values()))
+        out = like.new_zeros(len(like), len(components), len(cast(Tensor, state["n"])))
+        for i, name in ((i, name) for i, names in enumerate(components.values()) for name in names):
+            models = flat(theta.only([name]).rows(slice(None))[name])
+            before, after = flat(sent[name]), flat(received[name])
+            for c in pieces(len(models) + len(like), models.shape[1]):
+                # A row of alpha sums to 1, so what all models share cannot matter; without it, little is lost to
+                # rounding.
+                out[:, i].addmm_(before[:, c] - after[:, c], (models[:, c] - models[:1, c]).T)
+        return out
+
+    def _step(self, networks: Params, rows: Rows, by_alpha: Tensor) -> None:
+        """Change R hypernetworks by one step, given the gradient (R, L, K) by what they make."""
+        heads = networks["head.weight"].flatten(1, 2)
+        small = networks.without(("head.weight", "head.bias"))
         with torch.enable_grad():
-            networks = cast(Params, state["hypernetworks"]).rows(ids).map(lambda a: a.requires_grad_())
-            alpha = self.alpha(networks, self.rows(state, ids))
-            values = torch.autograd.grad(alpha, list(networks.values()), torch.stack(inner, 1))
-        return Params(zip(networks, values, strict=True))
+            leaves = small.map(lambda a: a.detach().requires_grad_())
+            h = _features(leaves)
+            z = _scores(h.detach(), networks).requires_grad_()
+            (by_z,) = torch.autograd.grad(self.alpha(z, rows), z, by_alpha)
+            by_h = (by_z.flatten(1)[:, None] @ heads)[:, 0]
+            values = torch.autograd.grad(h, list(leaves.values()), by_h)
+        for old, g in zip(small.values(), values, strict=True):
+            old.sub_(g, alpha=self.hn_lr)
+        networks["head.bias"].sub_(by_z, alpha=self.hn_lr)
+        # The heads are most of it, and their gradient is a product of two vectors that need not be written out.
+        heads.baddbmm_(by_z.flatten(1)[:, :, None], h.detach()[:, None], alpha=-self.hn_lr)
 
     def join(self, state: State, n: int) -> State:
         """The state with `n` more clients, which weigh the models of those before them and their own."""
@@ -133,5 +180,12 @@ class Learned(Bank):
         return {**joined, "hypernetworks": both}
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.reshape(len(tensor), -1)
+def _features(networks: Params) -> Tensor:
+    """What goes into the heads (R, hidden)."""
+    return features(part(networks, "trunk."), networks["embedding"]).relu()
+
+
+def _scores(h: Tensor, networks: Params) -> Tensor:
+    """What the heads of R hypernetworks make of h (R, hidden): (R, L, K)."""
+    bias = networks["head.bias"]
+    return dense(h, networks["head.weight"].flatten(1, 2), bias.flatten(1)).view(bias.shape)

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -10,14 +11,18 @@ from torch import Tensor
 from ..core import MixingMatrices, Payload, State
 from ..params import Params
 from ..select import Unit, groups
-from .bank import Bank, mixed
+from .bank import Bank
+from .products import Part, as_slice, dots, flat, mix
+
+AT_ONCE = 256
+"""Clients whose mixtures are made at a time, or as many as there are in the pool if these are more."""
 
 
-class Pool(NamedTuple):
-    """One component of the models that can be mixed, K of them, for R receiving clients.
+class Receivers(NamedTuple):
+    """Clients that are sent a mixture, R of them, and the K clients whose models are mixed for them.
 
     Attributes:
-        theta: (K, P) the component of every model, flattened.
+        columns: (K,) these clients, in order.
         own: (R,) position among the K of each receiving client's own last upload.
         member: (K,) whether a model is in the pool for others (a receiver's own always is for itself).
         allowed: (R, K) whether a receiving client may be given a model.
@@ -25,11 +30,50 @@ class Pool(NamedTuple):
 
     """
 
-    theta: Tensor
+    columns: Tensor
     own: Tensor
     member: Tensor
     allowed: Tensor
     n: Tensor
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One component of the models that can be mixed, K of them, for R receiving clients.
+
+    Attributes:
+        models: a stack with this component's tensors.
+        rows: which K of its rows are meant.
+        own, member, allowed, n: as in `Receivers`.
+
+    """
+
+    models: Params
+    rows: Tensor | slice
+    own: Tensor
+    member: Tensor
+    allowed: Tensor
+    n: Tensor
+
+    def tensor(self, name: str) -> Tensor:
+        """One of the component's tensors (K, ...); not kept, as it may be gathered now."""
+        return self.models.only([name]).rows(self.rows)[name]
+
+    @property
+    def parts(self) -> list[Part]:
+        """What gives the component's tensors, each as (K, P)."""
+        return [partial(_part, self, name) for name in self.models]
+
+    def dots(self) -> Tensor:
+        """Dot products (R, K) of each receiving client's component with every other; may be written to."""
+        return dots(self.parts, as_slice(self.own), (len(self.own), len(self.member)))
+
+    def squares(self, products: Tensor) -> Tensor:
+        """Squared lengths (K,), which are among the `products` (R, K) if everybody receives."""
+        if len(self.own) == len(self.member):
+            own = products.gather(1, self.own[:, None])[:, 0]
+            return torch.empty_like(own).index_copy_(0, self.own, own)
+        return torch.stack([torch.linalg.vector_norm(part(), dim=1).square() for part in self.parts]).sum(0)
 
 
 @dataclass(frozen=True)
@@ -56,32 +100,64 @@ class Mixing(Bank):
             state = {**state, "in_pool": torch.zeros_like(cast(Tensor, state["in_pool"]))}
         return super().aggregate(state, ids, sent, received, n)
 
-    def pools(self, state: State, ids: Tensor) -> tuple[Tensor, dict[str, Pool]]:
-        """Which clients' models (K,) can be mixed for clients `ids`, and these models component by component."""
-        theta, in_pool = cast(Params, state["theta"]), cast(Tensor, state["in_pool"])
-        columns = in_pool.index_fill(0, ids, True).nonzero().flatten()
+    def receivers(self, state: State, ids: Tensor, pooled: Tensor) -> Receivers:
+        """Which models can be mixed for clients `ids`, if clients `pooled` are in the pool."""
+        columns = torch.unique(torch.cat([pooled, ids]))
         own = torch.searchsorted(columns, ids)
         # One that never uploaded has nothing to compare with: it may only be given its own (initial) model.
-        member = in_pool[columns]
+        member = cast(Tensor, state["in_pool"])[columns]
         allowed = member & cast(Tensor, state["seen"])[ids][:, None]
-        allowed = allowed.scatter(1, own[:, None], True)
-        n = cast(Tensor, state["n"])[columns]
-        return columns, {
-            component: Pool(_flat(theta, names, columns), own, member, allowed, n)
-            for component, names in groups(theta, self.unit).items()
-        }
+        return Receivers(
+            columns, own, member, allowed.scatter_(1, own[:, None], True), cast(Tensor, state["n"])[columns]
+        )
+
+    def components(self, state: State) -> dict[str, list[str]]:
+        """What has a matrix of its own, with the names of its tensors."""
+        return groups(cast(Params, state["theta"]), self.unit)
+
+    def one(self, state: State, names: list[str], receivers: Receivers) -> Pool:
+        """One component of these models; a layer is gathered now, a whole model only tensor by tensor."""
+        models, rows = cast(Params, state["theta"]).only(names), as_slice(receivers.columns)
+        if self.unit != "model":
+            models, rows = models.rows(rows), slice(None)
+        return Pool(models, rows, *receivers[1:])
 
     def mixing(self, state: State, ids: Tensor) -> MixingMatrices:
         """The matrices of all components for clients `ids`."""
-        columns, pools = self.pools(state, ids)
-        return MixingMatrices(
-            ids, columns, {component: self.weights(pool) for component, pool in pools.items()}
-        )
+        who = self.receivers(state, ids, members(state))
+        components = self.components(state).items()
+        weights = {component: self.weights(self.one(state, names, who)) for component, names in components}
+        return MixingMatrices(ids, who.columns, weights)
 
     def broadcast(self, state: State, ids: Tensor) -> Payload:
         """The mixture that each of clients `ids` is sent."""
-        return Payload(mixed(cast(Params, state["theta"]), self.unit, self.mixing(state, ids)))
+        theta, pooled = cast(Params, state["theta"]), members(state)
+        # Of clients outside the pool each needs its own model alone beside it: all at once would be compared in vain.
+        blocks = torch.split(ids, max(AT_ONCE, len(pooled)))
+        new: dict[str, Tensor] = {}
+        for i, block in enumerate(blocks):
+            who = self.receivers(state, block, pooled)
+            for names in self.components(state).values():
+                self._mix(self.one(state, names, who), new, i * len(blocks[0]), len(ids))
+        return Payload(Params({name: new[name] for name in theta}))
+
+    def _mix(self, pool: Pool, out: dict[str, Tensor], start: int, n: int) -> None:
+        """Write the mixtures of one component into rows `start` and on of the stacks `out` of n models."""
+        weights = self.weights(pool)
+        for name in pool.models:
+            _write(weights, pool.tensor(name), out, name, start, n)
 
 
-def _flat(theta: Params, names: list[str], columns: Tensor) -> Tensor:
-    return torch.cat([theta[name][columns].reshape(len(columns), -1) for name in names], 1)
+def _part(pool: Pool, name: str) -> Tensor:
+    return flat(pool.tensor(name))
+
+
+def _write(weights: Tensor, models: Tensor, out: dict[str, Tensor], name: str, start: int, n: int) -> None:
+    if name not in out:
+        out[name] = models.new_empty((n, *models.shape[1:]))
+    mix(weights, models, out[name][start : start + len(weights)])
+
+
+def members(state: State) -> Tensor:
+    """The clients (K,) whose models are in the pool."""
+    return cast(Tensor, state["in_pool"]).nonzero().flatten()

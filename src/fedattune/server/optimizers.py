@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core import Payload, ServerUpdate, State
 from ..params import Params
-from .average import Weighting, shares, weighted_sum
+from .average import Weighting, change, shares
 
 SecondMoment = Literal["adam", "yogi", "adagrad"]
 
@@ -40,7 +40,7 @@ class ServerOptimizer(ServerUpdate):
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
         """One step of the optimiser."""
         kept = cast(dict[str, Params], state)
-        mean = weighted_sum(shares(n, self.weighting), received.params - sent.params)
+        mean = change(shares(n, self.weighting), sent.params, received.params)
         step, moments = self.direction(mean, {k: v for k, v in kept.items() if k != "w"})
         return {"w": kept["w"] + self.server_lr * step, **moments}
 

@@ -49,21 +49,21 @@ class Peers(Bank):
         members = cast(Tensor, state["in_pool"]).nonzero().flatten().cpu().numpy()
         most = min(self.models, len(members)) - 1
         # What differs by less is taken for equal, so that rounding decides nothing.
-        affinity = np.round(cast(Tensor, state["P"]).cpu().numpy(), 6)
+        affinity = np.round(cast(Tensor, state["P"])[ids].cpu().numpy(), 6)
         chosen = []
-        for i in ids.tolist():
+        for row, i in enumerate(ids.tolist()):
             rng = np.random.default_rng([seed, t, i])
             others = rng.permutation(members[members != i])
             if rng.random() >= self.epsilon - self.epsilon_decay * t:
-                others = others[np.argsort(-affinity[i, others], kind="stable")]
+                others = others[np.argsort(-affinity[row, others], kind="stable")]
             chosen.append(others[:most])
         return torch.from_numpy(np.stack(chosen)).to(ids.device)
 
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
-        """Keep what came back, and add what clients found to their affinities."""
+        """Keep what came back, and add what clients found to their affinities (written in place)."""
         peers, found = sent.extra["numbers"]["peer"], received.extra["affinity"]["a"]
         P = cast(Tensor, state["P"])
-        P = P.index_put((ids[:, None].expand_as(peers), peers), found.to(P.dtype), accumulate=True)
+        P.index_put_((ids[:, None].expand_as(peers), peers), found.to(P.dtype), accumulate=True)
         return {**super().aggregate(state, ids, sent, received, n), "P": P, "round": state["round"] + 1}
 
     def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> int:

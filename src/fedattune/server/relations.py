@@ -9,6 +9,7 @@ from torch import Tensor
 from ..core import Payload, State
 from ..params import Params
 from .bank import Bank
+from .products import flat, mix, pieces
 
 SMOOTHING = 1e-4
 """Share of the mean eigenvalue of W^T W that is added to all: its inverse root must exist, as at the start."""
@@ -30,8 +31,8 @@ class Relations(Bank):
         rows = self.matrix(state)[ids]
         own = rows.gather(1, ids[:, None])
         others = rows.scatter(1, ids[:, None], 0.0)
-        related = W.map(lambda a: torch.tensordot(others.to(a.dtype), a, 1))
-        like = next(iter(W.values()), own)
+        related = Params({name: mix(others, W.only([name]).rows(slice(None))[name]) for name in W})
+        like = next(iter(related.values()), own)
         return Payload(related, {"omega": Params(own=own[:, 0].to(like.dtype))})
 
     def matrix(self, state: State) -> Tensor:
@@ -42,9 +43,12 @@ class Relations(Bank):
         if self.omega == "mean":
             return identity - 1 / m
         gram = torch.zeros_like(identity)
-        for a in cast(Params, state["theta"]).values():
-            flat = a.reshape(m, -1).double()
-            gram = gram + flat @ flat.T
+        W = cast(Params, state["theta"])
+        for name in W:
+            models = flat(W.only([name]).rows(slice(None))[name])
+            for c in pieces(2 * m, models.shape[1]):
+                part = models[:, c].double()
+                gram.addmm_(part, part.T)
         values, vectors = torch.linalg.eigh(gram)
         values = values.clamp_min(0) + SMOOTHING * values.mean().clamp_min(1e-12)
         root = (vectors * values.rsqrt()) @ vectors.T

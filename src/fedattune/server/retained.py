@@ -9,7 +9,9 @@ from torch import Tensor
 from ..core import Payload, State
 from ..params import Params
 from ..select import groups
+from .bank import mixed
 from .learned import Learned, Rows
+from .products import as_slice
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,10 @@ class Retained(Learned):
         flags = cast(Tensor, state["seen"])[:, None].repeat(1, len(groups(w0, self.unit)))
         return {**state, "retained": flags}
 
-    def alpha(self, networks: Params, rows: Rows) -> Tensor:
+    def alpha(self, z: Tensor, rows: Rows) -> Tensor:
         """The mixing weights (R, L, K), those of retained components one-hot."""
-        alpha = super().alpha(networks, rows)
-        own = torch.zeros_like(alpha).scatter(2, _own(alpha, rows), 1.0)
-        return torch.where(self._chosen(alpha, rows)[:, :, None], own, alpha)
+        alpha = super().alpha(z, rows)
+        return _with_own(alpha, self._chosen(alpha, rows), rows)
 
     def _chosen(self, alpha: Tensor, rows: Rows) -> Tensor:
         """Which components (R, L) are retained under the weights alpha (R, L, K)."""
@@ -46,25 +47,27 @@ class Retained(Learned):
 
     def broadcast(self, state: State, ids: Tensor) -> Payload:
         """The mixtures, and a flag per component that says whether the client goes on with its own."""
-        rows = self.rows(state, ids)
-        flags = self._chosen(super().alpha(cast(Params, state["hypernetworks"]).rows(ids), rows), rows)
-        components = groups(cast(Params, state["theta"]), self.unit)
-        extra = {"retained": Params({c: flags[:, i] for i, c in enumerate(components)})}
-        return Payload(super().broadcast(state, ids).params, extra)
+        rows, theta = self.rows(state, ids), cast(Params, state["theta"])
+        alpha = super().alpha(self.logits(state, ids), rows)
+        flags = self._chosen(alpha, rows)
+        matrices = self._matrices(state, ids, _with_own(alpha, flags, rows))
+        extra = {"retained": Params({c: flags[:, i] for i, c in enumerate(matrices.weights)})}
+        return Payload(mixed(theta, self.unit, matrices), extra)
 
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
         """As learned mixing; of what clients retain, the bank keeps the old without `upload_retained`."""
         flags, theta = sent.extra["retained"], cast(Params, state["theta"])
-        if not self.upload_retained:
-            kept = {
-                k: torch.where(flags[c].view(-1, *[1] * (v.dim() - 1)), theta[k][ids], v)
-                for c, names in groups(theta, self.unit).items()
-                for k in names
-                for v in (received.params[k],)
-            }
-            received = received._replace(params=Params(kept))
         now = cast(Tensor, state["retained"]).index_copy(0, ids, torch.stack(list(flags.values()), 1))
-        return {**super().aggregate(state, ids, sent, received, n), "retained": now}
+        state = {**state, "retained": now}
+        if self.upload_retained:
+            return super().aggregate(state, ids, sent, received, n)
+        self.learn(state, ids, sent.params, received.params)  # retained components have constant weights
+        for component, names in groups(theta, self.unit).items():
+            for name in names:
+                one, new = theta.only([name]), received.params[name]
+                keep = flags[component].view(-1, *[1] * (new.dim() - 1))
+                one.put_rows(ids, Params({name: torch.where(keep, one.rows(as_slice(ids))[name], new)}))
+        return self.heard_from(state, ids, n)
 
     def remarks(self, state: State, ids: Tensor) -> tuple[str, ...]:
         """Say so if nothing is left to be mixed."""
@@ -90,6 +93,12 @@ class Retained(Learned):
         one = cast(Params, state["theta"]).rows(0)
         sizes = [one.only(names).nbytes() for names in groups(one, self.unit).values()]
         return int((flags * torch.tensor(sizes, device=flags.device)).sum())
+
+
+def _with_own(alpha: Tensor, flags: Tensor, rows: Rows) -> Tensor:
+    """The weights alpha (R, L, K), where a flag (R, L) is set those of the own model alone."""
+    own = torch.zeros_like(alpha).scatter_(2, _own(alpha, rows), 1.0)
+    return torch.where(flags[:, :, None], own, alpha)
 
 
 def _own(alpha: Tensor, rows: Rows) -> Tensor:

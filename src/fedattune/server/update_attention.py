@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ..core import MixingMatrices, Payload, State
 from ..params import Params
-from .average import Average, Weighting, shares, weighted_sum
+from .average import Average, Weighting, change, last_weights, shares
+from .products import as_slice, flat, pieces
 
 Query = Literal["self", "global", "time"]
 TimeForm = Literal["T1", "T2", "T3"]
@@ -43,44 +44,49 @@ class UpdateAttention(Average):
 
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
         """Move the global model; the last updates are written in place, they are the server's alone."""
-        w = cast(Params, state["w"])
-        delta = received.params - sent.params
-        before = cast(Params, state["delta"]).rows(ids) if self.query == "time" else delta
-        b = self.weights(delta, before, shares(n, self.weighting))
-        last: State = (
-            {"delta": cast(Params, state["delta"]).put_rows(ids, delta)} if self.query == "time" else {}
-        )
-        return {
-            "w": w + self.beta * weighted_sum(b, delta),
-            "p": torch.zeros(len(state["p"]), dtype=b.dtype, device=b.device).index_copy_(0, ids, b),
-            **last,
+        b = self.weights(state, ids, sent.params, received.params, shares(n, self.weighting))
+        new: State = {
+            "w": cast(Params, state["w"]) + self.beta * change(b, sent.params, received.params),
+            "p": last_weights(state, ids, b),
         }
+        if self.query == "time":
+            last = cast(Params, state["delta"])
+            for name, after in received.params.items():
+                last.only([name]).put_rows(ids, Params({name: after - sent.params[name]}))
+            new["delta"] = last
+        return new
 
-    def weights(self, delta: Params, before: Params, p: Tensor) -> Tensor:
-        """The weights b (C,) of the updates `delta`, from the clients' updates before and their shares p (C,)."""
-        if not delta:  # nothing is shared
+    def weights(self, state: State, ids: Tensor, sent: Params, received: Params, p: Tensor) -> Tensor:
+        """The weights b (C,) of the cohort's updates, from what it was `sent` and `received`, and its shares p (C,)."""
+        if not received:  # nothing is shared
             return p
-        if self.query == "time" and self.form == "T3":
-            return torch.softmax(p.log() + _dots(before, delta, "cp,cp->c"), 0)
-        if self.query == "global":
-            return torch.softmax(p.log() + _dots(weighted_sum(p, delta), delta, "p,cp->c"), 0)
-        attention = torch.softmax(p.log() + _dots(before, delta, "ip,jp->ij"), 1)
+        scores = self._scores(state, ids, sent, received, p)
+        if scores.dim() == 1:
+            return torch.softmax(p.log() + scores, 0)
+        attention = torch.softmax(p.log() + scores, 1)
         if self.query == "time" and self.form == "T2":
             return attention.diagonal()
         return p @ attention
 
+    def _scores(self, state: State, ids: Tensor, sent: Params, received: Params, p: Tensor) -> Tensor:
+        """<q_i, Delta_j> (C, C) in float64; (C,) where only <q_j, Delta_j> counts, or all have the same q."""
+        single = self.query == "global" or (self.query == "time" and self.form == "T3")
+        out = p.new_zeros((len(p),) if single else (len(p), len(p)))
+        for name, tensor in received.items():
+            after, before = flat(tensor), flat(sent[name])
+            if self.query == "time":
+                last = flat(cast(Params, state["delta"]).only([name]).rows(as_slice(ids))[name])
+            for c in pieces(2 * len(p), after.shape[1]):
+                delta = (after[:, c] - before[:, c]).double()
+                query = last[:, c].double() if self.query == "time" else delta
+                if self.query == "global":
+                    out += delta @ (p @ delta)
+                elif single:
+                    out += (query * delta).sum(1)
+                else:
+                    out.addmm_(query, delta.T)
+        return out
+
     def mixing(self, state: State, ids: Tensor) -> MixingMatrices | None:
         """One matrix whose rows all are b; none where the weights do not sum to 1."""
         return None if self.query == "time" and self.form == "T2" else super().mixing(state, ids)
-
-
-def _dots(a: Params, b: Params, how: str) -> Tensor:
-    """Dot products over all tensors in float64, as the einsum `how` says for one flattened tensor of each."""
-    rows = how.index(",") - 1
-    products = [torch.einsum(how, _flat(a[k], rows), _flat(b[k], 1)) for k in b]
-    return torch.stack(products).sum(0)
-
-
-def _flat(tensor: Tensor, leading: int) -> Tensor:
-    """(P,) or (C, P): all axes behind the first `leading` as one, in float64."""
-    return tensor.double().reshape(*tensor.shape[:leading], -1)

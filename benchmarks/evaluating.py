@@ -1,0 +1,102 @@
+"""W6: the evaluation of every client's own model on its own test part, as it happens in every evaluated round."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedattune.engines import make_engine
+from fedattune.params import Params
+
+from .floors import WRITTEN_OUT
+from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure
+from .problems import Problem, dirichlet, own_tensors
+from .training import ENGINES, on
+
+BATCH = 1000
+
+
+def personal(problem: Problem) -> Params:
+    """A model for each client (C, ...), all different."""
+    generator = torch.Generator().manual_seed(1)
+    models = problem.task.params.copies(problem.data.n_clients)
+    return models.map(lambda w: w + 0.05 * torch.randn(w.shape, generator=generator).to(w))
+
+
+def plain(problem: Problem, models: Params) -> Way:
+    """The floor: client by client, batches as views of samples that are normalised and in memory already."""
+    forward = WRITTEN_OUT[problem.model]
+    parts = own_tensors(problem.data, [c.test for c in problem.data.clients])
+    own = [(x.flatten(1), y) for x, y in parts]
+
+    @torch.no_grad()
+    def run(_: int) -> tuple[Tensor, Tensor]:
+        correct, losses = [], []
+        for client, (x, y) in enumerate(own):
+            w = [v[client] for v in models.values()]
+            right, loss = (
+                torch.zeros((), dtype=torch.int64, device=x.device),
+                torch.zeros((), device=x.device),
+            )
+            for xb, yb in zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True):
+                logits = forward(w, xb)
+                right += (logits.argmax(1) == yb).sum()
+                loss += cross_entropy(logits, yb, reduction="sum")
+            correct.append(right)
+            losses.append(loss)
+        return torch.stack(correct), torch.stack(losses)
+
+    return run
+
+
+def engine(problem: Problem, models: Params, name: Literal["auto", "batched", "loop"]) -> Way:
+    """The same by an engine."""
+    runner = make_engine(name, problem.task, problem.data)
+    ids = torch.arange(problem.data.n_clients, device=problem.data.device)
+
+    def run(_: int) -> tuple[Tensor, Tensor]:
+        scores = runner.evaluate(models, Params(), "test", ids)
+        return scores.correct, scores.loss
+
+    return run
+
+
+def agree(results: dict[str, Any]) -> None:
+    """Refuse to measure ways that score differently; a sample on the edge may fall to either side.
+
+    Raises:
+        AssertionError: they do.
+
+    """
+    correct, loss = results["floor"]
+    for name, (right, losses) in results.items():
+        if (right - correct).abs().max() > 2 or not torch.allclose(losses.float(), loss, rtol=1e-3):
+            raise AssertionError(f"{name} scores differently: {right.tolist()}, the floor {correct.tolist()}")
+
+
+def _run(name: str, about: str, model: str, setting: Setting) -> Figures:
+    n = 120 if setting.quick else 70_000
+    data = dirichlet(2 if setting.quick else 20, n, test=0.8 if setting.quick else 0.999)
+    problem = on(Problem(data, model), setting)
+    models = personal(problem)
+    images = sum(len(c.test) for c in problem.data.clients)
+    ways = {"floor": lazily(lambda: plain(problem, models))}
+    for choice in ENGINES:
+        ways[choice] = lazily(lambda choice=choice: engine(problem, models, choice))  # type: ignore[misc]
+    workload = Workload(
+        name, about, ways, targets=(Target("auto", "floor", 0.5),), repeats=11, check=agree,
+        flops=problem.sample_flops * images,
+        bytes=problem.data.x[0].nbytes * images + models.nbytes(),
+    )  # fmt: skip
+    return measure(workload, setting)
+
+
+def _case(name: str, about: str, model: str) -> Case:
+    return Case(name, about, lambda setting: _run(name, about, model, setting))
+
+
+CASES = (
+    _case("W6-mlr", "Evaluation of 20 clients' own MLRs on 70,000 images", "mlr"),
+    _case("W6-dnn", "Evaluation of 20 clients' own DNN-100s on 70,000 images", "dnn"),
+)

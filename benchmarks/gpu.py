@@ -1,0 +1,73 @@
+"""W10: on a GPU, W1 to W7 as they are, against the same floor there, and ResNet-18 on CIFAR shapes."""
+
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+
+from . import evaluating, training
+from .machine import Rates, measure_rates
+from .measure import Case, Figures, Setting, Skip, Target, Workload, measure
+from .problems import Problem, even
+
+MIXING = import_module("benchmarks.mixing").CASES if find_spec("benchmarks.mixing") else ()
+TARGETS = {"W1": 1 / 20, "W2": 1 / 20, "W3": 1 / 20, "W4": 1 / 20}
+"""At most so much of the time of the GPU's floor; others: not slower than it."""
+
+
+def resnet(setting: Setting) -> Workload:
+    """ResNet-18 with the stem for small images, 10 clients, 20 steps of 20; BatchNorm stays each client's own."""
+    if setting.quick:
+        problem = Problem(even(2, 6, (3, 8, 8)), "resnet18", {"width": 2, "stem": "3x3"}, batch=3, steps=1)
+    else:
+        problem = Problem(even(10, 500, (3, 32, 32)), "resnet18", {"stem": "3x3"}, batch=20, steps=20)
+    problem = training.on(problem, setting)
+    return training.training("W10-resnet", RESNET, problem, (Target("auto", "floor", 0.5),), repeats=5)
+
+
+RESNET = "ResNet-18, CIFAR shapes, 10 clients, 20 steps of 20"
+
+
+def _resnet(setting: Setting) -> Figures:
+    setting = replace(on_gpu(setting), memory=False)
+    return measure(resnet(setting), setting)
+
+
+def on_gpu(setting: Setting) -> Setting:
+    """The setting with the GPU and its rates.
+
+    Raises:
+        Skip: there is none.
+
+    """
+    if not torch.cuda.is_available():
+        raise Skip("PyTorch finds no GPU here")
+    device = torch.device("cuda", torch.cuda.current_device())
+    return replace(setting, device=device, rates=_rates(device, setting.quick))
+
+
+@cache
+def _rates(device: torch.device, quick: bool) -> Rates:
+    return measure_rates(device, quick)
+
+
+def _moved(case: Case, name: str, setting: Setting) -> Figures:
+    """A case of the CPU, run on the GPU under its new name and targets."""
+    figures = case.run(replace(on_gpu(setting), memory=False))
+    most = TARGETS.get(case.name.split("-")[0], 1.0)
+    targets = (Target("auto", "floor", most),) if "auto" in figures.seconds else figures.targets
+    return replace(figures, name=name, targets=targets)
+
+
+def _gpu_cases() -> tuple[Case, ...]:
+    cases = []
+    for case in (*training.CASES, *evaluating.CASES, *MIXING):
+        name = "W10-" + case.name
+        cases.append(Case(name, f"On a GPU: {case.about}", partial(_moved, case, name)))
+    cases.append(Case("W10-resnet", f"On a GPU: {RESNET}", _resnet))
+    return tuple(cases)
+
+
+CASES = _gpu_cases()

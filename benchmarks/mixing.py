@@ -1,0 +1,207 @@
+"""W7: what the server mixes for every client, beside the plain expressions for the same thing.
+
+The clock runs over one round of the server: it takes in everybody's uploads and makes what everybody is sent. The
+roofline of MCSA has two products per component, theta theta^T and M theta (4 C^2 P operations), and the bytes of
+uploads read and written to the bank, the bank read by each product, and what is sent. That of learned mixing adds the
+product G theta^T, and reads the hypernetworks' heads twice and writes them once. In all cases the
+peak memory of a way includes the uploads, the bank, and two rounds of what is sent.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from fedattune.core import Payload, ServerUpdate, State
+from fedattune.models import build_model
+from fedattune.params import Params
+from fedattune.select import groups
+from fedattune.server import Attention, Learned
+
+from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure
+
+SIGMA = 50.0
+WIDTH = 100
+"""Embedding and hidden layers of pFedLA's hypernetworks."""
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """All clients take part: their number and their model, made when it is needed."""
+
+    clients: int
+    model: Callable[[], nn.Module]
+
+    def params(self, device: torch.device) -> Params:
+        """The initial model."""
+        torch.manual_seed(0)
+        return Params({k: v.detach().to(device) for k, v in self.model().named_parameters()})
+
+    def uploads(self, w0: Params) -> Params:
+        """Models (C, ...) around the initial one."""
+        stack = w0.copies(self.clients)
+        for tensor in stack.values():
+            for row in tensor:  # one by one: no second stack
+                row.add_(torch.randn_like(row), alpha=0.02)
+        return stack
+
+
+def small() -> nn.Module:
+    """A model for tests of this file."""
+    return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def dnn(hidden: int) -> Callable[[], nn.Module]:
+    """One hidden layer between 784 inputs and 10 classes."""
+    return lambda: build_model("dnn", (1, 28, 28), 10, {"hidden": hidden})
+
+
+def resnet18() -> nn.Module:
+    """ResNet-18 for images of 32x32."""
+    return build_model("resnet18", (3, 32, 32), 10, {"stem": "3x3"})
+
+
+def ours(rule: ServerUpdate, cohort: Cohort, device: torch.device) -> Way:
+    """The package's rule; the bank takes in the same uploads each round."""
+    w0 = cohort.params(device)
+    uploads, ids = cohort.uploads(w0), torch.arange(cohort.clients, device=device)
+    n = torch.ones_like(ids)
+    torch.manual_seed(1)
+    state: State = rule.init(w0, cohort.clients)
+    sent = Payload(w0.repeat(cohort.clients))
+
+    def run(_: int) -> Params:
+        nonlocal state, sent
+        state = rule.aggregate(state, ids, sent, Payload(uploads), n)
+        new = rule.broadcast(state, ids)
+        if isinstance(rule, Learned):
+            sent = new  # it learns from what was sent
+        return new.params
+
+    return run
+
+
+def plain_attention(cohort: Cohort, device: torch.device) -> Way:
+    """Per layer: concatenate, normalise, multiply, softmax, multiply."""
+    w0 = cohort.params(device)
+    uploads, bank = cohort.uploads(w0), w0.copies(cohort.clients)
+
+    def run(_: int) -> Params:
+        new: dict[str, Tensor] = {}
+        for name, tensor in uploads.items():
+            bank[name].copy_(tensor)
+        for names in groups(bank, "layer").values():
+            theta = torch.cat([bank[name].flatten(1) for name in names], 1)
+            unit = theta / theta.norm(dim=1, keepdim=True).clamp_min(1e-12)
+            mixture = torch.softmax(SIGMA * (unit @ unit.T), 1) @ theta
+            parts = torch.split(mixture, [bank[name][0].numel() for name in names], 1)
+            new |= {name: part.view_as(bank[name]) for name, part in zip(names, parts, strict=True)}
+        return Params(new)
+
+    return run
+
+
+def plain_learned(cohort: Cohort, device: torch.device, lr: float) -> Way:
+    """Hypernetworks as batched products under autograd, and two products per layer."""
+    w0 = cohort.params(device)
+    uploads, bank, n = cohort.uploads(w0), w0.copies(cohort.clients), cohort.clients
+    torch.manual_seed(1)
+    networks = Learned(embedding=WIDTH, hidden=WIDTH).init(w0, n)["hypernetworks"]
+    assert isinstance(networks, Params)
+    components = groups(bank, "layer")
+    sent = w0.repeat(n)
+
+    def alpha(values: dict[str, Tensor]) -> Tensor:
+        h = values["embedding"]
+        for i in range(3):
+            h = torch.einsum("roi,ri->ro", values[f"trunk.{i}.weight"], h) + values[f"trunk.{i}.bias"]
+            h = h.relu()
+        z = torch.einsum("rlkh,rh->rlk", values["head.weight"], h) + values["head.bias"]
+        return torch.softmax(z, 2)
+
+    def run(_: int) -> Params:
+        nonlocal sent
+        inner = []
+        for names in components.values():
+            G = torch.cat([(sent[k] - uploads[k]).flatten(1) for k in names], 1)
+            theta = torch.cat([bank[k].flatten(1) for k in names], 1)
+            inner.append(G @ (theta - theta[:1]).T)
+        leaves = {k: v.requires_grad_() for k, v in networks.items()}
+        with torch.enable_grad():
+            found = torch.autograd.grad(alpha(leaves), list(leaves.values()), torch.stack(inner, 1))
+        for leaf, g in zip(leaves.values(), found, strict=True):
+            leaf.detach_().sub_(g, alpha=lr)
+        for name, tensor in uploads.items():
+            bank[name].copy_(tensor)
+        weights = alpha(networks)
+        sent = Params(
+            {
+                k: torch.mm(weights[:, i], bank[k].flatten(1)).view_as(bank[k])
+                for i, names in enumerate(components.values())
+                for k in names
+            }
+        )
+        return sent
+
+    return run
+
+
+def same(results: dict[str, Any]) -> None:
+    """Raise if two ways made different mixtures."""
+    first, *others = results.values()
+    for other in others:
+        for name in first:
+            assert_close(first[name], other[name], rtol=1e-3, atol=1e-4)
+
+
+def case(name: str, about: str, cohort: Cohort, rule: ServerUpdate) -> Case:
+    """One workload, and what it must compute and move at least."""
+
+    def run(setting: Setting) -> Figures:
+        group = replace(cohort, clients=min(cohort.clients, 5), model=small) if setting.quick else cohort
+        C, P = group.clients, group.params(torch.device("cpu")).numel()
+        learns = isinstance(rule, Learned)
+        heads = 0.0
+        if isinstance(rule, Learned):
+            layers = len(groups(group.params(torch.device("cpu")), rule.unit))
+            heads = C * C * layers * rule.hidden
+        floor: Callable[[], Way] = lambda: plain_attention(group, setting.device)  # noqa: E731
+        if isinstance(rule, Learned):
+            lr = rule.hn_lr
+            floor = lambda: plain_learned(group, setting.device, lr)  # noqa: E731
+        return measure(
+            Workload(
+                name,
+                about,
+                ways={
+                    "floor": lazily(floor),
+                    "fedattune": lazily(lambda: ours(rule, group, setting.device)),
+                },
+                targets=(Target("fedattune", "roofline", 1 / 0.6), Target("fedattune", "floor", 1.0)),
+                flops=(6.0 if learns else 4.0) * C * C * P + 6.0 * heads,
+                bytes=4.0 * ((8.0 if learns else 5.0) * C * P + 4.0 * heads),
+                repeats=5,
+                warmup=1,
+                check=same,
+            ),
+            setting,
+        )
+
+    return Case(name, about, run)
+
+
+ATTENTION = Attention("layer", sigma=SIGMA)
+LEARNED = Learned(embedding=WIDTH, hidden=WIDTH)
+
+CASES = (
+    case("W7-mcsa-resnet", "MCSA over 100 clients of ResNet-18", Cohort(100, resnet18), ATTENTION),
+    case("W7-mcsa-dnn", "MCSA over 1,000 clients of 100k parameters", Cohort(1000, dnn(126)), ATTENTION),
+    case("W7-mcsa-mlr", "MCSA over 5,000 clients of 8k parameters",
+         Cohort(5000, lambda: build_model("mlr", (1, 28, 28), 10, {})), ATTENTION),
+    case("W7-pfedla-100", "pFedLA over 100 clients of 80k parameters", Cohort(100, dnn(100)), LEARNED),
+    case("W7-pfedla-500", "pFedLA over 500 clients of 80k parameters", Cohort(500, dnn(100)), LEARNED),
+    case("W7-pfedla-1000", "pFedLA over 1,000 clients of 80k parameters", Cohort(1000, dnn(100)), LEARNED),
+)  # fmt: skip

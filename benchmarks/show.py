@@ -1,0 +1,143 @@
+"""What was measured: on the terminal, in JSON, and as rows of the table in docs/performance.md."""
+
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .measure import Figures, Target
+
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+COLUMNS = ("case", "way", "median", "quartiles", "x floor", "targets", "peak MB", "measured")
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
+
+
+def order(name: str) -> int:
+    """Sorts W2 before W10, and what has no number last; cases of one number stay as they are."""
+    number = re.match(r"W(\d+)", name)
+    return int(number[1]) if number else 99
+
+
+def seconds(value: float) -> str:
+    """A time with three digits and its unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale or unit == "us":
+            return f"{value / scale:.3g} {unit}"
+    raise AssertionError
+
+
+def spread(samples: Sequence[float]) -> str:
+    """The quartiles of the samples, or their ends if there are few."""
+    low, high = min(samples), max(samples)
+    if len(samples) > 3:
+        low, _, high = statistics.quantiles(samples, n=4)
+    return f"{seconds(low)} - {seconds(high)}"
+
+
+def said(figures: Figures, target: Target) -> str:
+    """A target and what was reached."""
+    got = figures.reached(target)
+    of = "" if target.of == "seconds" else f"{target.of} "
+    unit = f"x {target.against}" if target.against else ""
+    result = (
+        "not measured" if got is None else f"{got:.3g}, {'reached' if got <= target.at_most else 'missed'}"
+    )
+    return f"{of}<= {target.at_most:.3g} {unit}".strip() + f": {result}"
+
+
+def _rows(figures: Figures) -> list[tuple[str, str, str, str, str, str]]:
+    """Way, median, quartiles, times floor, targets, peak memory; the roofline last."""
+    rows = []
+    ways = [*figures.seconds, *(w for w in (*figures.rss, *figures.values) if w not in figures.seconds)]
+    for way in dict.fromkeys(ways):
+        samples = figures.seconds.get(way, ())
+        known = bool(samples) and figures.floor is not None and bool(figures.seconds.get(figures.floor))
+        values = "; ".join(f"{name} {value:.4g}" for name, value in figures.values.get(way, {}).items())
+        targets = "; ".join(said(figures, target) for target in figures.targets if target.way == way)
+        rows.append(
+            (
+                way,
+                seconds(figures.median(way)) if samples else "",
+                spread(samples) if samples else "",
+                f"{figures.ratio(way, str(figures.floor)):.2f}" if known else "",
+                "; ".join(part for part in (targets, values) if part),
+                f"{figures.rss[way] / 1e6:,.0f}" if way in figures.rss else "",
+            )
+        )
+    if figures.roofline:
+        known = figures.floor in figures.seconds
+        ratio = f"{figures.roofline / figures.median(str(figures.floor)):.3f}" if known else ""
+        rows.append(("roofline", seconds(figures.roofline), "", ratio, "", ""))
+    return rows
+
+
+def show(console: Console, figures: Figures) -> None:
+    """Print one case."""
+    table = Table(title=f"{figures.name}: {figures.about}", title_justify="left")
+    for column in ("way", "median", "quartiles", "x floor", "targets", "peak MB"):
+        table.add_column(column, justify="left" if column in ("way", "targets") else "right", overflow="fold")
+    for row in _rows(figures):
+        table.add_row(*row)
+    console.print(table)
+    for way, why in figures.skipped.items():
+        console.print(f"{way}: {why}")
+
+
+def as_json(facts: Mapping[str, Any], measured: Sequence[Figures], skipped: Mapping[str, str]) -> str:
+    """Everything, all samples included."""
+    cases = [
+        {
+            "name": f.name,
+            "about": f.about,
+            "floor": f.floor,
+            "seconds": {way: list(samples) for way, samples in f.seconds.items()},
+            "median": {way: f.median(way) for way, samples in f.seconds.items() if samples},
+            "median_of_ratios": {
+                way: f.ratio(way, f.floor)
+                for way, samples in f.seconds.items()
+                if samples and f.floor and f.seconds.get(f.floor)
+            },
+            "roofline": f.roofline or None,
+            "peak_rss": dict(f.rss),
+            "values": {way: dict(values) for way, values in f.values.items()},
+            "targets": [{**asdict(t), "got": f.reached(t)} for t in f.targets],
+            "skipped": dict(f.skipped),
+        }
+        for f in measured
+    ]
+    return json.dumps({**facts, "cases": cases, "skipped": dict(skipped)}, indent=1) + "\n"
+
+
+def write_docs(path: Path, facts: Mapping[str, Any], measured: Sequence[Figures]) -> None:
+    """Replace the rows of the cases that were measured, between the markers; other rows stay with their dates.
+
+    Raises:
+        ValueError: the markers are missing.
+
+    """
+    text = path.read_text("utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    table, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} lacks the lines {BEGIN} and {END}; put them where the table belongs")
+    groups: dict[str, list[str]] = {}
+    for line in table.splitlines():
+        name = re.match(r"\| (\S+) \|", line)
+        if name and name[1] != COLUMNS[0]:
+            groups.setdefault(name[1], []).append(line)
+    place = facts["cpu"] if facts["device"] == "cpu" else facts["device"]
+    load = f", load {facts['load'][0]:.1f} before" if facts["load"] else ""
+    when = f"{facts['date'][:10]}, {facts['threads']} threads, {place}{load}"
+    for f in measured:
+        lines = [f"| {f.name} | *{f.about}* | | | | | | {when} |"]
+        lines += [f"| {f.name} | {' | '.join(row)} | |" for row in _rows(f)]
+        lines += [f"| {f.name} | {way} | | | | {why} | | |" for way, why in f.skipped.items()]
+        groups[f.name] = lines
+    body = "".join(line + "\n" for name in sorted(groups, key=order) for line in groups[name])
+    path.write_text(f"{before}{BEGIN}\n\n{HEAD}{body}\n{END}{after}", "utf-8")

@@ -1,0 +1,174 @@
+"""W1 to W5: local training of a round. Drawing the batches is part of it for everybody; evaluation is not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedattune.client import SGD
+from fedattune.core import Payload
+from fedattune.engines import Inputs, make_engine
+
+from . import in_jax
+from .floors import Train, plain
+from .manual import by_hand
+from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure
+from .problems import Problem, dirichlet, even, synthetic
+
+ENGINES: tuple[Literal["auto", "batched", "loop"], ...] = ("auto", "batched", "loop")
+
+MLP_TARGETS = (
+    Target("auto", "floor", 0.35),
+    Target("auto", "manual", 0.6),
+    Target("auto", "jax scan", 1.0),
+    Target("auto", "jax vmap", 1.0),
+)
+
+
+def rival(problem: Problem, make: Callable[[Problem], Train]) -> Way:
+    """A way that draws its batches and trains; round 0 takes those of the package, so that results can be compared."""
+
+    def prepare() -> Way:
+        train = make(problem)
+        return lambda r: train(problem.orders(r) if r else problem.engine_orders(r))
+
+    return lazily(prepare)
+
+
+def engine(problem: Problem, name: Literal["auto", "batched", "loop"]) -> Way:
+    """One round of an engine: all clients train from one model."""
+
+    def prepare() -> Way:
+        task, data = problem.task, problem.data
+        engine = make_engine(name, task, data)
+        n, device = data.n_clients, data.device
+        yes = torch.ones(n, dtype=torch.bool, device=device)
+        inputs = Inputs(Payload(task.params.repeat(n)), {}, task.buffers.repeat(n), yes, yes)
+        ids = torch.arange(n, device=device)
+
+        def run(round_: int) -> list[Tensor]:
+            trained = engine.train(SGD(), ids, inputs, problem.work(round_))
+            return list(trained.upload.params.values())
+
+        return run
+
+    return lazily(prepare)
+
+
+def agree(problem: Problem, results: dict[str, Any]) -> None:
+    """Refuse to measure ways that train different models from the same batches.
+
+    Raises:
+        AssertionError: a tensor lies further from the floor's than a hundredth of how far training moved it.
+
+    """
+    floor = results["floor"]
+    for name, models in results.items():
+        for key, start, a, b in zip(
+            problem.task.params, problem.task.params.values(), floor, models, strict=True
+        ):
+            moved, apart = torch.dist(a, start.expand_as(a)), torch.dist(a, b.to(a))
+            if not apart < moved / 100:
+                raise AssertionError(
+                    f"{name} trained {key} {apart:.2e} from the floor's, which moved by {moved:.2e}"
+                )
+
+
+def training(
+    name: str, about: str, problem: Problem, targets: tuple[Target, ...], repeats: int = 9
+) -> Workload:
+    """The workload of one problem: the floor, the other rivals that know the model, and the engines."""
+    ways = {"floor": rival(problem, plain)}
+    skipped = {}
+    on_cpu = problem.data.device.type == "cpu"
+    if problem.model in ("mlr", "dnn"):
+        ways["manual"] = rival(problem, by_hand)
+        if in_jax.MISSING or not on_cpu:
+            skipped["jax"] = in_jax.MISSING or "The JAX that is tested has no GPU"
+        else:
+            ways["jax scan"] = rival(problem, in_jax.one_by_one)
+            ways["jax vmap"] = rival(problem, in_jax.all_at_once)
+    elif on_cpu:
+        ways["channels_last"] = rival(problem, lambda p: plain(p, channels_last=True))
+    for setting in ENGINES:
+        ways[setting] = engine(problem, setting)
+    return Workload(
+        name, about, ways, targets=targets, flops=problem.flops, bytes=problem.nbytes, repeats=repeats,
+        check=partial(agree, problem), skipped=skipped,
+    )  # fmt: skip
+
+
+def on(problem: Problem, setting: Setting) -> Problem:
+    """The problem with its data on the device of this run."""
+    return replace(problem, data=problem.data.to(setting.device))
+
+
+def _case(
+    name: str, about: str, make: Callable[[bool], Problem], targets: tuple[Target, ...], repeats: int
+) -> Case:
+    def run(setting: Setting) -> Figures:
+        problem = on(make(setting.quick), setting)
+        return measure(training(name, about, problem, targets, repeats), setting)
+
+    return Case(name, about, run)
+
+
+def _images(model: str) -> Callable[[bool], Problem]:
+    return lambda quick: (
+        Problem(even(2, 8), model, batch=4, steps=2) if quick else Problem(even(20, 2000), model)
+    )
+
+
+def _synthetic(model: str, options: dict[str, int | str]) -> Callable[[bool], Problem]:
+    def make(quick: bool) -> Problem:
+        if quick:
+            return Problem(synthetic(3), model, options, batch=200, steps=2)
+        return Problem(synthetic(100), model, options)
+
+    return make
+
+
+def _epoch(model: str) -> Callable[[bool], Problem]:
+    def make(quick: bool) -> Problem:
+        data = dirichlet(2, 90) if quick else dirichlet(20, 70_000)
+        return Problem(data, model, batch=10, steps=None, epochs=1)
+
+    return make
+
+
+def _cnn(batch: int, steps: int) -> Callable[[bool], Problem]:
+    def make(quick: bool) -> Problem:
+        if quick:
+            return Problem(even(2, 8), "cnn", {"width": 2, "features": 8}, batch=4, steps=2)
+        return Problem(even(10, 1000), "cnn", batch=batch, steps=steps)
+
+    return make
+
+
+CASES = (
+    _case("W1", "MLR, MNIST shapes, 20 clients, 20 steps of 20", _images("mlr"), MLP_TARGETS, 15),
+    _case("W2", "DNN-100, MNIST shapes, 20 clients, 20 steps of 20", _images("dnn"), MLP_TARGETS, 15),
+    _case(
+        "W3-mlr", "MLR, Synthetic, 100 ragged clients, 20 steps of 20", _synthetic("mlr", {}), MLP_TARGETS, 11
+    ),
+    _case(
+        "W3-dnn",
+        "DNN-20, Synthetic, 100 ragged clients, 20 steps of 20",
+        _synthetic("dnn", {"hidden": 20}),
+        MLP_TARGETS,
+        11,
+    ),
+    _case("W4-mlr", "MLR, MNIST shapes, 20 Dirichlet clients, an epoch of 10", _epoch("mlr"), MLP_TARGETS, 5),
+    _case(
+        "W4-dnn", "DNN-100, MNIST shapes, 20 Dirichlet clients, an epoch of 10", _epoch("dnn"), MLP_TARGETS, 5
+    ),
+    _case(
+        "W5-10", "4-layer CNN, 10 clients, 20 steps of 10", _cnn(10, 20), (Target("auto", "floor", 0.75),), 5
+    ),
+    _case(
+        "W5-50", "4-layer CNN, 10 clients, 10 steps of 50", _cnn(50, 10), (Target("auto", "floor", 0.75),), 5
+    ),
+)

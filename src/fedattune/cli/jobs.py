@@ -1,0 +1,201 @@
+"""Independent runs: what each one is, and how all are trained, one after another or beside each other."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ..errors import DivergedError, RunError
+from .progress import Tell, Watch
+from .spread import Estimate, cores, room_for
+
+if TYPE_CHECKING:
+    from ..config import Settings
+    from ..data import Federation
+    from ..result import Result
+    from ..trainer import Progress
+
+Stop = Callable[[], bool]
+
+
+class StoppedError(Exception):
+    """The user asked to stop; what was done so far is kept."""
+
+
+class KilledError(RunError):
+    """The process that trained a run is gone."""
+
+
+class Failure(NamedTuple):
+    """A method that came to no result."""
+
+    algorithm: str
+    seed: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what `fit` takes, and what it is called on the screen.
+
+    Attributes:
+        title: what it is called; methods of one seed need not say which.
+        folder: where it is kept; what is there already goes on, and a finished run is not trained again.
+
+    """
+
+    title: str
+    algorithm: str
+    federation: "Federation"
+    model: str
+    settings: "Settings"
+    folder: Path
+    options: Mapping[str, Any]
+    model_options: Mapping[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to train."""
+        return (self.folder / "result.json").exists()
+
+    def train(self, tell: Tell, stop: Stop) -> "Result":
+        """Train it, in this process; the result is unfinished where `stop` said yes."""
+        from ..trainer import fit
+
+        if self.folder.is_dir() and not (self.folder / "config.json").exists():
+            shutil.rmtree(self.folder)  # killed while it was being made: there is nothing in it to go on with
+        return fit(
+            self.algorithm,
+            self.federation,
+            self.model,
+            options=self.options,
+            model_options=self.model_options,
+            out=self.folder,
+            resume=self.folder.is_dir(),
+            watch=tell,
+            stop=stop,
+            settings=self.settings,
+        )
+
+
+def train_all(
+    jobs: Sequence[Job],
+    stop: Stop,
+    shown: Watch,
+    *,
+    scratch: Path,
+    go_on: bool = True,
+    processes: int | Literal["auto"] = "auto",
+) -> "tuple[list[Result], list[Failure]]":
+    """Train all runs, with the same numbers in any number of processes; results and failures in the runs' order.
+
+    `auto` begins in this process, and spreads over more once it is clear that this saves time. `scratch` is a
+    folder in which data can lie for the processes to share. Where `go_on`, a run that diverged, or whose process
+    was killed, leaves the others alone.
+
+    Raises:
+        StoppedError: a stop was asked for; checkpoints are kept.
+        DivergedError, KilledError: a run failed, and the others are not to go on.
+
+    """
+    runs = _Runs(jobs, stop, shown, go_on, scratch)
+    if processes == "auto" or min(processes, runs.n_left) < 2:
+        runs.one_after_another(spread=processes == "auto")
+    if runs.left:
+        most = room_for(cores()) if processes == "auto" else processes
+        runs.beside_each_other(min(most, runs.n_left))
+    return runs.outcome()
+
+
+class _Runs:
+    """The runs, and what became of those that are done."""
+
+    def __init__(self, jobs: Sequence[Job], stop: Stop, shown: Watch, go_on: bool, scratch: Path) -> None:
+        self.jobs, self.stop, self.shown, self.go_on, self.scratch = jobs, stop, shown, go_on, scratch
+        self.left = list(range(len(jobs)))
+        self.done: dict[int, Result | Failure] = {}
+        self.tells: dict[int, Tell] = {}
+
+    @property
+    def n_left(self) -> int:
+        """How many are still to be trained."""
+        return sum(not self.jobs[i].finished for i in self.left)
+
+    def tell(self, i: int) -> Tell:
+        """What is to be told of the rounds of run i."""
+        if i not in self.tells:
+            self.tells[i] = self.shown.start(self.jobs[i].title, self.jobs[i].settings.rounds)
+        return self.tells[i]
+
+    def failed(self, i: int, error: RunError) -> None:
+        """Note that run i came to no result."""
+        if not self.go_on:
+            raise error
+        self.done[i] = Failure(self.jobs[i].algorithm, self.jobs[i].settings.seed, str(error))
+        self.left.remove(i)
+
+    def finish(self, i: int, result: "Result") -> None:
+        """Note the result of run i."""
+        # A comparison lets nobody join, and server states of many methods can be large.
+        self.done[i] = replace(result, remains=None)
+        self.left.remove(i)
+
+    def one_after_another(self, *, spread: bool) -> None:
+        """Train all in this process; or, where `spread`, as long as no more processes are called for."""
+        estimate = Estimate([self.jobs[i] for i in self.left]) if spread else None
+        for i in tuple(self.left):
+            if self.stop():
+                raise StoppedError(f"stopped before {self.jobs[i].algorithm}")
+            last: list[Progress] = []
+            tell, job = self.tell(i), self.jobs[i]
+            if estimate:
+                estimate.start(job)
+
+            def watch(progress: "Progress", tell: Tell = tell, last: "list[Progress]" = last) -> None:
+                last[:] = [progress]
+                tell(progress)
+                if estimate:
+                    estimate.round(progress)
+
+            try:
+                result = job.train(watch, lambda: self.stop() or bool(estimate and estimate.pays))
+            except DivergedError as error:
+                self.failed(i, error)
+                continue
+            if result.finished:
+                self.finish(i, result)
+            elif self.stop():
+                raise StoppedError(f"stopped after round {last[0].round} of {last[0].rounds}")
+            else:
+                return
+
+    def beside_each_other(self, n: int) -> None:
+        """Train what is left in `n` processes."""
+        import torch
+
+        from ..result import Result
+        from .workers import run
+
+        threads = max(1, min(torch.get_num_threads(), cores() // n))
+        each = f"{threads} thread{'s' * (threads > 1)} each"
+        self.shown.say(f"training {self.n_left} runs in {n} processes, {each}")
+
+        def ended(i: int, error: RunError | None) -> None:
+            if error:
+                self.failed(i, error)
+            else:
+                self.finish(i, Result.load(self.jobs[i].folder))
+
+        todo = {i: self.jobs[i] for i in self.left}
+        run(todo, n, threads, self.stop, self.tell, ended, self.scratch)
+        if self.left:
+            raise StoppedError(
+                f"stopped with {len(self.jobs) - len(self.left)} of {len(self.jobs)} runs done"
+            )
+
+    def outcome(self) -> "tuple[list[Result], list[Failure]]":
+        """Results and failures in the order of the runs."""
+        found = [self.done[i] for i in range(len(self.jobs))]
+        failed = [one for one in found if isinstance(one, Failure)]
+        return [one for one in found if not isinstance(one, Failure)], failed

@@ -1,0 +1,216 @@
+"""One local step as a flat list of tensor operations, recorded once and replayed.
+
+Run eagerly, a step under `vmap` and `grad` spends most of its time in Python, on every step anew. `record` traces it
+once, moves what does not change during a round before the first step, and lets the rest write over its inputs.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.func import functionalize
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from .graph import meta, reuse_memory, root, simplify
+
+Tensors = Sequence[Tensor]
+Function = Callable[[Tensors, Tensors, Tensors], list[Tensor]]
+"""step(fixed, leaves, batch) -> leaves: what holds for all clients, their carries and buffers, their batch."""
+
+KEPT = 64
+"""Recorded steps that are kept; sizes of cohorts and batches that come back need not be recorded again."""
+
+
+class Step(NamedTuple):
+    """A step that was made ready.
+
+    Attributes:
+        before: run once per round on the fixed tensors and the leaves that stay; gives what `body` needs of them.
+        body: run on that, on the leaves that move, and on the batch; gives the leaves that move. It may write over
+            those that it is given.
+        moving: numbers of the leaves that a step changes.
+        random: whether it draws random numbers.
+        operations: how many there are in `body`; 0 if the step is run eagerly.
+
+    """
+
+    before: Callable[..., Sequence[Any]]
+    body: Callable[..., Sequence[Tensor]]
+    moving: tuple[int, ...]
+    random: bool
+    operations: int
+
+    def staying(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves that a step leaves as they are."""
+        moving = set(self.moving)
+        return [leaf for i, leaf in enumerate(leaves) if i not in moving]
+
+
+class Recorder:
+    """Records steps, and keeps them by what they depend on."""
+
+    def __init__(self, recording: bool = True) -> None:
+        self._steps: dict[Hashable, Step] = {}
+        self._recording = recording
+
+    def step(
+        self, key: Hashable, function: Function, fixed: Tensors, leaves: Tensors, batch: Tensors
+    ) -> Step:
+        """The step `function`, which `key` names, for tensors like these."""
+        whole = key, *(_layout(group) for group in (fixed, leaves, batch))
+        if whole not in self._steps:
+            if len(self._steps) >= KEPT:
+                del self._steps[next(iter(self._steps))]
+            # What recording draws must not shift what the round draws.
+            with torch.random.fork_rng(enabled=True):
+                self._steps[whole] = record(function, fixed, leaves, batch, self._recording)
+        return self._steps[whole]
+
+
+def _layout(tensors: Tensors) -> tuple[Any, ...]:
+    return tuple((t.shape, t.stride(), t.dtype) for t in tensors)
+
+
+def record(
+    function: Function, fixed: Tensors, leaves: Tensors, batch: Tensors, recording: bool = True
+) -> Step:
+    """Make `function` ready for tensors like these; as it is, where it cannot be recorded."""
+    eager = function(fixed, leaves, batch)
+    moving = tuple(i for i, (old, new) in enumerate(zip(leaves, eager, strict=True)) if not _same(old, new))
+    if recording:
+        try:
+            step = _record(function, fixed, leaves, batch, moving)
+            # Whatever the rules of `simplify` did, a step that computes something else is never used.
+            if step.random or _agree(_replay(step, fixed, leaves, batch), [eager[i] for i in moving]):
+                return step
+        except Exception:  # noqa: S110 (a user's rule or layer may do what no trace can hold: it runs as it is)
+            pass
+    return _unrecorded(function, len(fixed), len(leaves), moving)
+
+
+def _same(old: Tensor, new: Tensor) -> bool:
+    place = (old.data_ptr(), old.shape, old.stride()) == (new.data_ptr(), new.shape, new.stride())
+    return place and old.dtype == new.dtype
+
+
+def _replay(step: Step, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Sequence[Tensor]:
+    ready = step.before(*fixed, *step.staying(leaves))
+    return step.body(*ready, *(dense(leaves[i]) for i in step.moving), *batch)
+
+
+def dense(leaf: Tensor) -> Tensor:
+    """A copy that can be written over."""
+    return leaf.clone(memory_format=torch.contiguous_format)
+
+
+def _agree(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    return all(
+        a.shape == b.shape
+        and torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-4 * _size(b), equal_nan=True)
+        for a, b in zip(got, expected, strict=True)
+    )
+
+
+def _size(tensor: Tensor) -> float:
+    return float(tensor.double().abs().nan_to_num(0, 0, 0).amax()) if tensor.numel() else 0.0
+
+
+def _unrecorded(function: Function, n_fixed: int, n_leaves: int, moving: tuple[int, ...]) -> Step:
+    stay = [i for i in range(n_leaves) if i not in set(moving)]
+
+    def body(*tensors: Tensor) -> list[Tensor]:
+        fixed, rest = tensors[:n_fixed], tensors[n_fixed:]
+        leaves: list[Any] = [None] * n_leaves
+        for i, leaf in zip([*stay, *moving], rest, strict=False):
+            leaves[i] = leaf
+        new = function(fixed, leaves, rest[n_leaves:])
+        return [new[i] for i in moving]
+
+    return Step(lambda *tensors: tensors, body, moving, True, 0)
+
+
+def _record(
+    function: Function, fixed: Tensors, leaves: Tensors, batch: Tensors, moving: tuple[int, ...]
+) -> Step:
+    # A tensor of its own for every argument: one that came twice would be taken for the last.
+    given = [t.view_as(t) for t in (*fixed, *leaves, *batch)]
+    n, m = len(fixed), len(leaves)
+    for i in moving:
+        given[n + i] = dense(leaves[i])
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        new = function(tensors[:n], tensors[n : n + m], tensors[n + m :])
+        return [new[i] for i in moving]
+
+    traced = make_fx(flat)(*given)
+    if any(_mutates(node) for node in traced.graph.nodes):
+        traced = make_fx(functionalize(flat))(*given)
+    graph = traced.graph
+    graph.eliminate_dead_code()
+    simplify(graph)
+    random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in graph.nodes)
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    carried = [inputs[n + i] for i in moving]
+    outputs = _own_outputs(graph, carried)
+    late = set(carried) | set(inputs[n + m :])
+    before, body = _split(traced, late)
+    first = len([x for x in body.nodes if x.op == "placeholder"]) - len(late)
+    places = [node for node in body.nodes if node.op == "placeholder"][first:]
+    reuse_memory(body, [places[i] for i, free in enumerate(outputs) if free])
+    operations = sum(node.op in ("call_function", "call_method") for node in body.nodes)
+    modules = [GraphModule(traced, one) for one in (before, body)]
+    return Step(modules[0].forward, modules[1].forward, moving, random, operations)
+
+
+def _mutates(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _own_outputs(graph: Graph, carried: list[Node]) -> list[bool]:
+    """Give every output memory of its own, laid out as its input; which inputs may then be written over.
+
+    An output that is an input, or shares memory with another output, would otherwise be written over with it.
+    """
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    results, used = list(cast(Sequence[Node], output.args[0])), set()
+    for i, (old, new) in enumerate(zip(carried, results, strict=True)):
+        owner = root(new)
+        shared = owner in used or owner.op != "call_function" or owner is not new
+        if shared or meta(new).stride != meta(old).stride:
+            with graph.inserting_before(output):
+                copy = graph.call_function(
+                    torch.ops.aten.clone.default, (new,), {"memory_format": torch.contiguous_format}
+                )
+            copy.meta = dict(old.meta)
+            results[i] = copy
+        used.add(root(results[i]))
+    output.args = (results,)
+    return [True] * len(results)
+
+
+def _split(traced: GraphModule, late: set[Node]) -> tuple[Graph, Graph]:
+    """Two graphs: what needs none of the `late` inputs, and the rest, which is given what it needs of the first."""
+    moving = set(late)
+    for node in traced.graph.nodes:
+        seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if seeded or node.op == "output" or any(used in moving for used in node.all_input_nodes):
+            moving.add(node)
+    before, body = Graph(traced), Graph(traced)
+    early: dict[Node, Node] = {}
+    for node in traced.graph.nodes:
+        if node not in moving:
+            early[node] = before.node_copy(node, lambda x: early[x])
+    needed = [node for node in early if moving.intersection(node.users)]
+    before.output([early[node] for node in needed])
+    late_copies = {node: body.placeholder(f"ready_{i}") for i, node in enumerate(needed)}
+    for node, copy in late_copies.items():
+        copy.meta = dict(node.meta)
+    for node in traced.graph.nodes:
+        if node in moving:
+            late_copies[node] = body.node_copy(node, lambda x: late_copies[x])
+    body.eliminate_dead_code()
+    before.eliminate_dead_code()
+    return before, body

@@ -1,0 +1,160 @@
+"""A file of rows of one size, in which a crash leaves the rows of the last checkpoint as they were."""
+
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import RunError
+from ..params import Params
+
+MOST_BUFFERS = 512
+"""Tensors of one row in one call of the system; it takes 1024 at most."""
+
+
+class Slots:
+    """A file of rows of one size, and which client's row is where."""
+
+    def __init__(self, first: Params, n: int, path: Path | None) -> None:
+        self._layout: dict[str, tuple[int, int, Tensor]] = {}
+        self.row_bytes = 0
+        for name, tensor in first.items():
+            size = tensor.numel() * tensor.element_size()
+            self._layout[name] = (self.row_bytes, size, tensor)
+            self.row_bytes += size
+        self.slots = np.full(n, -1, dtype=np.int32)
+        self._kept = path is not None
+        self._path = path
+        self._saved = np.zeros(0, dtype=bool)  # per slot: whether its row is one of the last checkpoint's
+        self._free: list[int] = []
+        self._left: list[NDArray[np.int32]] = []  # slots of the last checkpoint whose rows have moved
+        self._taken: list[NDArray[np.int32]] = []  # slots taken since
+        try:
+            if path is None:
+                self._fd, name = tempfile.mkstemp(prefix="fedattune-", suffix=".rows")
+                os.unlink(name)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise self._error("open", error) from error
+        weakref.finalize(self, os.close, self._fd)
+
+    def read(self, slots: NDArray[np.int32], names: Sequence[str]) -> dict[str, Tensor]:
+        """The rows (C, ...) of some slots."""
+        raw = {k: torch.empty(len(slots), self._layout[k][1], dtype=torch.uint8) for k in names}
+        for run in self._runs(names):
+            offset = self._layout[run[0]][0]
+            size = sum(self._layout[k][1] for k in run)
+            for slot, *row in zip(slots.tolist(), *(raw[k].numpy() for k in run), strict=True):
+                if (got := os.preadv(self._fd, row, slot * self.row_bytes + offset)) != size:
+                    raise RunError(
+                        f"{self._where}: got {got} bytes of a client's row, expected {size}: the file was cut or "
+                        "changed; start a new run"
+                    )
+        return {k: self._typed(raw[k], self._layout[k][2]) for k in names}
+
+    def write(self, clients: NDArray[np.int64], new: dict[str, Tensor]) -> None:
+        """Write the rows of some clients, each to the slot that it may have."""
+        slots = self._place(clients)
+        raw = {k: self._bytes(new[k]) for k in self._layout}
+        for run in self._runs(list(self._layout)):
+            offset = self._layout[run[0]][0]
+            size = sum(self._layout[k][1] for k in run)
+            for slot, *row in zip(slots.tolist(), *(raw[k] for k in run), strict=True):
+                try:
+                    done = os.pwritev(self._fd, row, slot * self.row_bytes + offset)
+                except OSError as error:
+                    raise self._error("write", error) from error
+                if done != size:
+                    raise RunError(f"cannot write {self._where}: the disk took {done} of {size} bytes")
+
+    def _place(self, clients: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The slots that these clients' rows may be written to; those of the last checkpoint are left."""
+        old = self.slots[clients]
+        moves = np.flatnonzero((old < 0) | self._saved[old]) if len(self._saved) else np.arange(len(old))
+        if len(moves):
+            reused = [self._free.pop() for _ in range(min(len(moves), len(self._free)))]
+            end = len(self._saved)
+            more = len(moves) - len(reused)
+            if end + more > len(self._saved):
+                self._saved = np.concatenate([self._saved, np.zeros(more, dtype=bool)])
+            taken = np.array([*reused, *range(end, end + more)], dtype=np.int32)
+            before = old[moves]
+            self._left.append(before[before >= 0])
+            self._taken.append(taken)
+            self.slots[clients[moves]] = taken
+        return self.slots[clients]
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        if self._kept and self._taken:
+            try:
+                os.fsync(self._fd)
+            except OSError as error:
+                raise self._error("write", error) from error
+
+    def commit(self) -> None:
+        """The slots as they are were saved."""
+        if self._kept:
+            for left in self._left:
+                self._saved[left] = False
+                self._free += left.tolist()
+            for taken in self._taken:
+                self._saved[taken] = True
+            self._left, self._taken = [], []
+
+    def restore(self, slots: NDArray[np.int32]) -> None:
+        """Go on from saved slots; all others are free."""
+        if slots.shape != self.slots.shape:
+            raise RunError(
+                f"{self._where}: the checkpoint is of {len(slots)} clients, not of {len(self.slots)}; start a new run"
+            )
+        end = int(slots.max(initial=-1)) + 1
+        if os.fstat(self._fd).st_size < end * self.row_bytes:
+            raise RunError(f"{self._where} is missing or was cut: the checkpoint needs it; start a new run")
+        self.slots = slots
+        self._saved = np.zeros(end, dtype=bool)
+        self._saved[slots[slots >= 0]] = True
+        self._free = np.flatnonzero(~self._saved)[::-1].tolist()
+        self._left, self._taken = [], []
+
+    def _runs(self, names: Sequence[str]) -> list[list[str]]:
+        """Names whose tensors lie beside each other in a row, few enough for one call."""
+        order = list(self._layout)
+        numbered = enumerate(sorted(order.index(name) for name in names))
+        runs = [
+            [order[i] for _, i in group] for _, group in groupby(numbered, key=lambda pair: pair[1] - pair[0])
+        ]
+        return [run[i : i + MOST_BUFFERS] for run in runs for i in range(0, len(run), MOST_BUFFERS)]
+
+    @staticmethod
+    def _typed(raw: Tensor, like: Tensor) -> Tensor:
+        """Bytes (C, b) as rows of the shape and type of `like`."""
+        if not raw.numel():
+            return torch.empty(len(raw), *like.shape, dtype=like.dtype)
+        return raw.reshape(-1).view(like.dtype).reshape(len(raw), *like.shape)
+
+    @staticmethod
+    def _bytes(rows: Tensor) -> NDArray[Any]:
+        """Rows (C, ...) as bytes (C, b)."""
+        if not rows.numel():
+            return np.empty((len(rows), 0), dtype=np.uint8)
+        found: NDArray[Any] = rows.reshape(-1).view(torch.uint8).reshape(len(rows), -1).numpy()
+        return found
+
+    @property
+    def _where(self) -> str:
+        return str(self._path or "a temporary file of clients' rows")
+
+    def _error(self, what: str, error: OSError) -> RunError:
+        todo = "free some space, or give another folder (--out, or TMPDIR where there is none)"
+        return RunError(f"cannot {what} {self._where}: {error.strerror or error}; {todo}")

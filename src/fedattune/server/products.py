@@ -1,0 +1,109 @@
+"""Matrix products over stacks of models, a part at a time: beside their result they take next to no memory."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+AT_ONCE = 1 << 20
+"""Values of a stack that are copied at a time: few enough to stay in caches, and in memory that is used again."""
+
+DEEP = 512
+"""Columns of a stack that are multiplied at a time at least: with fewer, adding up products costs more than they do."""
+
+WORTH_HALVING = 512
+"""From so many models on, half of a symmetric product is left out."""
+
+Part = Callable[[], Tensor]
+"""Gives one tensor of a stack as (K, P); it may be gathered for that, and is gone when nobody holds it."""
+
+
+def as_slice(ids: Tensor) -> Tensor | slice:
+    """The numbers `ids` as a slice where each is one more than the last: rows of a stack are then no copy."""
+    if not len(ids):
+        return ids
+    first, last = int(ids[0]), int(ids[-1])
+    if last - first != len(ids) - 1 or (ids.diff() != 1).any():
+        return ids
+    return slice(first, last + 1)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """(K, P): all axes behind the first as one."""
+    return tensor.reshape(len(tensor), -1)
+
+
+def pieces(rows: int, columns: int) -> Iterator[slice]:
+    """Cut the columns of a (rows, columns) matrix."""
+    size = max(DEEP, AT_ONCE // max(1, rows))
+    for start in range(0, columns, size):
+        yield slice(start, start + size)
+
+
+def mix(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tensor:
+    """sum_k weights[i, k] models[k]: (R, K) and (K, ...) make (R, ...)."""
+    shape = (len(weights), *models.shape[1:])
+    into = None if out is None else out.view(len(weights), -1)
+    return torch.mm(weights.to(models.dtype), flat(models), out=into).view(shape)
+
+
+def dots(parts: Iterable[Part], rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
+    """Dot products (R, K) of the `rows` of a stack, whose tensors are `parts`, with all of it; `size` is (R, K)."""
+    out: Tensor | None = None
+    for part in parts:
+        out = _added(out, part(), rows, size)
+    if out is None:
+        raise ValueError("dots: got a component without tensors, expected one at least")
+    return out
+
+
+def _added(out: Tensor | None, a: Tensor, rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
+    # A function of its own, so that the part is gone before the next one is made.
+    out = a.new_zeros(size) if out is None else out
+    _add_dots(out, a[rows], a)
+    return out
+
+
+def _add_dots(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a b^T to `out`; where a is b, the half above the diagonal is that below it."""
+    n = len(b)
+    if n < WORTH_HALVING or a.data_ptr() != b.data_ptr() or len(a) != n:
+        out.addmm_(a, b.T)
+        return
+    half = n // 2
+    out[:half, :half].addmm_(b[:half], b[:half].T)
+    out[half:].addmm_(b[half:], b.T)
+    out[:half, half:] = out[half:, :half].T
+
+
+def squared_distances(parts: Sequence[Part], like: Tensor, error: float) -> Tensor:
+    """||theta_i - theta_j||^2 (K, K) in float64 between K models of a stack, whose tensors are `parts`; `like` (K,).
+
+    By products, of models moved to their mean, in float64; where one model is so far from the mean that rounding could
+    exceed `error`, by the differences of all pairs, which is slower.
+    """
+    n = len(like)
+    out = torch.zeros(n, n, dtype=torch.float64, device=like.device)
+    for part in parts:
+        _add_centred_dots(out, part())
+    lengths = out.diagonal().clone()
+    if lengths.max() * torch.finfo(torch.float64).eps <= error:
+        return out.mul_(-2).add_(lengths).add_(lengths[:, None]).clamp_min_(0)
+    out.zero_()
+    for part in parts:
+        out += torch.cdist(a := part(), a, compute_mode="donot_use_mm_for_euclid_dist").double().square_()
+        del a
+    return out
+
+
+def _add_centred_dots(out: Tensor, models: Tensor) -> None:
+    for columns in pieces(2 * len(models), models.shape[1]):
+        part = models[:, columns].to(torch.float64, copy=True)
+        part -= part.mean(0)
+        _add_dots(out, part, part)
+
+
+def softmax_(scores: Tensor) -> Tensor:
+    """Softmax over each row, in place."""
+    scores.sub_(scores.amax(1, keepdim=True)).exp_()
+    return scores.div_(scores.sum(1, keepdim=True))

@@ -1,0 +1,397 @@
+"""Runs in several processes: the same numbers, the same failures, the same ways to stop; nobody stays behind."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_helpers import Done, numbers
+from test_cli_bad_input import refused
+from test_cli_resume import SLOW, wait_for
+
+import fedattune
+from fedattune.cli import main, shared, spread
+from fedattune.cli.jobs import Job
+from fedattune.cli.progress import Tell, Watch
+from fedattune.config import Settings
+from fedattune.data.mapped import file_of, save_mapped
+from fedattune.trainer import Progress
+
+Cli = Callable[..., Done]
+FAST = ("--rounds", 3, "--steps", 3, "--clients", 5, "--out")
+linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The numbers of the slow comparison, one run after another."""
+    out = tmp_path_factory.mktemp("whole") / "o"
+    assert main([*SLOW, "--processes", "1", "--out", str(out), "--quiet"]) == 0
+    return numbers(out / "result.json")
+
+
+def parents() -> dict[int, int]:
+    """Of every process, its parent."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state != "Z":
+                found[int(folder.name)] = int(parent)
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes that came from this one."""
+    of = parents()
+    found = {pid}
+    while more := {child for child, parent in of.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def workers(pid: int) -> set[int]:
+    """The processes that train: those that another one forked from."""
+    of = parents()
+    return {child for child in descendants(pid) if of.get(child) != pid}
+
+
+def all_gone(pids: set[int]) -> bool:
+    """Whether they all end, for which they have some seconds."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if not pids & parents().keys():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_the_same_numbers_and_rows(cli: Cli, work: Path) -> None:
+    line = ("compare", "--algorithms", "fedmcsa,local,fedavg", "--seeds", 2, *FAST)
+    done = cli(*line, "one", "--processes", 1, "--quiet")
+    assert done.code == 0, done.err
+    done = cli(*line, "two", "--processes", 2)
+    assert done.code == 0, done.err
+    assert "training 6 runs in 2 processes, 1 thread each\n" in done.err
+    assert "fedavg (seed 1): round 3 of 3" in done.err
+    assert numbers(work / "one" / "result.json") == numbers(work / "two" / "result.json")
+    for out in ("one", "two"):
+        assert not list((work / out).glob(".*"))
+    models = [
+        (work / out / "fedavg" / "seed-1" / "models.safetensors").read_bytes() for out in ("one", "two")
+    ]
+    assert models[0] == models[1]
+    again = cli("compare", "--resume", "two", "--processes", 3, "--quiet")
+    assert (again.code, again.err) == (0, "")
+
+
+def test_a_run_that_diverges_leaves_the_others_alone(cli: Cli, work: Path) -> None:
+    line = (
+        "--algorithms",
+        "local,fedprox,fedavg",
+        "--model",
+        "dnn",
+        "--set",
+        "fedprox.mu=1.0e+12",
+        "--quiet",
+    )
+    found = []
+    for n in (1, 2):
+        done = cli("compare", *line, *FAST, str(n), "--rounds", 12, "--processes", n)
+        assert (done.code, done.err) == (1, "")
+        assert "note: fedprox failed with seed 0: " in done.out
+        found.append(numbers(work / str(n) / "result.json"))
+    assert found[0] == found[1]
+    alone = ("run", "--algorithm", "fedprox", "--seeds", 2, *line[2:])
+    refused(cli(*alone, *FAST, "3", "--rounds", 12, "--processes", 2), "training diverged")
+
+
+MODEL = """
+import multiprocessing, os, warnings
+from torch import nn
+def make(shape, classes):
+    if multiprocessing.parent_process() is not None:
+        %s
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], classes))
+"""
+
+
+@pytest.fixture
+def model(work: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
+    """A model of one's own that does something where it is made in another process."""
+    monkeypatch.syspath_prepend(str(work))
+
+    def write(name: str, line: str) -> str:
+        (work / f"{name}.py").write_text(MODEL % line)
+        return f"{name}:make"
+
+    return write
+
+
+TWO = ("compare", "--algorithms", "local,fedavg", "--processes", 2, "--quiet", *FAST)
+
+
+def test_faults_come_back_with_where_they_arose(
+    cli: Cli, work: Path, model: Callable[[str, str], str]
+) -> None:
+    done = cli(*TWO, "o", "--model", model("broken", "os.rmdir('/no/folder')"))
+    assert done.code == 2
+    assert "No such file or directory: '/no/folder'" in done.err
+    done = cli(*TWO, "p", "--model", model("wrong", "1 / 0"))
+    assert done.code != 0
+    assert "by zero" in done.err
+
+
+def test_processes_that_leave(cli: Cli, model: Callable[[str, str], str]) -> None:
+    done = cli(*TWO, "o", "--model", model("leaver", "os._exit(3)"))
+    assert done.code == 1, done.err
+    for name in ("local", "fedavg"):
+        assert (
+            f"note: {name} failed with seed 0: the process that trained it ended with exit code 3" in done.out
+        )
+
+
+def test_warnings_come_back(cli: Cli, model: Callable[[str, str], str]) -> None:
+    with pytest.warns(UserWarning, match="^look out$") as record:
+        done = cli(*TWO, "o", "--model", model("warner", "warnings.warn('look out')"))
+    assert done.code == 0, done.err
+    assert record[0].filename.endswith("warner.py")
+
+
+class At(Watch):
+    """Does something when a run reaches a round."""
+
+    def __init__(self, title: str, round_: int, act: Callable[[], None]) -> None:
+        self.title, self.round, self.act, self.times = title, round_, act, 0
+
+    def start(self, title: str, rounds: int) -> Tell:
+        def tell(progress: Progress) -> None:
+            if (title, progress.round) == (self.title, self.round):
+                self.times += 1
+                self.act()
+
+        return tell
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., At]:
+    def use(title: str, round_: int, act: Callable[[], None]) -> At:
+        watch = At(title, round_, act)
+        monkeypatch.setattr("fedattune.cli.session.watch", lambda quiet: watch)
+        return watch
+
+    return use
+
+
+def signal_workers(number: int, n: int | None = None) -> None:
+    children = multiprocessing.active_children()
+    assert len(children) == 2
+    for child in children[:n]:
+        assert child.pid is not None
+        os.kill(child.pid, number)
+
+
+def test_a_killed_process(cli: Cli, work: Path, whole: Any, at: Callable[..., At]) -> None:
+    watch = at("fedmcsa", 8, lambda: signal_workers(signal.SIGKILL, 1))
+    done = cli(*SLOW, "--out", "o", "--processes", 2)
+    assert (done.code, watch.times) == (1, 1)
+    assert done.out.count("the process that trained it was killed by SIGKILL") == 1
+    assert "go on with --resume" in done.out
+    at("", 0, lambda: None)
+    done = cli("compare", "--resume", "o", "--processes", 1)
+    assert done.code == 0, done.err
+    assert numbers(work / "o" / "result.json") == whole
+
+
+def test_interrupt_and_resume(cli: Cli, work: Path, whole: Any, at: Callable[..., At]) -> None:
+    def interrupt() -> None:
+        signal_workers(signal.SIGINT)  # a terminal tells all
+        signal.raise_signal(signal.SIGINT)
+
+    watch = at("fedmcsa", 8, interrupt)
+    done = cli(*SLOW, "--out", "o", "--processes", 2)
+    assert (done.code, watch.times) == (130, 1)
+    assert done.err == "fedattune: stopped with 0 of 2 runs done; go on with: fedattune compare --resume o\n"
+    assert not multiprocessing.active_children()
+    assert not list((work / "o").glob(".*"))
+    for name in ("local", "fedmcsa"):
+        assert (work / "o" / name / "seed-0" / "checkpoint.safetensors").exists()
+    at("", 0, lambda: None)
+    done = cli("compare", "--resume", "o", "--processes", 2)
+    assert done.code == 0, done.err
+    assert numbers(work / "o" / "result.json") == whole
+
+
+def test_second_interrupt_stops_at_once(cli: Cli, work: Path, at: Callable[..., At]) -> None:
+    def insist() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    at("local", 2, insist)
+    done = cli(*SLOW, "--rounds", 4000, "--out", "o", "--processes", 2)
+    assert done.code == 130
+    assert done.err == "fedattune: interrupted; go on with: fedattune compare --resume o\n"
+    assert not multiprocessing.active_children()
+    assert not list((work / "o").glob(".*"))
+
+
+@linux
+def test_nobody_stays_behind(start: Callable[..., "subprocess.Popen[str]"]) -> None:
+    running = start(*SLOW, "--rounds", 4000, "--steps", 200, "--out", "o", "--processes", 2)
+    wait_for(running, "2 processes")
+    end = time.monotonic() + 120
+    while len(workers(running.pid)) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    here = descendants(running.pid)
+    assert len(workers(running.pid)) == 2
+    running.kill()
+    running.communicate(timeout=60)
+    assert all_gone(here)
+
+
+def job(tmp_path: Path, federation: fedattune.Federation, rounds: int) -> Job:
+    return Job("", "local", federation, "mlr", Settings(rounds=rounds), tmp_path / str(rounds), {}, {})
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(spread.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(spread, "cores", lambda: cores)
+        monkeypatch.setattr(spread, "room_for", lambda n: n)
+
+
+@pytest.mark.parametrize(
+    ("cores", "jobs", "seconds", "pays"),
+    [
+        (1, 5, 1.0, False),  # one core
+        (2, 1, 1.0, False),  # one run
+        (2, 2, 0.3, True),  # 59.4 s are left, half of which is more than twice 5
+        (2, 2, 0.1, False),  # 19.8 s
+        (2, 9, 0.03, True),  # 26.7 s
+        (64, 9, 0.03, True),
+    ],
+)
+def test_when_it_pays(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ragged: fedattune.Federation,
+    cores: int,
+    jobs: int,
+    seconds: float,
+    pays: bool,
+) -> None:
+    clock = Clock(monkeypatch, cores)
+    todo = [job(tmp_path / str(i), ragged, 100) for i in range(jobs)]
+    estimate = spread.Estimate(todo)
+    estimate.start(todo[0])
+    clock.now += 100  # much is made ready in the first round
+    estimate.round(Progress(1, 100, None, 0.0))
+    assert not estimate.pays
+    said = []
+    for r in range(2, 101):
+        clock.now += seconds
+        estimate.round(Progress(r, 100, None, 0.0))
+        said.append(estimate.pays)
+    assert any(said) == pays
+    assert not pays or said.index(True) <= spread.SURE / seconds + 1
+
+
+def test_finished_runs_and_little_memory_speak_against_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ragged: fedattune.Federation
+) -> None:
+    clock = Clock(monkeypatch, 8)
+
+    def decide() -> bool:
+        estimate = spread.Estimate(todo)
+        estimate.start(todo[0])
+        for r in (1, 2, 3):
+            clock.now += 10
+            estimate.round(Progress(r, 100, None, 0.0))
+        return estimate.pays
+
+    todo = [job(tmp_path / str(i), ragged, 100) for i in range(2)]
+    assert decide()
+    monkeypatch.setattr(spread, "room_for", lambda n: 1)
+    assert not decide()
+    monkeypatch.setattr(spread, "room_for", lambda n: n)
+    todo[1].folder.mkdir(parents=True)
+    (todo[1].folder / "result.json").write_text("{}")
+    assert not decide()
+
+
+def test_room_and_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "CGROUP", tmp_path)
+    most = spread.cores()
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    assert spread.cores() == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert spread.cores() == most
+    (tmp_path / "memory.max").write_text("1\n")
+    (tmp_path / "memory.current").write_text("0\n")
+    assert spread.room_for(4) == 1
+    monkeypatch.setattr(spread, "_free_memory", lambda: None)
+    assert spread.room_for(4) == 4
+    monkeypatch.setattr(spread, "_free_memory", lambda: 3 * spread._most_memory() + 1)
+    assert spread.room_for(4) == 3
+
+
+def test_auto_spreads_in_the_middle_of_a_run(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = ("compare", "--algorithms", "local,fedmcsa", "--clients", 5, "--rounds", 8, "--steps", 3, "--out")
+    assert cli(*line, "one", "--processes", 1, "--quiet").code == 0
+    monkeypatch.setattr(spread, "START", -1.0)
+    monkeypatch.setattr(spread, "SURE", 1e-9)
+    for module in ("spread", "jobs"):
+        monkeypatch.setattr(f"fedattune.cli.{module}.cores", lambda: 2)
+    done = cli(*line, "two")
+    assert done.code == 0, done.err
+    assert "training 2 runs in 2 processes" in done.err
+    assert numbers(work / "one" / "result.json") == numbers(work / "two" / "result.json")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5", "1025", "true"])
+def test_what_is_no_number_of_processes(cli: Cli, value: str) -> None:
+    refused(
+        cli("compare", *FAST, "o", f"--processes={value}"),
+        "--processes: expected a number of processes from 1 to 1024, or auto, got",
+    )
+
+
+def test_large_arrays_are_shared_and_small_ones_are_not(tmp_path: Path) -> None:
+    x = torch.arange(40_000.0).reshape(100, 400)
+    kept = torch.from_numpy(save_mapped(tmp_path / "kept.npy", np.arange(20_000.0)))
+    thing = {"x": x, "kept": kept, "small": torch.ones(3), "view": x[50:], "text": ["a"]}
+    expected = {key: value.clone() for key, value in thing.items() if isinstance(value, torch.Tensor)}
+    with shared.packing(tmp_path / "scratch") as folder:
+        packed = shared.pack(thing, folder)
+        found = shared.unpack(packed)
+        assert len(packed) < 2000
+        assert file_of(found["x"]) == file_of(x) == folder.resolve() / "0.npy"
+        assert file_of(found["kept"]) == tmp_path.resolve() / "kept.npy"
+        assert file_of(found["small"]) is None
+        with pytest.raises(pickle.UnpicklingError):
+            pickle.loads(packed)
+    assert not folder.exists()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value)
+        assert torch.equal(thing[key], value)
+    assert found["text"] == ["a"]
+    assert file_of(x) is None  # it is still mapped, but nobody else can be told where from
+
+
+def test_remains_of_a_crash_go(tmp_path: Path) -> None:
+    (tmp_path / ".shared-old").mkdir()
+    (tmp_path / ".shared-old" / "0.npy").write_text("")
+    with shared.packing(tmp_path) as folder:
+        assert list(tmp_path.iterdir()) == [folder]

@@ -1,0 +1,220 @@
+"""The benchmark runs, on next to nothing, and what it says follows from what it measured; no times are tested."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import floors, gpu, in_jax, machine, measure, problems, show, training
+from benchmarks.__main__ import all_cases, chosen, main
+from benchmarks.measure import Figures, Setting, Target, Workload
+
+ENGINES = {"auto", "batched", "loop"}
+
+
+def run(*arguments: str) -> str:
+    # A process of its own: JAX forbids forks once it is imported, and other tests fork.
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_workload_of_training_and_evaluation_runs_and_all_ways_agree(tmp_path: Path) -> None:
+    """The cases check by themselves that all ways train the same models from the same batches."""
+    file = tmp_path / "figures.json"
+    run("--quick", "--json", str(file), "W1", "W2", "W3", "W4", "W5", "W6", "W10")
+    said = json.loads(file.read_text("utf-8"))
+    cases = {case["name"]: case for case in said["cases"]}
+    names = {"W1", "W2", "W3-mlr", "W3-dnn", "W4-mlr", "W4-dnn", "W5-10", "W5-50", "W6-mlr", "W6-dnn"}
+    assert names <= set(cases)
+    for name in names:
+        ways = {"floor", *ENGINES}
+        if name < "W5":
+            ways |= {"manual"} | (set() if in_jax.MISSING else {"jax scan", "jax vmap"})
+            assert bool(in_jax.MISSING) == ("jax" in cases[name]["skipped"])
+        assert ways <= set(cases[name]["seconds"]), name
+        assert all(s > 0 for samples in cases[name]["seconds"].values() for s in samples)
+        assert cases[name]["roofline"] > 0
+        assert all(
+            target["got"] is not None or "jax" in target["against"] for target in cases[name]["targets"]
+        )
+    assert said["gflops"] > 0
+    assert said["versions"]["torch"] == torch.__version__
+    assert torch.cuda.is_available() != ("W10-W1" in said["skipped"])
+
+
+@pytest.mark.parametrize("number", ["W7", "W8", "W9"])
+def test_other_workloads_run(number: str, tmp_path: Path) -> None:
+    if not any(case.name.split("-")[0] == number for case in all_cases()):
+        pytest.fail(f"no case is called {number}")
+    file = tmp_path / "figures.json"
+    run("--quick", "--json", str(file), number)
+    cases = json.loads(file.read_text("utf-8"))["cases"]
+    assert cases
+    assert all(s > 0 for case in cases for samples in case["seconds"].values() for s in samples)
+
+
+def test_the_workload_that_is_only_for_gpus_can_be_made() -> None:
+    setting = Setting(quick=True)
+    workload = gpu.resnet(setting)
+    assert {"floor", *ENGINES} <= set(workload.ways)
+    reference = replace(workload, ways={way: workload.ways[way] for way in ("floor", "loop")})
+    assert set(measure.measure(reference, setting).seconds) == {"floor", "loop"}  # and they agree
+
+
+def test_peak_memory_is_that_of_a_process_with_one_way() -> None:
+    said = json.loads(run("W1", "--quick", "--alone", "floor").splitlines()[-1])
+    assert 50e6 < said["rss"] < 20e9  # PyTorch alone takes more than the lower end
+
+
+def small(model: str = "dnn") -> problems.Problem:
+    return problems.Problem(problems.even(2, 8), model, batch=4, steps=2)
+
+
+def test_a_rival_that_trains_something_else_is_refused() -> None:
+    problem = small()
+    other = floors.plain(replace(problem, lr=1.1 * problem.lr))
+    ways = {"floor": training.rival(problem, floors.plain), "wrong": training.rival(problem, lambda _: other)}
+    workload = Workload("W0", "", ways, check=lambda results: training.agree(problem, results))
+    with pytest.raises(AssertionError, match="wrong trained"):
+        measure.measure(workload, Setting(quick=True))
+    alone = measure.measure(replace(workload, ways={"floor": ways["floor"]}), Setting(quick=True))
+    assert len(alone.seconds["floor"]) == 1
+
+
+def test_training_moves_the_floor_downhill() -> None:
+    problem = replace(small("mlr"), data=problems.even(2, 60), steps=40)
+    trained = floors.plain(problem)(problem.orders(1))
+    for client, (x, y) in enumerate(problem.own):
+        first, last = (
+            torch.nn.functional.cross_entropy(floors.mlr(w, x.flatten(1)), y)
+            for w in (list(problem.task.params.values()), [t[client] for t in trained])
+        )
+        assert last < 0.5 * first
+
+
+@pytest.mark.parametrize("kind", ["steps", "epochs"])
+def test_rivals_draw_as_many_samples_as_the_package(kind: str) -> None:
+    problem = problems.Problem(problems.dirichlet(3, 200), "mlr", batch=7)
+    problem = replace(problem, steps=None, epochs=1) if kind == "epochs" else replace(problem, steps=9)
+    for ours, theirs, (n, used) in zip(
+        problem.orders(3), problem.engine_orders(3), problem.draws, strict=True
+    ):
+        assert len(ours) == len(theirs) == used
+        for order in (ours, theirs):
+            assert order[:n].unique().numel() == min(n, used)  # without replacement
+            assert 0 <= order.min() <= order.max() < n
+
+
+def test_rounds_of_all_ways_are_run_side_by_side() -> None:
+    calls: list[tuple[str, int]] = []
+
+    def way(name: str) -> measure.Way:
+        return lambda r: calls.append((name, r))
+
+    workload = Workload("W0", "", {k: way(k) for k in "abc"}, floor="a", repeats=3, warmup=1)
+    figures = measure.measure(workload, Setting())
+    assert [r for _, r in calls] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [name for name, _ in calls] == list("abcbcacababc")
+    assert {len(samples) for samples in figures.seconds.values()} == {3}
+
+
+def figures(**more: Any) -> Figures:
+    seconds = {"floor": [1.0, 10.0, 2.0], "auto": [0.5, 4.0, 1.2]}
+    targets = (Target("auto", "floor", 0.45), Target("auto", "roofline", 20.0), Target("auto", "jax", 1.0))
+    return Figures("W2", "about", seconds, targets=targets, **{"roofline": 0.1, "paired": True, **more})
+
+
+def test_ratios_are_medians_of_rounds_that_ran_side_by_side() -> None:
+    assert figures().ratio("auto", "floor") == 0.5  # of 0.5, 0.4, 0.6
+    assert figures(paired=False).ratio("auto", "floor") == 0.6  # 1.2 / 2
+    assert figures().ratio("auto", "roofline") == pytest.approx(12)
+    assert [show.said(figures(), target).split(": ")[1] for target in figures().targets] == [
+        "0.5, missed", "12, reached", "not measured",
+    ]  # fmt: skip
+
+
+def test_targets_may_be_about_memory_and_other_numbers() -> None:
+    measured = figures(rss={"auto": 300, "floor": 200}, values={"auto": {"disk MB": 7.0}})
+    assert measured.reached(Target("auto", "floor", 1.3, of="rss")) == 1.5
+    assert measured.reached(Target("auto", "", 400, of="rss")) == 300
+    assert measured.reached(Target("auto", "", 8, of="disk MB")) == 7
+    assert measured.reached(Target("floor", "", 8, of="disk MB")) is None
+
+
+def test_the_roofline_is_the_slower_of_arithmetic_and_copying() -> None:
+    rates = machine.Rates(flops=100.0, bytes=10.0)
+    assert rates.roofline(50, 20) == 2.0
+    assert rates.roofline(500, 20) == 5.0
+    assert machine.UNKNOWN.roofline(1, 1) == 0.0
+
+
+def test_arithmetic_is_counted() -> None:
+    problem = small("mlr")
+    # 784x10 weights, 2 operations each, forwards and for the gradient; 2 clients x 2 steps of 4.
+    assert problem.flops == 784 * 10 * 2 * 2 * 16
+    assert problem.sample_flops == 784 * 10 * 2
+
+
+def test_names_choose_cases_up_to_a_hyphen() -> None:
+    cases = all_cases()
+    assert {c.name for c in chosen(cases, ["W1"])} == {"W1"}
+    assert {c.name for c in chosen(cases, ["W4"])} == {"W4-mlr", "W4-dnn"}
+    assert [show.order(c.name) for c in cases] == sorted(show.order(c.name) for c in cases)
+    with pytest.raises(SystemExit, match=r"no case is called 'W44'; there are: W1, "):
+        chosen(cases, ["W1", "W44"])
+
+
+def test_the_table_in_the_docs_changes_only_where_something_was_measured(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(f"before\n\n{show.BEGIN}\n{show.END}\n\nafter\n", "utf-8")
+    facts = {"date": "2026-01-02T03:04:05", "threads": 2, "cpu": "A CPU", "device": "cpu", "load": [0.25]}
+    show.write_docs(
+        page, facts, [replace(figures(), name="no-number"), figures(), replace(figures(), name="W10-a")]
+    )
+    first = page.read_text("utf-8")
+    assert "| W2 | auto | 1.2 s | 500 ms - 4 s | 0.50 | <= 0.45 x floor: 0.5, missed;" in first
+    show.write_docs(page, {**facts, "date": "2026-05-06"}, [replace(figures(), name="W1")])
+    second = page.read_text("utf-8")
+    rows = re.findall(r"^\| ([\w-]+) \|", second, re.MULTILINE)[1:]
+    assert rows == ["W1"] * 4 + ["W2"] * 4 + ["W10-a"] * 4 + ["no-number"] * 4
+    assert "| 2026-05-06, 2 threads, A CPU, load 0.2 before |" in second
+    assert second.count("2026-01-02") == 3
+    assert second.startswith("before\n")
+    assert second.endswith("\nafter\n")
+    page.write_text("no marks", "utf-8")
+    with pytest.raises(ValueError, match="lacks the lines"):
+        show.write_docs(page, facts, [figures()])
+
+
+def test_the_docs_have_a_place_for_the_table() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    assert text.count(show.BEGIN) == text.count(show.END) == 1
+    assert text.index(show.BEGIN) < text.index(show.END)
+
+
+def test_impossible_numbers_are_refused() -> None:
+    with pytest.raises(SystemExit, match="--repeats must be at least 1, got 0"):
+        main(["W1", "--repeats", "0"])

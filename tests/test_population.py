@@ -1,0 +1,281 @@
+"""Many clients: rows on disk are those in memory, survive a crash, and nothing grows with those not asked."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fedattune
+from fedattune import Federation
+from fedattune.data import Clients, Lists
+from fedattune.data.digest import manifest_hash
+from fedattune.errors import DataError, RunError
+from fedattune.params import Params
+from fedattune.result import Result
+from fedattune.runs.rows import DiskRows
+
+RUN = {"rounds": 3, "steps": 2, "cohort": 3, "lr": 0.1}
+FIRST = Params(
+    {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(7), "none": torch.zeros(0), "b": torch.ones(2)}
+)
+
+
+def many(n: int, size: int = 6) -> Federation:
+    """`n` clients whose samples are stretches of 500 shared ones."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(500, 5, generator=generator), torch.arange(500) % 3
+    starts = np.arange(n, dtype=np.int32)[:, None] * 7
+
+    def lists(first: int, count: int) -> Lists:
+        return Lists(((starts + np.arange(first, first + count)) % 500).reshape(-1), np.arange(n + 1) * count)
+
+    return Federation(
+        "many", x, y, ("a", "b", "c"), Clients(lists(0, size), lists(0, 0), lists(size, 3)), source="many"
+    )
+
+
+def numbers(result: Result) -> list[dict[str, Any]]:
+    return [{k: v for k, v in entry.items() if k != "seconds"} for entry in result.history]
+
+
+def same(a: Result, b: Result) -> None:
+    assert numbers(a) == numbers(b)
+    n = len(a.clients)
+    for client in (0, n - 1):
+        left, right = a.model(client).state_dict(), b.model(client).state_dict()
+        assert all(torch.equal(v, right[k]) for k, v in left.items())
+
+
+def changed(rows: Params, by: float) -> Params:
+    return rows.map(lambda a: (a + by).to(a.dtype))
+
+
+def test_disk_rows_are_those_of_params():
+    rng = np.random.default_rng(0)
+    disk, memory = DiskRows(FIRST, 20), FIRST.copies(20)
+    assert list(disk) == list(memory)
+    assert len(disk) == 4
+    assert "w" in disk
+    for step in range(60):
+        ids = torch.from_numpy(rng.choice(20, rng.integers(0, 6), replace=False))
+        names = ["b", "w"] if step % 3 == 0 else list(FIRST)
+        new = changed(memory.only(names).rows(ids), step)
+        disk.only(names).put_rows(ids, new)
+        memory.only(names).put_rows(ids, new)
+        some = torch.from_numpy(rng.integers(0, 20, (2, 3)))
+        for mine, theirs in (
+            (disk.rows(some), memory.rows(some)),
+            (disk.without(["w"]).rows(slice(2, 9)), memory.without(["w"]).rows(slice(2, 9))),
+            (disk.only(["n", "w"]).rows(step % 20), memory.only(["n", "w"]).rows(step % 20)),
+        ):
+            assert list(mine) == list(theirs)
+            assert all(torch.equal(mine[k], theirs[k]) and mine[k].dtype == theirs[k].dtype for k in mine)
+
+
+def test_rows_of_the_last_checkpoint_survive_a_crash_at_any_moment(tmp_path: Path):
+    """After every write the file is copied, as a crash would leave it, and read with the last slots saved."""
+    rng = np.random.default_rng(1)
+    path = tmp_path / "a.rows"
+    disk, memory = DiskRows(FIRST, 12, path), FIRST.copies(12)
+    saved = disk.slots.clone(), memory.rows(slice(None)).map(torch.clone)
+    for step in range(40):
+        ids = torch.from_numpy(rng.choice(12, 4, replace=False))
+        new = changed(memory.rows(ids), step)
+        disk.put_rows(ids, new)
+        memory.put_rows(ids, new)
+        left = tmp_path / f"{step}.rows"
+        shutil.copy(path, left)
+        found = DiskRows(FIRST, 12, left).restore(saved[0].clone())
+        assert all(torch.equal(v, saved[1][k]) for k, v in found.rows(slice(None)).items())
+        if step % 5 == 4:
+            disk.sync()
+            saved = disk.slots.clone(), memory.rows(slice(None)).map(torch.clone)
+            disk.commit()
+        if step % 13 == 12:  # go on in the file that the crash left
+            disk, memory, path = found, saved[1].map(torch.clone), left
+    assert path.stat().st_size <= (12 + 5 * 4 + 12) * disk.row_bytes  # what was left is used again
+
+
+def test_rows_that_are_gone_are_said(tmp_path: Path):
+    disk = DiskRows(FIRST, 5, tmp_path / "a.rows")
+    disk.put_rows(torch.arange(5), FIRST.copies(5))
+    os.truncate(tmp_path / "a.rows", disk.row_bytes)
+    with pytest.raises(RunError, match="the file was cut"):
+        disk.rows(torch.tensor([3]))
+    with pytest.raises(RunError, match="is missing or was cut"):
+        DiskRows(FIRST, 5, tmp_path / "other.rows").restore(disk.slots)
+    with pytest.raises(RunError, match="of 5 clients, not of 4"):
+        DiskRows(FIRST, 4, tmp_path / "a.rows").restore(disk.slots)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fedmcsa", "pfedme", "ditto", "scaffold", "igfl", "fedper", "fedrod", "igfl_s", "heurfedamp", "pfedla"],
+)
+def test_memory_and_disk_give_the_same_numbers(name: str, ragged: Federation, tmp_path: Path):
+    memory = fedattune.fit(name, ragged, client_state="memory", **RUN)
+    disk = fedattune.fit(name, ragged, client_state="disk", out=tmp_path / "run", **RUN)
+    same(memory, disk)
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+def test_memory_and_disk_with_batch_statistics(buffers: str, ragged: Federation):
+    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    made = [
+        fedattune.fit("fedper", ragged, net, client_state=where, bn_buffers=buffers, **RUN)
+        for where in ("memory", "disk")
+    ]
+    same(*made)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [("ditto", "disk", "disk"), ("fedmcsa", "disk", "memory"), ("fedmcsa", "memory", "disk")],
+)
+def test_a_stopped_run_goes_on_wherever_its_rows_are(
+    name: str, before: str, after: str, ragged: Federation, tmp_path: Path
+):
+    whole = fedattune.fit(name, ragged, client_state="memory", **RUN)
+    out = tmp_path / "run"
+    assert not fedattune.fit(name, ragged, client_state=before, out=out, stop=lambda: True, **RUN).finished
+    same(whole, fedattune.fit(name, ragged, client_state=after, out=out, resume=True, **RUN))
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from test_population import RUN, many
+import fedattune
+from fedattune import rounds
+rounds.CHECKPOINT_SHARE = 1e-9  # of its own accord it saves after the first round alone
+def watch(progress):
+    if progress.round == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+fedattune.fit("ditto", many(30), client_state="disk", out=sys.argv[2], watch=watch, **RUN | {"rounds": 6})
+"""
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path):
+    out = tmp_path / "run"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(Path(__file__).parent), str(out)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    run = RUN | {"rounds": 6}
+    same(
+        fedattune.fit("ditto", many(30), client_state="memory", **run),
+        fedattune.fit("ditto", many(30), client_state="disk", out=out, resume=True, **run),
+    )
+
+
+class Largest(TorchDispatchMode):
+    """The most values of a floating-point tensor that any operation makes."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for made in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(made, torch.Tensor) and made.is_floating_point():
+                self.most = max(self.most, made.untyped_storage().nbytes() // made.element_size())
+        return out
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedmcsa"])
+def test_nothing_grows_with_clients_that_are_not_asked(name: str, monkeypatch: pytest.MonkeyPatch):
+    n, row = 100_000, 18
+    touched = {"read": 0, "write": 0}
+    from fedattune.runs.slots import Slots
+
+    for what in touched:
+        real = getattr(Slots, what)
+
+        def counted(self: Slots, which: Any, *rest: Any, what: str = what, real: Any = real) -> Any:
+            touched[what] += len(which)
+            return real(self, which, *rest)
+
+        monkeypatch.setattr(Slots, what, counted)
+    with Largest() as largest:
+        result = fedattune.fit(
+            name, many(n), client_state="disk", train="cohort", rounds=2, steps=2, cohort=10, eval_clients=20
+        )
+    assert largest.most <= n < n * row  # flags and weights of all clients, and no row
+    assert touched["write"] <= 2 * 10 * 3  # memory, bank, mailbox
+    assert touched["read"] <= 400
+    assert len(result.clients) == 20
+    assert result.n_clients == n
+
+
+def test_what_is_evaluated_is_drawn_once_and_said(ragged: Federation):
+    some = [
+        fedattune.fit(name, ragged, eval_clients=2, **RUN, seed=s)
+        for name, s in (("fedavg", 0), ("ditto", 1))
+    ]
+    assert [c.id for c in some[0].clients] == [c.id for c in some[1].clients]
+    assert "numbers are of 2 of the 6 clients, drawn once for all methods (--eval-clients)" in some[0].notes
+    whole = fedattune.fit("fedavg", ragged, **RUN)
+    of = {c.id: c for c in whole.clients}
+    assert all(of[c.id] == c for c in some[0].clients)
+    assert whole.local_steps == some[0].local_steps
+    assert some[0].mixing.last()["model"].shape == (6, 6)
+    other = next(iter(of.keys() - {c.id for c in some[0].clients}))
+    with pytest.raises(RunError, match=r"2 of its 6 clients were evaluated"):
+        some[0].model(other)
+    assert some[0].model(some[0].clients[1].id) is not None
+
+
+def test_of_very_many_a_thousand_are_evaluated():
+    result = fedattune.fit("fedavg", many(10_001), **RUN)
+    assert len(result.clients) == 1000
+    assert any("1,000 of the 10,001 clients" in note and "default" in note for note in result.notes)
+    with pytest.raises(RunError, match="too large"):
+        result.mixing.last()
+    assert result.mixing.among(3).weights["model"].shape == (3, 3)
+
+
+def test_large_stacks_are_evaluated_and_trained_in_turns(ragged: Federation, monkeypatch: pytest.MonkeyPatch):
+    from fedattune import evaluation, rounds
+
+    made = {name: fedattune.fit(name, ragged, **RUN) for name in ("fedmcsa", "pfedme", "fedavg_ft", "fedavg")}
+    for module, limit in ((evaluation, "MODEL_BYTES"), (rounds, "TURN_BYTES")):
+        monkeypatch.setattr(module, limit, 2 * 18 * 4)
+    for name, whole in made.items():
+        parts = fedattune.fit(name, ragged, dtype="float32", **RUN)
+        for a, b in zip(whole.clients, parts.clients, strict=True):
+            assert (a.received, a.trained) == pytest.approx((b.received, b.trained), abs=0.08)
+        assert (parts.bytes_up, parts.bytes_down, parts.local_steps) == (
+            whole.bytes_up,
+            whole.bytes_down,
+            whole.local_steps,
+        )
+
+
+def test_clients_over_flat_lists():
+    data = many(40)
+    assert data.digest == manifest_hash(data.manifest()) == data.manifest()["hash"]
+    assert (data.names[3], data.names[-1], len(data.names)) == ("3", "39", 40)
+    assert data.clients[2].train.tolist() == [(14 + i) % 500 for i in range(6)]
+    assert [c.name for c in data.clients[1:3]] == ["1", "2"]
+    some = Clients.of(data.clients).take(np.array([5, 1]))
+    assert [c.test.tolist() for c in some] == [data.clients[5].test.tolist(), data.clients[1].test.tolist()]
+    assert data.sizes("train") is data.sizes("train")
+    again = Clients.of([data.clients[0], data.clients[1]])
+    assert np.array_equal(again[1].all, data.clients[1].all)
+    twice = Lists(np.array([1, 2, 3, 3]), np.array([0, 2, 4]))
+    none = Lists(np.array([], dtype=int), np.zeros(3, dtype=int))
+    with pytest.raises(DataError, match="client '1' holds a sample twice"):
+        Federation("x", data.x, data.y, data.classes, Clients(twice, none, none))
+    with pytest.raises(DataError, match=r"client '1' has indices outside \[0, 500\)"):
+        Federation(
+            "x", data.x, data.y, data.classes, Clients(Lists(np.array([1, 700]), np.arange(3)), none, none)
+        )
+    with pytest.raises(DataError, match="bounds must go from 0 to 2"):
+        Lists(np.array([1, 2]), np.array([0, 1]))
+    with pytest.raises(DataError, match="as many of each"):
+        Clients(twice, none, none, names=["a"])
