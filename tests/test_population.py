@@ -1,7 +1,6 @@
 """Many clients: rows on disk are those in memory, survive a crash, and nothing grows with those not asked."""
 
-import os
-import shutil
+import json
 import signal
 import subprocess
 import sys
@@ -16,16 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedattune
 from fedattune import Federation
 from fedattune.data import Clients, Lists
-from fedattune.data.digest import manifest_hash
-from fedattune.errors import DataError, RunError
-from fedattune.params import Params
+from fedattune.data.digest import manifest_hash, manifest_pieces
+from fedattune.errors import ConfigError, DataError, RunError
 from fedattune.result import Result
-from fedattune.runs.rows import DiskRows
 
 RUN = {"rounds": 3, "steps": 2, "cohort": 3, "lr": 0.1}
-FIRST = Params(
-    {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(7), "none": torch.zeros(0), "b": torch.ones(2)}
-)
 
 
 def many(n: int, size: int = 6) -> Federation:
@@ -52,68 +46,6 @@ def same(a: Result, b: Result) -> None:
     for client in (0, n - 1):
         left, right = a.model(client).state_dict(), b.model(client).state_dict()
         assert all(torch.equal(v, right[k]) for k, v in left.items())
-
-
-def changed(rows: Params, by: float) -> Params:
-    return rows.map(lambda a: (a + by).to(a.dtype))
-
-
-def test_disk_rows_are_those_of_params():
-    rng = np.random.default_rng(0)
-    disk, memory = DiskRows(FIRST, 20), FIRST.copies(20)
-    assert list(disk) == list(memory)
-    assert len(disk) == 4
-    assert "w" in disk
-    for step in range(60):
-        ids = torch.from_numpy(rng.choice(20, rng.integers(0, 6), replace=False))
-        names = ["b", "w"] if step % 3 == 0 else list(FIRST)
-        new = changed(memory.only(names).rows(ids), step)
-        disk.only(names).put_rows(ids, new)
-        memory.only(names).put_rows(ids, new)
-        some = torch.from_numpy(rng.integers(0, 20, (2, 3)))
-        for mine, theirs in (
-            (disk.rows(some), memory.rows(some)),
-            (disk.without(["w"]).rows(slice(2, 9)), memory.without(["w"]).rows(slice(2, 9))),
-            (disk.only(["n", "w"]).rows(step % 20), memory.only(["n", "w"]).rows(step % 20)),
-        ):
-            assert list(mine) == list(theirs)
-            assert all(torch.equal(mine[k], theirs[k]) and mine[k].dtype == theirs[k].dtype for k in mine)
-
-
-def test_rows_of_the_last_checkpoint_survive_a_crash_at_any_moment(tmp_path: Path):
-    """After every write the file is copied, as a crash would leave it, and read with the last slots saved."""
-    rng = np.random.default_rng(1)
-    path = tmp_path / "a.rows"
-    disk, memory = DiskRows(FIRST, 12, path), FIRST.copies(12)
-    saved = disk.slots.clone(), memory.rows(slice(None)).map(torch.clone)
-    for step in range(40):
-        ids = torch.from_numpy(rng.choice(12, 4, replace=False))
-        new = changed(memory.rows(ids), step)
-        disk.put_rows(ids, new)
-        memory.put_rows(ids, new)
-        left = tmp_path / f"{step}.rows"
-        shutil.copy(path, left)
-        found = DiskRows(FIRST, 12, left).restore(saved[0].clone())
-        assert all(torch.equal(v, saved[1][k]) for k, v in found.rows(slice(None)).items())
-        if step % 5 == 4:
-            disk.sync()
-            saved = disk.slots.clone(), memory.rows(slice(None)).map(torch.clone)
-            disk.commit()
-        if step % 13 == 12:  # go on in the file that the crash left
-            disk, memory, path = found, saved[1].map(torch.clone), left
-    assert path.stat().st_size <= (12 + 5 * 4 + 12) * disk.row_bytes  # what was left is used again
-
-
-def test_rows_that_are_gone_are_said(tmp_path: Path):
-    disk = DiskRows(FIRST, 5, tmp_path / "a.rows")
-    disk.put_rows(torch.arange(5), FIRST.copies(5))
-    os.truncate(tmp_path / "a.rows", disk.row_bytes)
-    with pytest.raises(RunError, match="the file was cut"):
-        disk.rows(torch.tensor([3]))
-    with pytest.raises(RunError, match="is missing or was cut"):
-        DiskRows(FIRST, 5, tmp_path / "other.rows").restore(disk.slots)
-    with pytest.raises(RunError, match="of 5 clients, not of 4"):
-        DiskRows(FIRST, 4, tmp_path / "a.rows").restore(disk.slots)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +186,41 @@ def test_large_stacks_are_evaluated_and_trained_in_turns(ragged: Federation, mon
             whole.bytes_down,
             whole.local_steps,
         )
+
+
+@pytest.mark.parametrize("name", ["fedmcsa", "ditto"])
+def test_clients_join_a_run_whose_rows_are_on_disk(name: str, tmp_path: Path):
+    memory, disk = (
+        fedattune.fit(name, many(12), client_state=where, held_out=3, out=tmp_path / where, **RUN)
+        for where in ("memory", "disk")
+    )
+    assert memory.newcomers == disk.newcomers
+    new = many(4)
+    assert memory.personalize(new, rounds=1).newcomers == disk.personalize(new, rounds=1).newcomers
+    again = Result.load(tmp_path / "disk").personalize(new, rounds=1)
+    assert again.newcomers == memory.personalize(new, rounds=1).newcomers
+
+
+def test_that_clients_cannot_join_is_said_before_training(monkeypatch: pytest.MonkeyPatch):
+    from fedattune import rooms
+
+    monkeypatch.setattr(rooms, "JOIN_MEMORY", 8 * 18 * 4)
+    asked: list[Any] = []
+    with pytest.raises(ConfigError, match=r"of the models of 9 clients.*leave held_out at 0"):
+        fedattune.fit(
+            "fedmcsa", many(12), client_state="disk", held_out=3, watch=asked.append, dtype="float32", **RUN
+        )
+    assert not asked
+    result = fedattune.fit("fedmcsa", many(9), client_state="disk", dtype="float32", **RUN)
+    with pytest.raises(ConfigError, match="clients cannot join after training"):
+        result.personalize(many(3), rounds=1)
+    assert fedattune.fit("ditto", many(12), client_state="disk", held_out=3, **RUN).newcomers
+
+
+def test_a_manifest_is_written_piece_by_piece():
+    data = many(5)
+    head = {k: v for k, v in data.manifest().items() if k != "clients"}
+    assert "".join(manifest_pieces(head, Clients.of(data.clients))) == json.dumps(data.manifest())
 
 
 def test_clients_over_flat_lists():

@@ -17,13 +17,28 @@ EVALUATE_ALL, EVALUATE_SOME = 10_000, 1_000
 
 
 def check_device(settings: Settings) -> None:
-    """Check that the device is here.
+    """Check that the device is here, and that it can do what it is asked for.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not, or it cannot.
     """
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: got 'cuda', but PyTorch finds no CUDA device here; use cpu or auto")
+    if settings.mixed_precision == "off":
+        return
+    if settings.dtype != "float32":
+        raise ConfigError(
+            f"mixed_precision: {settings.mixed_precision} goes with dtype float32, got {settings.dtype}"
+        )
+    where = device(settings).type
+    if not (torch.cuda.is_bf16_supported() if where == "cuda" else _cpu_has_bfloat16()):
+        raise ConfigError(
+            f"mixed_precision: the {where} here has no {settings.mixed_precision} arithmetic; leave it off"
+        )
+
+
+def _cpu_has_bfloat16() -> bool:
+    return any(found for name, found in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 
 def device(settings: Settings) -> torch.device:

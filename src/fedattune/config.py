@@ -1,5 +1,6 @@
 """The typed settings of a training run; the one schema behind Python, YAML files and the command line."""
 
+from math import ceil
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -62,6 +63,9 @@ class Settings(Checked):
         "auto", description="where the rows of all clients are kept: in memory up to 1 GiB, else on disk"
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="floating-point type")
+    mixed_precision: Literal["off", "bfloat16"] = Field(
+        "off", description="matrix products and convolutions of training in this type, where the device has it"
+    )
     eval_every: Number = Field(
         1, description="evaluate clients every so many rounds (and after the last one)"
     )
@@ -119,6 +123,10 @@ class Settings(Checked):
     def local_steps(self) -> int | None:
         """Local steps per round; None when epochs are given."""
         return None if self.epochs else self.steps or 20
+
+    def all_steps(self, samples: float) -> int:
+        """Local steps of a whole run by a client with so many training samples that takes part in every round."""
+        return self.rounds * (self.local_steps or (self.epochs or 1) * ceil(samples / self.batch_size))
 
     def cohort_size(self, n_clients: int) -> int:
         """Clients asked per round, of `n_clients`; a fraction is rounded, at least one client.

@@ -16,7 +16,7 @@ from .data import Federation, federation
 from .errors import DataError, RunError
 from .params import Params
 from .personal_models import algorithm_of, rebuilt, wrapped
-from .rooms import Room, row_bytes
+from .rooms import Room, gathered, row_bytes
 from .rounds import Run
 from .runs import load_tensors, restore
 from .runs.folder import RunFolder
@@ -74,7 +74,7 @@ def join(remains: Remains, clients: Federation, config: Mapping[str, Any], round
     never changes. `config` is that of the run.
 
     Raises:
-        ConfigError: `rounds` is no number of rounds.
+        ConfigError: `rounds` is no number of rounds, or the server keeps too much of other clients.
         DivergedError: training diverged on all of them.
 
     """
@@ -89,6 +89,7 @@ def join(remains: Remains, clients: Federation, config: Mapping[str, Any], round
         "client_state": "memory",
     }
     mine = Settings.checked(**{**before, **changed})
+    remains = replace(remains, server=gathered(remains.server))
     config = {**config, "data": clients.name, **mine.model_dump()}
     method = remains.algorithm
     joining = replace(

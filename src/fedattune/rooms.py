@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .config import Settings
 from .core import Algorithm, State
+from .errors import ConfigError
 from .params import Params
 from .runs.rows import DiskRows, rows_file
 from .task import Task
@@ -18,6 +19,10 @@ Stack: TypeAlias = Params | DiskRows
 
 MEMORY = 1 << 30
 """Bytes of client rows above which `client_state="auto"` keeps them on disk."""
+
+
+JOIN_MEMORY = 4 << 30
+"""Bytes of rows that the server may keep on disk if clients are to join, who take them into memory."""
 
 
 class Unwritten(Params):
@@ -94,6 +99,39 @@ def plain(server: State) -> State:
 def picked(stack: Stack, ids: Tensor, n: int) -> Params:
     """Rows of clients `ids`, sorted; a stack in memory is not copied if all `n` are asked for."""
     return stack if isinstance(stack, Params) and len(ids) == n else stack.rows(ids)
+
+
+def check_joining(server: State) -> None:
+    """Check that clients can join after training, for which all that the server keeps of others is in memory.
+
+    Raises:
+        ConfigError: it keeps too much.
+
+    """
+    stacks: list[DiskRows] = [part for part in map(_stack, server.values()) if isinstance(part, DiskRows)]
+    needed = sum(stack.n * stack.row_bytes for stack in stacks)
+    if needed > JOIN_MEMORY:
+        raise ConfigError(
+            f"clients cannot join after training: the server keeps {needed / 2**30:.1f} GiB of the models of "
+            f"{stacks[0].n:,} clients, expected at most {JOIN_MEMORY >> 30} GiB, as joining takes them into memory; "
+            "leave held_out at 0, train fewer clients, or choose a method that keeps one model, such as fedavg_ft"
+        )
+
+
+def gathered(server: State) -> State:
+    """The server's state with all rows in memory.
+
+    Raises:
+        ConfigError: they are too many.
+
+    """
+    check_joining(server)
+    return {k: part if isinstance(part, Tensor) else in_memory(part) for k, part in server.items()}
+
+
+def _stack(part: object) -> object:
+    """A part of the server's state, which may be a stack on disk although its type does not say so."""
+    return part
 
 
 def in_memory(stack: Stack) -> Params:

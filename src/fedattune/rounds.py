@@ -20,7 +20,7 @@ from .evaluation import Evaluation, Models
 from .params import Params, concatenate
 from .remarks import client_facts, run_notes
 from .result import Result
-from .rooms import Room, in_memory, row_bytes
+from .rooms import Room, check_joining, in_memory, row_bytes
 from .runs import RoundRecord, RunStore, disk_rows, load_tensors, restore, save_tensors
 from .runs.folder import RunFolder
 from .starting import check_extras, fitted, start_server
@@ -95,8 +95,9 @@ class Run:
         self.everyone = torch.arange(federation.n_clients, device=where)
         self.federation = federation.to(where)
         self.n_train = federation.sizes("train").to(where)
-        self.task = Task(model).to(where, getattr(torch, settings.dtype))
-        self.engine = make_engine(settings.engine, self.task, self.federation)
+        self.task = Task(model, settings.mixed_precision != "off").to(where, getattr(torch, settings.dtype))
+        steps = settings.all_steps(float(self.n_train.double().mean()))
+        self.engine = make_engine(settings.engine, self.task, self.federation, steps=steps)
         n = federation.n_clients
         server, shared = start_server(self.algorithm, self.task, n, settings.seed)
         self.room = Room.choose(
@@ -104,6 +105,8 @@ class Run:
         )
         self.at_once = max(1, TURN_BYTES // max(1, self.task.params.nbytes()))
         self.server = self.room.settle(server)
+        if settings.held_out:
+            check_joining(self.server)
         check_extras(self.algorithm, self.server, self.everyone[:1])
         self.shares = bool(shared)
         self.averages_buffers = self.shares and self.algorithm.bn_buffers == "average"

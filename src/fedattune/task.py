@@ -25,6 +25,8 @@ def sample_losses(logits: Tensor, y: Tensor) -> Tensor:
 
     Spelled out, since PyTorch's softmax over few classes takes five times as long as these operations.
     """
+    if logits.dtype == torch.bfloat16:
+        logits = logits.float()
     z = logits - logits.detach().amax(1, keepdim=True)
     return z.exp().sum(1).log() - z.gather(1, y[:, None]).squeeze(1)
 
@@ -39,6 +41,7 @@ class Task:
     """What is trained: a stateless view of a model, with its buffers passed in and out."""
 
     model: nn.Module
+    mixed_precision: bool = False  # train with matrix products and convolutions in bfloat16
     params: Params = field(init=False)
     buffers: Params = field(init=False)
 
@@ -50,7 +53,7 @@ class Task:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Task":
         """This task with all tensors on a device, floating-point ones of a type."""
-        return Task(self.model.to(device=device, dtype=dtype))
+        return Task(self.model.to(device=device, dtype=dtype), self.mixed_precision)
 
     @property
     def uses_batch_statistics(self) -> bool:
@@ -88,8 +91,11 @@ class Task:
         def loss(w: Params) -> tuple[Tensor, Params]:
             # Modules write buffers in place; a copy keeps this a pure function.
             changed = buffers.map(torch.clone)
-            output = functional_call(self.model, {**w, **changed}, (batch[0],))
-            return objective(output, batch), changed
+            with torch.autocast(
+                batch[0].device.type, torch.bfloat16, enabled=self.mixed_precision, cache_enabled=False
+            ):
+                output = functional_call(self.model, {**w, **changed}, (batch[0],))
+                return objective(output, batch), changed
 
         g, changed = grad(loss, has_aux=True)(params)
         return g, changed

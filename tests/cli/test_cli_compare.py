@@ -37,6 +37,10 @@ class Fake:
     joined: list[float] = field(default_factory=list)
 
     @property
+    def n_clients(self) -> int:
+        return len(self.accuracy)
+
+    @property
     def clients(self) -> list[Any]:
         return [SimpleNamespace(id=f"c{i}", trained=a, received=0.0) for i, a in enumerate(self.accuracy)]
 

@@ -10,11 +10,11 @@ import torch
 
 import fedattune
 from conformance.table import CASES, Case, Sizes
-from fedattune import Federation, Params, Result, Settings
+from fedattune import Federation, Params, Result, Settings, engines
 from fedattune.algorithms import ALGORITHMS
 from fedattune.cohorts import cohort
 from fedattune.core import Algorithm, Payload
-from fedattune.engines import batched
+from fedattune.engines import batched, evaluator
 from fedattune.registry import build, options
 from fedattune.select import Head, Nothing
 
@@ -58,12 +58,25 @@ def test_engines_agree(case: Case, work: dict[str, Any], train: str, ragged: Fed
 
 
 @every_method
+@pytest.mark.parametrize("work", [{"steps": 3}, {"steps": None, "epochs": 2}], ids=["steps", "epochs"])
+def test_recorded_steps_agree(
+    case: Case, work: dict[str, Any], ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps recorded and replayed, with a client axis and without, give what the reference gives."""
+    loop = fit(case.name, ragged, engine="loop", options=case.same, **work)
+    monkeypatch.setattr(engines, "WORTH_RECORDING", 0)
+    assert distance(loop, fit(case.name, ragged, engine="batched", options=case.same, **work)) < 1e-12
+    monkeypatch.setattr(engines, "_runs_batched", lambda *_: False)
+    assert distance(loop, fit(case.name, ragged, engine="auto", options=case.same, **work)) < 1e-12
+
+
+@every_method
 def test_chunks_of_clients_do_not_change_the_result(
     case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fit(case.name, ragged, engine="batched", options=case.same)
     monkeypatch.setattr(batched, "CHUNK_BYTES", 2000)
-    monkeypatch.setattr(batched, "CACHE_BYTES", 0)
+    monkeypatch.setattr(evaluator, "CACHE_BYTES", 0)
     assert distance(whole, fit(case.name, ragged, engine="batched", options=case.same)) < 1e-12
 
 

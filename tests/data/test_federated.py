@@ -16,7 +16,8 @@ from fedattune.data import (
     saved_partitions,
     split,
 )
-from fedattune.data.federated import Client, Federation, manifest_hash
+from fedattune.data.digest import manifest_hash
+from fedattune.data.federated import Client, Federation
 from fedattune.errors import ConfigError, DataError
 
 

@@ -5,7 +5,8 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
@@ -18,6 +19,7 @@ from .plan import Plan, prepare
 from .progress import watch
 
 if TYPE_CHECKING:
+    from ..data import Federation
     from ..result import Result
 
 EXPERIMENT, PARTITION, COMMAND = "experiment.yaml", "partition.json", "command.txt"
@@ -73,15 +75,18 @@ def begin(plan: Plan, out: Path, command: str) -> None:
     out = out.resolve()
     into = out.is_dir()  # an empty folder stays the one it is: someone may be in it
     new = out / f".{os.getpid()}.tmp" if into else out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    content = {
-        COMMAND: command + "\n",
-        PARTITION: json.dumps(plan.federation.manifest()),
-        EXPERIMENT: _from_anywhere(plan.experiment).to_yaml(),  # the last one: with it, a run can be resumed
+    content: dict[str, Iterable[str]] = {
+        COMMAND: [command + "\n"],
+        PARTITION: _manifest(plan.federation),
+        EXPERIMENT: [
+            _from_anywhere(plan.experiment).to_yaml()
+        ],  # the last one: with it, a run can be resumed
     }
     try:
         new.mkdir(parents=True)
-        for name, text in content.items():
-            (new / name).write_text(text, encoding="utf-8")
+        for name, pieces in content.items():
+            with (new / name).open("w", encoding="utf-8") as file:
+                file.writelines(pieces)
         if plan.experiment.save_partition:
             save_manifest(plan.federation, plan.experiment.save_partition)
         if into:
@@ -96,6 +101,16 @@ def begin(plan: Plan, out: Path, command: str) -> None:
             for name in content:
                 (out / name).unlink(missing_ok=True)
         raise
+
+
+def _manifest(federation: "Federation") -> Iterator[str]:
+    """The JSON of the federation's manifest, piece by piece: that of many clients is larger than their data."""
+    from ..data.digest import manifest_pieces
+    from ..data.members import Clients
+
+    head = replace(federation, clients=federation.clients[:1]).manifest() | {"hash": federation.digest}
+    del head["clients"]
+    return manifest_pieces(head, Clients.of(federation.clients))
 
 
 def _from_anywhere(experiment: Experiment) -> Experiment:
@@ -142,7 +157,7 @@ def reopen(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan, lis
             f"--resume {out}: this folder is of another command; use fedattune {right} --resume {out}"
         )
     plan = prepare(experiment)
-    now = plan.federation.manifest()["hash"]
+    now = plan.federation.digest
     if now != saved:
         raise RunError(
             f"--resume {out}: the data or its partition has changed since the run was begun (hash "

@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,23 +21,30 @@ def manifest_digest(data: Mapping[str, Any], partition: Mapping[str, Any], clien
     found = hashlib.sha256(b'{"clients":[')
     parts = sorted(PARTS)
     decimals = _Decimals(1 + max(int(lists.flat.max(initial=-1)) for lists in clients.parts.values()))
+    entry = b'{"name":%b,' + b",".join(b'"%b":[%%b]' % part.encode() for part in parts) + b"}"
     for start, stop in clients.stretches():
         texts = []
         for part in parts:
             lists = clients.parts[part]
             text, begins = decimals.of(lists.between(start, stop))
-            cuts = begins[lists.bounds[start : stop + 1] - lists.bounds[start]].tolist()
+            cuts = begins[lists.bounds[start : stop + 1] - lists.bounds[start]]
             # What stands between two cuts ends with a comma, unless it is nothing.
-            texts.append([text[a : max(a, b - 1)] for a, b in pairwise(cuts)])
-        names = (json.dumps(clients.names[i]).encode() for i in range(start, stop))
-        entries = [
-            b'{"name":%b,"%b":[%b],"%b":[%b],"%b":[%b]}'
-            % (name, *(x for part, rows in zip(parts, mine, strict=True) for x in (part.encode(), rows)))
-            for name, *mine in zip(names, *texts, strict=True)
-        ]
+            ends = np.maximum(cuts[:-1], cuts[1:] - 1)
+            texts.append([text[a:b] for a, b in zip(cuts.tolist(), ends.tolist(), strict=False)])
+        names = [json.dumps(name).encode() for name in clients.names[start:stop]]
+        entries = map(entry.__mod__, zip(names, *texts, strict=True))
         found.update((b"," if start else b"") + b",".join(entries))
     found.update(b'],"data":' + _json(data) + b',"partition":' + _json(partition) + b"}")
     return found.hexdigest()
+
+
+def manifest_pieces(head: Mapping[str, Any], clients: Clients) -> Iterator[str]:
+    """The JSON of a manifest of `clients` piece by piece; `head` is all of it but them."""
+    yield json.dumps(dict(head)).removesuffix("}") + ', "clients": ['
+    for i, client in enumerate(clients):
+        lists: dict[str, list[int]] = {part: getattr(client, part).tolist() for part in PARTS}
+        yield ", " * (i > 0) + json.dumps({"name": client.name, **lists})
+    yield "]}"
 
 
 class _Decimals:

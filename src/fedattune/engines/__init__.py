@@ -14,8 +14,18 @@ from .work import Work
 __all__ = ["Batched", "Engine", "Inputs", "Loop", "Scores", "Trained", "Work", "make_engine"]
 
 
-def make_engine(name: Literal["auto", "loop", "batched"], task: Task, federation: Federation) -> Engine:
-    """The engine called `name`.
+WORTH_RECORDING = 64
+"""Local steps of a run from which on recording them pays: it takes about as long as 40 that are not recorded."""
+
+
+def make_engine(
+    name: Literal["auto", "loop", "batched"],
+    task: Task,
+    federation: Federation,
+    *,
+    steps: int = WORTH_RECORDING,
+) -> Engine:
+    """The engine called `name`, for a run in which a client does so many local `steps` in all.
 
     `auto` runs clients as one batch of models; for convolutions on a CPU, which are faster so, and for models that
     cannot run as one batch (recurrent layers, branches on values), one client after the other on every core.
@@ -23,7 +33,8 @@ def make_engine(name: Literal["auto", "loop", "batched"], task: Task, federation
     if name == "loop":
         return Loop(task, federation)
     slow = task.convolutional and federation.y.device.type == "cpu"
-    return Batched(task, federation, single=name == "auto" and (slow or not _runs_batched(task, federation)))
+    single = name == "auto" and (slow or not _runs_batched(task, federation))
+    return Batched(task, federation, single=single, recording=steps >= WORTH_RECORDING)
 
 
 def _runs_batched(task: Task, federation: Federation) -> bool:

@@ -60,8 +60,9 @@ class Trained(NamedTuple):
     def finite(self) -> Tensor:
         """(C,) whether everything that a client uploads and keeps is finite."""
         parts = [self.upload.params, *self.upload.extra.values(), *self.memory.values(), self.buffers]
-        sums = [v.reshape(len(v), -1).sum(1, dtype=torch.float64) for part in parts for v in part.values()]
-        return torch.stack(sums).isfinite().all(0)
+        # The sum of all values is finite where all are; looking at each takes 50 times as long.
+        sums = [v.reshape(len(v), -1).sum(1).isfinite() for part in parts for v in part.values()]
+        return torch.stack(sums).all(0)
 
 
 class Scores(NamedTuple):

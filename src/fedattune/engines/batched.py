@@ -19,13 +19,16 @@ from ..task import Task
 from .base import Engine, Held, Inputs, Scores, Trained, join
 from .evaluator import Evaluator
 from .lanes import lay
-from .machine import cores, keep_freed_memory, noise, run_all
+from .machine import cores, keep_freed_memory, noise, run_all, threads
 from .running import Group, Line
 from .step import Function, Recorder, Step, dense
 from .work import Work
 
 CHUNK_BYTES = 1 << 30
 """Working memory that one chunk of clients may take."""
+
+WORTH_ALL_CORES = 2_000_000
+"""Parameters times samples of a step from which on its operations gain from being divided over the cores."""
 
 
 class Batched(Engine):
@@ -151,7 +154,10 @@ class Batched(Engine):
                 break
         moving = {i for step in steps for i in step.moving}
         out = [dense(leaf) if i in moving else leaf for i, leaf in enumerate(leaves)]
-        run_all([partial(group.run, fixed, leaves, out) for group in groups])
+        rows = sum(len(b) for b in batches) / max(len(b) for b in batches) * batches[0][0].size
+        small = not self.single and self.task.params.numel() * rows < WORTH_ALL_CORES
+        with threads(1 if small else torch.get_num_threads()):
+            run_all([partial(group.run, fixed, leaves, out) for group in groups])
         return out
 
     def _groups(

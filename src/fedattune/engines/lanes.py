@@ -60,8 +60,8 @@ def lay(counts: Sequence[int]) -> Lanes:
     return Lanes(lanes, changes, max(changes))
 
 
-def laid_out(lanes: Lanes, batches: Sequence[Index]) -> tuple[Index, bool]:
-    """Sample numbers (steps, lanes, per step, batch), -1 where there are none, and whether there are such.
+def laid_out(lanes: Lanes, batches: Sequence[Index]) -> Index:
+    """Sample numbers (steps, lanes, per step, batch), -1 where there are none.
 
     A lane that has nothing left repeats its last step, whose result nobody takes.
     """
@@ -74,4 +74,4 @@ def laid_out(lanes: Lanes, batches: Sequence[Index]) -> tuple[Index, bool]:
             index[at : at + len(own), number, :, : own.shape[2]] = own
             at += len(own)
         index[at:, number] = index[at - 1, number]
-    return index, bool((index < 0).any())
+    return index

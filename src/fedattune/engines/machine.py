@@ -27,15 +27,24 @@ def cores(device: torch.device) -> int:
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Let PyTorch use so many threads, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def run_all(tasks: Sequence[Callable[[], None]]) -> None:
     """Run tasks at the same time, each with one of PyTorch's threads; a single one with all of them."""
     if len(tasks) < 2:
         for task in tasks:
             task()
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         others = [_pool(len(tasks) - 1).submit(_without_gradients, task) for task in tasks[1:]]
         try:
             tasks[0]()
@@ -44,8 +53,6 @@ def run_all(tasks: Sequence[Callable[[], None]]) -> None:
                 other.exception()  # nobody may go on writing
         for other in others:
             other.result()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _without_gradients(task: Callable[[], None]) -> None:

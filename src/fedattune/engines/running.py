@@ -1,5 +1,6 @@
 """The local steps of several clients: side by side as one batch of models, or one client after the other."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,6 +11,9 @@ from torch import Tensor
 from ..data import Federation
 from .lanes import Lanes, laid_out
 from .step import Step, dense
+
+GATHERED_BYTES = 1 << 20
+"""Batches that are gathered at once: what stays in a core's own cache until it is used."""
 
 Maker = Callable[[Sequence[Tensor], Sequence[Tensor]], Step]
 """Makes a step ready for leaves and a batch like these."""
@@ -37,49 +41,68 @@ class Group:
             slice(first[0], first[0] + len(first)) if whole else torch.tensor(first, device=device)
         )
         self.leaves = [_rows(leaf, self.rows) for leaf in leaves]
-        filled, padded = laid_out(lanes, batches)
+        filled = laid_out(lanes, batches)
         index = torch.as_tensor(filled, device=device)
         index = index.squeeze(2) if index.shape[2] == 1 else index
-        real = index.clamp_min(0) if padded else index
-        self._gather = federation.gatherer(dtype)
-        self._samples = real.unbind()
-        self._others = [federation.y[real].unbind(), *([(index >= 0).to(dtype).unbind()] if padded else [])]
+        self._samples, self._gather = index.clamp_min(0), federation.gatherer(dtype)
+        self._y = federation.y[self._samples].unbind()
+        self._weights = (index >= 0).to(dtype).unbind()
+        self.padded = [bool(step.any()) for step in filled < 0]
+        size = index[0].numel() * math.prod(federation.input_shape) * dtype.itemsize
+        self._ahead = max(1, GATHERED_BYTES // size)
+        self._gathered: tuple[Tensor, ...] = ()
 
     def prepare(self, maker: Maker) -> list[Step]:
-        """Make the steps ready that `run` takes."""
-        self._step = maker(self.leaves, self._batch(0))
-        return [self._step]
+        """Make the steps ready that `run` takes: one for batches with padding, one for those without."""
+        self._steps = {
+            padded: maker(self.leaves, self._batch(self.padded.index(padded))) for padded in set(self.padded)
+        }
+        return list(self._steps.values())
 
     def _batch(self, t: int) -> tuple[Tensor, ...]:
         """The batch (lanes, ...) of step t."""
-        return (self._gather(self._samples[t]), *(tensors[t] for tensors in self._others))
+        x = self._gather(self._samples[t])
+        return (x, self._y[t], self._weights[t]) if self.padded[t] else (x, self._y[t])
+
+    def _next_batch(self, t: int) -> tuple[Tensor, ...]:
+        """The same, where batches are asked for in order; small ones are gathered several steps ahead."""
+        if self._ahead == 1:
+            return self._batch(t)
+        if t % self._ahead == 0:
+            self._gathered = self._gather(self._samples[t : t + self._ahead]).unbind()
+        x = self._gathered[t % self._ahead]
+        return (x, self._y[t], self._weights[t]) if self.padded[t] else (x, self._y[t])
 
     def run(self, fixed: Sequence[Tensor], start: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """Do all steps from `start` (C, ...); the leaves that move are written to the clients' rows of `out`.
 
         `out` begins as a copy of `start`, which may be written over.
         """
-        step = self._step
-        moving = list(step.moving)
-        staying = [i for i in range(len(start)) if i not in set(moving)]
+        moving = sorted({i for step in self._steps.values() for i in step.moving})
         here = dict(enumerate(self.leaves))
         in_place = isinstance(self.rows, slice)
         for i in moving:
             here[i] = out[i][self.rows] if in_place else dense(here[i])
-        ready = step.before(*fixed, *(here[i] for i in staying))
+        ready = self._ready(fixed, here)
         waiting = [list(lane) for lane in self.lanes.clients]
         for t in range(self.lanes.steps):
             if not in_place and t in self.lanes.changes:
                 self._change(self.lanes.changes[t], waiting, here, start, out, moving)
-                ready = step.before(*fixed, *(here[i] for i in staying))
-            new = step.body(*ready, *(here[i] for i in moving), *self._batch(t))
-            here.update(zip(moving, new, strict=True))
+                ready = self._ready(fixed, here)
+            step = self._steps[self.padded[t]]
+            new = step.body(*ready[self.padded[t]], *(here[i] for i in step.moving), *self._next_batch(t))
+            here.update(zip(step.moving, new, strict=True))
         if in_place:
             for i in moving:
                 if here[i].data_ptr() != out[i][self.rows].data_ptr():
                     out[i][self.rows] = here[i]
         else:
             self._change(self.lanes.changes[self.lanes.steps], waiting, here, start, out, moving)
+
+    def _ready(self, fixed: Sequence[Tensor], here: dict[int, Tensor]) -> dict[bool, Sequence[Tensor]]:
+        """What the steps need of the leaves that stay, which are the same for both."""
+        leaves = [here[i] for i in range(len(here))]
+        return {padded: step.before(*fixed, *step.staying(leaves)) for padded, step in self._steps.items()}
 
     def _change(
         self,

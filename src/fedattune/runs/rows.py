@@ -64,19 +64,20 @@ class DiskRows:
         clients = ids.reshape(-1).cpu()
         slots = self._file.slots[clients.numpy()]
         written = np.flatnonzero(slots >= 0)
-        missing = torch.from_numpy(np.flatnonzero(slots < 0))
         read = self._file.read(slots[written], self._names)
         found = {}
         for name in self._names:
             first, rows = self._first[name], read[name]
-            if len(missing):
-                rows = torch.empty(len(slots), *first.shape, dtype=first.dtype)
-                rows[torch.from_numpy(written)] = read[name]
-                rows[missing] = (
-                    self._each[name][clients[missing]].cpu() if name in self._each else first.cpu()
-                )
+            if len(written) < len(slots):
+                rows = self._unwritten(name, clients).index_copy_(0, torch.from_numpy(written), rows)
             found[name] = rows.to(first.device).reshape(*ids.shape, *first.shape)
         return Params(found)
+
+    def _unwritten(self, name: str, clients: Tensor) -> Tensor:
+        """What one tensor of these clients is before it is written, on the CPU."""
+        if name in self._each:
+            return self._each[name][clients.to(self._each[name].device)].cpu()
+        return self._first[name].cpu().repeat(len(clients), *[1] * self._first[name].dim())
 
     def put_rows(self, ids: Tensor, new: Params) -> Self:
         """Write the rows `new` of clients `ids`, each of which is named once."""

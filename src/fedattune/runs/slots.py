@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +14,17 @@ from torch import Tensor
 
 from ..errors import RunError
 from ..params import Params
+from .behind import Behind, Bytes, disk_error
 
 MOST_BUFFERS = 512
 """Tensors of one row in one call of the system; it takes 1024 at most."""
 
 
 class Slots:
-    """A file of rows of one size, and which client's row is where."""
+    """A file of rows of one size, and which client's row is where.
+
+    Rows are written in the background. So a full disk may be said at a later call, but by `sync` at the latest.
+    """
 
     def __init__(self, first: Params, n: int, path: Path | None) -> None:
         self._layout: dict[str, tuple[int, int, Tensor]] = {}
@@ -45,44 +48,53 @@ class Slots:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise self._error("open", error) from error
-        weakref.finalize(self, os.close, self._fd)
+            raise disk_error("open", self._where, error) from error
+        self._behind = Behind(self._fd, self.row_bytes, self._where)
+        weakref.finalize(self, Behind.close, self._behind)
 
     def read(self, slots: NDArray[np.int32], names: Sequence[str]) -> dict[str, Tensor]:
         """The rows (C, ...) of some slots."""
         raw = {k: torch.empty(len(slots), self._layout[k][1], dtype=torch.uint8) for k in names}
-        for run in self._runs(names):
+        if (rows := self._behind.found(slots)) is None:
+            self._read(slots, {k: v.numpy() for k, v in raw.items()})
+        else:
+            for k, column in self._columns(rows).items():
+                if k in raw:
+                    raw[k].numpy()[:] = column
+        return {k: self._typed(raw[k], self._layout[k][2]) for k in names}
+
+    def _read(self, slots: NDArray[np.int32], into: dict[str, Bytes]) -> None:
+        """Read tensors of the rows in some slots straight to where they are wanted."""
+        for run in self._runs(list(into)):
             offset = self._layout[run[0]][0]
             size = sum(self._layout[k][1] for k in run)
-            for slot, *row in zip(slots.tolist(), *(raw[k].numpy() for k in run), strict=True):
+            for slot, *row in zip(slots.tolist(), *(into[k] for k in run), strict=True):
                 if (got := os.preadv(self._fd, row, slot * self.row_bytes + offset)) != size:
                     raise RunError(
                         f"{self._where}: got {got} bytes of a client's row, expected {size}: the file was cut or "
                         "changed; start a new run"
                     )
-        return {k: self._typed(raw[k], self._layout[k][2]) for k in names}
 
     def write(self, clients: NDArray[np.int64], new: dict[str, Tensor]) -> None:
-        """Write the rows of some clients, each to the slot that it may have."""
+        """Write the rows of some clients, each to the slot that it may have; `new` may change afterwards."""
         slots = self._place(clients)
         raw = {k: self._bytes(new[k]) for k in self._layout}
-        for run in self._runs(list(self._layout)):
-            offset = self._layout[run[0]][0]
-            size = sum(self._layout[k][1] for k in run)
-            for slot, *row in zip(slots.tolist(), *(raw[k] for k in run), strict=True):
-                try:
-                    done = os.pwritev(self._fd, row, slot * self.row_bytes + offset)
-                except OSError as error:
-                    raise self._error("write", error) from error
-                if done != size:
-                    raise RunError(f"cannot write {self._where}: the disk took {done} of {size} bytes")
+        for start in range(0, len(slots), self._behind.at_once):
+            some = slice(start, start + self._behind.at_once)
+            for k, column in self._columns(self._behind.room(len(slots[some]))).items():
+                column[:] = raw[k][some]
+            self._behind.write(slots[some])
+
+    def _columns(self, rows: Bytes) -> dict[str, Bytes]:
+        """The bytes (C, b) of each tensor in some rows."""
+        return {k: rows[:, start : start + size] for k, (start, size, _) in self._layout.items()}
 
     def _place(self, clients: NDArray[np.int64]) -> NDArray[np.int32]:
         """The slots that these clients' rows may be written to; those of the last checkpoint are left."""
         old = self.slots[clients]
         moves = np.flatnonzero((old < 0) | self._saved[old]) if len(self._saved) else np.arange(len(old))
         if len(moves):
-            reused = [self._free.pop() for _ in range(min(len(moves), len(self._free)))]
+            reused = sorted(self._free.pop() for _ in range(min(len(moves), len(self._free))))
             end = len(self._saved)
             more = len(moves) - len(reused)
             if end + more > len(self._saved):
@@ -96,11 +108,12 @@ class Slots:
 
     def sync(self) -> None:
         """Make what was written durable."""
+        self._behind.wait()
         if self._kept and self._taken:
             try:
                 os.fsync(self._fd)
             except OSError as error:
-                raise self._error("write", error) from error
+                raise disk_error("write", self._where, error) from error
 
     def commit(self) -> None:
         """The slots as they are were saved."""
@@ -118,6 +131,7 @@ class Slots:
             raise RunError(
                 f"{self._where}: the checkpoint is of {len(slots)} clients, not of {len(self.slots)}; start a new run"
             )
+        self._behind.wait()
         end = int(slots.max(initial=-1)) + 1
         if os.fstat(self._fd).st_size < end * self.row_bytes:
             raise RunError(f"{self._where} is missing or was cut: the checkpoint needs it; start a new run")
@@ -144,17 +158,13 @@ class Slots:
         return raw.reshape(-1).view(like.dtype).reshape(len(raw), *like.shape)
 
     @staticmethod
-    def _bytes(rows: Tensor) -> NDArray[Any]:
+    def _bytes(rows: Tensor) -> Bytes:
         """Rows (C, ...) as bytes (C, b)."""
         if not rows.numel():
             return np.empty((len(rows), 0), dtype=np.uint8)
-        found: NDArray[Any] = rows.reshape(-1).view(torch.uint8).reshape(len(rows), -1).numpy()
+        found: Bytes = rows.reshape(-1).view(torch.uint8).reshape(len(rows), -1).numpy()
         return found
 
     @property
     def _where(self) -> str:
         return str(self._path or "a temporary file of clients' rows")
-
-    def _error(self, what: str, error: OSError) -> RunError:
-        todo = "free some space, or give another folder (--out, or TMPDIR where there is none)"
-        return RunError(f"cannot {what} {self._where}: {error.strerror or error}; {todo}")

@@ -35,13 +35,11 @@ class Bank(ServerUpdate):
         return self.heard_from(state, ids, n)
 
     def heard_from(self, state: State, ids: Tensor, n: Tensor) -> State:
-        """Note that clients `ids` uploaded models trained on n (C,) samples."""
-        return {
-            **state,
-            "in_pool": cast(Tensor, state["in_pool"]).index_fill(0, ids, True),
-            "seen": cast(Tensor, state["seen"]).index_fill(0, ids, True),
-            "n": cast(Tensor, state["n"]).index_copy(0, ids, n),
-        }
+        """Note, in place as well, that clients `ids` uploaded models trained on n (C,) samples."""
+        for flag in ("in_pool", "seen"):
+            cast(Tensor, state[flag]).index_fill_(0, ids, True)
+        cast(Tensor, state["n"]).index_copy_(0, ids, n)
+        return state
 
     def newcomer(self, state: State) -> Params:
         """The mean of all clients' last uploads."""

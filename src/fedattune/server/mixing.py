@@ -97,7 +97,7 @@ class Mixing(Bank):
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
         """Keep what came back; it is mixed when it is sent."""
         if self.pool == "cohort":
-            state = {**state, "in_pool": torch.zeros_like(cast(Tensor, state["in_pool"]))}
+            cast(Tensor, state["in_pool"]).zero_()
         return super().aggregate(state, ids, sent, received, n)
 
     def receivers(self, state: State, ids: Tensor, pooled: Tensor) -> Receivers:
