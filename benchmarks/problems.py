@@ -32,13 +32,14 @@ class Problem:
     steps: int | None = 20
     epochs: int | None = None
     lr: float = 0.02
+    mixed_precision: bool = False
 
     @cached_property
     def task(self) -> Task:
         """The model, the same for all rivals."""
         torch.manual_seed(0)
         model = build_model(self.model, self.data.input_shape, self.data.n_classes, self.options)
-        return Task(model).to(self.data.device, torch.float32)
+        return Task(model, self.mixed_precision).to(self.data.device, torch.float32)
 
     def work(self, round_: int) -> Work:
         """The round as the package's engines want it."""

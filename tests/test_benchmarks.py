@@ -19,8 +19,6 @@ from benchmarks import floors, gpu, in_jax, machine, measure, problems, show, tr
 from benchmarks.__main__ import all_cases, chosen, main
 from benchmarks.measure import Figures, Setting, Target, Workload
 
-ENGINES = {"auto", "batched", "loop"}
-
 
 def run(*arguments: str) -> str:
     # A process of its own: JAX forbids forks once it is imported, and other tests fork.
@@ -50,7 +48,7 @@ def test_every_workload_of_training_and_evaluation_runs_and_all_ways_agree(tmp_p
     names = {"W1", "W2", "W3-mlr", "W3-dnn", "W4-mlr", "W4-dnn", "W5-10", "W5-50", "W6-mlr", "W6-dnn"}
     assert names <= set(cases)
     for name in names:
-        ways = {"floor", *ENGINES}
+        ways = {"floor", "auto"}
         if name < "W5":
             ways |= {"manual"} | (set() if in_jax.MISSING else {"jax scan", "jax vmap"})
             assert bool(in_jax.MISSING) == ("jax" in cases[name]["skipped"])
@@ -79,7 +77,7 @@ def test_other_workloads_run(number: str, tmp_path: Path) -> None:
 def test_the_workload_that_is_only_for_gpus_can_be_made() -> None:
     setting = Setting(quick=True)
     workload = gpu.resnet(setting)
-    assert {"floor", *ENGINES} <= set(workload.ways)
+    assert {"floor", "auto", "loop"} <= set(workload.ways)
     reference = replace(workload, ways={way: workload.ways[way] for way in ("floor", "loop")})
     assert set(measure.measure(reference, setting).seconds) == {"floor", "loop"}  # and they agree
 

@@ -144,7 +144,18 @@ def test_python_compiles(page: Path) -> None:
 
 def test_every_command_line_option_that_the_pages_name_exists() -> None:
     known = {"--" + name.replace("_", "-") for name in (*Experiment.model_fields, *Settings.model_fields)}
-    known |= {"--algorithm", "--config", "--out", "--json", "--resume", "--quiet", "--picture", "--processes"}
+    known |= {
+        "--algorithm",
+        "--config",
+        "--out",
+        "--json",
+        "--resume",
+        "--quiet",
+        "--picture",
+        "--processes",
+        "--list",
+        "--help",
+    }
     for page in PAGES:
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")))
         assert named <= known, page
