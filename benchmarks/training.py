@@ -62,20 +62,19 @@ def agree(problem: Problem, results: dict[str, Any]) -> None:
     """Refuse to measure ways that train different models from the same batches.
 
     Raises:
-        AssertionError: a tensor lies further from the floor's than a hundredth of how far training moved it (a quarter
-            in bfloat16).
+        AssertionError: a tensor of most clients lies further from the floor's than a hundredth of how far training
+            moved it, or of one client than half of it. (In few, rounding flips a ReLU, and what follows differs.)
 
     """
-    floor = results["floor"]
     for name, models in results.items():
+        coarse = name == "bfloat16"
         for key, start, a, b in zip(
-            problem.task.params, problem.task.params.values(), floor, models, strict=True
+            problem.task.params, problem.task.params.values(), results["floor"], models, strict=True
         ):
-            moved, apart = torch.dist(a, start.expand_as(a)), torch.dist(a, b.to(a))
-            if not apart < moved / (4 if name == "bfloat16" else 100):
-                raise AssertionError(
-                    f"{name} trained {key} {apart:.2e} from the floor's, which moved by {moved:.2e}"
-                )
+            moved = (a - start).flatten(1).norm(dim=1)
+            apart = (a - b.to(a)).flatten(1).norm(dim=1) / moved
+            if not (apart.median() < (0.25 if coarse else 0.01) and apart.max() < 0.5):
+                raise AssertionError(f"{name} trained {key} {apart.tolist()} of its way from the floor's")
 
 
 def training(

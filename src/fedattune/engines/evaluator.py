@@ -21,7 +21,7 @@ CHUNK_BYTES = 1 << 28
 """Working memory that one block may take."""
 
 CACHE_BYTES = 1 << 28
-"""Inputs of blocks that may stay in memory between rounds."""
+"""Inputs of a held-out part that stay in memory between rounds, ready for the model, if they are not more."""
 
 LARGE = 256
 """Samples from which on a client's part is evaluated alone: its model's operations then are large enough."""
@@ -38,8 +38,8 @@ class Evaluator:
         # A module takes the weights of one call at a time, so every core has its own.
         self._tasks = [task, *(Task(copy.deepcopy(task.model)) for _ in range(cores(self.device) - 1))]
         values = max(1, math.prod(federation.input_shape))
-        self._at_once = max(64, min(1024, CHUNK_BYTES // (64 * values)))
-        self._kept: dict[str, tuple[list[int], list[_Block]]] = {}
+        self._at_once = max(64, min(4096, CHUNK_BYTES // (64 * values)))
+        self._kept: dict[str, _HeldOut] = {}
 
     def evaluate(self, params: Params, buffers: Params, part: Held, ids: Tensor) -> Scores:
         """Evaluate models (E, ...) of clients `ids` (E,), each on its own part."""
@@ -47,62 +47,66 @@ class Evaluator:
         correct = torch.zeros(len(sizes), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(sizes), dtype=torch.float64, device=self.device)
         scores = Scores(sizes, correct, loss)
-        large = [i for i, n in enumerate(sizes.tolist()) if n >= LARGE or (self.alone and n)]
-        lines = [large[i :: len(self._tasks)] for i in range(len(self._tasks))]
-        samples = self.federation.part(part)
+        held = self._held(part, ids.tolist())
+        lines: list[list[_Own]] = [[] for _ in self._tasks]
+        for own in sorted(held.alone, key=lambda own: -len(own.y)):
+            min(lines, key=lambda line: sum(len(one.y) for one in line)).append(own)
         run_all(
             [
-                partial(
-                    self._singly, task, line, params, buffers, [samples[int(ids[i])] for i in line], scores
-                )
+                partial(self._singly, task, line, params, buffers, scores)
                 for task, line in zip(self._tasks, lines, strict=True)
                 if line
             ]
         )
-        if not self.alone:
-            self._together(params, buffers, part, ids, scores)
+        self._together(params, buffers, held.together, scores)
         return scores
 
     def _singly(
-        self,
-        task: Task,
-        rows: list[int],
-        params: Params,
-        buffers: Params,
-        samples: list[NDArray[np.int64]],
-        scores: Scores,
+        self, task: Task, line: list["_Own"], params: Params, buffers: Params, scores: Scores
     ) -> None:
-        """Evaluate models `rows`, one after the other."""
-        for row, own in zip(rows, samples, strict=True):
+        """Evaluate some models, one after the other."""
+        for row, samples, x, y in line:
             model, state = params.rows(row), buffers.rows(row)
-            for index in torch.split(torch.as_tensor(own, device=self.device), self._at_once):
-                logits = task.predict(model, state, self.federation.features(index, self.dtype))
-                right, losses = score(logits, self.federation.y[index])
-                scores.correct[row] += right.sum()
-                scores.loss[row] += losses.sum().double()
+            right, losses = [], []
+            for at in range(0, len(y), self._at_once):
+                some = slice(at, at + self._at_once)
+                inputs = self.federation.features(samples[some], self.dtype) if x is None else x[some]
+                found = score(task.predict(model, state, inputs), y[some])
+                right.append(found[0].sum())
+                losses.append(found[1].sum().double())
+            scores.correct[row] = torch.stack(right).sum()
+            scores.loss[row] = torch.stack(losses).sum()
 
-    def _together(self, params: Params, buffers: Params, part: Held, ids: Tensor, scores: Scores) -> None:
+    def _together(self, params: Params, buffers: Params, blocks: list["_Block"], scores: Scores) -> None:
         """Evaluate clients with small parts, those with about as many samples as one batch of models."""
         predict = vmap(self._tasks[0].predict, randomness="different")
-        for block in self._blocks(part, ids.tolist()):
+        for block in blocks:
             x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
             logits = predict(params.rows(block.rows), buffers.rows(block.rows), x)
             right, losses = score(logits.flatten(0, 1), block.y.flatten())
             scores.loss[block.rows] = (losses.view_as(block.real) * block.real).sum(1).double()
             scores.correct[block.rows] = (right.view_as(block.real) & block.real).sum(1)
 
-    def _blocks(self, part: Held, ids: list[int]) -> list["_Block"]:
-        """The samples of clients `ids` as padded blocks, kept while the same are asked for and they are small."""
+    def _held(self, part: Held, ids: list[int]) -> "_HeldOut":
+        """The part's samples of clients `ids`, kept while the same are asked for."""
         kept = self._kept.get(part)
-        if kept is None or kept[0] != ids:
+        if kept is None or kept.ids != ids:
             parts = self.federation.part(part)
-            samples = [p if len(p := parts[i]) < LARGE else p[:0] for i in ids]
-            values = int(np.prod(self.federation.input_shape)) * self.dtype.itemsize
-            keep = sum(len(s) for s in samples) * values < CACHE_BYTES
-            blocks = _blocks([len(s) for s in samples], max(1, CHUNK_BYTES // (8 * values)))
-            kept = ids, [self._pad(rows, samples, keep) for rows in blocks]
+            samples = [parts[i] for i in ids]
+            size = math.prod(self.federation.input_shape) * self.dtype.itemsize
+            keep = sum(len(s) for s in samples) * size < CACHE_BYTES
+            large = [self.alone or len(s) >= LARGE for s in samples]
+            alone = [self._own(row, s, keep) for row, s in enumerate(samples) if large[row] and len(s)]
+            small = [0 if large[row] else len(s) for row, s in enumerate(samples)]
+            blocks = _blocks(small, max(1, CHUNK_BYTES // (8 * size)))
+            kept = _HeldOut(ids, alone, [self._pad(rows, samples, keep) for rows in blocks])
             self._kept[part] = kept
-        return kept[1]
+        return kept
+
+    def _own(self, row: int, samples: NDArray[np.int64], keep: bool) -> "_Own":
+        where = torch.as_tensor(samples, device=self.device)
+        x = self.federation.features(where, self.dtype) if keep else None
+        return _Own(row, where, x, self.federation.y[where])
 
     def _pad(self, rows: list[int], samples: list[NDArray[np.int64]], keep: bool) -> "_Block":
         longest = max(len(samples[c]) for c in rows)
@@ -121,6 +125,15 @@ class Evaluator:
         )
 
 
+class _Own(NamedTuple):
+    """One model's samples (m,), their labels, and their inputs (m, ...) if these are kept; `row` is its number."""
+
+    row: int
+    samples: Tensor
+    x: Tensor | None
+    y: Tensor
+
+
 class _Block(NamedTuple):
     """Samples (C, m) of C models, padded to the longest; `rows` numbers these, `real` is false on padding."""
 
@@ -129,6 +142,14 @@ class _Block(NamedTuple):
     x: Tensor | None
     y: Tensor
     real: Tensor
+
+
+class _HeldOut(NamedTuple):
+    """All samples that clients `ids` are evaluated on: of large parts alone, of small ones together."""
+
+    ids: list[int]
+    alone: list[_Own]
+    together: list[_Block]
 
 
 def _blocks(sizes: list[int], most: int) -> list[list[int]]:

@@ -103,7 +103,8 @@ def check_model(
         raise ModelError(f"the model {name} has no parameters to train")
     like = next(iter(task.params.values()))
     # The smallest client: a model may need more samples than it has.
-    smallest = min(federation.part("train"), key=len)[:batch_size]
+    part = federation.part("train")
+    smallest = part[int(part.sizes.argmin())][:batch_size]
     index = torch.as_tensor(smallest, device=federation.y.device)
     x = federation.features(index, like.dtype).to(like.device)
     y = federation.y[index].to(like.device)
