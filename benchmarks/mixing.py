@@ -9,6 +9,7 @@ peak memory of a way includes the uploads, the bank, and two rounds of what is s
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -64,10 +65,14 @@ def resnet18() -> nn.Module:
     return build_model("resnet18", (3, 32, 32), 10, {"stem": "3x3"})
 
 
-def ours(rule: ServerUpdate, cohort: Cohort, device: torch.device) -> Way:
+Uploads = Callable[[], Params]
+"""Gives everybody's uploads, the same tensors to all ways: they take gigabytes."""
+
+
+def ours(rule: ServerUpdate, cohort: Cohort, device: torch.device, uploaded: Uploads) -> Way:
     """The package's rule; the bank takes in the same uploads each round."""
     w0 = cohort.params(device)
-    uploads, ids = cohort.uploads(w0), torch.arange(cohort.clients, device=device)
+    uploads, ids = uploaded(), torch.arange(cohort.clients, device=device)
     n = torch.ones_like(ids)
     torch.manual_seed(1)
     state: State = rule.init(w0, cohort.clients)
@@ -84,10 +89,10 @@ def ours(rule: ServerUpdate, cohort: Cohort, device: torch.device) -> Way:
     return run
 
 
-def plain_attention(cohort: Cohort, device: torch.device) -> Way:
+def plain_attention(cohort: Cohort, device: torch.device, uploaded: Uploads) -> Way:
     """Per layer: concatenate, normalise, multiply, softmax, multiply."""
     w0 = cohort.params(device)
-    uploads, bank = cohort.uploads(w0), w0.copies(cohort.clients)
+    uploads, bank = uploaded(), w0.copies(cohort.clients)
 
     def run(_: int) -> Params:
         new: dict[str, Tensor] = {}
@@ -104,10 +109,10 @@ def plain_attention(cohort: Cohort, device: torch.device) -> Way:
     return run
 
 
-def plain_learned(cohort: Cohort, device: torch.device, lr: float) -> Way:
+def plain_learned(cohort: Cohort, device: torch.device, uploaded: Uploads, lr: float) -> Way:
     """Hypernetworks as batched products under autograd, and two products per layer."""
     w0 = cohort.params(device)
-    uploads, bank, n = cohort.uploads(w0), w0.copies(cohort.clients), cohort.clients
+    uploads, bank, n = uploaded(), w0.copies(cohort.clients), cohort.clients
     torch.manual_seed(1)
     networks = Learned(embedding=WIDTH, hidden=WIDTH).init(w0, n)["hypernetworks"]
     assert isinstance(networks, Params)
@@ -149,6 +154,12 @@ def plain_learned(cohort: Cohort, device: torch.device, lr: float) -> Way:
     return run
 
 
+def briefly(make: Callable[[], Way]) -> Way:
+    """A way that gives some values of every tensor, so that what several ways made need not be held at once."""
+    way = lazily(make)
+    return lambda r: {k: v.flatten(1)[:, :50].clone() for k, v in way(r).items()}
+
+
 def same(results: dict[str, Any]) -> None:
     """Raise if two ways made different mixtures."""
     first, *others = results.values()
@@ -168,17 +179,18 @@ def case(name: str, about: str, cohort: Cohort, rule: ServerUpdate) -> Case:
         if isinstance(rule, Learned):
             layers = len(groups(group.params(torch.device("cpu")), rule.unit))
             heads = C * C * layers * rule.hidden
-        floor: Callable[[], Way] = lambda: plain_attention(group, setting.device)  # noqa: E731
+        uploaded = cache(lambda: group.uploads(group.params(setting.device)))
+        floor: Callable[[], Way] = lambda: plain_attention(group, setting.device, uploaded)  # noqa: E731
         if isinstance(rule, Learned):
             lr = rule.hn_lr
-            floor = lambda: plain_learned(group, setting.device, lr)  # noqa: E731
+            floor = lambda: plain_learned(group, setting.device, uploaded, lr)  # noqa: E731
         return measure(
             Workload(
                 name,
                 about,
                 ways={
-                    "floor": lazily(floor),
-                    "fedattune": lazily(lambda: ours(rule, group, setting.device)),
+                    "floor": briefly(floor),
+                    "fedattune": briefly(lambda: ours(rule, group, setting.device, uploaded)),
                 },
                 targets=(Target("fedattune", "roofline", 1 / 0.6), Target("fedattune", "floor", 1.0)),
                 flops=(6.0 if learns else 4.0) * C * C * P + 6.0 * heads,

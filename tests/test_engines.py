@@ -112,6 +112,48 @@ def test_a_recorded_step_may_share_swap_and_keep_its_tensors(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(leaves, given_, strict=True)), "an input was written over"
 
 
+def test_what_does_not_change_may_be_a_result_and_is_not_written_over() -> None:
+    torch.manual_seed(0)
+    leaves = [torch.randn(3) for _ in range(3)]
+    batches = [[torch.randn(3)] for _ in range(4)]
+    for function in (
+        lambda f, leaves, b: [leaves[0] - leaves[1] * b[0], leaves[2] * 2, leaves[2]],
+        lambda f, leaves, b: [leaves[0] + leaves[1] * b[0], leaves[2].clone(), leaves[2]],
+    ):
+        got = _replayed(function, [], leaves, batches)
+        for a, b in zip(got, _eager(function, [], leaves, batches), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+class LastIterate(SGD):
+    """Carries the model of the step before, which at first is the same tensor as the model."""
+
+    def begin(self, sent: Any, memory: Any, fresh: Any, job: Any) -> Any:
+        return sent.params, sent.params
+
+    def step(self, carry: Any, batch: Any, grad: Any, job: Any) -> Any:
+        w, last = carry
+        return w - 0.1 * grad(w, batch) + 0.5 * (w - last), w
+
+    def finish(self, carry: Any, sent: Any, memory: Any, job: Any) -> Any:
+        return Payload(carry[0], {"last": carry[1]}), {}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("recording", [False, True])
+def test_leaves_that_begin_as_one_tensor_and_part(steps: int, single: bool, recording: bool) -> None:
+    task, data = Task(NETWORKS["mlp"]().double()), _federation([40, 13, 30])
+    want = _train(Loop(task, data), task, 3, LastIterate(), steps=steps)
+    got = _train(Batched(task, data, single=single, recording=recording), task, 3, LastIterate(), steps=steps)
+    for a, b in (
+        (want.upload.params, got.upload.params),
+        (want.upload.extra["last"], got.upload.extra["last"]),
+    ):
+        for k in a:
+            torch.testing.assert_close(a[k], b[k], rtol=1e-12, atol=1e-12)
+
+
 def test_what_does_not_move_is_computed_once_before_the_first_step() -> None:
     def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
         w, anchor = leaves

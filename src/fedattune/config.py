@@ -64,7 +64,8 @@ class Settings(Checked):
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="floating-point type")
     mixed_precision: Literal["off", "bfloat16"] = Field(
-        "off", description="matrix products and convolutions of training in this type, where the device has it"
+        "off",
+        description="matrix products and convolutions of training in this type, where the device has it",
     )
     eval_every: Number = Field(
         1, description="evaluate clients every so many rounds (and after the last one)"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from .clients import ClientStates
+from .clients import ClientStates, owned
 from .cohorts import ADAPTATION, TRAINING, absent, cohort, device, evaluated
 from .config import Settings
 from .core import Algorithm, Payload, State
@@ -318,4 +318,7 @@ class Run:
             **client_facts(self),
         }
         models, buffers = self.evaluation.deployed
+        if not finished and isinstance(models, Params) and isinstance(buffers, Params):
+            # What was evaluated last may be what clients hold, and went on changing.
+            models, buffers = owned(models), owned(buffers)
         return Result(self.config, facts, self.store, finished, models, buffers, self.task.model)

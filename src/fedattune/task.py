@@ -1,5 +1,6 @@
 """A model and its loss as pure functions of parameters and buffers."""
 
+import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -54,6 +55,13 @@ class Task:
     def to(self, device: torch.device, dtype: torch.dtype) -> "Task":
         """This task with all tensors on a device, floating-point ones of a type."""
         return Task(self.model.to(device=device, dtype=dtype), self.mixed_precision)
+
+    def twin(self) -> "Task":
+        """The same task with a module of its own, so that both can be used at the same time; tensors are shared."""
+        same = {id(t): t for t in (*self.model.parameters(), *self.model.buffers())}
+        other = copy.copy(self)
+        object.__setattr__(other, "model", copy.deepcopy(self.model, same))
+        return other
 
     @property
     def uses_batch_statistics(self) -> bool:

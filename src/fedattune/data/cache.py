@@ -31,16 +31,18 @@ class Entry(NamedTuple):
 
 
 def folder() -> Path | None:
-    """Where entries lie; None where FEDATTUNE_CACHE is `off`.
+    """Where entries lie; None where FEDATTUNE_CACHE is `off`, or where there is no home folder to look in.
 
     FEDATTUNE_CACHE names the folder, else it is `cache` in FEDATTUNE_HOME, else `fedattune/arrays` in the user's
     folder for caches (XDG_CACHE_HOME, or what the system has for that).
     """
-    given = os.environ.get("FEDATTUNE_CACHE")
-    if given:
-        return None if given.lower() == "off" else Path(given).expanduser()
-    home = os.environ.get("FEDATTUNE_HOME")
-    return Path(home).expanduser() / "cache" if home else _user_caches() / "fedattune" / "arrays"
+    given, home = os.environ.get("FEDATTUNE_CACHE"), os.environ.get("FEDATTUNE_HOME")
+    try:
+        if given:
+            return None if given.lower() == "off" else Path(given).expanduser()
+        return Path(home).expanduser() / "cache" if home else _user_caches() / "fedattune" / "arrays"
+    except RuntimeError:  # a user without a home
+        return None
 
 
 def _user_caches() -> Path:

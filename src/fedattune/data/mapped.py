@@ -2,6 +2,7 @@
 
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ import torch
 from ..files import replacing
 from .dataset import Array
 
-_files: dict[int, tuple[Path, int]] = {}
+_files: dict[int, tuple[Path, tuple[int, ...], np.dtype[Any]]] = {}
 """Address of an array that is mapped here -> its file and its bytes."""
 
 
@@ -24,7 +25,7 @@ def open_mapped(path: Path) -> Array:
     """
     found = np.load(path, mmap_mode="c", allow_pickle=False)
     address = found.ctypes.data
-    _files[address] = (path.resolve(), found.nbytes)
+    _files[address] = path.resolve(), found.shape, found.dtype
     weakref.finalize(found, _files.pop, address, None)
     array: Array = found.view(np.ndarray)
     return array
@@ -32,9 +33,12 @@ def open_mapped(path: Path) -> Array:
 
 def file_of(array: Array | torch.Tensor) -> Path | None:
     """The file that a whole array was mapped from by this process, if it is still there, or None."""
-    address = array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data
-    path, nbytes = _files.get(address, (None, 0))
-    return path if path and nbytes == array.nbytes and path.exists() else None
+    own: Array = array.numpy() if isinstance(array, torch.Tensor) else array
+    if (known := _files.get(own.ctypes.data)) is None:
+        return None
+    path, shape, dtype = known
+    whole = own.flags.c_contiguous and (own.shape, own.dtype) == (shape, dtype)
+    return path if whole and path.exists() else None
 
 
 def save_mapped(path: Path, array: Array) -> Array:

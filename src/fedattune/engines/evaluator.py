@@ -1,6 +1,5 @@
 """Evaluation of many clients' models: small parts as padded blocks of several clients, large ones alone."""
 
-import copy
 import math
 from functools import partial
 from typing import NamedTuple
@@ -35,8 +34,7 @@ class Evaluator:
     ) -> None:
         self.federation, self.dtype, self.alone = federation, dtype, alone
         self.device = federation.y.device
-        # A module takes the weights of one call at a time, so every core has its own.
-        self._tasks = [task, *(Task(copy.deepcopy(task.model)) for _ in range(cores(self.device) - 1))]
+        self._tasks = [task]
         values = max(1, math.prod(federation.input_shape))
         self._at_once = max(64, min(4096, CHUNK_BYTES // (64 * values)))
         self._kept: dict[str, _HeldOut] = {}
@@ -48,6 +46,8 @@ class Evaluator:
         loss = torch.zeros(len(sizes), dtype=torch.float64, device=self.device)
         scores = Scores(sizes, correct, loss)
         held = self._held(part, ids.tolist())
+        if held.alone:  # a module takes the weights of one call at a time, so every core has its own
+            self._tasks += [self._tasks[0].twin() for _ in range(cores(self.device) - len(self._tasks))]
         lines: list[list[_Own]] = [[] for _ in self._tasks]
         for own in sorted(held.alone, key=lambda own: -len(own.y)):
             min(lines, key=lambda line: sum(len(one.y) for one in line)).append(own)
@@ -84,7 +84,7 @@ class Evaluator:
             x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
             logits = predict(params.rows(block.rows), buffers.rows(block.rows), x)
             right, losses = score(logits.flatten(0, 1), block.y.flatten())
-            scores.loss[block.rows] = (losses.view_as(block.real) * block.real).sum(1).double()
+            scores.loss[block.rows] = losses.view_as(block.real).masked_fill(~block.real, 0).sum(1).double()
             scores.correct[block.rows] = (right.view_as(block.real) & block.real).sum(1)
 
     def _held(self, part: Held, ids: list[int]) -> "_HeldOut":

@@ -1,6 +1,7 @@
 """What the machine offers: memory that stays with the process, and cores to run groups of clients side by side."""
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +46,7 @@ def run_all(tasks: Sequence[Callable[[], None]]) -> None:
             task()
         return
     with threads(1):
-        others = [_pool(len(tasks) - 1).submit(_without_gradients, task) for task in tasks[1:]]
+        others = [_pool().submit(_without_gradients, task) for task in tasks[1:]]
         try:
             tasks[0]()
         finally:
@@ -61,8 +62,8 @@ def _without_gradients(task: Callable[[], None]) -> None:
 
 
 @cache
-def _pool(workers: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(workers, thread_name_prefix="fedattune")
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="fedattune")
 
 
 @cache

@@ -27,7 +27,8 @@ class Step(NamedTuple):
     """A step that was made ready.
 
     Attributes:
-        before: run once per round on the fixed tensors and the leaves that stay; gives what `body` needs of them.
+        before: run once for all steps of the same clients, on the fixed tensors and the leaves that stay; gives what
+            `body` needs of them.
         body: run on that, on the leaves that move, and on the batch; gives the leaves that move. It may write over
             those that it is given.
         moving: numbers of the leaves that a step changes.
@@ -77,13 +78,16 @@ def record(
     function: Function, fixed: Tensors, leaves: Tensors, batch: Tensors, recording: bool = True
 ) -> Step:
     """Make `function` ready for tensors like these; as it is, where it cannot be recorded."""
-    eager = function(fixed, leaves, batch)
-    moving = tuple(i for i, (old, new) in enumerate(zip(leaves, eager, strict=True)) if not _same(old, new))
+    # A tensor of its own for every leaf: one that came twice would seem to stay where it takes the other's value.
+    apart = [leaf.clone() for leaf in leaves]
+    eager = function(fixed, apart, batch)
+    moving = tuple(i for i, (old, new) in enumerate(zip(apart, eager, strict=True)) if not _same(old, new))
     if recording:
         try:
             step = _record(function, fixed, leaves, batch, moving)
             # Whatever the rules of `simplify` did, a step that computes something else is never used.
-            old, new = [leaves[i] for i in moving], [eager[i] for i in moving]
+            again = function(fixed, eager, batch)
+            old, new = [leaves[i] for i in moving], [again[i] for i in moving]
             if step.random or _agree(_replay(step, fixed, leaves, batch), new, old):
                 return step
         except Exception:  # noqa: S110 (a user's rule or layer may do what no trace can hold: it runs as it is)
@@ -97,8 +101,12 @@ def _same(old: Tensor, new: Tensor) -> bool:
 
 
 def _replay(step: Step, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Sequence[Tensor]:
+    """Two steps: in the second, what the first wrote over would show."""
     ready = step.before(*fixed, *step.staying(leaves))
-    return step.body(*ready, *(dense(leaves[i]) for i in step.moving), *batch)
+    here: Sequence[Tensor] = [dense(leaves[i]) for i in step.moving]
+    for _ in range(2):
+        here = step.body(*ready, *here, *batch)
+    return here
 
 
 def dense(leaf: Tensor) -> Tensor:
@@ -131,7 +139,7 @@ def _unrecorded(function: Function, n_fixed: int, n_leaves: int, moving: tuple[i
         for i, leaf in zip([*stay, *moving], rest, strict=False):
             leaves[i] = leaf
         new = function(fixed, leaves, rest[n_leaves:])
-        return [new[i] for i in moving]
+        return [dense(new[i]) for i in moving]  # of its own: nobody knows what a rule's results share
 
     return Step(lambda *tensors: tensors, body, moving, True, 0)
 
@@ -158,12 +166,12 @@ def _record(
     random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in graph.nodes)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     carried = [inputs[n + i] for i in moving]
-    outputs = _own_outputs(graph, carried)
+    _own_outputs(graph, carried)
     late = set(carried) | set(inputs[n + m :])
     before, body = _split(traced, late)
     first = len([x for x in body.nodes if x.op == "placeholder"]) - len(late)
     places = [node for node in body.nodes if node.op == "placeholder"][first:]
-    reuse_memory(body, [places[i] for i, free in enumerate(outputs) if free])
+    reuse_memory(body, places[: len(moving)])
     operations = sum(node.op in ("call_function", "call_method") for node in body.nodes)
     modules = [GraphModule(traced, one) for one in (before, body)]
     return Step(modules[0].forward, modules[1].forward, moving, random, operations)
@@ -174,8 +182,8 @@ def _mutates(node: Node) -> bool:
     return schema is not None and bool(schema.is_mutable)
 
 
-def _own_outputs(graph: Graph, carried: list[Node]) -> list[bool]:
-    """Give every output memory of its own, laid out as its input; which inputs may then be written over.
+def _own_outputs(graph: Graph, carried: list[Node]) -> None:
+    """Give every output memory of its own, laid out as its input, so that the next step may write over it.
 
     An output that is an input, or shares memory with another output, would otherwise be written over with it.
     """
@@ -193,12 +201,13 @@ def _own_outputs(graph: Graph, carried: list[Node]) -> list[bool]:
             results[i] = copy
         used.add(root(results[i]))
     output.args = (results,)
-    return [True] * len(results)
 
 
 def _split(traced: GraphModule, late: set[Node]) -> tuple[Graph, Graph]:
     """Two graphs: what needs none of the `late` inputs, and the rest, which is given what it needs of the first."""
     moving = set(late)
+    (output,) = (node for node in traced.graph.nodes if node.op == "output")
+    moving.update(output.all_input_nodes)  # made anew in every step, as the next one may write over it
     for node in traced.graph.nodes:
         seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if seeded or node.op == "output" or any(used in moving for used in node.all_input_nodes):

@@ -30,7 +30,7 @@ def change(p: Tensor, sent: Params, received: Params) -> Params:
 
 def last_weights(state: State, ids: Tensor, p: Tensor) -> Tensor:
     """The weights (N,) of all clients: p (C,) for clients `ids`, 0 for others; written in place."""
-    return cast(Tensor, state["p"]).zero_().index_copy_(0, ids, p)
+    return cast(Tensor, state["p"]).to(p).zero_().index_copy_(0, ids, p)
 
 
 @dataclass(frozen=True)
