@@ -38,18 +38,16 @@ def dnn(w: Sequence[Tensor], x: Tensor) -> Tensor:
 WRITTEN_OUT: dict[str, Forward] = {"mlr": mlr, "dnn": dnn}
 
 
-def plain(problem: Problem, *, channels_last: bool = False) -> Train:
+def plain(problem: Problem) -> Train:
     """Train by hand-written loop; convolutional models are called as modules."""
     model = deepcopy(problem.task.model).train()
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    model.to(memory_format=layout)  # type: ignore[call-overload]
     w = [p for p in model.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in w]
     statistics = list(model.buffers())
     fresh = [b.clone() for b in statistics]
     forward: Forward = WRITTEN_OUT.get(problem.model, lambda _, x: model(x))
     flat = problem.model in WRITTEN_OUT
-    own = [(x.flatten(1) if flat else x.to(memory_format=layout), y) for x, y in problem.own]
+    own = [(x.flatten(1) if flat else x, y) for x, y in problem.own]
 
     def train(orders: Orders) -> Models:
         values = [p.detach() for p in w]  # the same memory, out of autograd's sight
