@@ -64,6 +64,7 @@ def agree(problem: Problem, results: dict[str, Any]) -> None:
     Raises:
         AssertionError: a tensor of most clients lies further from the floor's than a hundredth of how far training
             moved it, or of one client than half of it. (In few, rounding flips a ReLU, and what follows differs.)
+            In bfloat16 it only has to have moved the same way.
 
     """
     for name, models in results.items():
@@ -73,7 +74,7 @@ def agree(problem: Problem, results: dict[str, Any]) -> None:
         ):
             moved = (a - start).flatten(1).norm(dim=1)
             apart = (a - b.to(a)).flatten(1).norm(dim=1) / moved
-            if not (apart.median() < (0.25 if coarse else 0.01) and apart.max() < 0.5):
+            if not (apart.max() < 1 if coarse else apart.median() < 0.01 and apart.max() < 0.5):
                 raise AssertionError(f"{name} trained {key} {apart.tolist()} of its way from the floor's")
 
 
