@@ -18,8 +18,9 @@ from fedattune.client import SGD, Proximal
 from fedattune.core import Payload
 from fedattune.engines import Batched, Engine, Inputs, Loop, Trained, Work
 from fedattune.engines.graph import simplify
+from fedattune.engines.kernels import Prediction, in_blocks, narrow, pool
 from fedattune.engines.lanes import laid_out, lay
-from fedattune.engines.machine import run_all
+from fedattune.engines.machine import run_all, threads
 from fedattune.engines.step import Recorder, dense, record
 from fedattune.task import Task, sample_losses
 
@@ -30,21 +31,24 @@ aten = torch.ops.aten
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any))
-def test_lanes_train_every_client_once_and_finish_with_the_longest(counts: list[int]) -> None:
-    lanes = lay(counts)
-    assert sorted(i for lane in lanes.clients for i in lane) == [i for i, n in enumerate(counts) if n]
-    loads = [sum(counts[i] for i in lane) for lane in lanes.clients]
-    assert lanes.steps == max(loads)
-    assert lanes.steps < max(counts) + sum(counts) / len(loads) + 1
-    assert sum(len(at) for at in lanes.changes.values()) == sum(n > 0 for n in counts)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any), st.integers(1, 4))
+def test_lanes_train_every_client_once_and_finish_with_the_longest(counts: list[int], at_once: int) -> None:
+    groups = lay(counts, at_once)
+    every = [lane for lanes in groups for lane in lanes.clients]
+    assert sorted(i for lane in every for i in lane) == [i for i, n in enumerate(counts) if n]
+    for lanes in groups:
+        assert lanes.steps == max(sum(counts[i] for i in lane) for lane in lanes.clients)
+        assert lanes.steps < max(counts) + sum(counts) / len(every) + 1
+        assert sum(len(at) for at in lanes.changes.values()) == sum(len(lane) for lane in lanes.clients)
+    assert len(groups) == min(at_once, len(every))
+    assert max(len(lanes.clients) for lanes in groups) - min(len(lanes.clients) for lanes in groups) <= 1
 
 
 def test_what_a_lane_does_is_its_clients_batches_one_after_the_other() -> None:
     import numpy as np
 
     batches = [np.full((n, 1, 2), 10 * n) + np.arange(n)[:, None, None] for n in (3, 1, 2)]
-    lanes = lay([3, 1, 2])
+    (lanes,) = lay([3, 1, 2])
     assert lanes.clients == [[0], [2, 1]]
     index = laid_out(lanes, batches)
     assert index[:, :, 0, 0].T.tolist() == [[30, 31, 32], [20, 21, 10]]
@@ -54,7 +58,7 @@ def test_a_short_batch_is_padded_and_a_lane_with_nothing_left_repeats_its_last_s
     import numpy as np
 
     batches = [np.arange(6).reshape(3, 1, 2), np.array([[[7]], [[8]]])]
-    index = laid_out(lay([3, 2]), batches)
+    index = laid_out(lay([3, 2])[0], batches)
     assert index[:, 1, 0].tolist() == [[7, -1], [8, -1], [8, -1]]
 
 
@@ -70,9 +74,7 @@ def _replayed(function: Any, fixed: Tensors, leaves: Tensors, batches: list[Tens
     here = [dense(a) if i in step.moving else a for i, a in enumerate(leaves)]
     ready = step.before(*fixed, *step.staying(here))
     for batch in batches:
-        for i, new in zip(
-            step.moving, step.body(*ready, *(here[i] for i in step.moving), *batch), strict=True
-        ):
+        for i, new in zip(step.moving, step.body(ready, [here[i] for i in step.moving], batch), strict=True):
             here[i] = new
     return here
 
@@ -170,7 +172,7 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is() -> None:
 
     step = record(function, [], [torch.zeros(2)], [torch.ones(2)])
     assert not step.operations
-    assert step.body(torch.zeros(2), -torch.ones(2))[0].tolist() == [-1, -1]
+    assert step.body([], [torch.zeros(2)], [-torch.ones(2)])[0].tolist() == [-1, -1]
 
 
 def test_a_recording_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +184,7 @@ def test_a_recording_that_computes_something_else_is_not_used(monkeypatch: pytes
     monkeypatch.setattr("fedattune.engines.step.simplify", wrong)
     step = record(lambda f, leaves, b: [leaves[0] - b[0]], [], [torch.ones(2)], [torch.ones(2)])
     assert not step.operations
-    assert step.body(torch.ones(2), torch.ones(2))[0].tolist() == [0, 0]
+    assert step.body([], [torch.ones(2)], [torch.ones(2)])[0].tolist() == [0, 0]
 
 
 def test_recorded_steps_are_kept_by_what_they_depend_on() -> None:
@@ -247,6 +249,17 @@ def test_pooling_before_rectifying_gives_the_same_gradient_ties_included() -> No
     used, got, want = _targets(grad(lambda x: (torch.max_pool2d(x.relu(), 2) * weight).sum()), x)
     assert torch.equal(got, want)
     assert used[aten.max_pool2d_with_indices.default] == 1
+
+
+@pytest.mark.parametrize(
+    "how", [([2, 2], [2, 2]), ([3, 3], [2, 2], [1, 1]), ([2, 2], [2, 2], [0, 0], [1, 1], True)]
+)
+@pytest.mark.parametrize("channels", [1, 8])
+def test_pooling_channel_by_channel_gives_the_same_values_and_places(channels: int, how: Any) -> None:
+    x = torch.randint(-2, 3, (2, channels, 7, 9)).double()  # many ties
+    for a, b in zip(pool(x, *how), aten.max_pool2d_with_indices(x, *how), strict=True):
+        assert torch.equal(a, b)
+        assert a.is_contiguous()
 
 
 def test_losses_are_cross_entropy() -> None:
@@ -319,29 +332,77 @@ def test_noise_repeats_with_the_seed_and_leaves_the_generator_alone(kind: str) -
     expected = torch.rand(3)
     torch.manual_seed(7)
     engine = Batched(task, data, **EACH[kind])
-    first, again = (_train(engine, task, 3, SGD(), steps=4) for _ in range(2))  # recorded, then replayed
-    other = _train(engine, task, 3, SGD(), steps=4, round=2)
+    with threads(2):
+        first, again = (_train(engine, task, 3, SGD(), steps=4) for _ in range(2))  # recorded, then replayed
+        other = _train(engine, task, 3, SGD(), steps=4, round=2)
     assert torch.equal(torch.rand(3), expected)
     for k in task.params:
         assert torch.equal(first.upload.params[k], again.upload.params[k])
     assert not torch.equal(first.upload.params["1.weight"], other.upload.params["1.weight"])
 
 
-def test_the_number_of_threads_does_not_change_the_result() -> None:
-    task, data = Task(NETWORKS["conv"]()), _federation([30, 40, 50, 20])
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            results.append(_train(Batched(task, data, single=True), task, 4, SGD(), epochs=1))
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.parametrize(("name", "kind"), [("conv", "single"), ("mlp", "wide")])
+def test_the_number_of_threads_does_not_change_the_result(name: str, kind: str) -> None:
+    task, data = Task(NETWORKS[name]()), _federation([30, 40, 50, 20, 90, 31, 8])
+    results = []
+    for n in (1, 3):
+        with threads(n):
+            engine = Batched(task, data, **EACH[kind])
+            results.append(_train(engine, task, 7, SGD((Proximal(0.1),), momentum=0.9), epochs=2))
+            assert torch.get_num_threads() == n
+        # PyTorch cannot trace the gradient of a convolution, which is large enough to be called from Python.
+        assert all(step.scripted == (kind == "wide") for step in engine._recorder._steps.values())
     for k in task.params:
         torch.testing.assert_close(
             results[0].upload.params[k], results[1].upload.params[k], rtol=1e-6, atol=1e-7
         )
+
+
+def test_without_torchscript_steps_are_replayed_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, data = Task(NETWORKS["mlp"]().double()), _federation([30, 40, 50])
+    want = _train(Batched(task, data), task, 3, SGD(), epochs=1)
+
+    def missing(*_: Any) -> None:
+        raise RuntimeError("no TorchScript")
+
+    monkeypatch.setattr("fedattune.engines.step.scripted", missing)
+    with threads(2):
+        engine = Batched(task, data)
+        got = _train(engine, task, 3, SGD(), epochs=1)
+    assert all(step.operations and not step.scripted for step in engine._recorder._steps.values())
+    for k in task.params:
+        torch.testing.assert_close(want.upload.params[k], got.upload.params[k], rtol=1e-12, atol=1e-12)
+
+
+def test_logits_of_many_inputs_are_the_same_by_the_faster_product() -> None:
+    x, w = torch.randn(3, 20, 600), torch.randn(3, 10, 600)
+    assert narrow(x[:, :10], w.transpose(1, 2)) is NotImplemented  # not faster
+    assert narrow(x[:, :, :10], w[:, :, :10].transpose(1, 2)) is NotImplemented
+    torch.testing.assert_close(narrow(x, w.transpose(1, 2)), x @ w.transpose(1, 2), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [3, 24, 77])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_model_predicts_the_same_where_faster_calls_are_made(rows: int, bias: bool) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(968, 10, bias=bias),
+        nn.ReLU(),
+        nn.Linear(10, 3),
+    )
+    x = torch.randn(rows, 1, 24, 24)
+    with torch.no_grad(), Watch() as seen, Prediction():
+        got = net(x)
+    assert seen.operations["aten.bmm.default"] == (rows >= 24)
+    torch.testing.assert_close(got, net(x), rtol=1e-5, atol=1e-5)
+
+
+def test_linear_layers_of_other_types_stay_as_they_are() -> None:
+    x, w = torch.randn(30, 600).double(), torch.randn(4, 600).double()
+    assert torch.equal(in_blocks(x, w), nn.functional.linear(x, w))
+    assert torch.equal(in_blocks(x[0], w), nn.functional.linear(x[0], w))
 
 
 def test_a_fault_in_one_line_is_raised_after_all_have_ended() -> None:
@@ -402,8 +463,9 @@ def _watched(n: int, steps: int, model: str = "mlp") -> Watch:
     """A round of n clients whose steps were recorded before."""
     data, task = _federation([400] * n), Task(NETWORKS[model]())
     engine = Batched(task, data)
-    _train(engine, task, n, SGD(), steps=steps)
-    with Watch() as seen:
+    with threads(1):
+        _train(engine, task, n, SGD(), steps=steps)
+    with threads(1), Watch() as seen:  # it sees this thread alone
         trained = _train(engine, task, n, SGD(), steps=steps)
         engine.evaluate(trained.upload.params, trained.buffers, "test", torch.arange(n))
     return seen

@@ -21,14 +21,14 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     return (losses * weight[0]).sum() / weight[0].sum() if weight else losses.mean()
 
 
-def sample_losses(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy (B,) of each sample, from logits (B, classes) and labels (B,).
+def sample_losses(logits: Tensor, y: Tensor, largest: Tensor | None = None) -> Tensor:
+    """Cross-entropy (B,) of each sample, from logits (B, classes), labels (B,), and the largest logits (B, 1) if known.
 
     Spelled out, since PyTorch's softmax over few classes takes five times as long as these operations.
     """
     if logits.dtype == torch.bfloat16:
         logits = logits.float()
-    z = logits - logits.detach().amax(1, keepdim=True)
+    z = logits - (logits.detach().amax(1, keepdim=True) if largest is None else largest)
     return z.exp().sum(1).log() - z.gather(1, y[:, None]).squeeze(1)
 
 

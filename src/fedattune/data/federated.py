@@ -1,6 +1,6 @@
 """Data divided among clients, each with its own training, validation and test part."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -11,6 +11,7 @@ import torch
 from ..errors import ConfigError, did_you_mean
 from .dataset import Array, fingerprint
 from .digest import manifest_digest
+from .gather import gather
 from .members import PARTS, Client, Clients, Lists, Part
 
 
@@ -103,23 +104,15 @@ class Federation:
 
     def features(self, index: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The model's input for the samples `index`, of any shape: (*index.shape, *input_shape)."""
-        return self.gatherer(dtype)(index)
+        x, shift, scale = self.samples(dtype)
+        return gather(x, index, shift, scale, dtype)
 
-    def gatherer(self, dtype: torch.dtype = torch.float32) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function that does what `features` does, for many calls: gathers samples and normalises them."""
-        x, shape = self.x, self.input_shape
-        shift = None if self.shift is None else self.shift.to(dtype)
-        scale = None if self.scale is None else self.scale.to(dtype)
-
-        def gather(index: torch.Tensor) -> torch.Tensor:
-            found = x.index_select(0, index.reshape(-1)).to(dtype)
-            if shift is not None:
-                found.sub_(shift)
-            if scale is not None:
-                found.mul_(scale)
-            return found.view(*index.shape, *shape)
-
-        return gather
+    def samples(
+        self, dtype: torch.dtype = torch.float32
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """All samples as they are kept, and what is subtracted from them and multiplied with, in `dtype`."""
+        shift, scale = (None if a is None else a.to(dtype) for a in (self.shift, self.scale))
+        return self.x, shift, scale
 
     def to(self, device: torch.device | str) -> "Federation":
         """The same federation with its samples on `device`."""

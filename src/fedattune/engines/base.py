@@ -151,7 +151,8 @@ class Engine(ABC):
 
 def score(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Whether each sample (B,) is classified rightly, and its cross-entropy."""
-    return logits.argmax(1) == y, sample_losses(logits, y)
+    largest, label = logits.max(1, keepdim=True)
+    return label.squeeze(1) == y, sample_losses(logits, y, largest)
 
 
 def take(memory: Memory, ids: Tensor | int | slice) -> Memory:

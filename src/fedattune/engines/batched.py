@@ -43,6 +43,7 @@ class Batched(Engine):
         super().__init__(task, federation)
         self.single = single
         self._recorder = Recorder(recording)
+        self._cores = 1
         self._evaluator = Evaluator(task, federation, self.dtype, alone=single)
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -54,7 +55,9 @@ class Batched(Engine):
         batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
         results: list[Trained] = []
         done: list[int] = []
-        with noise(work.noise_seed(), self.device), torch.no_grad():
+        self._cores = cores(self.device)
+        # A thread of PyTorch's own, once it was of use, would wait for more on a core that a group of clients needs.
+        with noise(work.noise_seed(), self.device), torch.no_grad(), threads(1):
             for chunk in self._chunks(batches, probed, inputs):
                 done += chunk
                 mine, before = [batches[i] for i in chunk], [probed[i] for i in chunk] if probed else []
@@ -146,27 +149,32 @@ class Batched(Engine):
         def maker(leaves: Sequence[Tensor], batch: Sequence[Tensor]) -> Step:
             return self._recorder.step(key, function, fixed, leaves, batch)
 
-        for at_once in (cores(self.device), 1):
+        for at_once in (self._cores, 1):
             groups = self._groups(at_once, batches, leaves)
             steps = [step for group in groups for step in group.prepare(maker)]
-            # What is drawn at the same time would come in another order every time.
-            if len(groups) == 1 or not any(step.random for step in steps):
+            # What is drawn at the same time would come in another order every time; and many small operations called
+            # from Python would wait for one another.
+            if not any(step.random for step in steps) and (
+                self.single or all(step.scripted for step in steps)
+            ):
                 break
         moving = {i for step in steps for i in step.moving}
         out = [dense(leaf) if i in moving else leaf for i, leaf in enumerate(leaves)]
         rows = sum(len(b) for b in batches) / max(len(b) for b in batches) * batches[0][0].size
         small = not self.single and self.task.params.numel() * rows < WORTH_ALL_CORES
-        with threads(1 if small else torch.get_num_threads()):
+        with threads(1 if small else self._cores):
             run_all([partial(group.run, fixed, leaves, out) for group in groups])
         return out
 
     def _groups(
         self, at_once: int, batches: list[NDArray[np.int64]], leaves: list[Tensor]
     ) -> Sequence[Group | Line]:
-        """All clients in one group, whose operations PyTorch divides over the cores; or a line for every core."""
+        """A group of lanes, or a line of clients, for each core."""
         counts = [len(b) for b in batches]
         if not self.single:
-            return [Group(lay(counts), batches, leaves, self.federation, self.dtype)]
+            return [
+                Group(lanes, batches, leaves, self.federation, self.dtype) for lanes in lay(counts, at_once)
+            ]
         clients = sorted((i for i, n in enumerate(counts) if n), key=lambda i: -counts[i])
         lines = [clients[i::at_once] for i in range(min(at_once, len(clients)))]
         return [Line(line, batches, leaves, self.federation, self.dtype) for line in lines]

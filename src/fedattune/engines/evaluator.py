@@ -14,6 +14,7 @@ from ..data import Federation
 from ..params import Params
 from ..task import Task
 from .base import Held, Scores, score
+from .kernels import Prediction
 from .machine import cores, run_all
 
 CHUNK_BYTES = 1 << 28
@@ -24,6 +25,10 @@ CACHE_BYTES = 1 << 28
 
 LARGE = 256
 """Samples from which on a client's part is evaluated alone: its model's operations then are large enough."""
+
+
+SCORED = 1 << 20
+"""Logits that are scored at once, or those of one model."""
 
 
 class Evaluator:
@@ -46,15 +51,17 @@ class Evaluator:
         loss = torch.zeros(len(sizes), dtype=torch.float64, device=self.device)
         scores = Scores(sizes, correct, loss)
         held = self._held(part, ids.tolist())
+        n = cores(self.device)
         if held.alone:  # a module takes the weights of one call at a time, so every core has its own
-            self._tasks += [self._tasks[0].twin() for _ in range(cores(self.device) - len(self._tasks))]
-        lines: list[list[_Own]] = [[] for _ in self._tasks]
+            self._tasks += [self._tasks[0].twin() for _ in range(n - len(self._tasks))]
+        tasks = self._tasks[:n]
+        lines: list[list[_Own]] = [[] for _ in tasks]
         for own in sorted(held.alone, key=lambda own: -len(own.y)):
             min(lines, key=lambda line: sum(len(one.y) for one in line)).append(own)
         run_all(
             [
                 partial(self._singly, task, line, params, buffers, scores)
-                for task, line in zip(self._tasks, lines, strict=True)
+                for task, line in zip(tasks, lines, strict=True)
                 if line
             ]
         )
@@ -64,18 +71,20 @@ class Evaluator:
     def _singly(
         self, task: Task, line: list["_Own"], params: Params, buffers: Params, scores: Scores
     ) -> None:
-        """Evaluate some models, one after the other."""
+        """Evaluate some models, one after the other; several are scored at once, as that takes many small calls."""
+        waiting: list[tuple[int, Tensor, Tensor]] = []
         for row, samples, x, y in line:
             model, state = params.rows(row), buffers.rows(row)
-            right, losses = [], []
             for at in range(0, len(y), self._at_once):
                 some = slice(at, at + self._at_once)
                 inputs = self.federation.features(samples[some], self.dtype) if x is None else x[some]
-                found = score(task.predict(model, state, inputs), y[some])
-                right.append(found[0].sum())
-                losses.append(found[1].sum().double())
-            scores.correct[row] = torch.stack(right).sum()
-            scores.loss[row] = torch.stack(losses).sum()
+                with Prediction():
+                    waiting.append((row, task.predict(model, state, inputs), y[some]))
+            if sum(logits.numel() for _, logits, _ in waiting) > SCORED:
+                _score(waiting, scores)
+                waiting = []
+        if waiting:
+            _score(waiting, scores)
 
     def _together(self, params: Params, buffers: Params, blocks: list["_Block"], scores: Scores) -> None:
         """Evaluate clients with small parts, those with about as many samples as one batch of models."""
@@ -123,6 +132,15 @@ class Evaluator:
             self.federation.y[where],
             torch.as_tensor(real, device=self.device),
         )
+
+
+def _score(found: list[tuple[int, Tensor, Tensor]], scores: Scores) -> None:
+    """Add up what models, given by their number, made of samples: their logits, and the labels."""
+    numbers, logits, y = zip(*found, strict=True)
+    rows = torch.tensor(numbers).repeat_interleave(torch.tensor([len(one) for one in y])).to(y[0].device)
+    right, losses = score(torch.cat(logits), torch.cat(y))
+    scores.correct.index_add_(0, rows, right.long())
+    scores.loss.index_add_(0, rows, losses.double())
 
 
 class _Own(NamedTuple):

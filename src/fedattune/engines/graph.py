@@ -12,6 +12,8 @@ from typing import Any, cast
 import torch
 from torch.fx import Graph, Node
 
+from .kernels import narrow, pool
+
 aten = torch.ops.aten
 
 ADD, SUB, MUL = aten.add.Tensor, aten.sub.Tensor, (aten.mul.Tensor, aten.mul.Scalar)
@@ -38,9 +40,14 @@ DIRECT = {
     aten.unsqueeze.default: torch.unsqueeze, aten.scatter_add.default: torch.scatter_add,
     aten.neg.default: torch.neg, aten.amax.default: torch.amax, aten.sum.dim_IntList: torch.sum,
     aten.squeeze.dims: torch.squeeze, aten.expand.default: torch.Tensor.expand, aten.index_select.default:
-    torch.index_select,
+    torch.index_select, aten.max_pool2d_with_indices.default: pool,
 }  # fmt: skip
-"""The same operations called without a lookup of the overload, which takes half of the time of a small one."""
+"""The same operations called without a lookup of the overload, which takes half of the time of a small one, or done
+otherwise."""
+
+
+REWRITTEN = {aten.bmm.default: narrow}
+"""Operations that are traced as others; `NotImplemented` leaves them as they are."""
 
 
 def simplify(graph: Graph) -> None:

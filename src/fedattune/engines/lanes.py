@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
+from itertools import accumulate, pairwise
 from math import ceil
 
 import numpy as np
@@ -32,14 +33,15 @@ class Lanes:
         return all(len(lane) == 1 for lane in self.clients) and list(self.changes) in ([], [self.steps])
 
 
-def lay(counts: Sequence[int]) -> Lanes:
-    """Lanes for clients with so many local steps each.
+def lay(counts: Sequence[int], at_once: int = 1) -> list[Lanes]:
+    """Lanes for clients with so many local steps each, divided into groups, `at_once` of them if there are enough.
 
-    As many lanes as it takes to finish with the client that has the most steps; all are about as long. Clients
-    without a step are in none.
+    As many lanes as it takes to finish with the client that has the most steps, or more, so that all groups have as
+    many; all are about as long. Clients without a step are in none.
     """
-    longest = max(counts)
-    width = len(counts) if min(counts) == longest else ceil(sum(counts) / longest)
+    longest, clients = max(counts), sum(n > 0 for n in counts)
+    width = clients if min(counts) == longest else ceil(sum(counts) / longest)
+    width = min(clients, at_once * ceil(width / at_once))
     lanes: list[list[int]] = [[] for _ in range(width)]
     loads = [(0, lane) for lane in range(width)]
     heapify(loads)
@@ -51,13 +53,17 @@ def lay(counts: Sequence[int]) -> Lanes:
         load, lane = loads[0]
         lanes[lane].append(client)
         heapreplace(loads, (load + counts[client], lane))
+    groups = min(at_once, width)
+    cuts = [width * i // groups for i in range(groups + 1)]
+    return [_lanes(lanes[start:stop], counts) for start, stop in pairwise(cuts)]
+
+
+def _lanes(clients: list[list[int]], counts: Sequence[int]) -> Lanes:
     changes: dict[int, list[int]] = {}
-    for number, lane_clients in enumerate(lanes):
-        done = 0
-        for client in lane_clients:
-            done += counts[client]
+    for number, lane in enumerate(clients):
+        for done in accumulate(counts[i] for i in lane):
             changes.setdefault(done, []).append(number)
-    return Lanes(lanes, changes, max(changes))
+    return Lanes(clients, changes, max(changes))
 
 
 def laid_out(lanes: Lanes, batches: Sequence[Index]) -> Index:

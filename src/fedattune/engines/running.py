@@ -1,7 +1,9 @@
 """The local steps of several clients: side by side as one batch of models, or one client after the other."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,6 +19,44 @@ GATHERED_BYTES = 1 << 20
 
 Maker = Callable[[Sequence[Tensor], Sequence[Tensor]], Step]
 """Makes a step ready for leaves and a batch like these."""
+
+
+class Batches:
+    """What is trained on step by step: sample numbers (steps, ..., per step, B), -1 where there are none.
+
+    A step of one mini-batch has no axis for them.
+    """
+
+    def __init__(self, filled: NDArray[np.int64], federation: Federation, dtype: torch.dtype) -> None:
+        device = federation.y.device
+        index = torch.as_tensor(filled, device=device)
+        index = index.squeeze(-2) if index.shape[-2] == 1 else index
+        self.padded = [bool(step.any()) for step in filled < 0]
+        self._samples, self._index = federation.samples(dtype), index.clamp_min(0)
+        self._labels, self._weights = federation.y[self._index], (index >= 0).to(dtype)
+        self._first = partial(federation.features, dtype=dtype)
+        size = index[0].numel() * math.prod(federation.input_shape) * dtype.itemsize
+        self._ahead = max(1, GATHERED_BYTES // size)
+
+    def of(self, t: int) -> tuple[Tensor, ...]:
+        """The batch of step t: inputs, labels, and weights if there is padding."""
+        x, y = self._first(self._index[t]), self._labels[t]
+        return (x, y, self._weights[t]) if self.padded[t] else (x, y)
+
+    def run(
+        self, step: Step, ready: list[Tensor], moving: list[Tensor], first: int, last: int
+    ) -> list[Tensor]:
+        """Take the steps `first` to `last` - 1, which all have padding or all have none."""
+        weights = self._weights if self.padded[first] else None
+        done: list[Tensor] = step.many(
+            first, last, self._ahead, ready, moving, self._samples, self._index, self._labels, weights
+        )
+        return done
+
+    def stretches(self, cuts: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
+        """First and last + 1 of the steps between `cuts` that are all of one kind."""
+        kinds = (t for t in range(1, len(self.padded)) if self.padded[t] != self.padded[t - 1])
+        return pairwise(sorted({0, *kinds, *cuts, len(self.padded)}))
 
 
 class Group:
@@ -36,42 +76,19 @@ class Group:
         self.lanes = lanes
         first = [lane[0] for lane in lanes.clients]
         whole = lanes.alike and first == list(range(first[0], first[0] + len(first)))
-        device = federation.y.device
         self.rows: Tensor | slice = (
-            slice(first[0], first[0] + len(first)) if whole else torch.tensor(first, device=device)
+            slice(first[0], first[0] + len(first))
+            if whole
+            else torch.tensor(first, device=federation.y.device)
         )
         self.leaves = [_rows(leaf, self.rows) for leaf in leaves]
-        filled = laid_out(lanes, batches)
-        index = torch.as_tensor(filled, device=device)
-        index = index.squeeze(2) if index.shape[2] == 1 else index
-        self._samples, self._gather = index.clamp_min(0), federation.gatherer(dtype)
-        self._y = federation.y[self._samples].unbind()
-        self._weights = (index >= 0).to(dtype).unbind()
-        self.padded = [bool(step.any()) for step in filled < 0]
-        size = index[0].numel() * math.prod(federation.input_shape) * dtype.itemsize
-        self._ahead = max(1, GATHERED_BYTES // size)
-        self._gathered: tuple[Tensor, ...] = ()
+        self._batches = Batches(laid_out(lanes, batches), federation, dtype)
 
     def prepare(self, maker: Maker) -> list[Step]:
         """Make the steps ready that `run` takes: one for batches with padding, one for those without."""
-        self._steps = {
-            padded: maker(self.leaves, self._batch(self.padded.index(padded))) for padded in set(self.padded)
-        }
+        padded = self._batches.padded
+        self._steps = {kind: maker(self.leaves, self._batches.of(padded.index(kind))) for kind in set(padded)}
         return list(self._steps.values())
-
-    def _batch(self, t: int) -> tuple[Tensor, ...]:
-        """The batch (lanes, ...) of step t."""
-        x = self._gather(self._samples[t])
-        return (x, self._y[t], self._weights[t]) if self.padded[t] else (x, self._y[t])
-
-    def _next_batch(self, t: int) -> tuple[Tensor, ...]:
-        """The same, where batches are asked for in order; small ones are gathered several steps ahead."""
-        if self._ahead == 1:
-            return self._batch(t)
-        if t % self._ahead == 0:
-            self._gathered = self._gather(self._samples[t : t + self._ahead]).unbind()
-        x = self._gathered[t % self._ahead]
-        return (x, self._y[t], self._weights[t]) if self.padded[t] else (x, self._y[t])
 
     def run(self, fixed: Sequence[Tensor], start: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """Do all steps from `start` (C, ...); the leaves that move are written to the clients' rows of `out`.
@@ -85,21 +102,23 @@ class Group:
             here[i] = out[i][self.rows] if in_place else dense(here[i])
         ready = self._ready(fixed, here)
         waiting = [list(lane) for lane in self.lanes.clients]
-        for t in range(self.lanes.steps):
-            if not in_place and t in self.lanes.changes:
-                self._change(self.lanes.changes[t], waiting, here, start, out, moving)
+        changes = {} if in_place else self.lanes.changes
+        for first, last in self._batches.stretches(changes):
+            if first in changes:
+                self._change(changes[first], waiting, here, start, out, moving)
                 ready = self._ready(fixed, here)
-            step = self._steps[self.padded[t]]
-            new = step.body(*ready[self.padded[t]], *(here[i] for i in step.moving), *self._next_batch(t))
+            padded = self._batches.padded[first]
+            step = self._steps[padded]
+            new = self._batches.run(step, ready[padded], [here[i] for i in step.moving], first, last)
             here.update(zip(step.moving, new, strict=True))
         if in_place:
             for i in moving:
                 if here[i].data_ptr() != out[i][self.rows].data_ptr():
                     out[i][self.rows] = here[i]
         else:
-            self._change(self.lanes.changes[self.lanes.steps], waiting, here, start, out, moving)
+            self._change(changes[self.lanes.steps], waiting, here, start, out, moving)
 
-    def _ready(self, fixed: Sequence[Tensor], here: dict[int, Tensor]) -> dict[bool, Sequence[Tensor]]:
+    def _ready(self, fixed: Sequence[Tensor], here: dict[int, Tensor]) -> dict[bool, list[Tensor]]:
         """What the steps need of the leaves that stay, which are the same for both."""
         leaves = [here[i] for i in range(len(here))]
         return {padded: step.before(*fixed, *step.staying(leaves)) for padded, step in self._steps.items()}
@@ -135,45 +154,33 @@ class Line:
         federation: Federation,
         dtype: torch.dtype,
     ) -> None:
-        self.clients, self.federation, self.dtype = clients, federation, dtype
-        self._leaves = leaves
-        device = federation.y.device
-        self._batches = {i: [torch.as_tensor(b, device=device) for b in batches[i]] for i in clients}
+        self.clients, self._leaves = clients, leaves
+        self._batches = {i: Batches(batches[i], federation, dtype) for i in clients}
+        self._sizes = {i: batches[i].shape[2] for i in clients}
 
     def prepare(self, maker: Maker) -> list[Step]:
         """Make the steps ready that `run` takes: one for every size of batch, with padding and without."""
         self._steps: dict[tuple[int, bool], Step] = {}
-        for client in self.clients:
-            for index in self._batches[client]:
-                if (kind := _kind(index)) not in self._steps:
+        for client, batches in self._batches.items():
+            for t, padded in enumerate(batches.padded):
+                if (kind := (self._sizes[client], padded)) not in self._steps:
                     first = [leaf[client] for leaf in self._leaves]
-                    self._steps[kind] = maker(first, self._batch(index))
+                    self._steps[kind] = maker(first, batches.of(t))
         return list(self._steps.values())
-
-    def _batch(self, index: Tensor) -> tuple[Tensor, ...]:
-        """The batch of sample numbers (per step, B); one mini-batch alone has no leading axis."""
-        index = index if len(index) > 1 else index[0]
-        real = index.clamp_min(0)
-        x, y = self.federation.features(real, self.dtype), self.federation.y[real]
-        return (x, y, (index >= 0).to(self.dtype)) if (index < 0).any() else (x, y)
 
     def run(self, fixed: Sequence[Tensor], start: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """Do all steps from `start` (C, ...); the leaves that move are written to the clients' rows of `out`."""
-        for client in self.clients:
+        for client, batches in self._batches.items():
             here = [leaf[client] for leaf in out]
-            for index in self._batches[client]:
-                step = self._steps[_kind(index)]
+            for first, last in batches.stretches():
+                step = self._steps[self._sizes[client], batches.padded[first]]
                 ready = step.before(*fixed, *step.staying(here))
-                new = step.body(*ready, *(here[i] for i in step.moving), *self._batch(index))
+                new = batches.run(step, ready, [here[i] for i in step.moving], first, last)
                 for i, leaf in zip(step.moving, new, strict=True):
                     here[i] = leaf
             for leaf, row in zip(here, (leaf[client] for leaf in out), strict=True):
                 if leaf.data_ptr() != row.data_ptr():
                     row.copy_(leaf)
-
-
-def _kind(index: Tensor) -> tuple[int, bool]:
-    return index.shape[1], bool((index < 0).any())
 
 
 def _rows(leaf: Tensor, rows: Tensor | slice) -> Tensor:

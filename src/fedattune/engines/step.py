@@ -8,12 +8,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from .graph import meta, reuse_memory, root, simplify
+from .graph import REWRITTEN, meta, reuse_memory, root, simplify
+from .script import Body, looped, scripted
 
 Tensors = Sequence[Tensor]
 Function = Callable[[Tensors, Tensors, Tensors], list[Tensor]]
@@ -29,19 +30,26 @@ class Step(NamedTuple):
     Attributes:
         before: run once for all steps of the same clients, on the fixed tensors and the leaves that stay; gives what
             `body` needs of them.
-        body: run on that, on the leaves that move, and on the batch; gives the leaves that move. It may write over
-            those that it is given.
+        body: body(ready, moving, batch), run on that, on the leaves that move, and on the batch; gives the leaves
+            that move. It may write over those that it is given.
+        many: the same for several steps; see `Steps`.
         moving: numbers of the leaves that a step changes.
         random: whether it draws random numbers.
         operations: how many there are in `body`; 0 if the step is run eagerly.
 
     """
 
-    before: Callable[..., Sequence[Any]]
-    body: Callable[..., Sequence[Tensor]]
+    before: Callable[..., list[Any]]
+    body: Body
+    many: nn.Module
     moving: tuple[int, ...]
     random: bool
     operations: int
+
+    @property
+    def scripted(self) -> bool:
+        """Whether several steps are one call, in which Python is not needed."""
+        return isinstance(self.many, torch.jit.ScriptModule)
 
     def staying(self, leaves: Sequence[Any]) -> list[Any]:
         """The leaves that a step leaves as they are."""
@@ -88,11 +96,12 @@ def record(
             # Whatever the rules of `simplify` did, a step that computes something else is never used.
             again = function(fixed, eager, batch)
             old, new = [leaves[i] for i in moving], [again[i] for i in moving]
-            if step.random or _agree(_replay(step, fixed, leaves, batch), new, old):
-                return step
+            for faster in (_scripted(step, fixed, leaves, batch), step):
+                if faster.random or _agree(_replay(faster, fixed, leaves, batch), new, old):
+                    return faster
         except Exception:  # noqa: S110 (a user's rule or layer may do what no trace can hold: it runs as it is)
             pass
-    return _unrecorded(function, len(fixed), len(leaves), moving)
+    return _unrecorded(function, len(fixed), len(leaves), moving, batch[0].dtype)
 
 
 def _same(old: Tensor, new: Tensor) -> bool:
@@ -103,10 +112,22 @@ def _same(old: Tensor, new: Tensor) -> bool:
 def _replay(step: Step, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Sequence[Tensor]:
     """Two steps: in the second, what the first wrote over would show."""
     ready = step.before(*fixed, *step.staying(leaves))
-    here: Sequence[Tensor] = [dense(leaves[i]) for i in step.moving]
+    here = [dense(leaves[i]) for i in step.moving]
     for _ in range(2):
-        here = step.body(*ready, *here, *batch)
+        here = step.body(ready, here, list(batch))
     return here
+
+
+def _scripted(step: Step, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Step:
+    """The step as TorchScript where that can be had; on a GPU it was never tried."""
+    if batch[0].device.type != "cpu":
+        return step
+    ready = step.before(*fixed, *step.staying(leaves))
+    try:
+        body = scripted(step.body, ready, [dense(leaves[i]) for i in step.moving], list(batch))
+        return step._replace(body=body, many=looped(body, batch[0].dtype))
+    except Exception:  # what it raises is not documented; the step runs without
+        return step
 
 
 def dense(leaf: Tensor) -> Tensor:
@@ -130,18 +151,19 @@ def _size(tensor: Tensor) -> float:
     return float(tensor.double().abs().nan_to_num(0, 0, 0).amax()) if tensor.numel() else 0.0
 
 
-def _unrecorded(function: Function, n_fixed: int, n_leaves: int, moving: tuple[int, ...]) -> Step:
+def _unrecorded(
+    function: Function, n_fixed: int, n_leaves: int, moving: tuple[int, ...], dtype: torch.dtype
+) -> Step:
     stay = [i for i in range(n_leaves) if i not in set(moving)]
 
-    def body(*tensors: Tensor) -> list[Tensor]:
-        fixed, rest = tensors[:n_fixed], tensors[n_fixed:]
+    def body(ready: list[Tensor], here: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
         leaves: list[Any] = [None] * n_leaves
-        for i, leaf in zip([*stay, *moving], rest, strict=False):
+        for i, leaf in zip([*stay, *moving], [*ready[n_fixed:], *here], strict=True):
             leaves[i] = leaf
-        new = function(fixed, leaves, rest[n_leaves:])
+        new = function(ready[:n_fixed], leaves, batch)
         return [dense(new[i]) for i in moving]  # of its own: nobody knows what a rule's results share
 
-    return Step(lambda *tensors: tensors, body, moving, True, 0)
+    return Step(lambda *tensors: list(tensors), body, looped(body, dtype), moving, True, 0)
 
 
 def _record(
@@ -157,9 +179,9 @@ def _record(
         new = function(tensors[:n], tensors[n : n + m], tensors[n + m :])
         return [new[i] for i in moving]
 
-    traced = make_fx(flat)(*given)
+    traced = make_fx(flat, REWRITTEN)(*given)
     if any(_mutates(node) for node in traced.graph.nodes):
-        traced = make_fx(functionalize(flat))(*given)
+        traced = make_fx(functionalize(flat), REWRITTEN)(*given)
     graph = traced.graph
     graph.eliminate_dead_code()
     simplify(graph)
@@ -173,8 +195,15 @@ def _record(
     places = [node for node in body.nodes if node.op == "placeholder"][first:]
     reuse_memory(body, places[: len(moving)])
     operations = sum(node.op in ("call_function", "call_method") for node in body.nodes)
-    modules = [GraphModule(traced, one) for one in (before, body)]
-    return Step(modules[0].forward, modules[1].forward, moving, random, operations)
+    first_of_all, replay = (GraphModule(traced, one).forward for one in (before, body))
+
+    def once(*tensors: Tensor) -> list[Tensor]:
+        return [*first_of_all(*tensors), batch[0].new_zeros(())]  # the last is not used: no list may be empty
+
+    def each(ready: list[Tensor], here: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
+        return list(replay(*ready[:-1], *here, *batch))
+
+    return Step(once, each, looped(each, batch[0].dtype), moving, random, operations)
 
 
 def _mutates(node: Node) -> bool:
