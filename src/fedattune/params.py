@@ -62,12 +62,15 @@ class Params(dict[str, Tensor]):
 
     def rows(self, ids: Tensor | int | slice) -> "Params":
         """The models of clients `ids` of a stack (a view for a number or a slice, else a copy)."""
+        if isinstance(ids, Tensor) and ids.dim() == 1 and ids.dtype == torch.int64:
+            return self.map(lambda a: a.index_select(0, ids))  # several times as fast
         return self.map(lambda a: a[ids])
 
     def put_rows(self, ids: Tensor, new: "Params") -> Self:
         """Write the models `new` in place of rows `ids` of this stack."""
+        rows = as_slice(ids)
         for k, v in self.items():
-            v.index_copy_(0, ids, new[k].to(v.dtype))
+            v[rows] = new[k].to(v.dtype)
         return self
 
     def repeat(self, n: int) -> "Params":
@@ -85,6 +88,16 @@ class Params(dict[str, Tensor]):
     def nbytes(self) -> int:
         """Bytes of all values."""
         return sum(v.numel() * v.element_size() for v in self.values())
+
+
+def as_slice(ids: Tensor) -> Tensor | slice:
+    """The numbers `ids` as a slice where each is one more than the last: rows of a stack are then no copy."""
+    if not len(ids):
+        return ids
+    first, last = int(ids[0]), int(ids[-1])
+    if last - first != len(ids) - 1 or (ids.diff() != 1).any():
+        return ids
+    return slice(first, last + 1)
 
 
 def choose(condition: Tensor, yes: Params, no: Params) -> Params:

@@ -75,6 +75,7 @@ def keep_freed_memory() -> None:
     """
     if sys.platform != "linux":
         return
+    # More than 32 MiB it returns in any case, and should: kept in pieces, gigabytes are soon too few for the next.
     m_trim_threshold, m_mmap_threshold, limit = -1, -3, 1 << 25
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

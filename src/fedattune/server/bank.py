@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..core import MixingMatrices, Payload, ServerUpdate, State
-from ..params import Params
+from ..params import Params, as_slice
 from ..select import Unit, groups
-from .products import as_slice, mix
+from .products import mix
 
 
 @dataclass(frozen=True)

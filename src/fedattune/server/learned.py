@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..core import MixingMatrices, Payload, State
-from ..params import Params
+from ..params import Params, as_slice
 from ..select import Unit, groups
 from .bank import Bank, mixed, update_rows
 from .hypernetwork import dense, features, linear, named, normal, part, trunk, uniform
-from .products import as_slice, flat, pieces
+from .products import flat, pieces
 
 Norm = Literal["softmax", "relu_sum"]
 AT_ONCE = 1 << 20

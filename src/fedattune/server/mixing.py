@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..core import MixingMatrices, Payload, State
-from ..params import Params
+from ..params import Params, as_slice
 from ..select import Unit, groups
 from .bank import Bank
-from .products import Part, as_slice, dots, flat, mix
+from .products import Part, dots, flat, mix
 
 AT_ONCE = 256
 """Clients whose mixtures are made at a time, or as many as there are in the pool if these are more."""

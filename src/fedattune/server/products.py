@@ -18,16 +18,6 @@ Part = Callable[[], Tensor]
 """Gives one tensor of a stack as (K, P); it may be gathered for that, and is gone when nobody holds it."""
 
 
-def as_slice(ids: Tensor) -> Tensor | slice:
-    """The numbers `ids` as a slice where each is one more than the last: rows of a stack are then no copy."""
-    if not len(ids):
-        return ids
-    first, last = int(ids[0]), int(ids[-1])
-    if last - first != len(ids) - 1 or (ids.diff() != 1).any():
-        return ids
-    return slice(first, last + 1)
-
-
 def flat(tensor: Tensor) -> Tensor:
     """(K, P): all axes behind the first as one."""
     return tensor.reshape(len(tensor), -1)

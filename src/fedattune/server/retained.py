@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from ..core import Payload, State
-from ..params import Params
+from ..params import Params, as_slice
 from ..select import groups
 from .bank import mixed
 from .learned import Learned, Rows
-from .products import as_slice
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ..core import MixingMatrices, Payload, State
-from ..params import Params
+from ..params import Params, as_slice
 from .average import Average, Weighting, change, last_weights, shares
-from .products import as_slice, flat, pieces
+from .products import flat, pieces
 
 Query = Literal["self", "global", "time"]
 TimeForm = Literal["T1", "T2", "T3"]
