@@ -64,7 +64,7 @@ def cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
 def absent(settings: Settings, n_clients: int, r: int) -> Tensor:
     """(N,) which clients would drop out in round r, if they were asked; from the seed alone."""
     if not settings.drop_out:
-        return torch.zeros(n_clients, dtype=torch.bool)
+        return torch.from_numpy(np.zeros(n_clients, dtype=np.bool_))  # takes no memory before it is written
     rng = np.random.default_rng([settings.seed, ABSENCE, r])
     return torch.from_numpy(rng.random(n_clients) < settings.drop_out)
 

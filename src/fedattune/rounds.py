@@ -15,6 +15,7 @@ from .core import Algorithm, Payload, State
 from .data import Federation
 from .engines import Trained, Work, make_engine
 from .engines.base import join
+from .engines.machine import WORTH_ALL_CORES, threads
 from .errors import DivergedError
 from .evaluation import Evaluation, Models
 from .params import Params, concatenate
@@ -103,6 +104,9 @@ class Run:
         self.room = Room.choose(
             settings, n, row_bytes(self.algorithm, self.task, server), folder.rows if folder else None
         )
+        # Outside the engine. One core writes the rows to disk: what gains little from it should not wait for it.
+        small = settings.cohort_size(n) * self.task.params.numel() < WORTH_ALL_CORES
+        self.threads = 1 if self.room.disk and small else torch.get_num_threads()
         self.at_once = max(1, TURN_BYTES // max(1, self.task.params.nbytes()))
         self.server = self.room.settle(server)
         if settings.held_out:
@@ -143,7 +147,8 @@ class Run:
         saved, cost, stopped = time.perf_counter(), 0.0, False
         for r in range(self.record.round + 1, self.settings.rounds + 1):
             last = r == self.settings.rounds
-            self._round(r, evaluate=last or r % self.settings.eval_every == 0)
+            with threads(self.threads):
+                self._round(r, evaluate=last or r % self.settings.eval_every == 0)
             now = time.perf_counter()
             self.record = self.record._replace(seconds=now - started)
             self.store.add_round(self.record)

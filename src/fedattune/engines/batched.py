@@ -19,16 +19,13 @@ from ..task import Task
 from .base import Engine, Held, Inputs, Scores, Trained, join
 from .evaluator import Evaluator
 from .lanes import lay
-from .machine import cores, keep_freed_memory, noise, run_all, threads
+from .machine import WORTH_ALL_CORES, cores, keep_freed_memory, noise, run_all, threads
 from .running import Group, Line
 from .step import Function, Recorder, Step, dense
 from .work import Work
 
 CHUNK_BYTES = 1 << 30
 """Working memory that one chunk of clients may take."""
-
-WORTH_ALL_CORES = 2_000_000
-"""Parameters times samples of a step from which on its operations gain from being divided over the cores."""
 
 
 class Batched(Engine):
@@ -43,7 +40,7 @@ class Batched(Engine):
         super().__init__(task, federation)
         self.single = single
         self._recorder = Recorder(recording)
-        self._cores = 1
+        self._cores = cores(self.device)
         self._evaluator = Evaluator(task, federation, self.dtype, alone=single)
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -55,7 +52,6 @@ class Batched(Engine):
         batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
         results: list[Trained] = []
         done: list[int] = []
-        self._cores = cores(self.device)
         # A thread of PyTorch's own, once it was of use, would wait for more on a core that a group of clients needs.
         with noise(work.noise_seed(), self.device), torch.no_grad(), threads(1):
             for chunk in self._chunks(batches, probed, inputs):

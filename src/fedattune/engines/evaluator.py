@@ -39,7 +39,7 @@ class Evaluator:
     ) -> None:
         self.federation, self.dtype, self.alone = federation, dtype, alone
         self.device = federation.y.device
-        self._tasks = [task]
+        self._tasks, self._cores = [task], cores(self.device)
         values = max(1, math.prod(federation.input_shape))
         self._at_once = max(64, min(4096, CHUNK_BYTES // (64 * values)))
         self._kept: dict[str, _HeldOut] = {}
@@ -51,17 +51,15 @@ class Evaluator:
         loss = torch.zeros(len(sizes), dtype=torch.float64, device=self.device)
         scores = Scores(sizes, correct, loss)
         held = self._held(part, ids.tolist())
-        n = cores(self.device)
         if held.alone:  # a module takes the weights of one call at a time, so every core has its own
-            self._tasks += [self._tasks[0].twin() for _ in range(n - len(self._tasks))]
-        tasks = self._tasks[:n]
-        lines: list[list[_Own]] = [[] for _ in tasks]
+            self._tasks += [self._tasks[0].twin() for _ in range(self._cores - len(self._tasks))]
+        lines: list[list[_Own]] = [[] for _ in self._tasks]
         for own in sorted(held.alone, key=lambda own: -len(own.y)):
             min(lines, key=lambda line: sum(len(one.y) for one in line)).append(own)
         run_all(
             [
                 partial(self._singly, task, line, params, buffers, scores)
-                for task, line in zip(tasks, lines, strict=True)
+                for task, line in zip(self._tasks, lines, strict=True)
                 if line
             ]
         )

@@ -10,6 +10,9 @@ from functools import cache
 
 import torch
 
+WORTH_ALL_CORES = 2_000_000
+"""Parameters times samples, or clients, from which on operations gain from being divided over the cores."""
+
 
 @contextmanager
 def noise(seed: int, device: torch.device) -> Iterator[None]:

@@ -1,7 +1,10 @@
 """Rows written to a file while the run goes on: the system takes longer over new ones than a round has to spare."""
 
 import os
+import sys
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 
 import numpy as np
@@ -30,7 +33,9 @@ class Behind:
         self._rows = np.empty((0, row_bytes), dtype=np.uint8)
         self._slots = np.empty(0, dtype=np.int32)
         self._writing: Future[None] | None = None
-        self._writer = ThreadPoolExecutor(1, "fedattune-rows")  # has no thread before the first row
+        self._writer = ThreadPoolExecutor(
+            1, "fedattune-rows", _give_way
+        )  # has no thread before the first row
 
     def room(self, n: int) -> Bytes:
         """Room (n, bytes) for the rows of the next batch, once the last one is written."""
@@ -73,6 +78,13 @@ class Behind:
         """Write what waits, and close the file."""
         self._writer.shutdown()
         os.close(self._fd)
+
+
+def _give_way() -> None:
+    """Leave the core to clients that train on it."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def disk_error(what: str, where: str, error: OSError) -> RunError:

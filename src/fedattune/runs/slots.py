@@ -54,14 +54,12 @@ class Slots:
 
     def read(self, slots: NDArray[np.int32], names: Sequence[str]) -> dict[str, Tensor]:
         """The rows (C, ...) of some slots."""
-        raw = {k: torch.empty(len(slots), self._layout[k][1], dtype=torch.uint8) for k in names}
-        if (rows := self._behind.found(slots)) is None:
-            self._read(slots, {k: v.numpy() for k, v in raw.items()})
+        if (rows := self._behind.found(slots)) is not None:
+            found = {k: torch.from_numpy(v) for k, v in self._columns(rows).items()}
         else:
-            for k, column in self._columns(rows).items():
-                if k in raw:
-                    raw[k].numpy()[:] = column
-        return {k: self._typed(raw[k], self._layout[k][2]) for k in names}
+            found = {k: torch.empty(len(slots), self._layout[k][1], dtype=torch.uint8) for k in names}
+            self._read(slots, {k: v.numpy() for k, v in found.items()})
+        return {k: self._typed(found[k], self._layout[k][2]) for k in names}
 
     def _read(self, slots: NDArray[np.int32], into: dict[str, Bytes]) -> None:
         """Read tensors of the rows in some slots straight to where they are wanted."""
@@ -155,7 +153,8 @@ class Slots:
         """Bytes (C, b) as rows of the shape and type of `like`."""
         if not raw.numel():
             return torch.empty(len(raw), *like.shape, dtype=like.dtype)
-        return raw.reshape(-1).view(like.dtype).reshape(len(raw), *like.shape)
+        aligned = not (raw.storage_offset() % like.element_size() or raw.stride(0) % like.element_size())
+        return (raw if aligned else raw.contiguous()).view(like.dtype).reshape(len(raw), *like.shape)
 
     @staticmethod
     def _bytes(rows: Tensor) -> Bytes:

@@ -15,7 +15,7 @@ from .hypernetwork import dense, features, linear, named, normal, part, trunk, u
 from .products import flat, pieces
 
 Norm = Literal["softmax", "relu_sum"]
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 22
 """Values of hypernetworks that are copied at a time."""
 
 EPS = 1e-6

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -160,4 +161,7 @@ def _write(weights: Tensor, models: Tensor, out: dict[str, Tensor], name: str, s
 
 def members(state: State) -> Tensor:
     """The clients (K,) whose models are in the pool."""
-    return cast(Tensor, state["in_pool"]).nonzero().flatten()
+    in_pool = cast(Tensor, state["in_pool"])
+    if in_pool.device.type == "cpu":  # of a million, several times as fast
+        return torch.from_numpy(np.flatnonzero(in_pool.numpy()))
+    return in_pool.nonzero().flatten()
