@@ -101,7 +101,7 @@ AWKWARD = {
 def test_a_recorded_step_may_share_swap_and_keep_its_tensors(name: str) -> None:
     torch.manual_seed(0)
     leaves, fixed = [torch.randn(3, 3).double() for _ in range(2)], [torch.tensor(2.0).double()]
-    batches = [[torch.randn(3, 3).double()] for _ in range(5)]
+    batches = [[torch.randn(3, 3).double(), torch.zeros(3).long()] for _ in range(5)]
 
     def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
         return AWKWARD[name](*leaves, batch[0] / fixed[0])
@@ -117,7 +117,7 @@ def test_a_recorded_step_may_share_swap_and_keep_its_tensors(name: str) -> None:
 def test_what_does_not_change_may_be_a_result_and_is_not_written_over() -> None:
     torch.manual_seed(0)
     leaves = [torch.randn(3) for _ in range(3)]
-    batches = [[torch.randn(3)] for _ in range(4)]
+    batches = [[torch.randn(3), torch.zeros(3).long()] for _ in range(4)]
     for function in (
         lambda f, leaves, b: [leaves[0] - leaves[1] * b[0], leaves[2] * 2, leaves[2]],
         lambda f, leaves, b: [leaves[0] + leaves[1] * b[0], leaves[2].clone(), leaves[2]],
@@ -161,7 +161,12 @@ def test_what_does_not_move_is_computed_once_before_the_first_step() -> None:
         w, anchor = leaves
         return [w - (anchor.exp() / fixed[0]).sin() * batch[0], anchor]
 
-    step = record(function, [torch.tensor(2.0)], [torch.randn(4), torch.randn(4)], [torch.randn(4)])
+    step = record(
+        function,
+        [torch.tensor(2.0)],
+        [torch.randn(4), torch.randn(4)],
+        [torch.randn(4), torch.zeros(4).long()],
+    )
     assert step.moving == (0,)
     assert step.operations == 2  # the product and the difference
 
@@ -170,7 +175,7 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is() -> None:
     def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
         return [leaves[0] + (1.0 if batch[0].sum() > 0 else -1.0)]
 
-    step = record(function, [], [torch.zeros(2)], [torch.ones(2)])
+    step = record(function, [], [torch.zeros(2)], [torch.ones(2), torch.zeros(2).long()])
     assert not step.operations
     assert step.body([], [torch.zeros(2)], [-torch.ones(2)])[0].tolist() == [-1, -1]
 
@@ -182,24 +187,25 @@ def test_a_recording_that_computes_something_else_is_not_used(monkeypatch: pytes
                 node.target = aten.add.Tensor
 
     monkeypatch.setattr("fedattune.engines.step.simplify", wrong)
-    step = record(lambda f, leaves, b: [leaves[0] - b[0]], [], [torch.ones(2)], [torch.ones(2)])
+    batch = [torch.ones(2), torch.zeros(2).long()]
+    step = record(lambda f, leaves, b: [leaves[0] - b[0]], [], [torch.ones(2)], batch)
     assert not step.operations
     assert step.body([], [torch.ones(2)], [torch.ones(2)])[0].tolist() == [0, 0]
 
 
 def test_recorded_steps_are_kept_by_what_they_depend_on() -> None:
-    recorder, calls = Recorder(), []
+    recorder, calls, labels = Recorder(), [], torch.zeros(2).long()
 
     def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
         calls.append(1)
         return [leaves[0] * batch[0]]
 
     for _ in range(3):
-        recorder.step("a", function, [], [torch.ones(2)], [torch.ones(2)])
+        recorder.step("a", function, [], [torch.ones(2)], [torch.ones(2), labels])
     once = len(calls)
-    recorder.step("a", function, [], [torch.ones(3)], [torch.ones(3)])
+    recorder.step("a", function, [], [torch.ones(3)], [torch.ones(3), labels])
     assert len(calls) == 2 * once
-    recorder.step("b", function, [], [torch.ones(3)], [torch.ones(3)])
+    recorder.step("b", function, [], [torch.ones(3)], [torch.ones(3), labels])
     assert len(calls) == 3 * once
 
 
@@ -396,7 +402,52 @@ def test_a_model_predicts_the_same_where_faster_calls_are_made(rows: int, bias: 
     with torch.no_grad(), Watch() as seen, Prediction():
         got = net(x)
     assert seen.operations["aten.bmm.default"] == (rows >= 24)
+    # Channels beside each other, and back; and the blocks of samples.
+    assert seen.operations["aten.clone.default"] == 2 + (rows >= 24)
     torch.testing.assert_close(got, net(x), rtol=1e-5, atol=1e-5)
+
+
+def test_calls_that_are_not_made_faster_stay_as_they_are() -> None:
+    x, w, image = torch.randn(30, 600), torch.randn(4, 600), torch.randn(2, 8, 6, 6)
+    functional = nn.functional
+    calls = (
+        lambda: functional.linear(input=x, weight=w, bias=None),
+        lambda: functional.linear(x, w[0]),
+        lambda: functional.max_pool2d(input=image, kernel_size=2),
+        lambda: functional.max_pool2d(image, 2, return_indices=True)[1],
+        lambda: functional.max_pool2d(image, 2, 2, 0, 1, False, True)[1],
+        lambda: torch.max_pool2d(image, 2),
+    )
+    for call in calls:
+        with torch.no_grad(), Prediction():
+            got = call()
+        torch.testing.assert_close(got, call(), rtol=1e-5, atol=1e-4)
+
+
+class Padding(SGD):
+    """Carries how much weight there was in batches with padding; the others leave it as it is."""
+
+    def begin(self, sent: Any, memory: Any, fresh: Any, job: Any) -> Any:
+        return sent.params, next(iter(sent.params.values())).new_zeros(())
+
+    def step(self, carry: Any, batch: Any, grad: Any, job: Any) -> Any:
+        w, c = carry
+        more = 0.001 * batch[2].sum() if len(batch) == 3 else 0.0
+        return w.map(lambda a, g: a - (0.05 + c) * g, grad(w, batch)), c + more if len(batch) == 3 else c
+
+    def finish(self, carry: Any, sent: Any, memory: Any, job: Any) -> Any:
+        return Payload(carry[0]), {}
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_what_only_steps_with_padding_move_reaches_the_others(kind: str) -> None:
+    task, data = Task(NETWORKS["mlp"]().double()), _federation([40] * 4)
+    work = {"epochs": 3, "batch_size": 7}
+    want = _train(Batched(task, data, single=True, recording=False), task, 4, Padding(), **work)
+    with threads(2):
+        got = _train(Batched(task, data, **EACH[kind]), task, 4, Padding(), **work)
+    for k in task.params:
+        torch.testing.assert_close(want.upload.params[k], got.upload.params[k], rtol=1e-10, atol=1e-12)
 
 
 def test_linear_layers_of_other_types_stay_as_they_are() -> None:

@@ -259,3 +259,16 @@ def test_the_bank_is_read_by_rows_alone() -> None:
             results.append((rule.broadcast(state, first).params, rule.newcomer(state)))
         for ours, theirs in zip(*results, strict=True):
             assert all(torch.equal(ours[k], theirs[k]) for k in ours), rule
+
+
+def test_rows_are_written_where_they_belong_and_nowhere_else() -> None:
+    for ids in ([2, 3], [3, 0], [4]):
+        stack, new = Params({"w": torch.zeros(5, 2)}), Params({"w": torch.rand(len(ids), 2)})
+        stack.put_rows(torch.tensor(ids), new)
+        assert torch.equal(stack["w"][ids], new["w"])
+        assert int(stack["w"].any(1).sum()) == len(ids)
+    stack, one = Params({"w": torch.zeros(5, 2)}), Params({"w": torch.ones(1, 2)})
+    for wrong in (torch.tensor([0, 1]), torch.tensor([-1])):
+        with pytest.raises((IndexError, RuntimeError)):
+            stack.put_rows(wrong, one)
+    assert not stack["w"].any()

@@ -68,9 +68,13 @@ class Params(dict[str, Tensor]):
 
     def put_rows(self, ids: Tensor, new: "Params") -> Self:
         """Write the models `new` in place of rows `ids` of this stack."""
-        rows = as_slice(ids)
+        rows = as_slice(ids) if ids.device.type == "cpu" else ids
         for k, v in self.items():
-            v[rows] = new[k].to(v.dtype)
+            values = new[k].to(v.dtype)
+            if isinstance(rows, slice) and values.shape == (len(ids), *v.shape[1:]):
+                v[rows] = values  # several times as fast
+            else:
+                v.index_copy_(0, ids, values)
         return self
 
     def repeat(self, n: int) -> "Params":
@@ -92,10 +96,10 @@ class Params(dict[str, Tensor]):
 
 def as_slice(ids: Tensor) -> Tensor | slice:
     """The numbers `ids` as a slice where each is one more than the last: rows of a stack are then no copy."""
-    if not len(ids):
+    if not len(ids) or ids.dtype != torch.int64:
         return ids
     first, last = int(ids[0]), int(ids[-1])
-    if last - first != len(ids) - 1 or (ids.diff() != 1).any():
+    if first < 0 or last - first != len(ids) - 1 or (ids.diff() != 1).any():
         return ids
     return slice(first, last + 1)
 

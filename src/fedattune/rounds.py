@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -104,9 +105,8 @@ class Run:
         self.room = Room.choose(
             settings, n, row_bytes(self.algorithm, self.task, server), folder.rows if folder else None
         )
-        # Outside the engine. One core writes the rows to disk: what gains little from it should not wait for it.
         small = settings.cohort_size(n) * self.task.params.numel() < WORTH_ALL_CORES
-        self.threads = 1 if self.room.disk and small else torch.get_num_threads()
+        self.spares_a_core = self.room.disk and small
         self.at_once = max(1, TURN_BYTES // max(1, self.task.params.nbytes()))
         self.server = self.room.settle(server)
         if settings.held_out:
@@ -147,8 +147,7 @@ class Run:
         saved, cost, stopped = time.perf_counter(), 0.0, False
         for r in range(self.record.round + 1, self.settings.rounds + 1):
             last = r == self.settings.rounds
-            with threads(self.threads):
-                self._round(r, evaluate=last or r % self.settings.eval_every == 0)
+            self._round(r, evaluate=last or r % self.settings.eval_every == 0)
             now = time.perf_counter()
             self.record = self.record._replace(seconds=now - started)
             self.store.add_round(self.record)
@@ -177,10 +176,11 @@ class Run:
 
         ids = asked if participation.train == "cohort" else everyone
         receivers = asked if participation.receive == "cohort" else everyone
-        turns = [
-            self._turn(r, some, asked=asked, away=away, receivers=receivers, evaluate=evaluate)
-            for some in torch.split(ids, max(len(asked), self.at_once))
-        ]
+        with self._beside_the_disk():
+            turns = [
+                self._turn(r, some, asked=asked, away=away, receivers=receivers, evaluate=evaluate)
+                for some in torch.split(ids, max(len(asked), self.at_once))
+            ]
         down = self.record.bytes_down + sum(turn.bytes_down for turn in turns)
         dropped = [i for turn in turns for i in turn.dropped]
         if dropped and not any(turn.n_trained for turn in turns):
@@ -191,7 +191,8 @@ class Run:
         up, steps = self.record.bytes_up, self.record.steps + sum(turn.steps for turn in turns)
         ids = torch.cat([turn.ids for turn in heard]) if heard else asked[:0]
         if heard:
-            received, answered = self._aggregate(ids, *_joined(heard))
+            with self._beside_the_disk():
+                received, answered = self._aggregate(ids, *_joined(heard))
             up, down = up + received, down + answered
         if evaluate:
             work, adaptation = self._work(r + 1, TRAINING), self._work(r, ADAPTATION)
@@ -249,6 +250,10 @@ class Run:
             self.clients.arrived(ids, answer)
             down = server.bytes_down(self.server, ids, answer) + self.clients.common.nbytes() * len(ids)
         return up, down
+
+    def _beside_the_disk(self) -> AbstractContextManager[None]:
+        """Outside the engine, leave a core to the rows that are written; small operations would only wait for it."""
+        return threads(1) if self.spares_a_core else nullcontext()
 
     def _work(self, r: int, stream: int) -> Work:
         return Work(

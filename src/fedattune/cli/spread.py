@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from ..trainer import Progress
     from .jobs import Job
 
-ONE_THREAD = 1.3
-"""How much longer a run takes with one thread than with all of two cores (measured: 77 against 60 s)."""
+ONE_THREAD = 1.4
+"""How much longer a run takes with one thread than with all of two cores (measured: 50 against 35 s)."""
 
 START = 5.0
 """Seconds until a new process trains, of which PyTorch's import takes most."""

@@ -1,6 +1,7 @@
 """Many clients as one batch of models: every tensor gets a client axis, and `torch.func.vmap` runs over it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -40,7 +41,7 @@ class Batched(Engine):
         super().__init__(task, federation)
         self.single = single
         self._recorder = Recorder(recording)
-        self._cores = cores(self.device)
+        self._cores, self._undivided = cores(self.device), set[Hashable]()
         self._evaluator = Evaluator(task, federation, self.dtype, alone=single)
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -106,7 +107,8 @@ class Batched(Engine):
             sent, memory, fresh, n_steps, heard
         )
         if probed:
-            carry = self._probe(rule, probed, carry, buffers, n_steps, heard, work)
+            with threads(self._cores):
+                carry = self._probe(rule, probed, carry, buffers, n_steps, heard, work)
         leaves, spec = tree_flatten((carry, buffers))
 
         def function(
@@ -145,18 +147,18 @@ class Batched(Engine):
         def maker(leaves: Sequence[Tensor], batch: Sequence[Tensor]) -> Step:
             return self._recorder.step(key, function, fixed, leaves, batch)
 
-        for at_once in (self._cores, 1):
+        for at_once in (1,) if key in self._undivided else (self._cores, 1):
             groups = self._groups(at_once, batches, leaves)
             steps = [step for group in groups for step in group.prepare(maker)]
             # What is drawn at the same time would come in another order every time; and many small operations called
             # from Python would wait for one another.
-            if not any(step.random for step in steps) and (
-                self.single or all(step.scripted for step in steps)
-            ):
+            drawn = any(step.random for step in steps)
+            if at_once == 1 or (not drawn and (self.single or all(step.scripted for step in steps))):
                 break
+            self._undivided.add(key)
         moving = {i for step in steps for i in step.moving}
         out = [dense(leaf) if i in moving else leaf for i, leaf in enumerate(leaves)]
-        rows = sum(len(b) for b in batches) / max(len(b) for b in batches) * batches[0][0].size
+        rows = sum(len(b) for b in batches) / max(len(b) for b in batches) * math.prod(batches[0].shape[1:])
         small = not self.single and self.task.params.numel() * rows < WORTH_ALL_CORES
         with threads(1 if small else self._cores):
             run_all([partial(group.run, fixed, leaves, out) for group in groups])

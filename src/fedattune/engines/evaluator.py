@@ -28,7 +28,7 @@ LARGE = 256
 
 
 SCORED = 1 << 20
-"""Logits that are scored at once, or those of one model."""
+"""Logits that are scored at once."""
 
 
 class Evaluator:
@@ -78,9 +78,9 @@ class Evaluator:
                 inputs = self.federation.features(samples[some], self.dtype) if x is None else x[some]
                 with Prediction():
                     waiting.append((row, task.predict(model, state, inputs), y[some]))
-            if sum(logits.numel() for _, logits, _ in waiting) > SCORED:
-                _score(waiting, scores)
-                waiting = []
+                if sum(logits.numel() for _, logits, _ in waiting) > SCORED:
+                    _score(waiting, scores)
+                    waiting = []
         if waiting:
             _score(waiting, scores)
 
@@ -134,11 +134,14 @@ class Evaluator:
 
 def _score(found: list[tuple[int, Tensor, Tensor]], scores: Scores) -> None:
     """Add up what models, given by their number, made of samples: their logits, and the labels."""
-    numbers, logits, y = zip(*found, strict=True)
-    rows = torch.tensor(numbers).repeat_interleave(torch.tensor([len(one) for one in y])).to(y[0].device)
+    rows, logits, y = zip(*found, strict=True)
     right, losses = score(torch.cat(logits), torch.cat(y))
-    scores.correct.index_add_(0, rows, right.long())
-    scores.loss.index_add_(0, rows, losses.double())
+    sizes = [len(one) for one in y]
+    for row, own_right, own_losses in zip(
+        rows, torch.split(right, sizes), torch.split(losses, sizes), strict=True
+    ):
+        scores.correct[row] += own_right.sum()
+        scores.loss[row] += own_losses.sum().double()
 
 
 class _Own(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, max_pool2d
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
@@ -22,6 +22,9 @@ ROWS = 12
 MANY_CHANNELS = 8
 """Images with fewer are pooled as they are."""
 
+MOST_POSITIONAL = 7
+"""The seventh argument of `max_pool2d` says that places are wanted as well."""
+
 
 def narrow(a: Tensor, b: Tensor) -> Tensor:
     """Matrix products a b (C, m, n) for b with few columns, each along memory, as (b' a')'.
@@ -34,11 +37,13 @@ def narrow(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2).contiguous()
 
 
-def in_blocks(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def in_blocks(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 (as PyTorch has it)
     """A linear layer on samples (m, inputs); with few outputs some rows at a time, which takes MKL half the time."""
+    x, n = input, len(input) // ROWS if input.dim() == weight.dim() == 2 else 0
+    if n < 2 or not _by_mkl(x) or not x.is_contiguous():
+        return linear(x, weight, bias)
     outputs, inputs = weight.shape
-    n = len(x) // ROWS if x.dim() == 2 else 0
-    if n < 2 or outputs > FEW or inputs < LEAST_INPUTS or not _by_mkl(x) or not x.is_contiguous():
+    if outputs > FEW or inputs < LEAST_INPUTS:
         return linear(x, weight, bias)
     blocks, rest = x[: n * ROWS].view(n, ROWS, inputs), x[n * ROWS :]
     products = torch.bmm(weight.expand(n, outputs, inputs), blocks.transpose(1, 2))
@@ -47,7 +52,8 @@ def in_blocks(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _by_mkl(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype == torch.float32 and torch._C.has_mkl
+    available: Callable[[], bool] = torch.backends.mkl.is_available
+    return x.device.type == "cpu" and x.dtype == torch.float32 and available()
 
 
 def pool(x: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
@@ -77,8 +83,9 @@ class Prediction(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call `func`, or what does the same."""
+        named = dict(kwargs or {})
         if func is linear:
-            return in_blocks(*args, **(kwargs or {}))
-        if func is torch.max_pool2d:
-            return func(_channels_beside(args[0]), *args[1:], **(kwargs or {})).contiguous()
-        return func(*args, **(kwargs or {}))
+            return in_blocks(*args, **named)
+        if func is max_pool2d and 0 < len(args) < MOST_POSITIONAL and not named.get("return_indices"):
+            return func(_channels_beside(args[0]), *args[1:], **named).contiguous()
+        return func(*args, **named)

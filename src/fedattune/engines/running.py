@@ -17,6 +17,9 @@ from .step import Step, dense
 GATHERED_BYTES = 1 << 20
 """Batches that are gathered at once: what stays in a core's own cache until it is used."""
 
+AT_ONCE = 1 << 10
+"""Steps in one call at most: a second Ctrl-C waits for its end."""
+
 Maker = Callable[[Sequence[Tensor], Sequence[Tensor]], Step]
 """Makes a step ready for leaves and a batch like these."""
 
@@ -56,7 +59,7 @@ class Batches:
     def stretches(self, cuts: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
         """First and last + 1 of the steps between `cuts` that are all of one kind."""
         kinds = (t for t in range(1, len(self.padded)) if self.padded[t] != self.padded[t - 1])
-        return pairwise(sorted({0, *kinds, *cuts, len(self.padded)}))
+        return pairwise(sorted({*range(0, len(self.padded), AT_ONCE), *kinds, *cuts, len(self.padded)}))
 
 
 class Group:
@@ -103,9 +106,13 @@ class Group:
         ready = self._ready(fixed, here)
         waiting = [list(lane) for lane in self.lanes.clients]
         changes = {} if in_place else self.lanes.changes
+        differ = (
+            len({step.moving for step in self._steps.values()}) > 1
+        )  # what one moves, another may hold ready
         for first, last in self._batches.stretches(changes):
             if first in changes:
                 self._change(changes[first], waiting, here, start, out, moving)
+            if first in changes or differ:
                 ready = self._ready(fixed, here)
             padded = self._batches.padded[first]
             step = self._steps[padded]

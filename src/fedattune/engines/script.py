@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.jit._trace import TracerWarning
 
 from ..data.gather import gather
 
@@ -72,11 +71,9 @@ def scripted(body: Body, ready: list[Tensor], moving: list[Tensor], batch: list[
 
 
 def looped(body: Body, dtype: torch.dtype) -> nn.Module:
-    """The loop around a body, scripted if that is."""
-    steps: nn.Module = Steps(body, dtype)
-    if isinstance(body, torch.jit.ScriptFunction):
-        with quiet():
-            steps = torch.jit.script(steps)
+    """The loop around a scripted body, scripted as well."""
+    with quiet():
+        steps: nn.Module = torch.jit.script(Steps(body, dtype))
     return steps
 
 
@@ -84,6 +81,5 @@ def looped(body: Body, dtype: torch.dtype) -> nn.Module:
 def quiet() -> Iterator[None]:
     """Without the warnings that TorchScript is deprecated, and that a trace is of tensors like these alone."""
     with warnings.catch_warnings():
-        for kind in (DeprecationWarning, TracerWarning):
-            warnings.simplefilter("ignore", kind)
+        warnings.simplefilter("ignore")
         yield

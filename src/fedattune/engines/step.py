@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .graph import REWRITTEN, meta, reuse_memory, root, simplify
-from .script import Body, looped, scripted
+from .script import Body, Steps, looped, scripted
 
 Tensors = Sequence[Tensor]
 Function = Callable[[Tensors, Tensors, Tensors], list[Tensor]]
@@ -33,6 +33,7 @@ class Step(NamedTuple):
         body: body(ready, moving, batch), run on that, on the leaves that move, and on the batch; gives the leaves
             that move. It may write over those that it is given.
         many: the same for several steps; see `Steps`.
+        scripted: whether these are one call, in which Python is not needed.
         moving: numbers of the leaves that a step changes.
         random: whether it draws random numbers.
         operations: how many there are in `body`; 0 if the step is run eagerly.
@@ -42,14 +43,10 @@ class Step(NamedTuple):
     before: Callable[..., list[Any]]
     body: Body
     many: nn.Module
+    scripted: bool
     moving: tuple[int, ...]
     random: bool
     operations: int
-
-    @property
-    def scripted(self) -> bool:
-        """Whether several steps are one call, in which Python is not needed."""
-        return isinstance(self.many, torch.jit.ScriptModule)
 
     def staying(self, leaves: Sequence[Any]) -> list[Any]:
         """The leaves that a step leaves as they are."""
@@ -96,9 +93,10 @@ def record(
             # Whatever the rules of `simplify` did, a step that computes something else is never used.
             again = function(fixed, eager, batch)
             old, new = [leaves[i] for i in moving], [again[i] for i in moving]
-            for faster in (_scripted(step, fixed, leaves, batch), step):
-                if faster.random or _agree(_replay(faster, fixed, leaves, batch), new, old):
-                    return faster
+            for one in (_scripted(step, fixed, leaves, batch), step):
+                got = _replay(one, fixed, leaves, batch)
+                if one.random or _agree(got, new, old):
+                    return one
         except Exception:  # noqa: S110 (a user's rule or layer may do what no trace can hold: it runs as it is)
             pass
     return _unrecorded(function, len(fixed), len(leaves), moving, batch[0].dtype)
@@ -111,11 +109,15 @@ def _same(old: Tensor, new: Tensor) -> bool:
 
 def _replay(step: Step, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Sequence[Tensor]:
     """Two steps: in the second, what the first wrote over would show."""
-    ready = step.before(*fixed, *step.staying(leaves))
-    here = [dense(leaves[i]) for i in step.moving]
-    for _ in range(2):
-        here = step.body(ready, here, list(batch))
-    return here
+    ready, here = step.before(*fixed, *step.staying(leaves)), [dense(leaves[i]) for i in step.moving]
+    x, y, *weights = batch
+    index = torch.arange(y.numel(), device=y.device).view_as(y)
+    twice = [torch.stack([t, t]) for t in (index, y, *weights)]
+    samples = (x.flatten(0, y.dim() - 1), None, None)
+    again: Sequence[Tensor] = step.many(
+        0, 2, 2, ready, here, samples, *twice[:2], twice[2] if weights else None
+    )
+    return again
 
 
 def _scripted(step: Step, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Step:
@@ -125,7 +127,7 @@ def _scripted(step: Step, fixed: Tensors, leaves: Tensors, batch: Tensors) -> St
     ready = step.before(*fixed, *step.staying(leaves))
     try:
         body = scripted(step.body, ready, [dense(leaves[i]) for i in step.moving], list(batch))
-        return step._replace(body=body, many=looped(body, batch[0].dtype))
+        return step._replace(body=body, many=looped(body, batch[0].dtype), scripted=True)
     except Exception:  # what it raises is not documented; the step runs without
         return step
 
@@ -163,7 +165,7 @@ def _unrecorded(
         new = function(ready[:n_fixed], leaves, batch)
         return [dense(new[i]) for i in moving]  # of its own: nobody knows what a rule's results share
 
-    return Step(lambda *tensors: list(tensors), body, looped(body, dtype), moving, True, 0)
+    return Step(lambda *tensors: list(tensors), body, Steps(body, dtype), False, moving, True, 0)
 
 
 def _record(
@@ -197,13 +199,15 @@ def _record(
     operations = sum(node.op in ("call_function", "call_method") for node in body.nodes)
     first_of_all, replay = (GraphModule(traced, one).forward for one in (before, body))
 
+    nothing = batch[0].new_zeros(())
+
     def once(*tensors: Tensor) -> list[Tensor]:
-        return [*first_of_all(*tensors), batch[0].new_zeros(())]  # the last is not used: no list may be empty
+        return [*first_of_all(*tensors), nothing]  # no list may be empty
 
     def each(ready: list[Tensor], here: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
         return list(replay(*ready[:-1], *here, *batch))
 
-    return Step(once, each, looped(each, batch[0].dtype), moving, random, operations)
+    return Step(once, each, Steps(each, batch[0].dtype), False, moving, random, operations)
 
 
 def _mutates(node: Node) -> bool:

@@ -49,15 +49,15 @@ class Behind:
         self._slots = slots
         self._writing = self._writer.submit(_write, self._fd, self._rows[: len(slots)], slots)
 
-    def found(self, slots: Slot) -> Bytes | None:
-        """The rows of these slots if they wait to be written; None if they are in the file."""
+    def found(self, slots: Slot) -> tuple[Bytes, NDArray[np.intp]] | None:
+        """Rows that wait to be written, and which of them are in these slots; None if these are in the file."""
         if self._writing is None or not (waiting := np.isin(slots, self._slots)).any():
             return None
         if not waiting.all():
             self.wait()
             return None
         order = np.argsort(self._slots)
-        return self._rows[order[np.searchsorted(self._slots, slots, sorter=order)]]
+        return self._rows, order[np.searchsorted(self._slots, slots, sorter=order)]
 
     def wait(self) -> None:
         """Wait until everything is written.

@@ -54,8 +54,9 @@ class Slots:
 
     def read(self, slots: NDArray[np.int32], names: Sequence[str]) -> dict[str, Tensor]:
         """The rows (C, ...) of some slots."""
-        if (rows := self._behind.found(slots)) is not None:
-            found = {k: torch.from_numpy(v) for k, v in self._columns(rows).items()}
+        if (waiting := self._behind.found(slots)) is not None:
+            rows, places = waiting
+            found = {k: torch.from_numpy(v[places]) for k, v in self._columns(rows).items() if k in names}
         else:
             found = {k: torch.empty(len(slots), self._layout[k][1], dtype=torch.uint8) for k in names}
             self._read(slots, {k: v.numpy() for k, v in found.items()})
@@ -153,8 +154,7 @@ class Slots:
         """Bytes (C, b) as rows of the shape and type of `like`."""
         if not raw.numel():
             return torch.empty(len(raw), *like.shape, dtype=like.dtype)
-        aligned = not (raw.storage_offset() % like.element_size() or raw.stride(0) % like.element_size())
-        return (raw if aligned else raw.contiguous()).view(like.dtype).reshape(len(raw), *like.shape)
+        return raw.reshape(-1).view(like.dtype).reshape(len(raw), *like.shape)
 
     @staticmethod
     def _bytes(rows: Tensor) -> Bytes:
