@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
 
-FEW = 10
-"""Products with more columns are as fast as they are written."""
+FEW, MANY = 10, 128
+"""In training, products with more columns are as fast as they are written; in prediction, with many."""
 
 LEAST_INPUTS = 512
 """So are those whose sums are shorter."""
@@ -38,16 +38,17 @@ def narrow(a: Tensor, b: Tensor) -> Tensor:
 
 
 def in_blocks(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 (as PyTorch has it)
-    """A linear layer on samples (m, inputs); with few outputs some rows at a time, which takes MKL half the time."""
-    x, n = input, len(input) // ROWS if input.dim() == weight.dim() == 2 else 0
-    if n < 2 or not _by_mkl(x) or not x.is_contiguous():
-        return linear(x, weight, bias)
+    """A linear layer on samples (m, inputs), some rows at a time, which takes MKL down to half the time."""
+    n = len(input) // ROWS if input.dim() == weight.dim() == 2 else 0
+    if n < 2 or not _by_mkl(input) or not input.is_contiguous():
+        return linear(input, weight, bias)
     outputs, inputs = weight.shape
-    if outputs > FEW or inputs < LEAST_INPUTS:
-        return linear(x, weight, bias)
-    blocks, rest = x[: n * ROWS].view(n, ROWS, inputs), x[n * ROWS :]
-    products = torch.bmm(weight.expand(n, outputs, inputs), blocks.transpose(1, 2))
-    out = torch.cat([products.transpose(1, 2).reshape(-1, outputs), torch.mm(rest, weight.t())])
+    if outputs > MANY or inputs < LEAST_INPUTS:
+        return linear(input, weight, bias)
+    whole, out = n * ROWS, input.new_empty(len(input), outputs)
+    blocks = input[:whole].view(n, ROWS, inputs)
+    torch.bmm(blocks, weight.t().expand(n, inputs, outputs), out=out[:whole].view(n, ROWS, outputs))
+    torch.mm(input[whole:], weight.t(), out=out[whole:])
     return out if bias is None else out.add_(bias)
 
 
