@@ -188,6 +188,7 @@ def measure(workload: Workload, setting: Setting) -> Figures:
     """Run all ways round by round, side by side, so that a busy machine harms all alike."""
     ways = {k: v for k, v in workload.ways.items() if setting.only in (None, k)}
     repeats = setting.repeats or (1 if setting.quick else workload.repeats)
+    peaks = _peaks(workload, setting)  # first: afterwards this process holds what those need
     names = list(ways)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     results: dict[str, Any] = {}
@@ -210,7 +211,7 @@ def measure(workload: Workload, setting: Setting) -> Figures:
         floor=workload.floor,
         targets=tuple(workload.targets),
         roofline=setting.rates.roofline(workload.flops, workload.bytes),
-        rss=_peaks(workload, setting),
+        rss=peaks,
         skipped=dict(workload.skipped),
         paired=True,
     )
