@@ -21,6 +21,7 @@ from fedattune.engines.graph import simplify
 from fedattune.engines.kernels import Prediction, in_blocks, narrow, pool
 from fedattune.engines.lanes import laid_out, lay
 from fedattune.engines.machine import run_all, threads
+from fedattune.engines.running import Batches
 from fedattune.engines.step import Recorder, dense, record
 from fedattune.task import Task, sample_losses
 
@@ -525,9 +526,26 @@ def test_operations_of_a_round_do_not_grow_with_the_clients_and_few_with_the_ste
     few, many, longer = _watched(3, 4), _watched(9, 4), _watched(3, 8)
     assert few.operations.total() == many.operations.total()
     per_step = (longer.operations.total() - few.operations.total()) / 4
-    assert per_step <= 40, longer.operations  # 31 when this was written, views included
+    assert 10 <= per_step <= 40, longer.operations  # 38 when this was written, views included
     # Small batches are gathered several steps ahead.
     assert longer.operations["aten.index_select.default"] == few.operations["aten.index_select.default"]
+
+
+def test_all_steps_of_a_group_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []
+    run = Batches.run
+
+    def counted(self: Batches, step: Any, ready: Any, moving: Any, first: int, last: int) -> Any:
+        calls.append((first, last))
+        return run(self, step, ready, moving, first, last)
+
+    monkeypatch.setattr(Batches, "run", counted)
+    task, data = Task(NETWORKS["mlp"]()), _federation([40] * 6)
+    with threads(2):
+        engine = Batched(task, data)
+        _train(engine, task, 6, SGD(), steps=50)
+    assert calls == [(0, 50)] * 2
+    assert all(step.scripted for step in engine._recorder._steps.values())
 
 
 def test_a_round_never_copies_the_data_set() -> None:
