@@ -277,7 +277,7 @@ class Clock:
     [
         (1, 5, 1.0, False),  # one core
         (2, 1, 1.0, False),  # one run
-        (2, 2, 0.3, True),  # 59.4 s are left, 35% of which is more than twice 5
+        (2, 2, 0.3, True),  # 59.4 s are left, 30% of which is more than twice 5
         (2, 2, 0.1, False),  # 19.8 s
         (2, 9, 0.05, True),  # 44.5 s
         (2, 9, 0.03, False),  # 26.7 s

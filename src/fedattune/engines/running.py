@@ -37,13 +37,13 @@ class Batches:
         self.padded = [bool(step.any()) for step in filled < 0]
         self._samples, self._index = federation.samples(dtype), index.clamp_min(0)
         self._labels, self._weights = federation.y[self._index], (index >= 0).to(dtype)
-        self._first = partial(federation.features, dtype=dtype)
+        self._features = partial(federation.features, dtype=dtype)
         size = index[0].numel() * math.prod(federation.input_shape) * dtype.itemsize
         self._ahead = max(1, GATHERED_BYTES // size)
 
     def of(self, t: int) -> tuple[Tensor, ...]:
         """The batch of step t: inputs, labels, and weights if there is padding."""
-        x, y = self._first(self._index[t]), self._labels[t]
+        x, y = self._features(self._index[t]), self._labels[t]
         return (x, y, self._weights[t]) if self.padded[t] else (x, y)
 
     def run(
@@ -106,9 +106,8 @@ class Group:
         ready = self._ready(fixed, here)
         waiting = [list(lane) for lane in self.lanes.clients]
         changes = {} if in_place else self.lanes.changes
-        differ = (
-            len({step.moving for step in self._steps.values()}) > 1
-        )  # what one moves, another may hold ready
+        # What a step of one kind moves, those of the other may hold ready.
+        differ = len({step.moving for step in self._steps.values()}) > 1
         for first, last in self._batches.stretches(changes):
             if first in changes:
                 self._change(changes[first], waiting, here, start, out, moving)
@@ -161,7 +160,7 @@ class Line:
         federation: Federation,
         dtype: torch.dtype,
     ) -> None:
-        self.clients, self._leaves = clients, leaves
+        self._leaves = leaves
         self._batches = {i: Batches(batches[i], federation, dtype) for i in clients}
         self._sizes = {i: batches[i].shape[2] for i in clients}
 

@@ -33,9 +33,8 @@ class Behind:
         self._rows = np.empty((0, row_bytes), dtype=np.uint8)
         self._slots = np.empty(0, dtype=np.int32)
         self._writing: Future[None] | None = None
-        self._writer = ThreadPoolExecutor(
-            1, "fedattune-rows", _give_way
-        )  # has no thread before the first row
+        # It has no thread before the first row.
+        self._writer = ThreadPoolExecutor(1, "fedattune-rows", _give_way)
 
     def room(self, n: int) -> Bytes:
         """Room (n, bytes) for the rows of the next batch, once the last one is written."""
