@@ -28,7 +28,7 @@ IN_PLACE = {
     aten.add.Tensor: "add_", aten.sub.Tensor: "sub_", aten.mul.Tensor: "mul_", aten.mul.Scalar: "mul_",
     aten.div.Tensor: "div_", aten.neg.default: "neg_", aten.exp.default: "exp_", aten.relu.default: "relu_",
     aten.scatter_add.default: "scatter_add_", aten.baddbmm.default: "baddbmm_", aten.addmm.default: "addmm_",
-    aten.sqrt.default: "sqrt_", aten.clamp.default: "clamp_", aten.sigmoid.default: "sigmoid_",
+    aten.lerp.Scalar: "lerp_", aten.sqrt.default: "sqrt_", aten.clamp.default: "clamp_", aten.sigmoid.default: "sigmoid_",
 }  # fmt: skip
 """Operations that can write their result over their first argument."""
 
@@ -53,7 +53,8 @@ REWRITTEN = {aten.bmm.default: narrow}
 def simplify(graph: Graph) -> None:
     """Remove operations that do nothing, and fuse those that read or write parameters more than once."""
     rules = (
-        _constants, _same_views, _double_transposes, _products_with_one, _scales, _scatters, _pool_first, _updates,
+        _constants, _same_views, _double_transposes, _products_with_one, _scales, _pulls, _scatters, _pool_first,
+        _updates,
     )  # fmt: skip
     for rule in rules:
         for node in list(graph.nodes):
@@ -148,6 +149,27 @@ def _scales(graph: Graph, node: Node) -> Node | None:
         return None
     with graph.inserting_before(node):
         return _new(graph, node, node.target, (a, cast(Node, b).args[0]), {"alpha": c})
+
+
+def _pulls(graph: Graph, node: Node) -> Node | None:
+    """X - c (g + m (x - w)): move x towards w, then subtract c g, which `_updates` can let a product do."""
+    if node.target is not SUB:
+        return None
+    x, bent = node.args
+    c = cast(float, node.kwargs.get("alpha", 1))
+    if getattr(bent, "target", None) is not ADD or len(cast(Node, bent).users) > 1:
+        return None
+    g, away = cast(Node, bent).args
+    m = cast(float, cast(Node, bent).kwargs.get("alpha", 1))
+    if getattr(away, "target", None) is not SUB or cast(Node, away).kwargs or len(cast(Node, away).users) > 1:
+        return None
+    w = cast(Node, away).args[1]
+    fits = cast(Node, away).args[0] is x and all(_alike(one, node) for one in (x, w, g))
+    if not fits:
+        return None
+    with graph.inserting_before(node):
+        pulled = _new(graph, node, aten.lerp.Scalar, (x, w, c * m), {})
+        return _new(graph, node, SUB, (pulled, g), {"alpha": c})
 
 
 def _factor(node: Any) -> float | None:
