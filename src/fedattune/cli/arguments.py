@@ -24,6 +24,7 @@ WHAT = {
     "run": "train one method",
     "list": "what there is to choose from, with every option and its default",
     "data": "look at data and how it is spread over clients",
+    "reproduce": "a table or figure of a paper, its numbers beside ours; without a name, list them",
     "cite": "the BibTeX of what runs used: methods, data, partition, model, FedAttune",
 }
 
@@ -51,6 +52,7 @@ def make_parser(chosen: str | None) -> Parser:
         "list": _add_list,
         "data": _add_data,
         "cite": _add_cite,
+        "reproduce": _add_reproduce,
     }
     for name, what in WHAT.items():
         command = _command(commands, name, what)
@@ -114,6 +116,13 @@ def _add_cite(command: Parser) -> None:
     )
 
 
+def _add_reproduce(command: Parser) -> None:
+    from ..reproduce.options import Reproduction
+
+    command.add_argument("name", nargs="?", metavar="NAME", help="a study, or a YAML file of your own")
+    _add(command, Reproduction, Reproduction.model_fields)
+
+
 def _command(commands: Any, name: str, what: str) -> Parser:
     command: Parser = commands.add_parser(
         name, help=what, description=what[0].upper() + what[1:] + ".", allow_abbrev=False
@@ -159,6 +168,8 @@ def _metavar(name: str, field: "FieldInfo") -> str:
         return "A,B,C"
     if Path in kinds:
         return "DIR" if name in ("data_dir", "out", "resume") else "FILE"
+    if name == "cells":
+        return "FILTER"
     if float in kinds:
         return "X"
     return "N" if int in kinds or any(int in get_args(kind) for kind in kinds) else "NAME"
@@ -177,7 +188,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     except ConfigError as error:
         raise ConfigError(_mend(str(error))) from error
     if space.command is None:
-        raise ConfigError("give a command: compare, run, list, data or cite; see fedattune --help")
+        raise ConfigError("give a command: compare, run, reproduce, list, data or cite; see fedattune --help")
     if space.command == "data" and space.action is None:
         raise ConfigError("give an action: fedattune data show; see fedattune data --help")
     if space.command == "list" and space.kind is not None:

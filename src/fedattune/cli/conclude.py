@@ -37,7 +37,7 @@ def conclude(
         content |= {
             "verdict": _verdict(results, failed),
             "table": as_json(table),
-            "failed": [one._asdict() for one in failed],
+            "failed": [{"algorithm": o.algorithm, "seed": o.seed, "error": o.error} for o in failed],
         }
     elif len(results) == 1:
         content = content["runs"][0]
@@ -96,7 +96,7 @@ def _notes(results: "Sequence[Result]") -> list[str]:
 
 
 def _failures(failed: "Sequence[Failure]") -> list[str]:
-    return [f"{name} failed with seed {seed}: {error}" for name, seed, error in failed]
+    return [f"{one.algorithm} failed with seed {one.seed}: {one.error}" for one in failed]
 
 
 def _verdict(results: "Sequence[Result]", failed: "Sequence[Failure]") -> str:

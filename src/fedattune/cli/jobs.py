@@ -28,11 +28,12 @@ class KilledError(RunError):
 
 
 class Failure(NamedTuple):
-    """A method that came to no result."""
+    """A run that came to no result."""
 
     algorithm: str
     seed: int
     error: str
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ class _Runs:
         """Note that run i came to no result."""
         if not self.go_on:
             raise error
-        self.done[i] = Failure(self.jobs[i].algorithm, self.jobs[i].settings.seed, str(error))
+        job = self.jobs[i]
+        self.done[i] = Failure(job.algorithm, job.settings.seed, str(error), job.folder)
         self.left.remove(i)
 
     def finish(self, i: int, result: "Result") -> None:

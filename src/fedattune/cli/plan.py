@@ -32,8 +32,10 @@ class Plan:
     model_options: Mapping[str, Any]
 
 
-def prepare(experiment: Experiment) -> Plan:
+def prepare(experiment: Experiment, federation: "Federation | None" = None) -> Plan:
     """Build all parts of the experiment and check that they fit together; nothing is written but caches.
+
+    `federation` is the experiment's data, if they are there already.
 
     Raises:
         ConfigError, DataError, ModelError: they do not.
@@ -44,16 +46,18 @@ def prepare(experiment: Experiment) -> Plan:
 
     experiment = _spelled_out(experiment)
     known = _known(experiment, methods=True)
-    dataset = load_dataset(experiment, known)
-    chosen = _chosen(experiment, known, dataset)
+    dataset = load_dataset(experiment, known) if federation is None else None
+    default = dataset.default_partition if dataset else str(federation and federation.partition["name"])
+    chosen = _chosen(experiment, known, default)
     problems: list[str] = []
     algorithms = {}
     for name in experiment.algorithms:
         with _collecting(problems):
             algorithms[name] = build(name, ALGORITHMS[name], chosen["algorithm"][name])
-    federation = None
     with _collecting(problems):
-        federation = federate_dataset(experiment, dataset, chosen)
+        if dataset:
+            federation = federate_dataset(experiment, dataset, chosen)
+        assert federation is not None
         divide(federation, experiment)
     if problems or federation is None:
         raise ConfigError("; ".join(problems))
@@ -83,7 +87,7 @@ def prepare_data(experiment: Experiment) -> "Federation":
     experiment = _spelled_out(experiment)
     known = _known(experiment, methods=bool(experiment.set) and named)
     dataset = load_dataset(experiment, known)
-    return federate_dataset(experiment, dataset, _chosen(experiment, known, dataset))
+    return federate_dataset(experiment, dataset, _chosen(experiment, known, dataset.default_partition))
 
 
 def load_dataset(experiment: Experiment, known: Known) -> "Dataset":
@@ -186,9 +190,9 @@ def _known(experiment: Experiment, *, methods: bool) -> Known:
     return known
 
 
-def _chosen(experiment: Experiment, known: Known, dataset: "Dataset") -> Assigned:
-    """The options given, shared out; only the loaded data knows its default partition."""
-    partition = experiment.partition or dataset.default_partition
+def _chosen(experiment: Experiment, known: Known, default: str) -> Assigned:
+    """The options given, shared out; only the loaded data knows its `default` partition."""
+    partition = experiment.partition or default
     return assign(experiment.set, {**known, "partition": {partition: _partition_options(partition)}})
 
 

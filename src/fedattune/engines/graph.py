@@ -152,24 +152,29 @@ def _scales(graph: Graph, node: Node) -> Node | None:
 
 
 def _pulls(graph: Graph, node: Node) -> Node | None:
-    """X - c (g + m (x - w)): move x towards w, then subtract c g, which `_updates` can let a product do."""
-    if node.target is not SUB:
-        return None
-    x, bent = node.args
+    """X - c (g + m (x - w)) and x - c (g + m x): move or shrink x, then subtract c g, which a product can do."""
+    x, bent = node.args[:2] if node.target is SUB else (None, None)
     c = cast(float, node.kwargs.get("alpha", 1))
-    if getattr(bent, "target", None) is not ADD or len(cast(Node, bent).users) > 1:
+    if not _only_here(bent, ADD):
         return None
-    g, away = cast(Node, bent).args
+    g, pull = cast(Any, bent).args
     m = cast(float, cast(Node, bent).kwargs.get("alpha", 1))
-    if getattr(away, "target", None) is not SUB or cast(Node, away).kwargs or len(cast(Node, away).users) > 1:
+    if not all(_alike(one, node) for one in (x, g, pull)):
         return None
-    w = cast(Node, away).args[1]
-    fits = cast(Node, away).args[0] is x and all(_alike(one, node) for one in (x, w, g))
-    if not fits:
+    towards = _only_here(pull, SUB) and not pull.kwargs and pull.args[0] is x and _alike(pull.args[1], node)
+    if pull is not x and not towards:
         return None
     with graph.inserting_before(node):
-        pulled = _new(graph, node, aten.lerp.Scalar, (x, w, c * m), {})
-        return _new(graph, node, SUB, (pulled, g), {"alpha": c})
+        if towards:
+            moved = _new(graph, node, aten.lerp.Scalar, (x, pull.args[1], c * m), {})
+        else:
+            moved = _new(graph, node, aten.mul.Tensor, (x, 1 - c * m), {})
+        return _new(graph, node, SUB, (moved, g), {"alpha": c})
+
+
+def _only_here(node: Any, target: Any) -> bool:
+    """Whether a node is of this operation and nobody else uses it."""
+    return isinstance(node, Node) and node.target is target and len(node.users) == 1
 
 
 def _factor(node: Any) -> float | None:
@@ -209,9 +214,12 @@ def _updates(graph: Graph, node: Node) -> Node | None:
     fits = isinstance(a, Node) and isinstance(b, Node) and b.target in PRODUCTS and len(b.users) == 1
     if not fits or not meta(a) or not meta(b) or meta(node).shape != meta(b).shape or _dtype(a) != _dtype(b):
         return None
+    how = {"alpha": c if node.target is ADD else -c}
+    if (scale := _factor(a)) is not None and _alike(a, node):
+        a, how["beta"] = cast(Node, a).args[0], scale
     with graph.inserting_before(node):
         target = PRODUCTS[cast(Any, b).target]
-        return _new(graph, node, target, (a, *cast(Node, b).args), {"alpha": c if node.target is ADD else -c})
+        return _new(graph, node, target, (a, *cast(Node, b).args), how)
 
 
 def _pool_first(graph: Graph, node: Node) -> Node | None:

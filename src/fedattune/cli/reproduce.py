@@ -1,0 +1,111 @@
+"""`fedattune reproduce`: run a study, or list them."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from ..checked import explain
+from ..errors import ConfigError, RunError
+from ..reproduce import STUDIES, load_study
+from ..reproduce.options import Reproduction
+from ..text import make_console, make_table, print_whole
+
+if TYPE_CHECKING:
+    from ..reproduce.study import Cell, Study
+
+FAILED, INTERRUPTED = 1, 130
+
+
+def reproduce(space: Namespace, problems: list[str]) -> int:
+    """Train what is missing of a study, write its table and figure, print it, and return the exit code.
+
+    Raises:
+        ConfigError, RunError: options that cannot be, or a folder that cannot be used.
+
+    """
+    given = {key: value for key, value in vars(space).items() if key in Reproduction.model_fields}
+    try:
+        asked = Reproduction(**given)
+    except ValidationError as error:
+        problems += explain(error, lambda key: "--" + key.replace("_", "-"))
+    if problems:
+        raise ConfigError("; ".join(problems))
+    if space.name is None:
+        if given:
+            raise ConfigError("reproduce: give the NAME of a study; without one, the studies are listed")
+        _list()
+        return 0
+    study = load_study(space.name)
+    cells = study.cells(asked.cells)
+    if asked.seeds and not study.populations and asked.seeds > 10:
+        raise ConfigError(f"--seeds {asked.seeds}: {study.name} takes at most 10")
+    return _carry_out(study, cells, asked)
+
+
+def _carry_out(study: "Study", cells: "Sequence[Cell]", asked: Reproduction) -> int:
+    from ..reproduce.output import show, write
+    from ..reproduce.records import Records
+    from ..reproduce.training import Order, carry_out
+    from .jobs import StoppedError
+    from .progress import watch
+    from .session import Interrupt
+
+    folder = asked.out / study.name
+    records = Records(folder)
+    again = f"fedattune reproduce {study.name}" + (
+        f" --out {asked.out}" if "out" in asked.model_fields_set else ""
+    )
+    if asked.show and not records.runs:
+        raise RunError(f"{folder} holds no results; make them by {again}")
+    if records.runs and not (asked.resume or asked.show):
+        raise RunError(
+            f"{folder} holds results already; go on with them by --resume, print them by --show, or give another --out"
+        )
+    problems: list[str] = []
+    if not asked.show:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {asked.out}: {error.strerror or error}; give another folder") from error
+        more = {"device": asked.device} | ({"data_dir": asked.data_dir} if asked.data_dir else {})
+        order = Order(asked.out, asked.rounds, asked.seeds, asked.processes, more)
+        with Interrupt() as stop, watch(quiet=asked.quiet) as shown:
+            try:
+                problems = carry_out(study, cells, records, order, stop, shown, lambda: write(study, records))
+            except StoppedError as stopped:
+                print(f"fedattune: {stopped}; go on with: {again} --resume", file=sys.stderr, flush=True)
+                return INTERRUPTED
+    if records.runs:
+        write(study, records)
+        show(study, cells, records, make_console())
+    for problem in problems:
+        print(f"fedattune: error: {' '.join(problem.split())}", file=sys.stderr, flush=True)
+    return FAILED if problems else 0
+
+
+def _list() -> None:
+    """The studies, what each needs, and how long it is."""
+    console = make_console()
+    table = make_table("study", "what", "runs", "rounds", "data", left=("study", "what", "data"))
+    for name in STUDIES:
+        study = load_study(name)
+        cells = [cell for cell in study.cells() if not study.rows[cell.row].like]
+        rounds = {study.run(cell, {}, 0, rounds=None, tuning=False).experiment.rounds for cell in cells}
+        data = sorted({study.run(cell, {}, 0, rounds=None, tuning=False).experiment.data for cell in cells})
+        searched = sum(len(study.choices(cell)) for cell in cells if len(study.choices(cell)) > 1)
+        runs = f"{len(cells) * study.seeds}" + (f" + {searched} shorter" if searched else "")
+        table.add_row(
+            name,
+            study.title,
+            runs,
+            " to ".join(map(str, sorted(rounds)[:: max(1, len(rounds) - 1)])),
+            ", ".join(data),
+        )
+    print_whole(table, console)
+    console.print(
+        "Run one by: fedattune reproduce NAME; only a part of it by --cells, --rounds and --seeds.",
+        style="dim",
+    )

@@ -1,0 +1,145 @@
+"""What the runs of a cell come to: the choice from its grid, and its numbers over the seeds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..compare import Spread
+from ..numbers import Point
+from .records import Records
+from .study import Cell, Measure, Study
+
+Curve = Mapping[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A cell's numbers; accuracies are in percent, and `runs` are those of its seeds that finished."""
+
+    cell: Cell
+    choice: dict[str, Any]
+    point: Point
+    runs: tuple[str, ...]
+    failed: tuple[str, ...]
+    rounds: int
+    measures: Mapping[str, Spread]
+
+    @property
+    def value(self) -> Spread | None:
+        """The number that stands beside the printed one."""
+        return self.measures.get("value")
+
+    @property
+    def n_seeds(self) -> int:
+        """How many runs it is the mean of."""
+        return len(self.runs)
+
+
+def reached(curve: Curve, measure: Measure) -> float:
+    """One number of a run, in percent."""
+    accuracy = curve[f"acc_{measure.mean}"]
+    if measure.over == "max":
+        return 100 * float(accuracy.max())
+    if measure.over == "last":
+        return 100 * float(accuracy[-1])
+    return 100 * float(accuracy[_late(curve["round"])].mean())
+
+
+def _late(rounds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Which evaluations are in the last tenth of the rounds."""
+    last = int(rounds[-1])
+    return rounds > last - max(1, round(0.1 * last))
+
+
+def choose(study: Study, cell: Cell, records: Records, rounds: int | None) -> dict[str, Any] | None:
+    """The combination of the grid with the best validation accuracy in the last tenth of the rounds; the first of equals.
+
+    None where a combination has not been tried yet.
+    """
+    choices = study.choices(cell)
+    if len(choices) == 1:
+        return choices[0]
+    scores = search(study, cell, records, rounds)
+    if any(score is None for _, score in scores):
+        return None
+    return max(scores, key=lambda one: one[1] if one[1] is not None else -1.0)[0]
+
+
+def search(
+    study: Study, cell: Cell, records: Records, rounds: int | None
+) -> list[tuple[dict[str, Any], float | None]]:
+    """Validation accuracy of every combination, in percent; 0 of one that diverged, None of one not tried."""
+    scores: list[tuple[dict[str, Any], float | None]] = []
+    for choice in study.choices(cell):
+        run = study.run(cell, choice, 0, rounds=rounds, tuning=True)
+        facts = records.runs.get(run.id)
+        if facts is None:
+            scores.append((choice, None))
+            continue
+        point = study.owner(cell).point or facts.get("headline", "received")
+        curve = records.curve(run.id, point, "validation")
+        late = Measure(over="last10", mean=study.measure.mean, called="")
+        scores.append((choice, reached(curve, late) if curve else 0.0))
+    return scores
+
+
+def outcomes(study: Study, cells: Sequence[Cell], records: Records) -> dict[Cell, Outcome]:
+    """The numbers of every cell that has any, from its runs with the most rounds."""
+    lengths = sorted({facts["experiment"].get("rounds", 50) for facts in records.runs.values()}, reverse=True)
+    found: dict[Cell, Outcome] = {}
+    for cell in cells:
+        for rounds in lengths:
+            if (outcome := _outcome(study, cell, records, rounds)) is not None:
+                found[cell] = outcome
+                break
+    return found
+
+
+def _outcome(study: Study, cell: Cell, records: Records, rounds: int) -> Outcome | None:
+    choice = choose(study, cell, records, rounds)
+    if choice is None:
+        return None
+    ids = []
+    for seed in range(1000 if study.populations else max(study.seeds, 10)):
+        run = study.run(cell, choice, seed, rounds=rounds, tuning=False)
+        if run.experiment.rounds != rounds:
+            return None
+        if run in records:
+            ids.append(run.id)
+    if not ids:
+        return None
+    failed = tuple(records.runs[i]["failed"] for i in ids if "failed" in records.runs[i])
+    done = tuple(i for i in ids if "failed" not in records.runs[i])
+    facts = [records.runs[i] for i in done]
+    point = study.rows[cell.row].point or (facts[0]["headline"] if facts else "received")
+    measures: dict[str, Spread] = {}
+    if done:
+        measures = _measures(study, records, done, point)
+        for name in ("seconds", "local_steps", "bytes_up", "bytes_down"):
+            measures[name] = _spread([one[name] for one in facts])
+    return Outcome(cell, choice, point, done, failed, rounds, measures)
+
+
+def _measures(study: Study, records: Records, runs: Sequence[str], point: Point) -> dict[str, Spread]:
+    measures = {}
+    for name, kind, at in (
+        ("value", study.measure, point),
+        ("received", study.measure, "received"),
+        ("trained", study.measure, "trained"),
+        ("last", Measure(over="last", mean="pooled", called=""), point),
+        ("last_uniform", Measure(over="last", mean="uniform", called=""), point),
+    ):
+        curves = [records.curve(run, at) for run in runs]
+        if all(curve is not None for curve in curves):
+            measures[name] = _spread([reached(curve, kind) for curve in curves if curve is not None])
+    for name in ("std", "worst10"):
+        curves = [records.curve(run, point) for run in runs]
+        if all(curve is not None for curve in curves):
+            measures[name] = _spread([100 * float(c[f"acc_{name}"][-1]) for c in curves if c is not None])
+    return measures
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(float(np.mean(values)), float(np.std(values)))

@@ -1,0 +1,302 @@
+"""A study: one table or figure of a paper as settings, columns (data and model), rows (methods) and printed numbers."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..config import Settings
+from ..errors import ConfigError, did_you_mean
+from ..experiment import NOT_IDENTITY, Experiment
+from ..numbers import Point
+from ..yaml_file import read_yaml
+
+FOLDER = Path(__file__).parent / "studies"
+STUDIES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+"""The studies that come with FedAttune."""
+
+Over = Literal["max", "last10", "last"]
+Mean = Literal["pooled", "uniform"]
+Printed = float | tuple[float, float] | None
+"""A printed number, or that and its printed spread; None where the cell is empty in the paper."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Measure(_Part):
+    """How a run becomes one number, an accuracy in percent.
+
+    Attributes:
+        over: the best evaluated round (as papers report), the mean over the last tenth of them, or the last.
+        mean: over all test samples together, or over clients.
+        called: the paper's word for it.
+
+    """
+
+    over: Over
+    mean: Mean
+    called: str
+
+
+class Row(_Part):
+    """A line of the table: a method with its options.
+
+    Attributes:
+        point: which model is scored; None: the method's headline point.
+        settings: of the experiment, before those of the column.
+        grid: options or settings that are chosen on validation data; every combination is tried.
+        like: shows the runs of that row at another point, and has no runs of its own.
+        columns: where it is in the table; None: everywhere.
+        match: whether its numbers should be the paper's.
+
+    """
+
+    algorithm: str = ""
+    options: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    grid: dict[str, list[Any]] = {}
+    point: Point | None = None
+    like: str | None = None
+    columns: list[str] | None = None
+    match: bool = True
+
+
+class Tuning(_Part):
+    """How a grid is searched: fewer rounds, and validation data taken from the training data.
+
+    Attributes:
+        rounds: communication rounds of each combination.
+        validation: share of each client's training samples that is held out for the choice.
+
+    """
+
+    rounds: Annotated[int, Field(ge=1)]
+    validation: Annotated[float, Field(gt=0, lt=1)]
+
+
+class Reason(_Part):
+    """Why cells are more than a point off; patterns as for `--cells`."""
+
+    cells: list[str]
+    text: str
+
+
+class Figure(_Part):
+    """What is drawn: `curves` of accuracy over rounds, `bars` of paper and ours, or a picture of mixing matrices."""
+
+    kind: Literal["bars", "curves", "sweep", "matching", "weights", "heat_map"] = "bars"
+    caption: str = ""
+    component: str | None = None
+    x: str = ""
+
+
+class Cell(NamedTuple):
+    """One place in the table."""
+
+    row: str
+    column: str
+
+    def __str__(self) -> str:
+        return f"{self.column} / {self.row}"
+
+
+class Run(NamedTuple):
+    """One training run of a cell: a seed, and the values of the grid that were taken."""
+
+    cell: Cell
+    choice: dict[str, Any]
+    experiment: Experiment
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits that are equal for runs that give equal numbers, in whatever study they are."""
+        given = self.experiment.model_dump(mode="json", exclude_defaults=True, exclude=_not_identity())
+        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class Study(_Part):
+    """One table or figure of a paper.
+
+    Attributes:
+        about: what a reader should know of the protocol, and where this differs from the paper.
+        settings: of all experiments; those of a row go before them, those of a column before both.
+        seeds: runs of every cell; with `populations`, each has its own split of the data as well.
+        paper: row -> column -> printed number.
+        differences: pairs of rows; the first minus the second is shown too, as in the paper.
+        reduced: why the committed results have fewer rounds or seeds; empty where they have all.
+
+    """
+
+    name: str
+    title: str
+    source: str
+    about: str = ""
+    measure: Measure
+    settings: dict[str, Any] = {}
+    seeds: Annotated[int, Field(ge=1)] = 3
+    populations: bool = False
+    columns: dict[str, dict[str, Any]]
+    rows: dict[str, Row]
+    tuning: Tuning | None = None
+    paper: dict[str, dict[str, Printed]] = {}
+    differences: list[tuple[str, str]] = []
+    reasons: list[Reason] = []
+    figure: Figure = Figure()
+    mixing: bool = False
+    reduced: str = ""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Study":
+        """Rows, columns and printed numbers name each other, and every experiment can be."""
+        for name, row in self.rows.items():
+            if bool(row.like) == bool(row.algorithm):
+                raise ValueError(f"row {name!r}: expected either algorithm or like")
+            if row.like and (row.like not in self.rows or self.rows[row.like].like):
+                raise ValueError(f"row {name!r}: like: {row.like!r} should be a row with an algorithm")
+            if row.grid and not self.tuning:
+                raise ValueError(
+                    f"row {name!r} has a grid, so the study should say how it is searched: tuning"
+                )
+            _known(f"row {name!r}: columns", row.columns or (), self.columns)
+        _known("paper", self.paper, self.rows)
+        for name, printed in self.paper.items():
+            _known(f"paper, {name}", printed, self.columns)
+        _known("differences", itertools.chain(*self.differences), self.rows)
+        return self
+
+    def cells(self, wanted: str = "*") -> list[Cell]:
+        """The cells, column by column, that one of the comma-separated patterns names; see `--cells`.
+
+        Raises:
+            ConfigError: no cell fits a pattern.
+
+        """
+        cells = [
+            Cell(name, column)
+            for column in self.columns
+            for name, row in self.rows.items()
+            if row.columns is None or column in row.columns
+        ]
+        patterns = [one.strip() for one in wanted.split(",") if one.strip()]
+        for pattern in patterns:
+            if not any(_fits(pattern, cell) for cell in cells):
+                names = did_you_mean(pattern, [*self.columns, *self.rows])
+                raise ConfigError(f"--cells {pattern}: {self.name} has no such cell; {names}")
+        return [cell for cell in cells if any(_fits(pattern, cell) for pattern in patterns)]
+
+    def choices(self, cell: Cell) -> list[dict[str, Any]]:
+        """The combinations of the cell's grid; one empty one where nothing is searched."""
+        grid = self.owner(cell).grid
+        return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+    def owner(self, cell: Cell) -> Row:
+        """The row whose runs the cell shows."""
+        row = self.rows[cell.row]
+        return self.rows[row.like] if row.like else row
+
+    def run(
+        self, cell: Cell, choice: Mapping[str, Any], seed: int, *, rounds: int | None, tuning: bool
+    ) -> Run:
+        """One run of a cell, with a combination of its grid; `rounds` replaces the study's.
+
+        Raises:
+            ConfigError: an impossible setting.
+
+        """
+        row = self.owner(cell)
+        values = {**self.settings, **row.settings, **self.columns[cell.column]}
+        values["set"] = {
+            **_flat(self.settings), **_flat(row.settings), **_flat(self.columns[cell.column]),
+            **{f"{row.algorithm}.{key}": value for key, value in row.options.items()},
+        }  # fmt: skip
+        for key, value in choice.items():
+            if key in Settings.model_fields:
+                values[key] = value
+            else:
+                values["set"][f"{row.algorithm}.{key}"] = value
+        most = values.get("rounds", Settings.model_fields["rounds"].default)
+        values["rounds"] = min(rounds or most, most)
+        if tuning:
+            assert self.tuning is not None
+            values["rounds"] = min(self.tuning.rounds, values["rounds"])
+            values["validation"] = self.tuning.validation
+        if self.populations:
+            values["split_seed"] = seed
+        values["eval_every"] = min(values.get("eval_every", 1), values["rounds"])
+        try:
+            experiment = Experiment(**values, algorithms=(row.algorithm,), seed=seed)
+        except ValidationError as error:
+            raise ConfigError(
+                f"{self.name}, {cell}: {error.errors()[0]['msg']}, {error.errors()[0]['loc']}"
+            ) from error
+        return Run(cell, dict(choice), experiment)
+
+    def printed(self, cell: Cell) -> tuple[float | None, float | None]:
+        """The paper's number and its spread, in percent."""
+        value = self.paper.get(cell.row, {}).get(cell.column)
+        return value if isinstance(value, tuple) else (value, None)
+
+    def reason(self, cell: Cell) -> str | None:
+        """Why the cell is off, where that is known."""
+        found = (one.text for one in self.reasons if any(_fits(pattern, cell) for pattern in one.cells))
+        return next(found, None)
+
+
+def load_study(name: str) -> Study:
+    """A study that comes with FedAttune, or one in a YAML file of your own.
+
+    Raises:
+        ConfigError: there is none of that name, or the file is wrong.
+
+    """
+    path = FOLDER / f"{name}.yaml" if name in STUDIES else Path(name)
+    if name not in STUDIES and path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"unknown study {name!r}; {did_you_mean(name, STUDIES)}")
+    try:
+        return Study(**{**read_yaml(path), "name": path.stem})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        said = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{path}: {where + ': ' if where else ''}{said}") from error
+
+
+def _not_identity() -> set[str]:
+    from ..runs.folder import FREE_TO_CHANGE
+
+    return NOT_IDENTITY | FREE_TO_CHANGE
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    flat = Experiment._flat(values.get("set", {}))
+    assert isinstance(flat, dict)
+    return flat
+
+
+def _fits(pattern: str, cell: Cell) -> bool:
+    """Whether a pattern, "column/row" or one of the two, names a cell; * stands for anything, case does not count."""
+    column, row = cell.column.lower(), cell.row.lower()
+    left, slash, right = (part.strip() for part in pattern.lower().partition("/"))
+    if slash:
+        return fnmatchcase(column, left) and fnmatchcase(row, right)
+    return fnmatchcase(column, left) or fnmatchcase(row, left)
+
+
+def _known(where: str, names: Any, known: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{where}: {name!r} is not there; {did_you_mean(name, known)}")
+
+
+def tidy(values: Mapping[str, Any]) -> Iterator[str]:
+    """Options as short words: lr=0.02."""
+    return (
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
+    )

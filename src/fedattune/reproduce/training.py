@@ -1,0 +1,181 @@
+"""Train the runs of a study that are not there yet, and keep what they reach."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ..errors import FedAttuneError
+from ..experiment import Experiment
+from ..result import Result
+from ..runs.folder import RunFolder, read_json
+from .outcome import choose
+from .records import Records
+from .study import Cell, Run, Study
+
+if TYPE_CHECKING:
+    from ..cli.jobs import Job, Stop
+    from ..cli.progress import Watch
+    from ..data import Federation
+
+AT_ONCE = 8
+"""Splits of the data that are in memory at a time."""
+
+
+class Order(NamedTuple):
+    """How runs are to be trained, beside what the study says.
+
+    Attributes:
+        rounds, seeds: in place of the study's, where given.
+        more: settings that change no number: device, engine, data_dir.
+
+    """
+
+    out: Path
+    rounds: int | None
+    seeds: int | None
+    processes: int | Literal["auto"]
+    more: dict[str, Any]
+
+
+def carry_out(
+    study: Study,
+    cells: Sequence[Cell],
+    records: Records,
+    order: Order,
+    stop: "Stop",
+    shown: "Watch",
+    done: Callable[[], None],
+) -> list[str]:
+    """Train what is missing, column by column; `done` is called whenever there are new results.
+
+    Returns what could not be done, such as data that are not there; the other columns are trained all the same.
+
+    Raises:
+        StoppedError: a stop was asked for; finished runs are kept, others can be resumed.
+
+    """
+    problems: list[str] = []
+    work = _Work(study, records, order, stop, shown, done)
+    for column in dict.fromkeys(cell.column for cell in cells):
+        mine = [cell for cell in cells if cell.column == column]
+        try:
+            work.train(
+                [
+                    study.run(cell, choice, 0, rounds=order.rounds, tuning=True)
+                    for cell in mine
+                    for choice in study.choices(cell)
+                    if len(study.choices(cell)) > 1
+                ]
+            )
+            chosen = [(cell, choose(study, cell, records, order.rounds)) for cell in mine]
+            work.train(
+                [
+                    study.run(cell, choice, seed, rounds=order.rounds, tuning=False)
+                    for seed in range(order.seeds or study.seeds)
+                    for cell, choice in chosen
+                    if choice is not None
+                ]
+            )
+        except FedAttuneError as error:
+            problems.append(f"{column}: {error}")
+    return problems
+
+
+class _Work:
+    def __init__(
+        self,
+        study: Study,
+        records: Records,
+        order: Order,
+        stop: "Stop",
+        shown: "Watch",
+        done: Callable[[], None],
+    ) -> None:
+        self.study, self.records, self.order = study, records, order
+        self.stop, self.shown, self.done = stop, shown, done
+        self.scratch = order.out / "runs"
+
+    def train(self, runs: Sequence[Run]) -> None:
+        """Train those that nobody has, in groups of the same data."""
+        from ..cli.jobs import train_all
+
+        siblings = [path for path in sorted(self.order.out.iterdir()) if path != self.records.folder]
+        self.records.adopt(siblings, runs, mixing=self.study.mixing)
+        todo = list({run.id: run for run in runs if run not in self.records}.values())
+        groups: dict[str, list[Run]] = {}
+        for run in todo:
+            groups.setdefault(_data_of(run.experiment), []).append(run)
+        waiting = list(groups.values())
+        while waiting:
+            some, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
+            order = [run for group in some for run in group]
+            jobs = [job for group in some for job in self._jobs(group)]
+            try:
+                _, failed = train_all(
+                    jobs, self.stop, self.shown, scratch=self.scratch, processes=self.order.processes
+                )
+            finally:
+                self._collect(order, jobs)
+            errors = {one.folder: one.error for one in failed}
+            for run, job in zip(order, jobs, strict=True):
+                if job.folder in errors:
+                    self.records.fail(run, errors[job.folder])
+            self._keep()
+
+    def _collect(self, runs: Sequence[Run], jobs: "Sequence[Job]") -> None:
+        """Take over the numbers of the runs that finished; their folders are not needed any more."""
+        for run, job in zip(runs, jobs, strict=True):
+            if job.finished and run not in self.records:
+                environment = _short(read_json(RunFolder(job.folder).environment))
+                self.records.add(run, Result.load(job.folder), environment, mixing=self.study.mixing)
+        self._keep()
+        for run, job in zip(runs, jobs, strict=True):
+            if run in self.records:
+                shutil.rmtree(job.folder, ignore_errors=True)
+
+    def _keep(self) -> None:
+        self.records.save()
+        self.done()
+
+    def _jobs(self, runs: Sequence[Run]) -> "list[Job]":
+        from ..cli.jobs import Job
+        from ..cli.plan import prepare, prepare_data
+
+        federation: Federation | None = None
+        jobs = []
+        for run in runs:
+            experiment = run.experiment.model_copy(update=self.order.more)
+            if federation is None:
+                federation = prepare_data(experiment)
+            plan = prepare(experiment, federation)
+            (name,) = experiment.algorithms
+            words = [str(run.cell), *(f"{key}={value}" for key, value in run.choice.items())]
+            jobs.append(
+                Job(
+                    title=", ".join([*words, f"seed {experiment.seed}"]),
+                    algorithm=name,
+                    federation=federation,
+                    model=experiment.model,
+                    settings=experiment.settings(experiment.seed),
+                    folder=self.scratch / run.id,
+                    options=plan.options[name],
+                    model_options=plan.model_options,
+                )
+            )
+        return jobs
+
+
+def _data_of(experiment: Experiment) -> str:
+    """What is equal for experiments on the same data with the same split."""
+    names = ("data", "partition", "clients", "split_seed", "test", "validation", "stratify", "small_clients")
+    methods = {f"{name}." for name in (*experiment.algorithms, experiment.model)}
+    options = {k: v for k, v in experiment.set.items() if not any(k.startswith(m) for m in methods)}
+    return json.dumps([*(getattr(experiment, name) for name in names), options], sort_keys=True, default=str)
+
+
+def _short(environment: dict[str, Any]) -> dict[str, Any]:
+    packages = environment["packages"]
+    kept = {name: environment[name] for name in ("fedattune", "git", "python", "cpus")}
+    return {**kept, "torch": packages["torch"], "numpy": packages["numpy"]}
