@@ -7,9 +7,26 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from .errors import ConfigError, RunError
+
+
+def _number_or_auto(value: object) -> object:
+    """Read "2" as a number, and say in one phrase what can be given."""
+    number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 5 else value
+    if number != "auto" and (
+        not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= 1024
+    ):
+        raise ValueError("expected a number of processes from 1 to 1024, or auto")
+    return number
+
+
+Processes = Annotated[
+    int | Literal["auto"],
+    BeforeValidator(_number_or_auto),
+    Field(description="runs trained at a time, each in a process; auto: more than one where that saves time"),
+]
 
 
 class Output(BaseModel):
@@ -26,21 +43,7 @@ class Output(BaseModel):
     json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
     resume: Path | None = Field(None, description="go on with the interrupted run in this folder")
     quiet: bool = Field(False, description="no progress, only the result")
-    processes: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
-        "auto",
-        description="runs trained at a time, each in a process; auto: more than one where that saves time",
-    )
-
-    @field_validator("processes", mode="before")
-    @classmethod
-    def _number_or_auto(cls, value: object) -> object:
-        """Read "2" as a number, and say in one phrase what can be given."""
-        number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 5 else value
-        if number != "auto" and (
-            not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= 1024
-        ):
-            raise ValueError("expected a number of processes from 1 to 1024, or auto")
-        return number
+    processes: Processes = "auto"
 
 
 def check_files(outputs: Mapping[str, Path | None], taken: Mapping[str, Path]) -> None:

@@ -73,7 +73,7 @@ def test_any_server_rule_composes_with_any_client_rule(
     assert len(loop.mixing) == RUN["rounds"]
     mixed = {component.partition(".")[0] for component in loop.mixing.last()}
     layers = {"1", "3"} - {"own head": {"3"}, "own body": {"1"}}.get(personal, set())
-    assert mixed in (layers, {"model"})
+    assert mixed - {"attention"} in (layers, {"model"})
 
 
 @pytest.mark.parametrize("client", CLIENTS)

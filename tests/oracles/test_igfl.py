@@ -85,13 +85,13 @@ def test_e2_weights_are_not_negative_and_sum_to_one_but_those_of_t2(
     b = state["p"]
     assert (b >= 0).all()
     matrices = rule.mixing(state, torch.tensor([0, 3]))
+    assert matrices is not None
     if rule.form == "T2" and rule.query == "time":
         assert 0 < b.sum() < N
         assert b.sum() > 1.5  # the trace of A; a softmax's diagonal wins here
-        assert matrices is None
+        assert list(matrices.weights) == ["attention"]
     else:
         assert b.sum().item() == pytest.approx(1, abs=1e-14)
-        assert matrices is not None
         assert torch.equal(matrices.weights["model"], b.repeat(2, 1))
 
 
@@ -106,6 +106,12 @@ def test_e2_by_hand_for_two_clients_with_one_value_each() -> None:
     rows = [e(1) / (e(1) + e(2)), e(2) / (e(2) + e(4))]  # weight of the first for q = 1 and q = 2
     first = sum(rows) / 2
     assert two(UpdateAttention(query="self")) == pytest.approx([first, 1 - first], abs=1e-14)
+    rule = UpdateAttention(query="self")
+    shown = rule.mixing(aggregate(rule, one(1.0, 2.0)), torch.tensor([1, 0]))
+    assert shown is not None
+    assert shown.weights["attention"].flatten().tolist() == pytest.approx(
+        [rows[1], 1 - rows[1], rows[0], 1 - rows[0]], abs=1e-14
+    )
     first = e(1.5) / (e(1.5) + e(3))  # q = 1.5, the mean
     assert two(UpdateAttention(query="global")) == pytest.approx([first, 1 - first], abs=1e-14)
     rows = [e(3) / (e(3) + e(6)), e(-1) / (e(-1) + e(-2))]  # q = 3 and q = -1

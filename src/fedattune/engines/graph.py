@@ -28,7 +28,8 @@ IN_PLACE = {
     aten.add.Tensor: "add_", aten.sub.Tensor: "sub_", aten.mul.Tensor: "mul_", aten.mul.Scalar: "mul_",
     aten.div.Tensor: "div_", aten.neg.default: "neg_", aten.exp.default: "exp_", aten.relu.default: "relu_",
     aten.scatter_add.default: "scatter_add_", aten.baddbmm.default: "baddbmm_", aten.addmm.default: "addmm_",
-    aten.lerp.Scalar: "lerp_", aten.sqrt.default: "sqrt_", aten.clamp.default: "clamp_", aten.sigmoid.default: "sigmoid_",
+    aten.sqrt.default: "sqrt_", aten.clamp.default: "clamp_", aten.sigmoid.default: "sigmoid_",
+    aten.lerp.Scalar: "lerp_",
 }  # fmt: skip
 """Operations that can write their result over their first argument."""
 

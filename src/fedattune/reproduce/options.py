@@ -7,9 +7,7 @@ from pydantic import Field
 
 from ..checked import Checked
 from ..config import Number
-from ..output import Output
-
-_PROCESSES = Output.model_fields["processes"]
+from ..output import Processes
 
 
 class Reproduction(Checked):
@@ -26,6 +24,6 @@ class Reproduction(Checked):
     data_dir: Path | None = Field(
         None, description="folder with the data sets as Parquet, instead of a download"
     )
-    processes: Output.__annotations__["processes"] = _PROCESSES  # type: ignore[valid-type]
+    processes: Processes = "auto"
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live")
     quiet: bool = Field(False, description="no progress, only the result")

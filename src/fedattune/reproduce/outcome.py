@@ -54,9 +54,9 @@ def _late(rounds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def choose(study: Study, cell: Cell, records: Records, rounds: int | None) -> dict[str, Any] | None:
-    """The combination of the grid with the best validation accuracy in the last tenth of the rounds; the first of equals.
+    """The combination of the grid with the best validation accuracy in the last tenth of the rounds.
 
-    None where a combination has not been tried yet.
+    Of equals it is the first; None where a combination has not been tried yet.
     """
     choices = study.choices(cell)
     if len(choices) == 1:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..files import write_text
+from .figures import draw
+from .matching import summary
 from .outcome import outcomes
 from .records import Records
 from .study import Cell, Study
@@ -19,6 +21,7 @@ def write(study: Study, records: Records) -> None:
     """Write table, tidy numbers and figure of all cells that have results."""
     found = outcomes(study, study.cells(), records)
     write_text(records.folder / TABLE, to_markdown(study, found, records))
+    draw(study, found, records, records.folder / FIGURE)
     write_text(records.folder / TIDY, to_csv(study, found, records))
 
 
@@ -30,4 +33,6 @@ def show(study: Study, cells: Sequence[Cell], records: Records, console: "Consol
     missing = len(cells) - len(found)
     if missing:
         console.print(f"{missing} of {len(cells)} cells have not been run.")
+    for line in summary(study, found, records):
+        console.print("  ".join(line))
     console.print(f"Table, figure and all numbers are in {records.folder}")

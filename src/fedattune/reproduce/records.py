@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import RunError
@@ -50,8 +51,10 @@ class Records:
     def __contains__(self, run: Run) -> bool:
         return run.id in self.runs
 
-    def add(self, run: Run, result: Numbers, environment: dict[str, Any], *, mixing: bool) -> None:
-        """Take over the numbers of a finished run."""
+    def add(
+        self, run: Run, result: Numbers, environment: dict[str, Any], labels: list[list[int]] | None
+    ) -> None:
+        """Take over the numbers of a finished run; with the clients' label counts, its mixing matrices as well."""
         self.runs[run.id] = {
             **_what(run),
             "partition": result.config["partition"],
@@ -68,7 +71,8 @@ class Records:
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
         }
         self._append(self._history, _history(run.id, result))
-        if mixing:
+        if labels is not None:
+            self.runs[run.id]["labels"] = labels
             self._append(self._mixing, _mixing(run.id, result))
 
     def fail(self, run: Run, error: str) -> None:
@@ -89,7 +93,7 @@ class Records:
                 missing.discard(id_)
                 for mine, theirs in ((self._history, known._history), (self._mixing, known._mixing)):
                     for table in theirs:
-                        mine.append(table.filter(pa.compute.equal(table["run"], id_)))
+                        mine.append(table.filter(pc.equal(table["run"], id_)))
                 self._forget_cached()
 
     def _append(self, tables: list[pa.Table], content: Table) -> None:

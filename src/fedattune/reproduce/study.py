@@ -129,6 +129,7 @@ class Study(_Part):
         settings: of all experiments; those of a row go before them, those of a column before both.
         seeds: runs of every cell; with `populations`, each has its own split of the data as well.
         paper: row -> column -> printed number.
+        gap_to: where given, printed numbers are not accuracies, but that row's accuracy minus the row's own.
         differences: pairs of rows; the first minus the second is shown too, as in the paper.
         reduced: why the committed results have fewer rounds or seeds; empty where they have all.
 
@@ -146,6 +147,7 @@ class Study(_Part):
     rows: dict[str, Row]
     tuning: Tuning | None = None
     paper: dict[str, dict[str, Printed]] = {}
+    gap_to: str | None = None
     differences: list[tuple[str, str]] = []
     reasons: list[Reason] = []
     figure: Figure = Figure()
@@ -168,6 +170,7 @@ class Study(_Part):
         _known("paper", self.paper, self.rows)
         for name, printed in self.paper.items():
             _known(f"paper, {name}", printed, self.columns)
+        _known("gap_to", [self.gap_to] if self.gap_to else [], self.rows)
         _known("differences", itertools.chain(*self.differences), self.rows)
         return self
 
@@ -212,10 +215,11 @@ class Study(_Part):
         """
         row = self.owner(cell)
         values = {**self.settings, **row.settings, **self.columns[cell.column]}
+        given = {**_flat(self.settings), **_flat(row.settings), **_flat(self.columns[cell.column])}
         values["set"] = {
-            **_flat(self.settings), **_flat(row.settings), **_flat(self.columns[cell.column]),
+            **{key: value for key, value in given.items() if not _of_another(key, row.algorithm)},
             **{f"{row.algorithm}.{key}": value for key, value in row.options.items()},
-        }  # fmt: skip
+        }
         for key, value in choice.items():
             if key in Settings.model_fields:
                 values[key] = value
@@ -233,9 +237,7 @@ class Study(_Part):
         try:
             experiment = Experiment(**values, algorithms=(row.algorithm,), seed=seed)
         except ValidationError as error:
-            raise ConfigError(
-                f"{self.name}, {cell}: {error.errors()[0]['msg']}, {error.errors()[0]['loc']}"
-            ) from error
+            raise ConfigError(f"{self.name}, {cell}: {_said(error)}") from error
         return Run(cell, dict(choice), experiment)
 
     def printed(self, cell: Cell) -> tuple[float | None, float | None]:
@@ -262,10 +264,16 @@ def load_study(name: str) -> Study:
     try:
         return Study(**{**read_yaml(path), "name": path.stem})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        said = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{path}: {where + ': ' if where else ''}{said}") from error
+        raise ConfigError(f"{path}: {_said(error)}") from error
+
+
+def _said(error: ValidationError) -> str:
+    """All mistakes in one line, each with its place."""
+    said = []
+    for one in error.errors():
+        where = ".".join(str(part) for part in one["loc"])
+        said.append(f"{where}: " * bool(where) + one["msg"].removeprefix("Value error, "))
+    return "; ".join(said)
 
 
 def _not_identity() -> set[str]:
@@ -278,6 +286,14 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     flat = Experiment._flat(values.get("set", {}))
     assert isinstance(flat, dict)
     return flat
+
+
+def _of_another(key: str, algorithm: str) -> bool:
+    """Whether an option is of another algorithm: a column may set one, which then is of no concern to other rows."""
+    from ..algorithms import ALGORITHMS
+
+    owner = key.rpartition(".")[0]
+    return owner in ALGORITHMS and owner != algorithm
 
 
 def _fits(pattern: str, cell: Cell) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..text import make_table, print_whole
+from .matching import summary
 from .outcome import Outcome, reached, search
 from .records import Records
 from .study import Cell, Study, tidy
@@ -29,10 +30,19 @@ HEADS = ("method", "paper", "ours", "difference", "last round", "over clients", 
          "seeds", "rounds", "steps", "seconds", "chosen")  # fmt: skip
 
 
-def difference(study: Study, outcome: Outcome) -> float | None:
+def ours(study: Study, outcome: Outcome, found: Found) -> float | None:
+    """What is compared with the printed number: the accuracy, or the gap to it of the row that `gap_to` names."""
+    if outcome.value is None or not study.gap_to:
+        return outcome.value and outcome.value.mean
+    other = found.get(Cell(study.gap_to, outcome.cell.column))
+    return other.value.mean - outcome.value.mean if other and other.value else None
+
+
+def difference(study: Study, outcome: Outcome, found: Found) -> float | None:
     """Ours minus the paper's, in points; None where one of the two is missing."""
     printed, _ = study.printed(outcome.cell)
-    return None if printed is None or outcome.value is None else outcome.value.mean - printed
+    mine = ours(study, outcome, found)
+    return None if printed is None or mine is None else mine - printed
 
 
 def far_off(study: Study, found: Found) -> list[Outcome]:
@@ -40,19 +50,20 @@ def far_off(study: Study, found: Found) -> list[Outcome]:
     return [
         one
         for cell, one in found.items()
-        if study.rows[cell.row].match and (d := difference(study, one)) is not None and abs(d) > FAR
+        if study.rows[cell.row].match and (d := difference(study, one, found)) is not None and abs(d) > FAR
     ]
 
 
 def agreement(study: Study, found: Found) -> str | None:
     """One sentence on the mean absolute difference to the paper, over the cells that should match."""
     cells = [one for cell, one in found.items() if study.rows[cell.row].match]
-    off = [abs(d) for one in cells if (d := difference(study, one)) is not None]
+    off = [abs(d) for one in cells if (d := difference(study, one, found)) is not None]
     if not off:
         return None
     return (
-        f"Mean absolute difference to the paper over the {len(off)} cells that should match: {np.mean(off):.2f} points; "
-        f"{sum(one <= FAR for one in off)} of them are within one point, the largest difference is {max(off):.2f}."
+        f"Mean absolute difference to the paper over the {len(off)} cells that should match: {np.mean(off):.2f} "
+        f"points; {sum(one <= FAR for one in off)} of them are within one point, the largest difference is "
+        f"{max(off):.2f}."
     )
 
 
@@ -65,6 +76,7 @@ def to_markdown(study: Study, found: Found, records: Records) -> str:
         out += [f"**Reduced:** {study.reduced.strip()}", ""]
     out += _matrix(study, found)
     out += [f"{sentence}\n" for sentence in [agreement(study, found)] if sentence]
+    out += _pictures(study, found, records)
     out += _reasons(study, found)
     out += _details(study, found)
     out += _search(study, found, records)
@@ -86,30 +98,49 @@ def _matrix(study: Study, found: Found) -> list[str]:
         line = [row if study.rows[row].match or row not in study.paper else f"{row} †"]
         for column in columns:
             outcome = found.get(Cell(row, column))
-            line.append(_cell(study, outcome) if outcome else "–" if (row, column) in cells else "")
+            line.append(_cell(study, outcome, found) if outcome else "–" if (row, column) in cells else "")
         lines.append(line)
     for first, second in study.differences:
         line = [f"*{first} minus {second}*"]
         for column in columns:
             line.append(_minus(study, found, first, second, column))
         lines.append(line)
-    return [
-        *_pipes(lines),
-        "",
-        "Ours ± spread over seeds (paper's, difference); differences of more than one point are bold; – not run yet.",
-        "",
+    paper = f"the paper's gap {study.gap_to} minus method" if study.gap_to else "paper's"
+    legend = f"Ours ± spread over seeds ({paper}, difference); differences of more than one point are bold; – not run."
+    return [*_pipes(lines), "", legend, "", *_shorter(study, found)]
+
+
+def _shorter(study: Study, found: Found) -> list[str]:
+    """Say which cells have fewer rounds or seeds than the study asks for."""
+    few: dict[str, list[str]] = {}
+    for cell, one in found.items():
+        whole = study.run(cell, one.choice, 0, rounds=None, tuning=False).experiment.rounds
+        parts = [f"{one.rounds} of {whole} rounds"] * (one.rounds < whole)
+        parts += [f"{one.n_seeds} of {study.seeds} seeds"] * (one.n_seeds + len(one.failed) < study.seeds)
+        if parts:
+            few.setdefault(" and ".join(parts), []).append(str(cell))
+    cells = len(found)
+    lines = [
+        f"- {how}: {'all cells' if len(which) == cells else '; '.join(which)}" for how, which in few.items()
     ]
+    return ["Fewer than the study asks for:", "", *lines, ""] if lines else []
 
 
-def _cell(study: Study, outcome: Outcome) -> str:
+def _pictures(study: Study, found: Found, records: Records) -> list[str]:
+    lines = summary(study, found, records)
+    return ["## The figure in numbers", "", *_pipes(lines), ""] if lines else []
+
+
+def _cell(study: Study, outcome: Outcome, found: Found) -> str:
     if outcome.value is None:
         return "diverged"
-    ours = _ours(outcome)
-    printed, off = study.printed(outcome.cell)[0], difference(study, outcome)
+    mean = _ours(outcome)
+    printed, off = study.printed(outcome.cell)[0], difference(study, outcome, found)
     if printed is None or off is None:
-        return ours
+        return mean
+    gap = f", gap {ours(study, outcome, found):.2f}" if study.gap_to else ""
     strong = "**" if abs(off) > FAR and study.rows[outcome.cell.row].match else ""
-    return f"{ours} ({printed:.2f}, {strong}{_signed(off)}{strong})"
+    return f"{mean}{gap} ({printed:.2f}, {strong}{_signed(off)}{strong})"
 
 
 def _minus(study: Study, found: Found, first: str, second: str, column: str) -> str:
@@ -142,7 +173,7 @@ def _reasons(study: Study, found: Found) -> list[str]:
         return []
     lines = ["## Cells that are more than one point off", ""]
     for text, cells in said.items():
-        names = "; ".join(f"{one.cell} ({_signed(difference(study, one) or 0)})" for one in cells)
+        names = "; ".join(f"{one.cell} ({_signed(difference(study, one, found) or 0)})" for one in cells)
         lines += [f"- {names}: {' '.join(text.split())}"]
     return [*lines, ""]
 
@@ -157,13 +188,13 @@ def _details(study: Study, found: Found) -> list[str]:
 def _by_column(study: Study, found: Found) -> dict[str, list[list[str]]]:
     columns: dict[str, list[list[str]]] = {}
     for cell, one in found.items():
-        columns.setdefault(cell.column, []).append(_line(study, one))
+        columns.setdefault(cell.column, []).append(_line(study, one, found))
     return columns
 
 
-def _line(study: Study, one: Outcome) -> list[str]:
+def _line(study: Study, one: Outcome, found: Found) -> list[str]:
     printed, spread = study.printed(one.cell)
-    off = difference(study, one)
+    off = difference(study, one, found)
     paper = "–" if printed is None else f"{printed:.2f}" + (f" ±{spread:.2f}" if spread is not None else "")
 
     def shown(name: str) -> str:
@@ -247,9 +278,11 @@ def _pipes(lines: Sequence[Sequence[str]]) -> list[str]:
 def to_csv(study: Study, found: Found, records: Records) -> str:
     """One line per cell and seed."""
     text = io.StringIO()
-    heads = ("study", "column", "row", "algorithm", "point", "seed", "rounds", "value", "paper", "paper_std", "received",
-             "trained", "last_pooled", "last_uniform", "last_worst10", "seconds", "local_steps", "bytes_up", "bytes_down",
-             "choice", "run")  # fmt: skip
+    heads = (
+        "study", "column", "row", "algorithm", "point", "seed", "rounds", "value", "paper", "paper_std", "received",
+        "trained", "last_pooled", "last_uniform", "last_worst10", "seconds", "local_steps", "bytes_up", "bytes_down",
+        "choice", "run",
+    )  # fmt: skip
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(heads)
     for cell, one in found.items():
@@ -262,7 +295,8 @@ def to_csv(study: Study, found: Found, records: Records) -> str:
             lines.writerow(
                 [
                     study.name, cell.column, cell.row, study.owner(cell).algorithm, one.point,
-                    facts["experiment"].get("seed", 0), one.rounds, f"{reached(curve, study.measure):.3f}", printed, spread,
+                    facts["experiment"].get("seed", 0), one.rounds, f"{reached(curve, study.measure):.3f}",
+                    printed, spread,
                     *(f"{reached(c, study.measure):.3f}" if c else "" for c in points),
                     *(f"{100 * curve[name][-1]:.3f}" for name in ("acc_pooled", "acc_uniform", "acc_worst10")),
                     facts["seconds"], facts["local_steps"], facts["bytes_up"], facts["bytes_down"],

@@ -129,7 +129,8 @@ class _Work:
         for run, job in zip(runs, jobs, strict=True):
             if job.finished and run not in self.records:
                 environment = _short(read_json(RunFolder(job.folder).environment))
-                self.records.add(run, Result.load(job.folder), environment, mixing=self.study.mixing)
+                labels = job.federation.label_counts().tolist() if self.study.mixing else None
+                self.records.add(run, Result.load(job.folder), environment, labels)
         self._keep()
         for run, job in zip(runs, jobs, strict=True):
             if run in self.records:

@@ -15,6 +15,10 @@ Query = Literal["self", "global", "time"]
 TimeForm = Literal["T1", "T2", "T3"]
 
 
+MOST_SHOWN = 1_000
+"""Clients of whom the attention matrix is kept, for people to look at."""
+
+
 @dataclass(frozen=True)
 class UpdateAttention(Average):
     """w <- w + beta sum_j b_j Delta_j, Delta_j = received_j - sent_j; b_j = sum_i p_i A[i, j].
@@ -40,7 +44,14 @@ class UpdateAttention(Average):
     def init(self, w0: Params, n_clients: int) -> State:
         """The initial model, the weights b (N,) of the last cohort, and each client's last update for `time`."""
         last: State = {"delta": w0.zeros().copies(n_clients)} if self.query == "time" else {}
+        if not self._single and n_clients <= MOST_SHOWN:
+            last["attention"] = torch.zeros(n_clients, n_clients, dtype=torch.float64)
         return {**super().init(w0, n_clients), **last}
+
+    @property
+    def _single(self) -> bool:
+        """Whether every update has one score, instead of one for each client that asks."""
+        return self.query == "global" or (self.query == "time" and self.form == "T3")
 
     def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
         """Move the global model; the last updates are written in place, they are the server's alone."""
@@ -54,6 +65,8 @@ class UpdateAttention(Average):
             for name, after in received.params.items():
                 last.only([name]).put_rows(ids, Params({name: after - sent.params[name]}))
             new["delta"] = last
+        if "attention" in state:
+            new["attention"] = cast(Tensor, state["attention"])
         return new
 
     def weights(self, state: State, ids: Tensor, sent: Params, received: Params, p: Tensor) -> Tensor:
@@ -64,14 +77,15 @@ class UpdateAttention(Average):
         if scores.dim() == 1:
             return torch.softmax(p.log() + scores, 0)
         attention = torch.softmax(p.log() + scores, 1)
+        if "attention" in state:
+            cast(Tensor, state["attention"]).zero_()[ids[:, None], ids] = attention
         if self.query == "time" and self.form == "T2":
             return attention.diagonal()
         return p @ attention
 
     def _scores(self, state: State, ids: Tensor, sent: Params, received: Params, p: Tensor) -> Tensor:
         """<q_i, Delta_j> (C, C) in float64; (C,) where only <q_j, Delta_j> counts, or all have the same q."""
-        single = self.query == "global" or (self.query == "time" and self.form == "T3")
-        out = p.new_zeros((len(p),) if single else (len(p), len(p)))
+        out = p.new_zeros((len(p),) if self._single else (len(p), len(p)))
         for name, tensor in received.items():
             after, before = flat(tensor), flat(sent[name])
             if self.query == "time":
@@ -81,12 +95,17 @@ class UpdateAttention(Average):
                 query = last[:, c].double() if self.query == "time" else delta
                 if self.query == "global":
                     out += delta @ (p @ delta)
-                elif single:
+                elif self._single:
                     out += (query * delta).sum(1)
                 else:
                     out.addmm_(query, delta.T)
         return out
 
     def mixing(self, state: State, ids: Tensor) -> MixingMatrices | None:
-        """One matrix whose rows all are b; none where the weights do not sum to 1."""
-        return None if self.query == "time" and self.form == "T2" else super().mixing(state, ids)
+        """One matrix whose rows all are b, none where the weights do not sum to 1; and A where there is one."""
+        found = None if self.query == "time" and self.form == "T2" else super().mixing(state, ids)
+        if "attention" not in state or not (attention := cast(Tensor, state["attention"])).any():
+            return found
+        who = attention.any(1).nonzero().flatten()
+        weights = {"model": cast(Tensor, state["p"])[who].repeat(len(ids), 1)} if found else {}
+        return MixingMatrices(ids, who, {**weights, "attention": attention[ids][:, who]})

@@ -1,0 +1,308 @@
+"""`fedattune reproduce`: studies from data files, on made-up images; choices, resuming, failures, stored results."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from cli_helpers import Done
+
+from data.image_files import pictures, write
+from fedattune.errors import ConfigError
+from fedattune.reproduce import STUDIES, load_study
+from fedattune.reproduce.outcome import choose, outcomes
+from fedattune.reproduce.output import TABLE, TIDY
+from fedattune.reproduce.records import Records
+from fedattune.reproduce.study import Cell
+
+Cli = Callable[..., Done]
+SETS = {  # folder: classes, images per class, shape, names of the columns
+    "mnist": (10, 120, (28, 28), "image", "label"),
+    "fashion_mnist": (10, 120, (28, 28), "image", "label"),
+    "cifar10": (10, 120, (32, 32, 3), "img", "label"),
+    "cifar100": (100, 20, (32, 32, 3), "img", "fine_label"),
+    "emnist": (62, 40, (28, 28), "image", "label"),
+    "tiny_imagenet": (200, 6, (64, 64, 3), "image", "label"),
+}
+SMALL = """
+title: A small study
+source: nobody
+measure: {over: last, mean: uniform, called: accuracy}
+settings: {data: digits, clients: 4, partition: dirichlet, rounds: 4, steps: 5, validation: 0}
+seeds: 2
+tuning: {rounds: 3, validation: 0.3}
+columns: {few: {cohort: 2}, all: {cohort: 1.0}}
+rows:
+  Local: {algorithm: local}
+  FedAvg: {algorithm: fedavg, grid: {lr: [1.0e-6, 0.1]}}
+  trained: {like: FedAvg, point: trained}
+differences: [[FedAvg, Local]]
+paper: {FedAvg: {few: [50.0, 1.0], all: 99.9}}
+"""
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Image sets of the papers' names and shapes, with random pixels."""
+    folder = tmp_path_factory.mktemp("images")
+    for name, (classes, each, shape, image, label) in SETS.items():
+        y = np.repeat(np.arange(classes), each)
+        names = {label: [f"class {k}" for k in range(classes)]}
+        write(
+            folder / name / "train-0.parquet",
+            pictures(len(y), shape),
+            {label: y},
+            image=image,
+            features=names,
+        )
+    return folder
+
+
+@pytest.fixture
+def small(work: Path) -> Path:
+    path = work / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def stored(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in (TABLE, TIDY)}
+
+
+def lines(folder: Path) -> list[dict[str, str]]:
+    with (folder / TIDY).open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_without_a_name_all_studies_are_listed(cli: Cli) -> None:
+    done = cli("reproduce")
+    assert done.code == 0
+    assert {line.split()[0] for line in done.out.splitlines() if line.strip()} >= set(STUDIES)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_tiny_cell_of_every_study(cli: Cli, work: Path, images: Path, name: str) -> None:
+    """One cell of the first column and its Local: two rounds, one seed, every file there."""
+    study = load_study(name)
+    cells = [cell for cell in study.cells() if not study.rows[cell.row].like]
+    local = next(cell for cell in cells if study.owner(cell).algorithm == "local")
+    other = next(
+        c for c in reversed(cells) if c.column == local.column and study.owner(c).algorithm != "local"
+    )
+    wanted = ",".join(f"{cell.column}/{cell.row}" for cell in (local, other)).replace("[", "?")
+    done = cli("reproduce", name, "--cells", wanted, "--rounds", 2, "--seeds", 1, "--data-dir", images, "--quiet",
+               "--processes", 1)  # fmt: skip
+    assert done.code == 0, done.err
+    folder = work / "results" / name
+    found = {(line["column"], line["row"]) for line in lines(folder)}
+    assert found == {(cell.column, cell.row) for cell in (local, other)}
+    assert "2 of " in (folder / TABLE).read_text()
+    assert (folder / "figure.svg").read_text().lstrip().startswith("<?xml")
+    before = stored(folder)
+    again = cli("reproduce", name, "--cells", wanted, "--show")
+    assert (again.code, stored(folder)) == (0, before)
+
+
+def test_choices_are_made_on_validation_data_and_kept(cli: Cli, work: Path, small: Path) -> None:
+    done = cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1)
+    assert done.code == 0, done.err
+    folder, study = work / "out" / "small", load_study(str(small))
+    records = Records(folder)
+    for column in study.columns:
+        cell = Cell("FedAvg", column)
+        curves = {}
+        for choice in study.choices(cell):
+            run = study.run(cell, choice, 0, rounds=None, tuning=True)
+            assert (run.experiment.validation, run.experiment.rounds) == (0.3, 3)
+            curve = records.curve(run.id, "received", "validation")
+            assert curve is not None
+            curves[choice["lr"]] = curve["acc_uniform"][-1]
+        assert (
+            choose(study, cell, records, None)
+            == {"lr": max(curves, key=lambda lr: curves[lr])}
+            == {"lr": 0.1}
+        )
+    for run, facts in records.runs.items():  # the runs that are reported have no validation data
+        if facts["experiment"].get("rounds") == 4:
+            assert records.curve(run, "received", "validation") is None
+    table = (folder / TABLE).read_text()
+    assert "lr=1e-06: " in table
+    assert "Test data were not looked at" in table
+    assert {line["choice"] for line in lines(folder) if line["row"] == "FedAvg"} == {"lr=0.1"}
+
+
+def test_the_table_has_the_papers_number_and_the_difference(cli: Cli, work: Path, small: Path) -> None:
+    cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1)
+    folder, study = work / "out" / "small", load_study(str(small))
+    records = Records(folder)
+    found = outcomes(study, study.cells(), records)
+    received, trained = found[Cell("FedAvg", "few")], found[Cell("trained", "few")]
+    assert received.runs == trained.runs  # the same runs at another point
+    assert received.value != trained.value
+    assert received.value is not None
+    off = received.value.mean - 50
+    assert f"(50.00, **{off:+.2f}**)".replace("-", "−") in (folder / TABLE).read_text()
+    by_hand = [
+        float(one["value"]) for one in lines(folder) if (one["row"], one["column"]) == ("FedAvg", "few")
+    ]
+    assert np.mean(by_hand) == pytest.approx(received.value.mean, abs=1e-3)
+    assert len(by_hand) == 2
+    assert "No reason is known." in (folder / TABLE).read_text()
+
+
+def test_it_goes_on_where_it_stopped(
+    cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part, then the rest: the same files as at once, and nothing is trained twice."""
+    cli("reproduce", small, "--out", "once", "--quiet", "--processes", 1)
+    cli("reproduce", small, "--out", "parts", "--cells", "few", "--seeds", 1, "--quiet", "--processes", 1)
+    refused = cli("reproduce", small, "--out", "parts", "--quiet")
+    assert refused.code == 2
+    assert "--resume" in refused.err
+    trained = []
+    fit = "fedattune.trainer.fit"
+    from fedattune import trainer
+
+    real = trainer.fit
+
+    def counting(*args: object, **more: object) -> object:
+        trained.append(args[0])
+        return real(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fit, counting)
+    assert cli("reproduce", small, "--out", "parts", "--resume", "--quiet", "--processes", 1).code == 0
+    done = len(trained)
+    once, parts = (work / out / "small" for out in ("once", "parts"))
+    assert {r["run"]: r["value"] for r in lines(once)} == {r["run"]: r["value"] for r in lines(parts)}
+    assert cli("reproduce", small, "--out", "parts", "--resume", "--quiet", "--processes", 1).code == 0
+    assert len(trained) == done
+    assert done == len(Records(once).runs) - 4  # two of the search, local and FedAvg with one seed were there
+    assert not list((work / "parts" / "runs").glob("*/"))  # folders of finished runs are gone
+
+
+def test_a_run_that_another_study_has_is_not_trained_again(
+    cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1)
+    (work / "other.yaml").write_text(SMALL.replace("A small study", "Another"))
+    monkeypatch.setattr("fedattune.cli.jobs.train_all", None)  # nothing is left to be trained
+    monkeypatch.setattr("fedattune.reproduce.training._Work._jobs", lambda *_: pytest.fail("trained"))
+    done = cli("reproduce", work / "other.yaml", "--out", "out", "--quiet")
+    assert done.code == 0, done.err
+    assert [r["value"] for r in lines(work / "out" / "other")] == [
+        r["value"] for r in lines(work / "out" / "small")
+    ]
+
+
+def test_two_processes_give_the_same_numbers(cli: Cli, work: Path, small: Path) -> None:
+    cli("reproduce", small, "--out", "one", "--cells", "few", "--quiet", "--processes", 1)
+    cli("reproduce", small, "--out", "two", "--cells", "few", "--quiet", "--processes", 2)
+    one, two = (lines(work / out / "small") for out in ("one", "two"))
+    assert [(r["run"], r["value"]) for r in one] == [(r["run"], r["value"]) for r in two]
+
+
+def test_a_run_that_diverges_is_a_result(cli: Cli, work: Path, small: Path) -> None:
+    small.write_text(SMALL.replace("  FedAvg: {algorithm: fedavg, grid: {lr: [1.0e-6, 0.1]}}",
+                                   "  FedAvg: {algorithm: fedavg, settings: {lr: 1.0e+38}}"))  # fmt: skip
+    done = cli("reproduce", small, "--out", "out", "--cells", "few", "--quiet", "--processes", 1)
+    assert done.code == 0, done.err
+    folder = work / "out" / "small"
+    assert "diverged" in (folder / TABLE).read_text()
+    failed = [
+        facts["failed"]
+        for facts in json.loads((folder / "runs.json").read_text()).values()
+        if "failed" in facts
+    ]
+    assert len(failed) == 2
+    assert all("round 1" in text for text in failed)
+
+
+def test_missing_data_leave_the_other_columns_alone(cli: Cli, work: Path, small: Path) -> None:
+    small.write_text(SMALL.replace("few: {cohort: 2}", "few: {cohort: 2, data: mnist, partition: iid}"))
+    done = cli("reproduce", small, "--out", "out", "--data-dir", work, "--quiet", "--processes", 1)
+    assert done.code == 1
+    assert "few: " in done.err
+    assert {line["column"] for line in lines(work / "out" / "small")} == {"all"}
+
+
+def test_populations_have_a_split_each_and_their_matrices_are_kept(cli: Cli, work: Path) -> None:
+    (work / "find.yaml").write_text("""
+title: Attention
+source: nobody
+measure: {over: last, mean: pooled, called: accuracy}
+settings: {data: digits, clients: 5, partition: shards, rounds: 6, steps: 3, validation: 0, batch_size: 50}
+seeds: 3
+populations: true
+mixing: true
+figure: {kind: matching, component: attention}
+columns: {random: {}}
+rows: {Local: {algorithm: local}, IGFL-S: {algorithm: igfl_s, options: {attention: self}}}
+""")
+    done = cli("reproduce", work / "find.yaml", "--out", "out", "--quiet", "--processes", 1)
+    assert done.code == 0, done.err
+    records = Records(work / "out" / "find")
+    with_matrices = [facts for run, facts in records.runs.items() if records.mixing(run)]
+    assert len({facts["split"] for facts in with_matrices}) == 3
+    rows = pq.read_table(work / "out" / "find" / "mixing.parquet").num_rows
+    assert rows == 3 * 4 * 2  # populations, thirds and all, model and attention
+    for run in records.runs:
+        for (_, component), matrix in records.mixing(run).items():
+            assert np.allclose(matrix.sum(1), 1, atol=1e-5), component
+    assert "matching rate" in (work / "out" / "find" / TABLE).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("fedmcsa-table3",), "fedmcsa-table"),
+        (("fedmcsa-table1", "--cells", "nothing"), "has no such cell"),
+        (("fedmcsa-table1", "--rounds", "0"), "--rounds"),
+        (("fedmcsa-table1", "--processes", "none"), "--processes"),
+        (("fedmcsa-table1", "--show"), "holds no results"),
+        (("--rounds", "3"), "NAME"),
+        (("fedmcsa-table1", "--round", "3"), "--rounds"),
+    ],
+)
+def test_wrong_arguments_are_said_in_one_line(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    done = cli("reproduce", *arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("algorithm: local", "algorithm: locale", "locale"),
+        ("like: FedAvg", "like: FedSomething", "FedSomething"),
+        ("few: [50.0, 1.0]", "many: 50.0", "many"),
+        ("seeds: 2", "seeds: 0", "seeds"),
+        ("tuning: {rounds: 3, validation: 0.3}", "", "tuning"),
+        ("title: A", "titel: A", "titel"),
+        ("steps: 5", "steps: 5, epochs: 2", "epochs"),
+        ("[[FedAvg, Local]]", "[[FedAvg, Loca]]", "Loca"),
+    ],
+)
+def test_a_wrong_study_is_said_in_one_line(cli: Cli, small: Path, old: str, new: str, said: str) -> None:
+    assert old in SMALL
+    small.write_text(SMALL.replace(old, new))
+    done = cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1)
+    assert done.code != 0
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_patterns_name_columns_rows_and_cells() -> None:
+    study = load_study("fedmcsa-table2")
+    assert {cell.column for cell in study.cells("mnist mlr")} == {"MNIST MLR"}
+    assert {cell.row for cell in study.cells("fedavg")} == {"FedAvg"}
+    assert [str(cell) for cell in study.cells("MNIST MLR/FedAvg, MNIST MLR / Local")] == [
+        "MNIST MLR / Local",
+        "MNIST MLR / FedAvg",
+    ]
+    assert len(study.cells("*mnist */local")) == 4
+    with pytest.raises(ConfigError):
+        study.cells("MNIST MLR/none")
