@@ -306,3 +306,13 @@ def test_patterns_name_columns_rows_and_cells() -> None:
     assert len(study.cells("*mnist */local")) == 4
     with pytest.raises(ConfigError):
         study.cells("MNIST MLR/none")
+
+
+def test_without_a_search_rows_have_their_own_values(cli: Cli, work: Path, small: Path) -> None:
+    done = cli("reproduce", small, "--out", "out", "--no-search", "--quiet", "--processes", 1)
+    assert done.code == 0, done.err
+    records = Records(work / "out" / "small")
+    assert {facts["experiment"].get("lr", 0.02) for facts in records.runs.values()} == {0.02}
+    assert "not searched" in (work / "out" / "small" / TABLE).read_text()
+    cli("reproduce", small, "--out", "out", "--resume", "--quiet", "--processes", 1)
+    assert "not searched" not in (work / "out" / "small" / TABLE).read_text()

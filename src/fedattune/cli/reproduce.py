@@ -71,7 +71,7 @@ def _carry_out(study: "Study", cells: "Sequence[Cell]", asked: Reproduction) -> 
         except OSError as error:
             raise ConfigError(f"--out {asked.out}: {error.strerror or error}; give another folder") from error
         more = {"device": asked.device} | ({"data_dir": asked.data_dir} if asked.data_dir else {})
-        order = Order(asked.out, asked.rounds, asked.seeds, asked.processes, more)
+        order = Order(asked.out, asked.rounds, asked.seeds, asked.processes, not asked.no_search, more)
         with Interrupt() as stop, watch(quiet=asked.quiet) as shown:
             try:
                 problems = carry_out(study, cells, records, order, stop, shown, lambda: write(study, records))

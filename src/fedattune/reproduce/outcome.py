@@ -99,8 +99,14 @@ def outcomes(study: Study, cells: Sequence[Cell], records: Records) -> dict[Cell
 
 def _outcome(study: Study, cell: Cell, records: Records, rounds: int) -> Outcome | None:
     choice = choose(study, cell, records, rounds)
-    if choice is None:
-        return None
+    chosen = None if choice is None else _of_choice(study, cell, records, rounds, choice)
+    # Without a search, or before it has ended, there may be runs with the row's own values.
+    return chosen or _of_choice(study, cell, records, rounds, {})
+
+
+def _of_choice(
+    study: Study, cell: Cell, records: Records, rounds: int, choice: dict[str, Any]
+) -> Outcome | None:
     ids = []
     for seed in range(1000 if study.populations else max(study.seeds, 10)):
         run = study.run(cell, choice, seed, rounds=rounds, tuning=False)

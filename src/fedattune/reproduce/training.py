@@ -28,6 +28,7 @@ class Order(NamedTuple):
 
     Attributes:
         rounds, seeds: in place of the study's, where given.
+        search: whether grids are searched; else every row's own values are taken.
         more: settings that change no number: device, engine, data_dir.
 
     """
@@ -36,6 +37,7 @@ class Order(NamedTuple):
     rounds: int | None
     seeds: int | None
     processes: int | Literal["auto"]
+    search: bool
     more: dict[str, Any]
 
 
@@ -61,15 +63,18 @@ def carry_out(
     for column in dict.fromkeys(cell.column for cell in cells):
         mine = [cell for cell in cells if cell.column == column]
         try:
-            work.train(
-                [
-                    study.run(cell, choice, 0, rounds=order.rounds, tuning=True)
-                    for cell in mine
-                    for choice in study.choices(cell)
-                    if len(study.choices(cell)) > 1
-                ]
-            )
-            chosen = [(cell, choose(study, cell, records, order.rounds)) for cell in mine]
+            if order.search:
+                work.train(
+                    [
+                        study.run(cell, choice, 0, rounds=order.rounds, tuning=True)
+                        for cell in mine
+                        for choice in study.choices(cell)
+                        if len(study.choices(cell)) > 1
+                    ]
+                )
+            chosen = [
+                (cell, choose(study, cell, records, order.rounds) if order.search else {}) for cell in mine
+            ]
             work.train(
                 [
                     study.run(cell, choice, seed, rounds=order.rounds, tuning=False)
