@@ -18,7 +18,7 @@ class Reproduction(Checked):
     )
     rounds: Number | None = Field(None, description="at most so many rounds (default: the paper's)")
     seeds: Number | None = Field(None, description="runs of each cell (default: the study's)")
-    no_search: bool = Field(False, description="take each row's own values, without searching its grid")
+    no_search: bool = Field(False, description="take the middle value of every grid instead of searching it")
     resume: bool = Field(False, description="go on with what is in the folder")
     show: bool = Field(False, description="train nothing: write and print what the stored results say")
     out: Path = Field(Path("results"), description="folder of all studies; each has one of its own in it")

@@ -16,10 +16,14 @@ Curve = Mapping[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cell's numbers; accuracies are in percent, and `runs` are those of its seeds that finished."""
+    """A cell's numbers; accuracies are in percent, and `runs` are those of its seeds that finished.
+
+    `searched` says whether `choice` is that of a search of the cell's grid, or its middle.
+    """
 
     cell: Cell
     choice: dict[str, Any]
+    searched: bool
     point: Point
     runs: tuple[str, ...]
     failed: tuple[str, ...]
@@ -99,13 +103,12 @@ def outcomes(study: Study, cells: Sequence[Cell], records: Records) -> dict[Cell
 
 def _outcome(study: Study, cell: Cell, records: Records, rounds: int) -> Outcome | None:
     choice = choose(study, cell, records, rounds)
-    chosen = None if choice is None else _of_choice(study, cell, records, rounds, choice)
-    # Without a search, or before it has ended, there may be runs with the row's own values.
-    return chosen or _of_choice(study, cell, records, rounds, {})
+    found = None if choice is None else _of_choice(study, cell, records, rounds, choice, searched=True)
+    return found or _of_choice(study, cell, records, rounds, study.middle(cell), searched=False)
 
 
 def _of_choice(
-    study: Study, cell: Cell, records: Records, rounds: int, choice: dict[str, Any]
+    study: Study, cell: Cell, records: Records, rounds: int, choice: dict[str, Any], *, searched: bool
 ) -> Outcome | None:
     ids = []
     for seed in range(1000 if study.populations else max(study.seeds, 10)):
@@ -125,7 +128,7 @@ def _of_choice(
         measures = _measures(study, records, done, point)
         for name in ("seconds", "local_steps", "bytes_up", "bytes_down"):
             measures[name] = _spread([one[name] for one in facts])
-    return Outcome(cell, choice, point, done, failed, rounds, measures)
+    return Outcome(cell, choice, searched, point, done, failed, rounds, measures)
 
 
 def _measures(study: Study, records: Records, runs: Sequence[str], point: Point) -> dict[str, Spread]:

@@ -171,11 +171,15 @@ def _history(id_: str, result: Numbers) -> Table:
 
 
 def _mixing(id_: str, result: Numbers) -> Table:
-    """Matrices averaged over the first, the middle and the last third of the rounds, and over all."""
+    """Matrices averaged over the first, the middle and the last third of the rounds, and over all.
+
+    Of fewer than three rounds, each third is all of them.
+    """
     columns: Table = {name: [] for name in ("run", "rounds", "component", "weights")}
     log = result.mixing
     rounds = list(log)
-    parts = dict(zip(("first", "middle", "last"), np.array_split(rounds, 3), strict=True)) | {"all": rounds}
+    thirds = np.array_split(rounds, 3) if len(rounds) >= 3 else [np.array(rounds)] * 3
+    parts = dict(zip(("first", "middle", "last"), thirds, strict=True)) | {"all": np.array(rounds)}
     for part, some in parts.items():
         sums: dict[str, list[np.ndarray[Any, Any]]] = {}
         for round_ in some:

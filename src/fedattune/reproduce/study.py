@@ -199,6 +199,10 @@ class Study(_Part):
         grid = self.owner(cell).grid
         return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
+    def middle(self, cell: Cell) -> dict[str, Any]:
+        """The middle value of each list of the cell's grid, for runs without a search."""
+        return {key: values[len(values) // 2] for key, values in self.owner(cell).grid.items()}
+
     def owner(self, cell: Cell) -> Row:
         """The row whose runs the cell shows."""
         row = self.rows[cell.row]
@@ -291,9 +295,10 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def _of_another(key: str, algorithm: str) -> bool:
     """Whether an option is of another algorithm: a column may set one, which then is of no concern to other rows."""
     from ..algorithms import ALGORITHMS
+    from ..data import PARTITIONS
 
-    owner = key.rpartition(".")[0]
-    return owner in ALGORITHMS and owner != algorithm
+    owner = key.rpartition(".")[0]  # pfedla is an algorithm and a partition
+    return owner in ALGORITHMS and owner not in PARTITIONS and owner != algorithm
 
 
 def _fits(pattern: str, cell: Cell) -> bool:

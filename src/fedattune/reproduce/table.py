@@ -213,12 +213,14 @@ def _line(study: Study, one: Outcome, found: Found) -> list[str]:
         str(one.rounds),
         steps,
         seconds,
-        ", ".join(tidy(one.choice)) or ("not searched" if study.owner(one.cell).grid else "–"),
+        ", ".join(tidy(one.choice)) + " (not searched)" * (not one.searched) if one.choice else "–",
     ]
 
 
 def _search(study: Study, found: Found, records: Records) -> list[str]:
-    tuned = [cell for cell, one in found.items() if one.choice and not study.rows[cell.row].like]
+    tuned = [
+        cell for cell, one in found.items() if one.choice and one.searched and not study.rows[cell.row].like
+    ]
     if not tuned or study.tuning is None:
         return []
     out = [

@@ -28,7 +28,7 @@ class Order(NamedTuple):
 
     Attributes:
         rounds, seeds: in place of the study's, where given.
-        search: whether grids are searched; else every row's own values are taken.
+        search: whether grids are searched; else the middle value of each is taken.
         more: settings that change no number: device, engine, data_dir.
 
     """
@@ -73,7 +73,8 @@ def carry_out(
                     ]
                 )
             chosen = [
-                (cell, choose(study, cell, records, order.rounds) if order.search else {}) for cell in mine
+                (cell, choose(study, cell, records, order.rounds) if order.search else study.middle(cell))
+                for cell in mine
             ]
             work.train(
                 [
@@ -175,9 +176,13 @@ class _Work:
 
 def _data_of(experiment: Experiment) -> str:
     """What is equal for experiments on the same data with the same split."""
+    from ..algorithms import ALGORITHMS
+    from ..data import PARTITIONS, SOURCES
+    from ..models import MODELS
+
     names = ("data", "partition", "clients", "split_seed", "test", "validation", "stratify", "small_clients")
-    methods = {f"{name}." for name in (*experiment.algorithms, experiment.model)}
-    options = {k: v for k, v in experiment.set.items() if not any(k.startswith(m) for m in methods)}
+    own = {*ALGORITHMS, *MODELS} - {*PARTITIONS, *SOURCES}
+    options = {k: v for k, v in experiment.set.items() if k.rpartition(".")[0] not in own}
     return json.dumps([*(getattr(experiment, name) for name in names), options], sort_keys=True, default=str)
 
 
