@@ -20,11 +20,11 @@ from fedattune.reproduce.study import Cell
 
 Cli = Callable[..., Done]
 SETS = {  # folder: classes, images per class, shape, names of the columns
-    "mnist": (10, 120, (28, 28), "image", "label"),
-    "fashion_mnist": (10, 120, (28, 28), "image", "label"),
+    "mnist": (10, 200, (28, 28), "image", "label"),
+    "fashion_mnist": (10, 40, (28, 28), "image", "label"),
     "cifar10": (10, 120, (32, 32, 3), "img", "label"),
     "cifar100": (100, 20, (32, 32, 3), "img", "fine_label"),
-    "emnist": (62, 40, (28, 28), "image", "label"),
+    "emnist": (62, 20, (28, 28), "image", "label"),
     "tiny_imagenet": (200, 6, (64, 64, 3), "image", "label"),
 }
 SMALL = """
@@ -79,7 +79,7 @@ def test_without_a_name_all_studies_are_listed(cli: Cli) -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_tiny_cell_of_every_study(cli: Cli, work: Path, images: Path, name: str) -> None:
-    """One cell of the first column and its Local: two rounds, one seed, every file there."""
+    """One cell of the first column and its Local: one round, one seed, every file there."""
     study = load_study(name)
     cells = [cell for cell in study.cells() if not study.rows[cell.row].like]
     local = next(cell for cell in cells if study.owner(cell).algorithm == "local")
@@ -87,13 +87,13 @@ def test_a_tiny_cell_of_every_study(cli: Cli, work: Path, images: Path, name: st
         c for c in reversed(cells) if c.column == local.column and study.owner(c).algorithm != "local"
     )
     wanted = ",".join(f"{cell.column}/{cell.row}" for cell in (local, other)).replace("[", "?")
-    done = cli("reproduce", name, "--cells", wanted, "--rounds", 2, "--seeds", 1, "--data-dir", images, "--quiet",
+    done = cli("reproduce", name, "--cells", wanted, "--rounds", 1, "--seeds", 1, "--data-dir", images, "--quiet",
                "--processes", 1, "--no-search")  # fmt: skip
     assert done.code == 0, done.err
     folder = work / "results" / name
     found = {(line["column"], line["row"]) for line in lines(folder)}
-    assert found == {(cell.column, cell.row) for cell in (local, other)}
-    assert "2 of " in (folder / TABLE).read_text()
+    assert found >= {(cell.column, cell.row) for cell in (local, other)}
+    assert "1 of " in (folder / TABLE).read_text()
     assert (folder / "figure.svg").read_text().lstrip().startswith("<?xml")
     before = stored(folder)
     again = cli("reproduce", name, "--cells", wanted, "--show")
