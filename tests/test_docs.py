@@ -20,6 +20,8 @@ from fedattune.data import PARTITIONS, SOURCES
 from fedattune.experiment import Experiment, load_experiment, parse_set
 from fedattune.models import MODELS
 from fedattune.registry import options
+from fedattune.reproduce import load_study
+from fedattune.reproduce.options import Reproduction
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -133,6 +135,11 @@ def test_yaml_is_a_configuration(page: Path, tmp_path: Path) -> None:
     for block in blocks(page, "yaml"):
         file = tmp_path / "experiment.yaml"
         file.write_text(block, encoding="utf-8")
+        if "rows" in yaml.safe_load(block):
+            study = load_study(str(file))
+            for cell in study.cells():
+                study.run(cell, study.middle(cell), 0, rounds=None, tuning=False)
+            continue
         assert load_experiment(file, {}).model_fields_set == set(yaml.safe_load(block))
 
 
@@ -143,7 +150,8 @@ def test_python_compiles(page: Path) -> None:
 
 
 def test_every_command_line_option_that_the_pages_name_exists() -> None:
-    known = {"--" + name.replace("_", "-") for name in (*Experiment.model_fields, *Settings.model_fields)}
+    fields = (*Experiment.model_fields, *Settings.model_fields, *Reproduction.model_fields)
+    known = {"--" + name.replace("_", "-") for name in fields}
     known |= {
         "--algorithm",
         "--config",

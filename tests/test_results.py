@@ -1,0 +1,100 @@
+"""The committed results are what the command makes of the committed raw results, and far cells have a reason."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedattune.reproduce import STUDIES, load_study
+from fedattune.reproduce.matching import chance, matching_rate, pairs_alike
+from fedattune.reproduce.outcome import Outcome, outcomes
+from fedattune.reproduce.output import FIGURE, TABLE, TIDY
+from fedattune.reproduce.records import Records
+from fedattune.reproduce.study import Cell, Study
+from fedattune.reproduce.table import far_off, to_csv, to_markdown
+
+RESULTS = Path(__file__).parents[1] / "results"
+DONE = sorted(path.name for path in RESULTS.iterdir() if (path / "runs.json").exists())
+
+each = pytest.mark.parametrize("name", DONE)
+
+
+def load(name: str) -> tuple[Study, Records, dict[Cell, Outcome]]:
+    study, records = load_study(name), Records(RESULTS / name)
+    return study, records, outcomes(study, study.cells(), records)
+
+
+def test_there_are_results_of_known_studies_only() -> None:
+    assert set(DONE) <= set(STUDIES)
+    assert {"fedmcsa-table1", "fedmcsa-table2"} <= set(DONE)
+
+
+@each
+def test_the_table_is_what_the_raw_results_say(name: str) -> None:
+    study, records, found = load(name)
+    assert found
+    assert (RESULTS / name / TABLE).read_text("utf-8") == to_markdown(study, found, records)
+    assert (RESULTS / name / TIDY).read_text("utf-8") == to_csv(study, found, records)
+    assert (RESULTS / name / FIGURE).stat().st_size > 1000
+
+
+@each
+def test_a_whole_cell_that_is_more_than_a_point_off_has_a_reason(name: str) -> None:
+    study, _, found = load(name)
+    whole = [
+        one
+        for one in far_off(study, found)
+        if one.rounds == study.run(one.cell, one.choice, 0, rounds=None, tuning=False).experiment.rounds
+    ]
+    assert [str(one.cell) for one in whole if not study.reason(one.cell)] == []
+
+
+@each
+def test_local_stands_beside_every_column(name: str) -> None:
+    study, _, found = load(name)
+    alone = {cell.column for cell in found if study.owner(cell).algorithm == "local"}
+    assert {cell.column for cell in found} == alone
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_personalised_methods_do_the_same_local_work(name: str) -> None:
+    """Steps or epochs, batches and rounds are those of the study or the column; every column has a Local."""
+    study = load_study(name)
+    for row in study.rows.values():
+        assert not {"steps", "epochs", "batch_size", "rounds"} & row.settings.keys()
+    for column in study.columns:
+        assert any(c.column == column and study.owner(c).algorithm == "local" for c in study.cells()), column
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_nothing_is_chosen_on_test_data(name: str) -> None:
+    """What is searched has validation data, what is reported has none; both leave the test part alone."""
+    study = load_study(name)
+    for cell in study.cells():
+        choice = study.choices(cell)[0]
+        final = study.run(cell, choice, 0, rounds=None, tuning=False).experiment
+        assert final.validation == 0
+        if len(study.choices(cell)) > 1:
+            search = study.run(cell, choice, 0, rounds=None, tuning=True).experiment
+            assert search.validation > 0
+            assert (search.test, search.split_seed) == (final.test, final.split_seed)
+
+
+LABELS = np.array([[3, 1, 0, 0], [0, 2, 2, 0], [0, 0, 0, 5], [1, 0, 0, 1]])  # 0 and 1 share, 0 and 3, 2 and 3
+
+
+def test_pairs_with_a_label_in_common() -> None:
+    pairs = {(0, 1), (1, 0), (0, 3), (3, 0), (2, 3), (3, 2)}
+    assert {(int(i), int(j)) for i, j in np.argwhere(pairs_alike(LABELS))} == pairs
+    assert chance(LABELS) == 6 / 12
+
+
+def test_the_matching_rate_by_hand() -> None:
+    """Of the six darkest cells off the diagonal, those that are pairs with a label in common."""
+    perfect = pairs_alike(LABELS) + 9 * np.eye(4)  # the own cell does not count, however dark
+    assert matching_rate(perfect, LABELS) == 1
+    assert matching_rate(-perfect, LABELS) == 0
+    wrong = perfect.copy()
+    wrong[0, 1], wrong[0, 2] = 0, 1
+    assert matching_rate(wrong, LABELS) == pytest.approx(5 / 6)
+    assert matching_rate(perfect, np.eye(4)) is None
