@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from cli_helpers import Done
+from filelock import FileLock
 
 from data.image_files import pictures, write
 from fedattune.errors import ConfigError
@@ -186,9 +187,9 @@ def test_a_run_that_another_study_has_is_not_trained_again(
     monkeypatch.setattr("fedattune.reproduce.training._Work._jobs", lambda *_: pytest.fail("trained"))
     done = cli("reproduce", work / "other.yaml", "--out", "out", "--quiet")
     assert done.code == 0, done.err
-    assert [r["value"] for r in lines(work / "out" / "other")] == [
-        r["value"] for r in lines(work / "out" / "small")
-    ]
+    other, first = work / "out" / "other", work / "out" / "small"
+    assert [r["value"] for r in lines(other)] == [r["value"] for r in lines(first)]
+    assert Records(other).runs == Records(first).runs
 
 
 def test_two_processes_give_the_same_numbers(cli: Cli, work: Path, small: Path) -> None:
@@ -205,6 +206,8 @@ def test_a_run_that_diverges_is_a_result(cli: Cli, work: Path, small: Path) -> N
     assert done.code == 0, done.err
     folder = work / "out" / "small"
     assert "diverged" in (folder / TABLE).read_text()
+    assert cli("reproduce", small, "--out", "out", "--show").code == 0
+    assert not list((work / "out" / "runs").glob("*/"))
     failed = [
         facts["failed"]
         for facts in json.loads((folder / "runs.json").read_text()).values()
@@ -306,10 +309,94 @@ def test_without_a_search_the_middle_of_the_grid_is_taken(cli: Cli, work: Path, 
     done = cli("reproduce", small, "--out", "out", "--no-search", "--quiet", "--processes", 1)
     assert done.code == 0, done.err
     records = Records(work / "out" / "small")
-    assert {facts["experiment"].get("lr") for facts in records.runs.values()} == {
-        None,
-        0.1,
-    }  # Local's, FedAvg's
+    assert {facts["experiment"]["lr"] for facts in records.runs.values()} == {0.02, 0.1}  # Local's, FedAvg's
     assert "not searched" in (work / "out" / "small" / TABLE).read_text()
     cli("reproduce", small, "--out", "out", "--resume", "--quiet", "--processes", 1)
     assert "not searched" not in (work / "out" / "small" / TABLE).read_text()
+
+
+def test_validation_data_choose_where_test_data_say_otherwise(small: Path) -> None:
+    """Two combinations, one better on validation data and the other on test data."""
+    study, cell = load_study(str(small)), Cell("FedAvg", "few")
+    records = Records(small.parent / "none")
+    curves = {}
+    for choice, (validation, test) in zip(study.choices(cell), ((0.9, 0.1), (0.2, 0.8)), strict=True):
+        run = study.run(cell, choice, 0, rounds=None, tuning=True)
+        records.runs[run.id] = {"headline": "received"}
+        curves[run.id] = {
+            (part, "received"): {"round": np.array([3]), "acc_uniform": np.array([accuracy])}
+            for part, accuracy in (("validation", validation), ("test", test))
+        }
+    records.__dict__["_by_run"] = curves
+    assert choose(study, cell, records, None) == {"lr": 1e-6}
+
+
+def test_a_killed_process_is_no_result(
+    cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run is resumed, not taken for one that diverged; the other columns are trained."""
+    from fedattune.cli import jobs
+
+    real = jobs.Job.train
+
+    def train(job: jobs.Job, *how: object) -> object:
+        if job.algorithm == "fedavg" and job.settings.cohort == 2:
+            raise jobs.KilledError("its process was killed")
+        return real(job, *how)  # type: ignore[arg-type]
+
+    def one_after_another(self: jobs._Runs, *, spread: bool) -> None:
+        for i in tuple(self.left):
+            try:
+                self.finish(i, self.jobs[i].train(lambda _: None, self.stop))
+            except jobs.KilledError as error:
+                self.failed(i, error)
+
+    monkeypatch.setattr(jobs.Job, "train", train)
+    monkeypatch.setattr(jobs._Runs, "one_after_another", one_after_another)
+    done = cli("reproduce", small, "--out", "out", "--quiet", "--no-search", "--processes", 1)
+    assert done.code == 1
+    assert "few: its process was killed; go on by --resume" in done.err
+    folder = work / "out" / "small"
+    assert {(r["column"], r["row"]) for r in lines(folder)} >= {("few", "Local"), ("all", "FedAvg")}
+    assert not any("failed" in facts for facts in Records(folder).runs.values())
+
+
+def test_one_command_at_a_time_in_a_folder(cli: Cli, work: Path, small: Path) -> None:
+    (work / "out").mkdir()
+    with FileLock(work / "out" / "runs.lock"):
+        done = cli("reproduce", small, "--out", "out", "--quiet")
+    assert done.code == 2
+    assert "another fedattune reproduce is at work in out" in done.err
+
+
+def test_an_interrupted_study_says_how_to_go_on(
+    cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after the first run: that is kept, and the line to go on with has all that was given."""
+    seen = []
+
+    def stop(self: object) -> bool:
+        seen.append(1)
+        return len(seen) > 7
+
+    words = ("reproduce", small, "--out", "out", "--no-search", "--seeds", 1, "--quiet", "--processes", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedattune.cli.session.Interrupt.__call__", stop)
+        done = cli(*words)
+    assert done.code == 130
+    said = done.err.partition("go on with: fedattune ")[2].strip()
+    assert said == f"reproduce {small} --no-search --out out --processes 1 --quiet --seeds 1 --resume"
+    assert len(Records(work / "out" / "small").runs) >= 1
+    assert cli(*said.split()).code == 0
+    cli("reproduce", small, "--out", "once", "--no-search", "--seeds", 1, "--quiet", "--processes", 1)
+    assert Records(work / "out" / "small").runs.keys() == Records(work / "once" / "small").runs.keys()
+    assert [r["value"] for r in lines(work / "out" / "small")] == [
+        r["value"] for r in lines(work / "once" / "small")
+    ]
+
+
+def test_only_local_of_a_study_about_mixing(cli: Cli, work: Path, images: Path) -> None:
+    done = cli("reproduce", "igfl-fig2", "--cells", "paired population/Local", "--rounds", 1, "--seeds", 1, "--quiet",
+               "--data-dir", images, "--processes", 1)  # fmt: skip
+    assert done.code == 0, done.err
+    assert not (work / "results" / "igfl-fig2" / "figure.svg").exists()

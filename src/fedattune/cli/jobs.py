@@ -34,6 +34,7 @@ class Failure(NamedTuple):
     seed: int
     error: str
     folder: Path
+    diverged: bool  # otherwise its process was killed, and the run can be resumed
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,9 @@ class _Runs:
         if not self.go_on:
             raise error
         job = self.jobs[i]
-        self.done[i] = Failure(job.algorithm, job.settings.seed, str(error), job.folder)
+        self.done[i] = Failure(
+            job.algorithm, job.settings.seed, str(error), job.folder, isinstance(error, DivergedError)
+        )
         self.left.remove(i)
 
     def finish(self, i: int, result: "Result") -> None:

@@ -1,16 +1,21 @@
 """`fedattune reproduce`: run a study, or list them."""
 
+import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from ..checked import explain
 from ..errors import ConfigError, RunError
 from ..reproduce import STUDIES, load_study
 from ..reproduce.options import Reproduction
+from ..reproduce.outcome import MOST_SEEDS
 from ..text import make_console, make_table, print_whole
 
 if TYPE_CHECKING:
@@ -40,12 +45,13 @@ def reproduce(space: Namespace, problems: list[str]) -> int:
         return 0
     study = load_study(space.name)
     cells = study.cells(asked.cells)
-    if asked.seeds and not study.populations and asked.seeds > 10:
-        raise ConfigError(f"--seeds {asked.seeds}: {study.name} takes at most 10")
-    return _carry_out(study, cells, asked)
+    most = max(study.seeds, MOST_SEEDS)
+    if asked.seeds and asked.seeds > most:
+        raise ConfigError(f"--seeds {asked.seeds}: {study.name} takes at most {most}")
+    return _carry_out(space.name, study, cells, asked)
 
 
-def _carry_out(study: "Study", cells: "Sequence[Cell]", asked: Reproduction) -> int:
+def _carry_out(name: str, study: "Study", cells: "Sequence[Cell]", asked: Reproduction) -> int:
     from ..reproduce.output import show, write
     from ..reproduce.records import Records
     from ..reproduce.training import Order, carry_out
@@ -55,9 +61,7 @@ def _carry_out(study: "Study", cells: "Sequence[Cell]", asked: Reproduction) -> 
 
     folder = asked.out / study.name
     records = Records(folder)
-    again = f"fedattune reproduce {study.name}" + (
-        f" --out {asked.out}" if "out" in asked.model_fields_set else ""
-    )
+    again = " ".join(["fedattune reproduce", *_given(name, asked)])
     if asked.show and not records.runs:
         raise RunError(f"{folder} holds no results; make them by {again}")
     if records.runs and not (asked.resume or asked.show):
@@ -72,7 +76,8 @@ def _carry_out(study: "Study", cells: "Sequence[Cell]", asked: Reproduction) -> 
             raise ConfigError(f"--out {asked.out}: {error.strerror or error}; give another folder") from error
         more = {"device": asked.device} | ({"data_dir": asked.data_dir} if asked.data_dir else {})
         order = Order(asked.out, asked.rounds, asked.seeds, asked.processes, not asked.no_search, more)
-        with Interrupt() as stop, watch(quiet=asked.quiet) as shown:
+        with _alone(asked.out), Interrupt() as stop, watch(quiet=asked.quiet) as shown:
+            records = Records(folder)  # as they are now that nobody else writes them
             try:
                 problems = carry_out(study, cells, records, order, stop, shown, lambda: write(study, records))
             except StoppedError as stopped:
@@ -84,6 +89,36 @@ def _carry_out(study: "Study", cells: "Sequence[Cell]", asked: Reproduction) -> 
     for problem in problems:
         print(f"fedattune: error: {' '.join(problem.split())}", file=sys.stderr, flush=True)
     return FAILED if problems else 0
+
+
+def _given(name: str, asked: Reproduction) -> list[str]:
+    """The words of this command, to go on with it."""
+    words = [shlex.quote(name)]
+    for key in sorted(asked.model_fields_set - {"resume", "show"}):
+        value = getattr(asked, key)
+        words += ["--" + key.replace("_", "-")] + ([shlex.quote(str(value))] if value is not True else [])
+    return words
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keep other commands out of the folder, which would write over what this one finds.
+
+    Raises:
+        RunError: another one is at work there.
+
+    """
+    lock = FileLock(out / "runs.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RunError(
+            f"another fedattune reproduce is at work in {out}; wait for it, or give another --out"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _list() -> None:

@@ -160,7 +160,8 @@ def _pulls(graph: Graph, node: Node) -> Node | None:
         return None
     g, pull = cast(Any, bent).args
     m = cast(float, cast(Node, bent).kwargs.get("alpha", 1))
-    if not all(_alike(one, node) for one in (x, g, pull)):
+    same = all(_alike(one, node) for one in (x, g, pull)) and meta(node).dtype.is_floating_point
+    if not same or c * m == 1:  # a factor of 0 would hide that x is not finite
         return None
     towards = _only_here(pull, SUB) and not pull.kwargs and pull.args[0] is x and _alike(pull.args[1], node)
     if pull is not x and not towards:

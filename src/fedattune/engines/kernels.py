@@ -37,7 +37,7 @@ def narrow(a: Tensor, b: Tensor) -> Tensor:
     """
     rows, inputs, columns = a.shape[1], a.shape[2], b.shape[2]
     few = columns <= FEW < rows and inputs >= LEAST_INPUTS
-    long = rows < columns <= MANY and inputs >= LONG
+    long = FEW < rows < columns <= MANY and inputs >= LONG
     if not (few or long) or b.stride(1) != 1 or not _by_mkl(a):
         return cast(Tensor, NotImplemented)
     return torch.bmm(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2).contiguous()

@@ -43,6 +43,8 @@ def draw(study: Study, found: Found, records: Records, path: Path) -> bool:
     except ImportError:
         return False
     done = {cell: one for cell, one in found.items() if one.value}
+    if study.mixing:
+        done = {cell: one for cell, one in done.items() if records.mixing(one.runs[0])}
     if not done:
         return False
     figure = Figure(layout="constrained")
@@ -128,7 +130,7 @@ def _curves(figure: "Figure", study: Study, found: Found, records: Records) -> N
 
 def _sweep(figure: "Figure", study: Study, found: Found, _: Records) -> None:
     """A line per row over the columns, whose names are values."""
-    (axes,) = _panels(figure, [study.title], 6.4, 4.0)
+    (axes,) = _panels(figure, [study.title], 8.4, 4.0)
     for row in study.rows:
         line = [(float(c), found[Cell(row, c)]) for c in study.columns if Cell(row, c) in found]
         if line:
@@ -140,7 +142,7 @@ def _sweep(figure: "Figure", study: Study, found: Found, _: Records) -> None:
     axes.set_xlabel(study.figure.x, fontsize=8)
     axes.set_ylabel(f"{study.measure.called} in %", fontsize=8)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 def _heat(axes: "Axes", matrix: np.ndarray[Any, Any], names: Sequence[str], xlabel: str, ylabel: str) -> Any:
@@ -156,7 +158,7 @@ def _matching(figure: "Figure", study: Study, found: Found, records: Records) ->
     """The attention of the first population of every column; pairs with a label in common are framed."""
     from matplotlib.patches import Rectangle
 
-    shown = [(cell, one) for cell, one in found.items() if records.mixing(one.runs[0])]
+    shown = list(found.items())
     titles = []
     for cell, one in shown:
         rates = [rate for run in one.runs if (rate := matching(records, run, study)) is not None]
@@ -181,7 +183,7 @@ def _matching(figure: "Figure", study: Study, found: Found, records: Records) ->
 
 def _weights(figure: "Figure", _: Study, found: Found, records: Records) -> None:
     """The target's mixing weights per layer in the first, middle and last third of the rounds."""
-    shown = [(cell, one) for cell, one in found.items() if records.mixing(one.runs[0])]
+    shown = list(found.items())
     panels = _panels(figure, [cell.column for cell, _ in shown], 5.2, 3.6)
     for axes, one in zip(panels, [one for _cell, one in shown], strict=True):
         mixing = _over_seeds(records, one)
@@ -218,7 +220,7 @@ def _over_seeds(records: Records, one: Outcome) -> dict[tuple[str, str], np.ndar
 
 def _heat_map(figure: "Figure", study: Study, found: Found, records: Records) -> None:
     """The mixing weights of one layer beside the labels that clients share, in the last third of the rounds."""
-    shown = [(cell, one) for cell, one in found.items() if records.mixing(one.runs[0])]
+    shown = list(found.items())
     titles = [
         title
         for cell, _ in shown

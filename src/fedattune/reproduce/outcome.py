@@ -11,6 +11,9 @@ from ..numbers import Point
 from .records import Records
 from .study import Cell, Measure, Study
 
+MOST_SEEDS = 10
+"""Runs of a cell that are looked for, if the study has not more."""
+
 Curve = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -91,7 +94,7 @@ def search(
 
 def outcomes(study: Study, cells: Sequence[Cell], records: Records) -> dict[Cell, Outcome]:
     """The numbers of every cell that has any, from its runs with the most rounds."""
-    lengths = sorted({facts["experiment"].get("rounds", 50) for facts in records.runs.values()}, reverse=True)
+    lengths = sorted({facts["experiment"]["rounds"] for facts in records.runs.values()}, reverse=True)
     found: dict[Cell, Outcome] = {}
     for cell in cells:
         for rounds in lengths:
@@ -111,7 +114,7 @@ def _of_choice(
     study: Study, cell: Cell, records: Records, rounds: int, choice: dict[str, Any], *, searched: bool
 ) -> Outcome | None:
     ids = []
-    for seed in range(1000 if study.populations else max(study.seeds, 10)):
+    for seed in range(max(study.seeds, MOST_SEEDS)):
         run = study.run(cell, choice, seed, rounds=rounds, tuning=False)
         if run.experiment.rounds != rounds:
             return None

@@ -38,13 +38,15 @@ class Records:
         self._mixing: list[pa.Table] = []
         if (folder / RUNS).exists():
             self.runs = read_json(folder / RUNS)
-            self._history = [self._read(HISTORY)]
-            if (folder / MIXING).exists():
-                self._mixing = [self._read(MIXING)]
+            for tables, name in ((self._history, HISTORY), (self._mixing, MIXING)):
+                if (folder / name).exists():
+                    tables.append(self._read(name))
 
     def _read(self, name: str) -> pa.Table:
+        """A table; without lines of runs that are not in the list, for that is written last."""
         try:
-            return pq.read_table(self.folder / name)
+            table = pq.read_table(self.folder / name)
+            return table.filter(pc.is_in(table["run"], pa.array(list(self.runs), pa.string())))
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"cannot read {self.folder / name}: {error}; take another --out") from error
 
@@ -79,13 +81,17 @@ class Records:
         """Note that a run came to no result."""
         self.runs[run.id] = {**_what(run), "failed": error, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
 
-    def adopt(self, others: Iterable[Path], wanted: Iterable[Run], *, mixing: bool) -> None:
-        """Take over runs that another study has had already."""
+    def adopt(self, others: Iterable[Path], wanted: Iterable[Run], *, mixing: bool) -> bool:
+        """Take over runs that other studies have had already; whether there were any."""
         missing = {run.id for run in wanted} - self.runs.keys()
+        before = len(missing)
         for folder in others:
             if not missing or not (folder / RUNS).exists():
                 continue
-            known = Records(folder)
+            try:
+                known = Records(folder)
+            except RunError:  # which is for that study to say
+                continue
             for id_ in sorted(missing & known.runs.keys()):
                 if mixing and not known.mixing(id_):
                     continue
@@ -94,7 +100,8 @@ class Records:
                 for mine, theirs in ((self._history, known._history), (self._mixing, known._mixing)):
                     for table in theirs:
                         mine.append(table.filter(pc.equal(table["run"], id_)))
-                self._forget_cached()
+        self._forget_cached()
+        return len(missing) < before
 
     def _append(self, tables: list[pa.Table], content: Table) -> None:
         tables.append(pa.table(content))
@@ -148,7 +155,10 @@ class Records:
 
 
 def _what(run: Run) -> dict[str, Any]:
-    return {"experiment": run.experiment.model_dump(mode="json", exclude_defaults=True, exclude={"data_dir"})}
+    return {
+        "experiment": run.experiment.model_dump(mode="json", exclude={"data_dir"}),
+        "options": run.options,
+    }
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

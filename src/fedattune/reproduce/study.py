@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,6 +15,8 @@ from ..config import Settings
 from ..errors import ConfigError, did_you_mean
 from ..experiment import NOT_IDENTITY, Experiment
 from ..numbers import Point
+from ..registry import check_options, lookup, options
+from ..runs.folder import FREE_TO_CHANGE
 from ..yaml_file import read_yaml
 
 FOLDER = Path(__file__).parent / "studies"
@@ -115,9 +118,29 @@ class Run(NamedTuple):
     experiment: Experiment
 
     @property
+    def options(self) -> dict[str, Any]:
+        """All options of the method, those that were not given at their defaults."""
+        from ..algorithms import ALGORITHMS
+
+        (name,) = self.experiment.algorithms
+        given = {k.rpartition(".")[2]: v for k, v in self.experiment.set.items() if k.startswith(f"{name}.")}
+        own = {
+            option.name for option in options(ALGORITHMS[name])
+        }  # a partition can have the name of a method
+        return check_options(name, ALGORITHMS[name], {k: v for k, v in given.items() if k in own})
+
+    @property
     def id(self) -> str:
         """Twelve hex digits that are equal for runs that give equal numbers, in whatever study they are."""
-        given = self.experiment.model_dump(mode="json", exclude_defaults=True, exclude=_not_identity())
+        exclude = NOT_IDENTITY | FREE_TO_CHANGE
+        given = self.experiment.model_dump(mode="json", exclude_defaults=True, exclude=exclude)
+        (name,) = self.experiment.algorithms
+        all_ = self.options
+        given["set"] = {
+            key: value
+            for key, value in self.experiment.set.items()
+            if not (key.startswith(f"{name}.") and key.rpartition(".")[2] in all_)
+        } | {f"{name}.{key}": value for key, value in all_.items()}
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -162,6 +185,16 @@ class Study(_Part):
                 raise ValueError(f"row {name!r}: expected either algorithm or like")
             if row.like and (row.like not in self.rows or self.rows[row.like].like):
                 raise ValueError(f"row {name!r}: like: {row.like!r} should be a row with an algorithm")
+            if row.like and (row.point is None or row.options or row.settings or row.grid):
+                raise ValueError(
+                    f"row {name!r}: a row that is like another one has a point, and nothing of its own"
+                )
+            if row.algorithm:
+                from ..algorithms import ALGORITHMS
+
+                lookup("algorithm", row.algorithm, ALGORITHMS)
+            if any(len(values) < 2 for values in row.grid.values()):
+                raise ValueError(f"row {name!r}: grid: expected two values or more of each option")
             if row.grid and not self.tuning:
                 raise ValueError(
                     f"row {name!r} has a grid, so the study should say how it is searched: tuning"
@@ -170,6 +203,11 @@ class Study(_Part):
         _known("paper", self.paper, self.rows)
         for name, printed in self.paper.items():
             _known(f"paper, {name}", printed, self.columns)
+        for pattern in itertools.chain(*(reason.cells for reason in self.reasons)):
+            if not any(_fits(pattern, cell) for cell in self.cells()):
+                raise ValueError(f"reasons: {pattern!r} names no cell")
+        if self.figure.kind == "sweep" and not all(_is_number(column) for column in self.columns):
+            raise ValueError("figure: a sweep needs columns whose names are numbers")
         _known("gap_to", [self.gap_to] if self.gap_to else [], self.rows)
         _known("differences", itertools.chain(*self.differences), self.rows)
         return self
@@ -280,12 +318,6 @@ def _said(error: ValidationError) -> str:
     return "; ".join(said)
 
 
-def _not_identity() -> set[str]:
-    from ..runs.folder import FREE_TO_CHANGE
-
-    return NOT_IDENTITY | FREE_TO_CHANGE
-
-
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     flat = Experiment._flat(values.get("set", {}))
     assert isinstance(flat, dict)
@@ -301,10 +333,20 @@ def _of_another(key: str, algorithm: str) -> bool:
     return owner in ALGORITHMS and owner not in PARTITIONS and owner != algorithm
 
 
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def _fits(pattern: str, cell: Cell) -> bool:
     """Whether a pattern, "column/row" or one of the two, names a cell; * stands for anything, case does not count."""
     column, row = cell.column.lower(), cell.row.lower()
-    left, slash, right = (part.strip() for part in pattern.lower().partition("/"))
+    # Only * stands for something else.
+    left, slash, right = (
+        part.strip().replace("[", "[[]").replace("?", "[?]") for part in pattern.lower().partition("/")
+    )
     if slash:
         return fnmatchcase(column, left) and fnmatchcase(row, right)
     return fnmatchcase(column, left) or fnmatchcase(row, left)

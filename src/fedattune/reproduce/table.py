@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,8 @@ def _minus(study: Study, found: Found, first: str, second: str, column: str) -> 
     printed = [p for row in (first, second) if (p := study.printed(Cell(row, column))[0]) is not None]
     if len(values) < 2:
         return "–"
-    paper = f" ({_signed(printed[0] - printed[1])})" if len(printed) == 2 else ""
+    sign = -1 if study.gap_to else 1  # what is printed then is how much less a row has
+    paper = f" ({_signed(sign * (printed[0] - printed[1]))})" if len(printed) == 2 else ""
     return _signed(values[0] - values[1]) + paper
 
 
@@ -268,7 +270,7 @@ def _settings(study: Study, found: Found, records: Records) -> list[str]:
 
 
 def _versions(environment: Mapping[str, Any]) -> str:
-    git = (environment.get("git") or "no git")[:12]
+    git = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}", r"\1", environment.get("git") or "no git")
     return f"FedAttune {environment['fedattune']} ({git}), PyTorch {environment['torch']}"
 
 
@@ -297,7 +299,7 @@ def to_csv(study: Study, found: Found, records: Records) -> str:
             lines.writerow(
                 [
                     study.name, cell.column, cell.row, study.owner(cell).algorithm, one.point,
-                    facts["experiment"].get("seed", 0), one.rounds, f"{reached(curve, study.measure):.3f}",
+                    facts["experiment"]["seed"], one.rounds, f"{reached(curve, study.measure):.3f}",
                     printed, spread,
                     *(f"{reached(c, study.measure):.3f}" if c else "" for c in points),
                     *(f"{100 * curve[name][-1]:.3f}" for name in ("acc_pooled", "acc_uniform", "acc_worst10")),

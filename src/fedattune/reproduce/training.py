@@ -2,11 +2,12 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..errors import FedAttuneError
+from ..config import Settings
+from ..errors import FedAttuneError, RunError
 from ..experiment import Experiment
 from ..result import Result
 from ..runs.folder import RunFolder, read_json
@@ -15,7 +16,7 @@ from .records import Records
 from .study import Cell, Run, Study
 
 if TYPE_CHECKING:
-    from ..cli.jobs import Job, Stop
+    from ..cli.jobs import Failure, Job, Stop
     from ..cli.progress import Watch
     from ..data import Federation
 
@@ -29,7 +30,7 @@ class Order(NamedTuple):
     Attributes:
         rounds, seeds: in place of the study's, where given.
         search: whether grids are searched; else the middle value of each is taken.
-        more: settings that change no number: device, engine, data_dir.
+        more: settings that change no number: device, data_dir.
 
     """
 
@@ -108,7 +109,8 @@ class _Work:
         from ..cli.jobs import train_all
 
         siblings = [path for path in sorted(self.order.out.iterdir()) if path != self.records.folder]
-        self.records.adopt(siblings, runs, mixing=self.study.mixing)
+        if self.records.adopt(siblings, runs, mixing=self.study.mixing):
+            self._keep()
         todo = list({run.id: run for run in runs if run not in self.records}.values())
         groups: dict[str, list[Run]] = {}
         for run in todo:
@@ -118,22 +120,22 @@ class _Work:
             some, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
             order = [run for group in some for run in group]
             jobs = [job for group in some for job in self._jobs(group)]
+            failed: list[Failure] = []
             try:
                 _, failed = train_all(
                     jobs, self.stop, self.shown, scratch=self.scratch, processes=self.order.processes
                 )
             finally:
-                self._collect(order, jobs)
-            errors = {one.folder: one.error for one in failed}
-            for run, job in zip(order, jobs, strict=True):
-                if job.folder in errors:
-                    self.records.fail(run, errors[job.folder])
-            self._keep()
+                self._collect(order, jobs, {one.folder: one.error for one in failed if one.diverged})
+            if killed := [one for one in failed if not one.diverged]:
+                raise RunError(f"{killed[0].error}; go on by --resume")
 
-    def _collect(self, runs: Sequence[Run], jobs: "Sequence[Job]") -> None:
-        """Take over the numbers of the runs that finished; their folders are not needed any more."""
+    def _collect(self, runs: Sequence[Run], jobs: "Sequence[Job]", diverged: Mapping[Path, str]) -> None:
+        """Take over what the runs reached; the folders of those that ended are not needed any more."""
         for run, job in zip(runs, jobs, strict=True):
-            if job.finished and run not in self.records:
+            if job.folder in diverged:
+                self.records.fail(run, diverged[job.folder])
+            elif job.finished and run not in self.records:
                 environment = _short(read_json(RunFolder(job.folder).environment))
                 labels = job.federation.label_counts().tolist() if self.study.mixing else None
                 self.records.add(run, Result.load(job.folder), environment, labels)
@@ -180,10 +182,14 @@ def _data_of(experiment: Experiment) -> str:
     from ..data import PARTITIONS, SOURCES
     from ..models import MODELS
 
-    names = ("data", "partition", "clients", "split_seed", "test", "validation", "stratify", "small_clients")
+    names = (
+        Experiment.model_fields.keys()
+        - Settings.model_fields.keys()
+        - {"model", "algorithms", "set", "seeds"}
+    )
     own = {*ALGORITHMS, *MODELS} - {*PARTITIONS, *SOURCES}
     options = {k: v for k, v in experiment.set.items() if k.rpartition(".")[0] not in own}
-    return json.dumps([*(getattr(experiment, name) for name in names), options], sort_keys=True, default=str)
+    return json.dumps([[str(getattr(experiment, name)) for name in sorted(names)], options], sort_keys=True)
 
 
 def _short(environment: dict[str, Any]) -> dict[str, Any]:
