@@ -146,7 +146,8 @@ def _sweep(figure: "Figure", study: Study, found: Found, _: Records) -> None:
 
 
 def _heat(axes: "Axes", matrix: np.ndarray[Any, Any], names: Sequence[str], xlabel: str, ylabel: str) -> Any:
-    image = axes.imshow(matrix, cmap="Blues", vmin=0.0)
+    """Draw a matrix, colours from its smallest to its largest value."""
+    image = axes.imshow(matrix, cmap="Blues")
     axes.set_xticks(range(len(names)), names, fontsize=6, rotation=90)
     axes.set_yticks(range(len(names)), names, fontsize=6)
     axes.set_xlabel(xlabel, fontsize=7)

@@ -154,7 +154,6 @@ class Study(_Part):
         paper: row -> column -> printed number.
         gap_to: where given, printed numbers are not accuracies, but that row's accuracy minus the row's own.
         differences: pairs of rows; the first minus the second is shown too, as in the paper.
-        reduced: why the committed results have fewer rounds or seeds; empty where they have all.
 
     """
 
@@ -175,7 +174,6 @@ class Study(_Part):
     reasons: list[Reason] = []
     figure: Figure = Figure()
     mixing: bool = False
-    reduced: str = ""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Study":
@@ -301,6 +299,8 @@ def load_study(name: str) -> Study:
 
     """
     path = FOLDER / f"{name}.yaml" if name in STUDIES else Path(name)
+    if path.stem == "runs":
+        raise ConfigError(f"{name}: a study cannot be called runs, which is the folder of unfinished runs")
     if name not in STUDIES and path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"unknown study {name!r}; {did_you_mean(name, STUDIES)}")
     try:

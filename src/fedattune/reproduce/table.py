@@ -73,8 +73,6 @@ def to_markdown(study: Study, found: Found, records: Records) -> str:
     out = [f"# {study.title}", "", f"{study.source}. {_what_is_shown(study)}", ""]
     if study.about:
         out += [study.about.strip(), ""]
-    if study.reduced:
-        out += [f"**Reduced:** {study.reduced.strip()}", ""]
     out += _matrix(study, found)
     out += [f"{sentence}\n" for sentence in [agreement(study, found)] if sentence]
     out += _pictures(study, found, records)
