@@ -217,7 +217,7 @@ def _updates(graph: Graph, node: Node) -> Node | None:
     if not fits or not meta(a) or not meta(b) or meta(node).shape != meta(b).shape or _dtype(a) != _dtype(b):
         return None
     how = {"alpha": c if node.target is ADD else -c}
-    if (scale := _factor(a)) is not None and _alike(a, node):
+    if (scale := _factor(a)) and _alike(a, node):
         a, how["beta"] = cast(Node, a).args[0], scale
     with graph.inserting_before(node):
         target = PRODUCTS[cast(Any, b).target]

@@ -106,23 +106,31 @@ def _matrix(study: Study, found: Found) -> list[str]:
         lines.append(line)
     paper = f"the paper's gap {study.gap_to} minus method" if study.gap_to else "paper's"
     legend = f"Ours ± spread over seeds ({paper}, difference); differences of more than one point are bold; – not run."
+    if any(not study.rows[row].match for row in study.paper):
+        legend += " † another reading: its difference does not count."
     return [*_pipes(lines), "", legend, "", *_shorter(study, found)]
 
 
 def _shorter(study: Study, found: Found) -> list[str]:
     """Say which cells have fewer rounds or seeds than the study asks for."""
-    few: dict[str, list[str]] = {}
+    few: dict[str, list[Cell]] = {}
     for cell, one in found.items():
         whole = study.run(cell, one.choice, 0, rounds=None, tuning=False).experiment.rounds
         parts = [f"{one.rounds} of {whole} rounds"] * (one.rounds < whole)
         parts += [f"{one.n_seeds} of {study.seeds} seeds"] * (one.n_seeds + len(one.failed) < study.seeds)
         if parts:
-            few.setdefault(" and ".join(parts), []).append(str(cell))
-    cells = len(found)
-    lines = [
-        f"- {how}: {'all cells' if len(which) == cells else '; '.join(which)}" for how, which in few.items()
-    ]
+            few.setdefault(" and ".join(parts), []).append(cell)
+    lines = [f"- {how}: {_together(which, found)}" for how, which in few.items()]
     return ["Fewer than the study asks for:", "", *lines, ""] if lines else []
+
+
+def _together(cells: Sequence[Cell], found: Found) -> str:
+    """Cells by name; columns of which all are there, by theirs."""
+    if len(cells) == len(found):
+        return "all cells"
+    whole = {c.column for c in cells} - {c.column for c in found if c not in cells}
+    names = [c.column if c.column in whole else str(c) for c in cells]
+    return "; ".join(dict.fromkeys(names))
 
 
 def _pictures(study: Study, found: Found, records: Records) -> list[str]:
