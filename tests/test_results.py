@@ -9,9 +9,11 @@ from fedattune.reproduce import STUDIES, load_study
 from fedattune.reproduce.matching import chance, matching_rate, pairs_alike
 from fedattune.reproduce.outcome import Outcome, outcomes
 from fedattune.reproduce.output import FIGURE, TABLE, TIDY
+from fedattune.reproduce.printed import to_csv
 from fedattune.reproduce.records import Records
-from fedattune.reproduce.study import Cell, Study
-from fedattune.reproduce.table import far_off, to_csv, to_markdown
+from fedattune.reproduce.run import Cell
+from fedattune.reproduce.study import Study
+from fedattune.reproduce.table import far_off, to_markdown
 
 RESULTS = Path(__file__).parents[1] / "results"
 DONE = sorted(path.parent.name for path in RESULTS.glob("*/runs.json"))

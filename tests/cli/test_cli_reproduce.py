@@ -17,7 +17,7 @@ from fedattune.reproduce import STUDIES, load_study
 from fedattune.reproduce.outcome import choose, outcomes
 from fedattune.reproduce.output import TABLE, TIDY
 from fedattune.reproduce.records import Records
-from fedattune.reproduce.study import Cell
+from fedattune.reproduce.run import Cell
 
 Cli = Callable[..., Done]
 SETS = {  # folder: classes, images per class, shape, names of the columns

@@ -19,7 +19,8 @@ from ..reproduce.outcome import MOST_SEEDS
 from ..text import make_console, make_table, print_whole
 
 if TYPE_CHECKING:
-    from ..reproduce.study import Cell, Study
+    from ..reproduce.run import Cell
+    from ..reproduce.study import Study
 
 FAILED, INTERRUPTED = 1, 130
 

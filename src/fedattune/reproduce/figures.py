@@ -10,7 +10,8 @@ from ..files import replacing
 from .matching import matching, pairs_alike
 from .outcome import Outcome
 from .records import Records
-from .study import Cell, Study
+from .run import Cell
+from .study import Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .records import Records
-from .study import Cell, Study
+from .run import Cell
+from .study import Study
 
 if TYPE_CHECKING:
     from .outcome import Outcome

@@ -9,7 +9,8 @@ import numpy as np
 from ..compare import Spread
 from ..numbers import Point
 from .records import Records
-from .study import Cell, Measure, Study
+from .run import Cell
+from .study import Measure, Study
 
 MOST_SEEDS = 10
 """Runs of a cell that are looked for, if the study has not more."""

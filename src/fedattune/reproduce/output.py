@@ -7,9 +7,11 @@ from ..files import write_text
 from .figures import draw
 from .matching import summary
 from .outcome import outcomes
+from .printed import print_outcomes, to_csv
 from .records import Records
-from .study import Cell, Study
-from .table import print_outcomes, to_csv, to_markdown
+from .run import Cell
+from .study import Study
+from .table import to_markdown
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,7 @@ from ..errors import RunError
 from ..files import replacing, write_text
 from ..numbers import Numbers, Point
 from ..runs.folder import read_json
-from .study import Run
+from .run import Run
 
 RUNS, HISTORY, MIXING = "runs.json", "history.parquet", "mixing.parquet"
 ACCURACIES = ("acc_uniform", "acc_pooled", "acc_std", "acc_worst10")

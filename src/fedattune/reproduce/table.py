@@ -1,21 +1,19 @@
 """A study's results as Markdown, as lines on a terminal, and as a tidy CSV file: the paper's number beside ours."""
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..text import make_table, print_whole
 from .matching import summary
-from .outcome import Outcome, reached, search
+from .outcome import Outcome, search
 from .records import Records
-from .study import Cell, Study, tidy
+from .run import Cell
+from .study import Study, tidy
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 FAR = 1.0
 """Points of difference from which a cell needs a reason."""
@@ -70,7 +68,7 @@ def agreement(study: Study, found: Found) -> str | None:
 
 def to_markdown(study: Study, found: Found, records: Records) -> str:
     """The whole page: table, one table per column with all numbers, what was chosen, reasons, settings, versions."""
-    out = [f"# {study.title}", "", f"{study.source}. {_what_is_shown(study)}", ""]
+    out = [f"# {study.title}", "", f"{study.source}. {what_is_shown(study)}", ""]
     if study.about:
         out += [study.about.strip(), ""]
     out += _matrix(study, found)
@@ -83,7 +81,8 @@ def to_markdown(study: Study, found: Found, records: Records) -> str:
     return "\n".join(out).rstrip() + "\n"
 
 
-def _what_is_shown(study: Study) -> str:
+def what_is_shown(study: Study) -> str:
+    """One sentence on the number of a run."""
     m = study.measure
     return f"Measure: {m.called} = test accuracy in %, {WORDS[m.over]}, {MEANS[m.mean]}."
 
@@ -188,12 +187,13 @@ def _reasons(study: Study, found: Found) -> list[str]:
 
 def _details(study: Study, found: Found) -> list[str]:
     out = ["## All numbers", ""]
-    for column, lines in _by_column(study, found).items():
+    for column, lines in by_column(study, found).items():
         out += [f"### {column}", "", *_pipes([list(HEADS), *lines]), ""]
     return out
 
 
-def _by_column(study: Study, found: Found) -> dict[str, list[list[str]]]:
+def by_column(study: Study, found: Found) -> dict[str, list[list[str]]]:
+    """Column -> a line under `HEADS` for each of its cells."""
     columns: dict[str, list[list[str]]] = {}
     for cell, one in found.items():
         columns.setdefault(cell.column, []).append(_line(study, one, found))
@@ -283,48 +283,3 @@ def _versions(environment: Mapping[str, Any]) -> str:
 def _pipes(lines: Sequence[Sequence[str]]) -> list[str]:
     head, *rest = ["| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines]
     return [head, "|" + "---|" * len(lines[0]), *rest]
-
-
-def to_csv(study: Study, found: Found, records: Records) -> str:
-    """One line per cell and seed."""
-    text = io.StringIO()
-    heads = (
-        "study", "column", "row", "algorithm", "point", "seed", "rounds", "value", "paper", "paper_std", "received",
-        "trained", "last_pooled", "last_uniform", "last_worst10", "seconds", "local_steps", "bytes_up", "bytes_down",
-        "choice", "run",
-    )  # fmt: skip
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(heads)
-    for cell, one in found.items():
-        printed, spread = study.printed(cell)
-        for run in one.runs:
-            facts = records.runs[run]
-            curve = records.curve(run, one.point)
-            assert curve is not None
-            points = [records.curve(run, point) for point in ("received", "trained")]
-            lines.writerow(
-                [
-                    study.name, cell.column, cell.row, study.owner(cell).algorithm, one.point,
-                    facts["experiment"]["seed"], one.rounds, f"{reached(curve, study.measure):.3f}",
-                    printed, spread,
-                    *(f"{reached(c, study.measure):.3f}" if c else "" for c in points),
-                    *(f"{100 * curve[name][-1]:.3f}" for name in ("acc_pooled", "acc_uniform", "acc_worst10")),
-                    facts["seconds"], facts["local_steps"], facts["bytes_up"], facts["bytes_down"],
-                    " ".join(tidy(one.choice)), run,
-                ]
-            )  # fmt: skip
-    return text.getvalue()
-
-
-def print_outcomes(study: Study, found: Found, console: "Console") -> None:
-    """The tables of all columns on the screen, then the sentence on agreement."""
-    heads = HEADS[:4] + HEADS[4:7] + HEADS[9:11] + HEADS[12:]
-    for column, lines in _by_column(study, found).items():
-        console.print(f"\n{column}", style="bold")
-        table = make_table(*heads, left=("method", "chosen"))
-        for line in lines:
-            table.add_row(*line[:7], *line[9:11], *line[12:])
-        print_whole(table, console)
-    console.print(f"\n{_what_is_shown(study)}")
-    if sentence := agreement(study, found):
-        console.print(sentence)

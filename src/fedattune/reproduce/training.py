@@ -13,7 +13,8 @@ from ..result import Result
 from ..runs.folder import RunFolder, read_json
 from .outcome import choose
 from .records import Records
-from .study import Cell, Run, Study
+from .run import Cell, Run
+from .study import Study
 
 if TYPE_CHECKING:
     from ..cli.jobs import Failure, Job, Stop
