@@ -113,6 +113,7 @@ def _bars(figure: "Figure", study: Study, found: Found, _: Records) -> None:
 def _curves(figure: "Figure", study: Study, found: Found, records: Records) -> None:
     """One panel per column: test accuracy over rounds, a line per row, averaged over the seeds."""
     columns = _columns(study, found)
+    lines: dict[str, Any] = {}
     for axes, column in zip(_panels(figure, columns, 4.6, 3.6), columns, strict=True):
         low = []
         for cell, one in found.items():
@@ -120,13 +121,13 @@ def _curves(figure: "Figure", study: Study, found: Found, records: Records) -> N
             if cell.column != column or not curves:
                 continue
             mean = 100 * np.mean([c[f"acc_{study.measure.mean}"] for c in curves], axis=0)
-            axes.plot(curves[0]["round"], mean, label=cell.row, linewidth=1.2, **_style(study, cell.row))
+            (lines[cell.row],) = axes.plot(curves[0]["round"], mean, linewidth=1.2, **_style(study, cell.row))
             low.append(float(mean[len(mean) // 8 :].min()))
         axes.set_ylim(bottom=min(low) - 2)
         axes.set_xlabel("round", fontsize=8)
         axes.set_ylabel("test accuracy in %", fontsize=8)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=6, ncols=2)
+    figure.legend(lines.values(), lines.keys(), loc="outside right upper", fontsize=7)
 
 
 def _sweep(figure: "Figure", study: Study, found: Found, _: Records) -> None:
