@@ -71,6 +71,7 @@ CASES = [
             "delta": 0.5,
             "weighting": "uniform",
             "adapt_on": "test",
+            "adapt_steps": 3,
         },
         {"delta": {"hessian": "hf", "alpha": 0.5}},
     ),

@@ -2,14 +2,14 @@
 
 client   v = w - alpha g(w; B);  w <- w - beta g(v; B')   (fo; hf adds the Hessian part by differences)
 server   as FedAvg
-used as  w adapted by one step of rate alpha on the client's own data
+used as  w adapted by one step (or `adapt_steps`) of rate alpha on the client's own data
 """
 
 from typing import Literal
 
 from ..client import Meta
 from ..core import Algorithm, FineTune
-from ..registry import Positive
+from ..registry import Count, Positive
 from ..server import Average
 from ..server.average import Weighting
 
@@ -22,12 +22,13 @@ def perfedavg(
     delta: Positive = 1e-3,
     weighting: Weighting = "samples",
     adapt_on: Literal["train", "test"] = "train",
+    adapt_steps: Count = 1,
 ) -> Algorithm:
     """A global model that becomes personal by one step; alpha and beta are the learning rate unless given.
 
-    `adapt_on="test"` takes the adaptation step on test batches as FedMCSA's comparison did: it leaks.
+    `adapt_on="test"` with two `adapt_steps` adapts on test batches as FedMCSA's comparison did: it leaks.
     """
     notes = ("perfedavg: adapt_on=test fits the model to test data",) if adapt_on == "test" else ()
     return Algorithm(
-        Meta(alpha, beta, hessian, delta), Average(weighting), adapt=FineTune(1, alpha, adapt_on), notes=notes
+        Meta(alpha, beta, hessian, delta), Average(weighting), adapt=FineTune(adapt_steps, alpha, adapt_on), notes=notes
     )
