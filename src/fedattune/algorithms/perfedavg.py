@@ -30,5 +30,8 @@ def perfedavg(
     """
     notes = ("perfedavg: adapt_on=test fits the model to test data",) if adapt_on == "test" else ()
     return Algorithm(
-        Meta(alpha, beta, hessian, delta), Average(weighting), adapt=FineTune(adapt_steps, alpha, adapt_on), notes=notes
+        Meta(alpha, beta, hessian, delta),
+        Average(weighting),
+        adapt=FineTune(adapt_steps, alpha, adapt_on),
+        notes=notes,
     )
