@@ -25,7 +25,7 @@ SETS = {  # folder: classes, images per class, shape, names of the columns
     "fashion_mnist": (10, 40, (28, 28), "image", "label"),
     "cifar10": (10, 120, (32, 32, 3), "img", "label"),
     "cifar100": (100, 20, (32, 32, 3), "img", "fine_label"),
-    "emnist": (62, 20, (28, 28), "image", "label"),
+    "emnist": (62, 80, (28, 28), "image", "label"),
     "tiny_imagenet": (200, 6, (64, 64, 3), "image", "label"),
 }
 SMALL = """
