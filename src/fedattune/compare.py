@@ -67,14 +67,15 @@ def client_accuracy(runs: Sequence["Result"]) -> Array:
     return mean
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and population standard deviation of some numbers."""
     return Spread(float(np.mean(values)), float(np.std(values)))
 
 
 def _maybe(values: Sequence[float | None]) -> Spread | None:
     """The spread of the seeds that have the number; None if none has."""
     known = [value for value in values if value is not None]
-    return _spread(known) if known else None
+    return spread(known) if known else None
 
 
 def _best(run: "Result", mean: str) -> float | None:
@@ -101,10 +102,10 @@ def rows(results: Sequence["Result"], rounds_to: float | None = None) -> list[Ro
             Row(
                 algorithm=name,
                 point=runs[0].headline,
-                mean=_spread([one["acc_uniform"] for one in final]),
-                pooled=_spread([one["acc_pooled"] for one in final]),
-                std=_spread([one["acc_std"] for one in final]),
-                worst10=_spread([one["acc_worst10"] for one in final]),
+                mean=spread([one["acc_uniform"] for one in final]),
+                pooled=spread([one["acc_pooled"] for one in final]),
+                std=spread([one["acc_std"] for one in final]),
+                worst10=spread([one["acc_worst10"] for one in final]),
                 better_than_local=better,
                 best_validation=_maybe(best),
                 bmta=_maybe([_best(run, "uniform") for run in runs]),

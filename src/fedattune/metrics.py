@@ -35,6 +35,11 @@ def mean_of(entries: list[Metrics]) -> Metrics:
     return {key: float(np.mean([e[key] for e in entries])) for key in entries[0]}
 
 
+def in_last_tenth(round_: int, rounds: int) -> bool:
+    """Whether a round is in the last tenth of all rounds, the last one at least."""
+    return round_ > rounds - max(1, round(0.1 * rounds))
+
+
 def reaches(entry: Metrics, accuracy: float) -> bool:
     """Whether the mean over clients is `accuracy` or more."""
     # A mean of fractions that is 0.9 on paper may be 0.8999999999999999 in memory.

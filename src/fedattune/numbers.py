@@ -9,7 +9,7 @@ import numpy as np
 
 from .config import Settings
 from .errors import ConfigError
-from .metrics import Metrics, finite, mean_of, reaches
+from .metrics import Metrics, finite, in_last_tenth, mean_of, reaches
 from .runs import MixingLog, RoundRecord, RunStore
 from .runs.history import Entry, history
 
@@ -269,8 +269,7 @@ class Numbers:
 
     def _late(self) -> list[Entry]:
         """The evaluations in the last tenth of the rounds."""
-        start = self.rounds - max(1, round(0.1 * self.rounds))
-        return [e for e in self.history if e["round"] > start]
+        return [e for e in self.history if in_last_tenth(e["round"], self.rounds)]
 
     def _best(self, key: Callable[[Entry], float]) -> Entry | None:
         if not self.history:

@@ -46,18 +46,18 @@ def prepare(experiment: Experiment, federation: "Federation | None" = None) -> P
 
     experiment = _spelled_out(experiment)
     known = _known(experiment, methods=True)
-    dataset = load_dataset(experiment, known) if federation is None else None
-    default = dataset.default_partition if dataset else str(federation and federation.partition["name"])
-    chosen = _chosen(experiment, known, default)
+    if federation is None:
+        dataset = load_dataset(experiment, known)
+        chosen = _chosen(experiment, known, dataset.default_partition)
+    else:
+        chosen = _chosen(experiment, known, str(federation.partition["name"]))
     problems: list[str] = []
     algorithms = {}
     for name in experiment.algorithms:
         with _collecting(problems):
             algorithms[name] = build(name, ALGORITHMS[name], chosen["algorithm"][name])
     with _collecting(problems):
-        if dataset:
-            federation = federate_dataset(experiment, dataset, chosen)
-        assert federation is not None
+        federation = federation or federate_dataset(experiment, dataset, chosen)
         divide(federation, experiment)
     if problems or federation is None:
         raise ConfigError("; ".join(problems))

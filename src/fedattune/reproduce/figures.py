@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..files import replacing
-from .matching import matching, pairs_alike
+from .matching import matching, over_seeds, pairs_alike
 from .outcome import Outcome
 from .records import Records
 from .run import Cell
@@ -189,7 +189,7 @@ def _weights(figure: "Figure", _: Study, found: Found, records: Records) -> None
     shown = list(found.items())
     panels = _panels(figure, [cell.column for cell, _ in shown], 5.2, 3.6)
     for axes, one in zip(panels, [one for _cell, one in shown], strict=True):
-        mixing = _over_seeds(records, one)
+        mixing = over_seeds(records, one)
         layers = list(dict.fromkeys(component for _, component in mixing))
         parts = ("first", "middle", "last")
         for place, layer in enumerate(layers):
@@ -215,12 +215,6 @@ def _weights(figure: "Figure", _: Study, found: Found, records: Records) -> None
         )
 
 
-def _over_seeds(records: Records, one: Outcome) -> dict[tuple[str, str], np.ndarray[Any, Any]]:
-    """Mixing matrices averaged over the seeds."""
-    found = [records.mixing(run) for run in one.runs]
-    return {key: np.mean([each[key] for each in found], axis=0) for key in found[0]}
-
-
 def _heat_map(figure: "Figure", study: Study, found: Found, records: Records) -> None:
     """The mixing weights of one layer beside the labels that clients share, in the last third of the rounds."""
     shown = list(found.items())
@@ -231,7 +225,7 @@ def _heat_map(figure: "Figure", study: Study, found: Found, records: Records) ->
     ]
     panels = _panels(figure, titles, 3.4, 3.4)
     for number, (_, one) in enumerate(shown):
-        mixing = _over_seeds(records, one)
+        mixing = over_seeds(records, one)
         layers = [component for part, component in mixing if part == "last"]
         layer = study.figure.component or layers[-1]
         counts = np.array(records.runs[one.runs[0]]["labels"]) > 0

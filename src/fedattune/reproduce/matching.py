@@ -95,8 +95,14 @@ def summary(study: Study, found: "Mapping[Cell, Outcome]", records: Records) -> 
     return []
 
 
-def _last(records: Records, one: "Outcome") -> dict[str, Matrix]:
-    """The matrix of each layer, averaged over the last third of the rounds and the seeds."""
+def over_seeds(records: Records, one: "Outcome") -> dict[tuple[str, str], Matrix]:
+    """(rounds, component) -> mixing matrix, averaged over the seeds of a cell."""
     found = [records.mixing(run) for run in one.runs]
-    layers = [component for part, component in found[0] if part == "last"]
-    return {layer: np.mean([each["last", layer] for each in found], axis=0) for layer in layers}
+    return {key: np.mean([each[key] for each in found], axis=0) for key in found[0]}
+
+
+def _last(records: Records, one: "Outcome") -> dict[str, Matrix]:
+    """The matrix of each layer in the last third of the rounds."""
+    return {
+        component: matrix for (part, component), matrix in over_seeds(records, one).items() if part == "last"
+    }

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..compare import Spread
+from ..compare import Spread, spread
+from ..metrics import in_last_tenth
 from ..numbers import Point
 from .records import Records
 from .run import Cell
@@ -52,13 +53,8 @@ def reached(curve: Curve, measure: Measure) -> float:
         return 100 * float(accuracy.max())
     if measure.over == "last":
         return 100 * float(accuracy[-1])
-    return 100 * float(accuracy[_late(curve["round"])].mean())
-
-
-def _late(rounds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Which evaluations are in the last tenth of the rounds."""
-    last = int(rounds[-1])
-    return rounds > last - max(1, round(0.1 * last))
+    late = [in_last_tenth(round_, int(curve["round"][-1])) for round_ in curve["round"].tolist()]
+    return 100 * float(accuracy[late].mean())
 
 
 def choose(study: Study, cell: Cell, records: Records, rounds: int | None) -> dict[str, Any] | None:
@@ -131,7 +127,7 @@ def _of_choice(
     if done:
         measures = _measures(study, records, done, point)
         for name in ("seconds", "local_steps", "bytes_up", "bytes_down"):
-            measures[name] = _spread([one[name] for one in facts])
+            measures[name] = spread([one[name] for one in facts])
     return Outcome(cell, choice, searched, point, done, failed, rounds, measures)
 
 
@@ -146,13 +142,9 @@ def _measures(study: Study, records: Records, runs: Sequence[str], point: Point)
     ):
         curves = [records.curve(run, at) for run in runs]
         if all(curve is not None for curve in curves):
-            measures[name] = _spread([reached(curve, kind) for curve in curves if curve is not None])
+            measures[name] = spread([reached(curve, kind) for curve in curves if curve is not None])
     for name in ("std", "worst10"):
         curves = [records.curve(run, point) for run in runs]
         if all(curve is not None for curve in curves):
-            measures[name] = _spread([100 * float(c[f"acc_{name}"][-1]) for c in curves if c is not None])
+            measures[name] = spread([100 * float(c[f"acc_{name}"][-1]) for c in curves if c is not None])
     return measures
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(float(np.mean(values)), float(np.std(values)))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from .outcome import Outcome, search
 from .records import Records
 from .run import Cell
 from .study import Study, tidy
-
-if TYPE_CHECKING:
-    pass
 
 FAR = 1.0
 """Points of difference from which a cell needs a reason."""
@@ -46,17 +43,25 @@ def difference(study: Study, outcome: Outcome, found: Found) -> float | None:
 
 def far_off(study: Study, found: Found) -> list[Outcome]:
     """Cells that should be the paper's and are more than a point off."""
-    return [
-        one
-        for cell, one in found.items()
-        if study.rows[cell.row].match and (d := difference(study, one, found)) is not None and abs(d) > FAR
+    return [one for one, off in _comparable(study, found) if abs(off) > FAR]
+
+
+def all_rounds(study: Study, one: Outcome) -> int:
+    """The rounds that the study asks of a cell."""
+    return study.run(one.cell, one.choice, 0, rounds=None, tuning=False).experiment.rounds
+
+
+def _comparable(study: Study, found: Found) -> list[tuple[Outcome, float]]:
+    """Cells that should be the paper's and have all their rounds, with the difference."""
+    pairs = [
+        (one, difference(study, one, found)) for cell, one in found.items() if study.rows[cell.row].match
     ]
+    return [(one, off) for one, off in pairs if off is not None and one.rounds == all_rounds(study, one)]
 
 
 def agreement(study: Study, found: Found) -> str | None:
     """One sentence on the mean absolute difference to the paper, over the cells that should match."""
-    cells = [one for cell, one in found.items() if study.rows[cell.row].match]
-    off = [abs(d) for one in cells if (d := difference(study, one, found)) is not None]
+    off = [abs(off) for _, off in _comparable(study, found)]
     if not off:
         return None
     return (
@@ -114,7 +119,7 @@ def _shorter(study: Study, found: Found) -> list[str]:
     """Say which cells have fewer rounds or seeds than the study asks for."""
     few: dict[str, list[Cell]] = {}
     for cell, one in found.items():
-        whole = study.run(cell, one.choice, 0, rounds=None, tuning=False).experiment.rounds
+        whole = all_rounds(study, one)
         parts = [f"{one.rounds} of {whole} rounds"] * (one.rounds < whole)
         parts += [f"{one.n_seeds} of {study.seeds} seeds"] * (one.n_seeds + len(one.failed) < study.seeds)
         if parts:
