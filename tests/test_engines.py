@@ -14,14 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedattune
 from fedattune import Federation
-from fedattune.client import SGD, Proximal
+from fedattune.client import SGD, Moreau, Proximal
 from fedattune.core import Payload
 from fedattune.engines import Batched, Engine, Inputs, Loop, Trained, Work
-from fedattune.engines.graph import simplify
+from fedattune.engines.graph import fuse, simplify
 from fedattune.engines.kernels import Prediction, in_blocks, narrow, pool
 from fedattune.engines.lanes import laid_out, lay
 from fedattune.engines.machine import run_all, threads
 from fedattune.engines.running import Batches
+from fedattune.engines.span import reuse_products
 from fedattune.engines.step import Recorder, dense, record
 from fedattune.task import Task, sample_losses
 
@@ -218,6 +219,8 @@ def _targets(function: Any, *given_: Tensor) -> tuple[Counter[Any], Tensor, Tens
     traced = make_fx(function)(*given_)
     traced.graph.eliminate_dead_code()
     simplify(traced.graph)
+    reuse_products(traced.graph)
+    fuse(traced.graph)
     traced.recompile()
     return (
         Counter(n.target for n in traced.graph.nodes if n.op == "call_function"),
@@ -240,6 +243,69 @@ def test_a_scaled_sum_is_one_pass(scale: str) -> None:
     used, got, want = _targets(lambda w, g: eval(scale, {}, {"w": w, "g": g}), torch.randn(4), torch.randn(4))
     assert sum(used.values()) == 1
     torch.testing.assert_close(got, want)
+
+
+def test_moving_towards_something_is_one_pass() -> None:
+    used, got, want = _targets(lambda w, v: w - 0.3 * (w - v), torch.randn(4), torch.randn(4))
+    assert used == {aten.lerp.Scalar: 1}
+    torch.testing.assert_close(got, want)
+
+
+PROXIMAL_STEPS = 4
+
+
+def _layer_first(w: Tensor, x: Tensor) -> Tensor:
+    return (w @ x.mT).mT
+
+
+def _layer_last(w: Tensor, x: Tensor) -> Tensor:
+    return x @ w.mT
+
+
+def _steps_on(outputs: Any, parts: int, decay: float) -> Any:
+    """Proximal steps of a layer w towards v, each on one of so many parts of the samples x in turn."""
+
+    def steps(w: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        for k in range(PROXIMAL_STEPS):
+            part = x.chunk(parts, -2)[k % parts]
+            d = outputs(w, part).tanh()
+            w = w - 0.02 * (d.mT @ part + decay * w + 0.5 * (w - v))
+        return w
+
+    return steps
+
+
+def _of_inputs(inputs: int, *sizes: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    *clients, outputs, samples = sizes
+    return [torch.randn(*clients, n, inputs).double() for n in (outputs, outputs, samples)]
+
+
+@pytest.mark.parametrize("outputs", [_layer_first, _layer_last])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("sizes", [(3, 5, 6), (5, 6)], ids=["three clients", "one client"])
+def test_steps_on_one_batch_read_and_write_a_layer_once(
+    outputs: Any, decay: float, sizes: tuple[int, ...]
+) -> None:
+    given_ = _of_inputs(600, *sizes)
+    used, got, want = _targets(_steps_on(outputs, 1, decay), *given_)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    products = {aten.bmm.default, aten.mm.default, aten.baddbmm.default, aten.addmm.default}
+    # w x' and v x' and x x', then one small product for each later step, and one that writes w
+    assert sum(used[p] for p in products) == 3 + (PROXIMAL_STEPS - 1) + 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sizes", "parts"),
+    [(600, (3, 5, 6), 2), (600, (3, 5, 11), 1), (500, (3, 5, 6), 1)],
+    ids=["other samples", "many samples", "few inputs"],
+)
+def test_a_layer_is_multiplied_in_every_step_where_the_first_product_does_not_help(
+    inputs: int, sizes: tuple[int, ...], parts: int
+) -> None:
+    used, got, want = _targets(_steps_on(_layer_last, parts, 0.1), *_of_inputs(inputs, *sizes))
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert used[aten.bmm.default] + used[aten.baddbmm.default] == 2 * PROXIMAL_STEPS
 
 
 def test_the_gradient_of_the_loss_takes_few_operations() -> None:
@@ -329,6 +395,21 @@ def test_recorded_steps_give_what_the_reference_gives(kind: str, name: str, work
         ]
         assert torch.equal(scores[0].correct, scores[1].correct)
         torch.testing.assert_close(scores[0].loss, scores[1].loss)
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_several_steps_on_one_batch_give_what_the_reference_gives(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedattune.engines.span.LEAST_INPUTS", 64)
+    data, task = _federation([40, 13, 90]), Task(NETWORKS["mlp"]().double())
+    rule = Moreau(0.5, 4, 0.02)
+    engine = Batched(task, data, **EACH[kind])
+    want, got = (_train(e, task, 3, rule, steps=7, batch_size=10) for e in (Loop(task, data), engine))
+    assert all(step.operations for step in engine._recorder._steps.values())
+    for a, b in ((want.upload.params, got.upload.params), (want.memory["theta"], got.memory["theta"])):
+        for k in a:
+            torch.testing.assert_close(a[k], b[k], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", EACH)

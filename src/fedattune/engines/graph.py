@@ -6,7 +6,7 @@ the rounding of fused multiply-adds.
 """
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -52,11 +52,19 @@ REWRITTEN = {aten.bmm.default: narrow}
 
 
 def simplify(graph: Graph) -> None:
-    """Remove operations that do nothing, and fuse those that read or write parameters more than once."""
-    rules = (
-        _constants, _same_views, _double_transposes, _products_with_one, _scales, _pulls, _scatters, _pool_first,
-        _updates,
+    """Remove operations that do nothing, and take together those that read parameters more than once."""
+    _apply(
+        graph, _constants, _same_views, _double_transposes, _products_with_one, _scales, _pulls, _scatters,
+        _pool_first,
     )  # fmt: skip
+
+
+def fuse(graph: Graph) -> None:
+    """Let products of matrices add into what they are added to."""
+    _apply(graph, _updates)
+
+
+def _apply(graph: Graph, *rules: Callable[[Graph, Node], Node | None]) -> None:
     for rule in rules:
         for node in list(graph.nodes):
             if node.op == "call_function" and (new := rule(graph, node)) is not None:
@@ -87,7 +95,7 @@ def meta(node: Any) -> Any:
     return found if hasattr(found, "shape") else None
 
 
-def _alike(a: Any, b: Any) -> bool:
+def alike(a: Any, b: Any) -> bool:
     """Whether two nodes give tensors of the same shape, strides and type."""
     x, y = meta(a), meta(b)
     return x is not None and y is not None and (x.shape, x.stride, x.dtype) == (y.shape, y.stride, y.dtype)
@@ -107,7 +115,7 @@ def _constants(graph: Graph, node: Node) -> Node | None:
 def _same_views(_: Graph, node: Node) -> Node | None:
     """A view that changes neither shape nor strides."""
     whole = is_view(node) and node.target is not operator.getitem
-    return cast(Node, node.args[0]) if whole and _alike(node, node.args[0]) else None
+    return cast(Node, node.args[0]) if whole and alike(node, node.args[0]) else None
 
 
 def _double_transposes(_: Graph, node: Node) -> Node | None:
@@ -133,7 +141,7 @@ def _products_with_one(_: Graph, node: Node) -> Node | None:
     """A product with 1."""
     if node.target in MUL:
         for x, one in (node.args[:2], node.args[1::-1]):
-            if _is_one(one) and isinstance(x, Node) and _alike(node, x):
+            if _is_one(one) and isinstance(x, Node) and alike(node, x):
                 return x
     return None
 
@@ -153,17 +161,23 @@ def _scales(graph: Graph, node: Node) -> Node | None:
 
 
 def _pulls(graph: Graph, node: Node) -> Node | None:
-    """X - c (g + m (x - w)) and x - c (g + m x): move or shrink x, then subtract c g, which a product can do."""
+    """X - c (g + m (x - w)) and x - c (g + m x): move or shrink x, then subtract c g, which a product can do.
+
+    Without g, moving is all.
+    """
     x, bent = node.args[:2] if node.target is SUB else (None, None)
     c = cast(float, node.kwargs.get("alpha", 1))
+    if _is_way(bent, x, node) and c != 1:
+        with graph.inserting_before(node):
+            return _new(graph, node, aten.lerp.Scalar, (x, cast(Node, bent).args[1], c), {})
     if not _only_here(bent, ADD):
         return None
     g, pull = cast(Any, bent).args
     m = cast(float, cast(Node, bent).kwargs.get("alpha", 1))
-    same = all(_alike(one, node) for one in (x, g, pull)) and meta(node).dtype.is_floating_point
+    same = all(alike(one, node) for one in (x, g, pull)) and meta(node).dtype.is_floating_point
     if not same or c * m == 1:  # a factor of 0 would hide that x is not finite
         return None
-    towards = _only_here(pull, SUB) and not pull.kwargs and pull.args[0] is x and _alike(pull.args[1], node)
+    towards = _is_way(pull, x, node)
     if pull is not x and not towards:
         return None
     with graph.inserting_before(node):
@@ -172,6 +186,13 @@ def _pulls(graph: Graph, node: Node) -> Node | None:
         else:
             moved = _new(graph, node, aten.mul.Tensor, (x, 1 - c * m), {})
         return _new(graph, node, SUB, (moved, g), {"alpha": c})
+
+
+def _is_way(way: Any, x: Any, like: Node) -> bool:
+    """Whether a node that nobody else uses is x - w."""
+    alone = _only_here(way, SUB) and not way.kwargs and way.args[0] is x
+    same = alone and alike(x, like) and alike(way.args[1], like)
+    return same and bool(meta(like).dtype.is_floating_point)
 
 
 def _only_here(node: Any, target: Any) -> bool:
@@ -199,7 +220,7 @@ def _scatters(graph: Graph, node: Node) -> Node | None:
         return None
     for x, s in cast(Any, (node.args, node.args[::-1])):
         fits = isinstance(s, Node) and s.target is aten.scatter_add.default and len(s.users) == 1
-        if fits and _is_zero(s.args[0]) and isinstance(x, Node) and _alike(x, node):
+        if fits and _is_zero(s.args[0]) and isinstance(x, Node) and alike(x, node):
             with graph.inserting_before(node):
                 return _new(graph, node, aten.scatter_add.default, (x, *s.args[1:]), {})
     return None
@@ -217,7 +238,7 @@ def _updates(graph: Graph, node: Node) -> Node | None:
     if not fits or not meta(a) or not meta(b) or meta(node).shape != meta(b).shape or _dtype(a) != _dtype(b):
         return None
     how = {"alpha": c if node.target is ADD else -c}
-    if (scale := _factor(a)) and _alike(a, node):
+    if (scale := _factor(a)) and alike(a, node):
         a, how["beta"] = cast(Node, a).args[0], scale
     with graph.inserting_before(node):
         target = PRODUCTS[cast(Any, b).target]
@@ -303,7 +324,7 @@ def _writable_first(node: Node, free: set[Node], last: dict[Node, int], place: d
 
 def _writable(a: Any, node: Node, free: set[Node], last: dict[Node, int], place: dict[Node, int]) -> bool:
     """Whether `node` may write its result over `a`: it owns its memory, fits, and is not needed afterwards."""
-    if not isinstance(a, Node) or not _alike(a, node) or 0 in meta(a).stride:
+    if not isinstance(a, Node) or not alike(a, node) or 0 in meta(a).stride:
         return False
     fresh = a in free or a.op == "call_method" or (a.op == "call_function" and not is_view(a))
     others = [n for n in node.all_input_nodes if n is not a]

@@ -13,8 +13,9 @@ from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from .graph import REWRITTEN, meta, reuse_memory, root, simplify
+from .graph import REWRITTEN, fuse, meta, reuse_memory, root, simplify
 from .script import Body, Steps, looped, scripted
+from .span import reuse_products
 
 Tensors = Sequence[Tensor]
 Function = Callable[[Tensors, Tensors, Tensors], list[Tensor]]
@@ -187,6 +188,8 @@ def _record(
     graph = traced.graph
     graph.eliminate_dead_code()
     simplify(graph)
+    reuse_products(graph)
+    fuse(graph)
     random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in graph.nodes)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     carried = [inputs[n + i] for i in moving]
