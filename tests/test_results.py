@@ -1,5 +1,6 @@
 """The committed results are what the command makes of the committed raw results, and far cells have a reason."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,18 @@ def test_the_table_is_what_the_raw_results_say(name: str) -> None:
 def test_a_whole_cell_that_is_more_than_a_point_off_has_a_reason(name: str) -> None:
     study, _, found = load(name)
     assert [str(one.cell) for one in far_off(study, found) if not study.reason(one.cell)] == []
+
+
+@each
+def test_a_command_prints_the_numbers_that_reasons_name(name: str) -> None:
+    """Accuracies in a reason stand in the numbers of its own study or of another's."""
+    study, _, found = load(name)
+    said = {study.reason(cell) for cell in found} - {None}
+    tables = [(RESULTS / other / TABLE).read_text("utf-8").split("## All numbers")[1] for other in DONE]
+    printed = {*re.findall(r"\d+\.\d\d", " ".join(tables))}
+    for other in map(load_study, DONE):
+        printed |= {f"{number:.2f}" for cell in other.cells() if (number := other.printed(cell)[0])}
+    assert {number for text in said for number in re.findall(r"\d+\.\d\d", text or "")} <= printed
 
 
 @each
