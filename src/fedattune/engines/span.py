@@ -6,7 +6,7 @@ and x x' is samples by samples. K such steps (pFedMe has five) read and write th
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -61,10 +61,13 @@ def _terms(node: Node, sums: Mapping[Node, Terms]) -> Terms:
         parts = [(args[0], 1 - args[2]), (args[1], args[2])]
     elif node.target in MUL and alike(args[0], node) and isinstance(args[1], int | float):
         parts = [(args[0], args[1])]
+    return _added((term, c * f) for part, c in parts for term, f in sums.get(part, {part: 1.0}).items())
+
+
+def _added(parts: Iterable[tuple[Node, float]]) -> Terms:
     total: dict[Node, float] = {}
-    for part, c in parts:
-        for term, factor in sums.get(part, {part: 1.0}).items():
-            total[term] = total.get(term, 0.0) + c * factor
+    for node, c in parts:
+        total[node] = total.get(node, 0.0) + c
     return total
 
 
@@ -81,8 +84,9 @@ def _layer(node: Node, sums: Mapping[Node, Terms]) -> int | None:
         return None
     for place in (0, 1):
         layer, x = _factor(node, place), _factor(node, 1 - place)
-        steps = [t for t in sums.get(layer, ()) if t.target in PRODUCTS]
-        moved = steps and all(_is_step(t, node.target, x) for t in steps)
+        terms = sums.get(layer, {})
+        steps = [t for t in terms if t.target in PRODUCTS]
+        moved = 0 < len(steps) < len(terms) and all(_is_step(t, node.target, x) for t in steps)
         outputs, inputs = meta(layer).shape[-2:]
         if moved and inputs >= LEAST_INPUTS and meta(x).shape[-2] <= MOST_SAMPLES * outputs:
             return place
@@ -99,7 +103,8 @@ def _same(a: Any, b: Any) -> bool:
     if not isinstance(a, Node) or not isinstance(b, Node) or a is b:
         return bool(a == b)
     views = a.op == b.op == "call_function" and a.target is b.target and is_view(a)
-    return views and a.kwargs == b.kwargs and all(map(_same, a.args, b.args))
+    alike_args = len(a.args) == len(b.args) and all(map(_same, a.args, b.args))
+    return views and alike_args and a.kwargs == b.kwargs
 
 
 def _from_known(graph: Graph, node: Node, place: int, terms: Terms, products: list[Node]) -> Node:
@@ -117,7 +122,8 @@ def _from_known(graph: Graph, node: Node, place: int, terms: Terms, products: li
         return products[-1]
 
     steps = {t: c for t, c in terms.items() if _is_step(t, node.target, x)}
-    before = {product(*((t, x) if place == 0 else (x, t))): c for t, c in terms.items() if t not in steps}
+    rest = [(t, c) for t, c in terms.items() if t not in steps]
+    before = _added((product(*((t, x) if place == 0 else (x, t))), c) for t, c in rest)
     moved, square = _sum(graph, _coefficients(steps)), product(x, x)
     pair = (moved, square) if place == 0 else (square, transposed(moved))
     return _call(graph, ADD, _sum(graph, before), _call(graph, node.target, *pair))
@@ -130,7 +136,7 @@ def _second(product: Node) -> Node | None:
 
 def _coefficients(steps: Terms) -> Terms:
     """The d of terms d x."""
-    return {cast(Node, t.args[0]): c for t, c in steps.items()}
+    return _added((cast(Node, t.args[0]), c) for t, c in steps.items())
 
 
 def _write_once(graph: Graph, target: Any, x: Node) -> None:
