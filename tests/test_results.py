@@ -67,7 +67,7 @@ def test_stored_runs_are_what_the_study_asks_for_today(name: str) -> None:
         for run in one.runs:
             facts = records.runs[run]
             then = facts["experiment"]
-            now = study.run(cell, one.choice, then["seed"], rounds=one.rounds, tuning=False)
+            now = study.run(cell, one.choice, then["seed"], one.extent)
             dumped = now.experiment.model_dump(mode="json")
             for sets in (
                 dumped["set"],
@@ -102,10 +102,10 @@ def test_nothing_is_chosen_on_test_data(name: str) -> None:
     study = load_study(name)
     for cell in study.cells():
         choice = study.choices(cell)[0]
-        final = study.run(cell, choice, 0, rounds=None, tuning=False).experiment
+        final = study.run(cell, choice, 0).experiment
         assert final.validation == 0
         if len(study.choices(cell)) > 1:
-            search = study.run(cell, choice, 0, rounds=None, tuning=True).experiment
+            search = study.run(cell, choice, 0, tuning=True).experiment
             assert search.validation > 0
             assert (search.test, search.split_seed) == (final.test, final.split_seed)
 

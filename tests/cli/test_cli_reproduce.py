@@ -17,7 +17,7 @@ from fedattune.reproduce import STUDIES, load_study
 from fedattune.reproduce.outcome import choose, outcomes
 from fedattune.reproduce.output import TABLE, TIDY
 from fedattune.reproduce.records import Records
-from fedattune.reproduce.run import Cell
+from fedattune.reproduce.run import WHOLE, Cell
 
 Cli = Callable[..., Done]
 SETS = {  # folder: classes, images per class, shape, names of the columns
@@ -110,13 +110,13 @@ def test_choices_are_made_on_validation_data_and_kept(cli: Cli, work: Path, smal
         cell = Cell("FedAvg", column)
         curves = {}
         for choice in study.choices(cell):
-            run = study.run(cell, choice, 0, rounds=None, tuning=True)
+            run = study.run(cell, choice, 0, tuning=True)
             assert (run.experiment.validation, run.experiment.rounds) == (0.3, 3)
             curve = records.curve(run.id, "received", "validation")
             assert curve is not None
             curves[choice["lr"]] = curve["acc_uniform"][-1]
         assert (
-            choose(study, cell, records, None)
+            choose(study, cell, records, WHOLE)
             == {"lr": max(curves, key=lambda lr: curves[lr])}
             == {"lr": 0.1}
         )
@@ -176,6 +176,23 @@ def test_it_goes_on_where_it_stopped(
     assert len(trained) == done
     assert done == len(Records(once).runs) - 4  # two of the search, local and FedAvg with one seed were there
     assert not list((work / "parts" / "runs").glob("*/"))  # folders of finished runs are gone
+
+
+def test_coarser_products_are_runs_of_their_own_and_the_table_says_so(
+    cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedattune.cohorts._cpu_has_bfloat16", lambda: True)
+    one = ("reproduce", small, "--cells", "few", "--seeds", 1, "--no-search", "--processes", 1, "--quiet")
+    assert cli(*one, "--mixed-precision", "bfloat16").code == 0
+    folder = work / "results" / "small"
+    table = (folder / TABLE).read_text()
+    assert "- bfloat16 products and 1 of 2 seeds: all cells" in table
+    assert "Mean absolute difference" not in table
+    coarse = {line["run"] for line in lines(folder)}
+    assert {line["mixed_precision"] for line in lines(folder)} == {"bfloat16"}
+    assert cli(*one, "--resume").code == 0
+    assert not coarse & {line["run"] for line in lines(folder)}  # of two, the exact one is shown
+    assert "bfloat16" not in (folder / TABLE).read_text()
 
 
 def test_a_run_that_another_study_has_is_not_trained_again(
@@ -321,14 +338,14 @@ def test_validation_data_choose_where_test_data_say_otherwise(small: Path) -> No
     records = Records(small.parent / "none")
     curves = {}
     for choice, (validation, test) in zip(study.choices(cell), ((0.9, 0.1), (0.2, 0.8)), strict=True):
-        run = study.run(cell, choice, 0, rounds=None, tuning=True)
+        run = study.run(cell, choice, 0, tuning=True)
         records.runs[run.id] = {"headline": "received"}
         curves[run.id] = {
             (part, "received"): {"round": np.array([3]), "acc_uniform": np.array([accuracy])}
             for part, accuracy in (("validation", validation), ("test", test))
         }
     records.__dict__["_by_run"] = curves
-    assert choose(study, cell, records, None) == {"lr": 1e-6}
+    assert choose(study, cell, records, WHOLE) == {"lr": 1e-6}
 
 
 def test_a_killed_process_is_no_result(

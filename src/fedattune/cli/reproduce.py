@@ -55,6 +55,7 @@ def reproduce(space: Namespace, problems: list[str]) -> int:
 def _carry_out(name: str, study: "Study", cells: "Sequence[Cell]", asked: Reproduction) -> int:
     from ..reproduce.output import show, write
     from ..reproduce.records import Records
+    from ..reproduce.run import Extent
     from ..reproduce.training import Order, carry_out
     from .jobs import StoppedError
     from .progress import watch
@@ -76,7 +77,8 @@ def _carry_out(name: str, study: "Study", cells: "Sequence[Cell]", asked: Reprod
         except OSError as error:
             raise ConfigError(f"--out {asked.out}: {error.strerror or error}; give another folder") from error
         more = {"device": asked.device} | ({"data_dir": asked.data_dir} if asked.data_dir else {})
-        order = Order(asked.out, asked.rounds, asked.seeds, asked.processes, not asked.no_search, more)
+        extent = Extent(asked.rounds, asked.mixed_precision)
+        order = Order(asked.out, extent, asked.seeds, asked.processes, not asked.no_search, more)
         with _alone(asked.out), Interrupt() as stop, watch(quiet=asked.quiet) as shown:
             records = Records(folder)  # as they are now that nobody else writes them
             try:
@@ -129,8 +131,8 @@ def _list() -> None:
     for name in STUDIES:
         study = load_study(name)
         cells = [cell for cell in study.cells() if not study.rows[cell.row].like]
-        rounds = {study.run(cell, {}, 0, rounds=None, tuning=False).experiment.rounds for cell in cells}
-        data = sorted({study.run(cell, {}, 0, rounds=None, tuning=False).experiment.data for cell in cells})
+        rounds = {study.run(cell, {}, 0).experiment.rounds for cell in cells}
+        data = sorted({study.run(cell, {}, 0).experiment.data for cell in cells})
         searched = sum(len(study.choices(cell)) for cell in cells if len(study.choices(cell)) > 1)
         runs = f"{len(cells) * study.seeds}" + (f" + {searched} shorter" if searched else "")
         table.add_row(

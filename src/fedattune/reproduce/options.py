@@ -17,6 +17,9 @@ class Reproduction(Checked):
         "*", description='only these cells: columns, rows, or "column/row"; * for anything, commas between'
     )
     rounds: Number | None = Field(None, description="at most so many rounds (default: the paper's)")
+    mixed_precision: Literal["off", "bfloat16"] | None = Field(
+        None, description="matrix products and convolutions of training in this type (default: the study's)"
+    )
     seeds: Number | None = Field(None, description="runs of each cell (default: the study's)")
     no_search: bool = Field(False, description="take the middle value of every grid instead of searching it")
     resume: bool = Field(False, description="go on with what is in the folder")

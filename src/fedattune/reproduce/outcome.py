@@ -10,7 +10,7 @@ from ..compare import Spread, spread
 from ..metrics import in_last_tenth
 from ..numbers import Point
 from .records import Records
-from .run import Cell
+from .run import Cell, Extent
 from .study import Measure, Study
 
 MOST_SEEDS = 10
@@ -32,7 +32,7 @@ class Outcome:
     point: Point
     runs: tuple[str, ...]
     failed: tuple[str, ...]
-    rounds: int
+    extent: Extent
     measures: Mapping[str, Spread]
 
     @property
@@ -57,7 +57,7 @@ def reached(curve: Curve, measure: Measure) -> float:
     return 100 * float(accuracy[late].mean())
 
 
-def choose(study: Study, cell: Cell, records: Records, rounds: int | None) -> dict[str, Any] | None:
+def choose(study: Study, cell: Cell, records: Records, extent: Extent) -> dict[str, Any] | None:
     """The combination of the grid with the best validation accuracy in the last tenth of the rounds.
 
     Of equals it is the first; None where a combination has not been tried yet.
@@ -65,19 +65,19 @@ def choose(study: Study, cell: Cell, records: Records, rounds: int | None) -> di
     choices = study.choices(cell)
     if len(choices) == 1:
         return choices[0]
-    scores = search(study, cell, records, rounds)
+    scores = search(study, cell, records, extent)
     if any(score is None for _, score in scores):
         return None
     return max(scores, key=lambda one: one[1] if one[1] is not None else -1.0)[0]
 
 
 def search(
-    study: Study, cell: Cell, records: Records, rounds: int | None
+    study: Study, cell: Cell, records: Records, extent: Extent
 ) -> list[tuple[dict[str, Any], float | None]]:
     """Validation accuracy of every combination, in percent; 0 of one that diverged, None of one not tried."""
     scores: list[tuple[dict[str, Any], float | None]] = []
     for choice in study.choices(cell):
-        run = study.run(cell, choice, 0, rounds=rounds, tuning=True)
+        run = study.run(cell, choice, 0, extent, tuning=True)
         facts = records.runs.get(run.id)
         if facts is None:
             scores.append((choice, None))
@@ -90,30 +90,32 @@ def search(
 
 
 def outcomes(study: Study, cells: Sequence[Cell], records: Records) -> dict[Cell, Outcome]:
-    """The numbers of every cell that has any, from its runs with the most rounds."""
-    lengths = sorted({facts["experiment"]["rounds"] for facts in records.runs.values()}, reverse=True)
+    """The numbers of every cell that has any: from its runs with the most rounds, of these in full precision."""
+    trained = (facts["experiment"] for facts in records.runs.values())
+    extents = {Extent(one["rounds"], one["mixed_precision"]) for one in trained}
+    first = sorted(extents, key=lambda one: (-(one.rounds or 0), one.mixed_precision != "off"))
     found: dict[Cell, Outcome] = {}
     for cell in cells:
-        for rounds in lengths:
-            if (outcome := _outcome(study, cell, records, rounds)) is not None:
+        for extent in first:
+            if (outcome := _outcome(study, cell, records, extent)) is not None:
                 found[cell] = outcome
                 break
     return found
 
 
-def _outcome(study: Study, cell: Cell, records: Records, rounds: int) -> Outcome | None:
-    choice = choose(study, cell, records, rounds)
-    found = None if choice is None else _of_choice(study, cell, records, rounds, choice, searched=True)
-    return found or _of_choice(study, cell, records, rounds, study.middle(cell), searched=False)
+def _outcome(study: Study, cell: Cell, records: Records, extent: Extent) -> Outcome | None:
+    choice = choose(study, cell, records, extent)
+    found = None if choice is None else _of_choice(study, cell, records, extent, choice, searched=True)
+    return found or _of_choice(study, cell, records, extent, study.middle(cell), searched=False)
 
 
 def _of_choice(
-    study: Study, cell: Cell, records: Records, rounds: int, choice: dict[str, Any], *, searched: bool
+    study: Study, cell: Cell, records: Records, extent: Extent, choice: dict[str, Any], *, searched: bool
 ) -> Outcome | None:
     ids = []
     for seed in range(max(study.seeds, MOST_SEEDS)):
-        run = study.run(cell, choice, seed, rounds=rounds, tuning=False)
-        if run.experiment.rounds != rounds:
+        run = study.run(cell, choice, seed, extent)
+        if run.experiment.rounds != extent.rounds:
             return None
         if run in records:
             ids.append(run.id)
@@ -128,7 +130,7 @@ def _of_choice(
         measures = _measures(study, records, done, point)
         for name in ("seconds", "local_steps", "bytes_up", "bytes_down"):
             measures[name] = spread([one[name] for one in facts])
-    return Outcome(cell, choice, searched, point, done, failed, rounds, measures)
+    return Outcome(cell, choice, searched, point, done, failed, extent, measures)
 
 
 def _measures(study: Study, records: Records, runs: Sequence[str], point: Point) -> dict[str, Spread]:

@@ -18,9 +18,9 @@ def to_csv(study: Study, found: Found, records: Records) -> str:
     """One line per cell and seed."""
     text = io.StringIO()
     heads = (
-        "study", "column", "row", "algorithm", "point", "seed", "rounds", "value", "paper", "paper_std", "received",
-        "trained", "last_pooled", "last_uniform", "last_worst10", "seconds", "local_steps", "bytes_up", "bytes_down",
-        "choice", "run",
+        "study", "column", "row", "algorithm", "point", "seed", "rounds", "mixed_precision", "value", "paper",
+        "paper_std", "received", "trained", "last_pooled", "last_uniform", "last_worst10", "seconds", "local_steps",
+        "bytes_up", "bytes_down", "choice", "run",
     )  # fmt: skip
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(heads)
@@ -34,7 +34,8 @@ def to_csv(study: Study, found: Found, records: Records) -> str:
             lines.writerow(
                 [
                     study.name, cell.column, cell.row, study.owner(cell).algorithm, one.point,
-                    facts["experiment"]["seed"], one.rounds, f"{reached(curve, study.measure):.3f}",
+                    facts["experiment"]["seed"], one.extent.rounds,
+                    one.extent.mixed_precision, f"{reached(curve, study.measure):.3f}",
                     printed, spread,
                     *(f"{reached(c, study.measure):.3f}" if c else "" for c in points),
                     *(f"{100 * curve[name][-1]:.3f}" for name in ("acc_pooled", "acc_uniform", "acc_worst10")),

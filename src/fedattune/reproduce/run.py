@@ -2,11 +2,21 @@
 
 import hashlib
 import json
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..experiment import NOT_IDENTITY, Experiment
 from ..registry import check_options, options
 from ..runs.folder import FREE_TO_CHANGE
+
+
+class Extent(NamedTuple):
+    """How much of a study is trained: at most so many rounds, and in which precision; None: as the study says."""
+
+    rounds: int | None = None
+    mixed_precision: Literal["off", "bfloat16"] | None = None
+
+
+WHOLE = Extent()
 
 
 class Cell(NamedTuple):

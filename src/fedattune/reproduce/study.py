@@ -15,7 +15,7 @@ from ..experiment import Experiment
 from ..numbers import Point
 from ..registry import lookup
 from ..yaml_file import read_yaml
-from .run import Cell, Run
+from .run import WHOLE, Cell, Extent, Run
 
 FOLDER = Path(__file__).parent / "studies"
 STUDIES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
@@ -199,9 +199,15 @@ class Study(_Part):
         return self.rows[row.like] if row.like else row
 
     def run(
-        self, cell: Cell, choice: Mapping[str, Any], seed: int, *, rounds: int | None, tuning: bool
+        self,
+        cell: Cell,
+        choice: Mapping[str, Any],
+        seed: int,
+        extent: Extent = WHOLE,
+        *,
+        tuning: bool = False,
     ) -> Run:
-        """One run of a cell, with a combination of its grid; `rounds` replaces the study's.
+        """One run of a cell, with a combination of its grid; one of its search, if `tuning`.
 
         Raises:
             ConfigError: an impossible setting.
@@ -220,7 +226,9 @@ class Study(_Part):
             else:
                 values["set"][f"{row.algorithm}.{key}"] = value
         most = values.get("rounds", Settings.model_fields["rounds"].default)
-        values["rounds"] = min(rounds or most, most)
+        values["rounds"] = min(extent.rounds or most, most)
+        if extent.mixed_precision:
+            values["mixed_precision"] = extent.mixed_precision
         if tuning:
             assert self.tuning is not None
             values["rounds"] = min(self.tuning.rounds, values["rounds"])

@@ -9,7 +9,7 @@ import numpy as np
 from .matching import summary
 from .outcome import Outcome, search
 from .records import Records
-from .run import Cell
+from .run import Cell, Extent
 from .study import Study, tidy
 
 FAR = 1.0
@@ -46,17 +46,18 @@ def far_off(study: Study, found: Found) -> list[Outcome]:
     return [one for one, off in _comparable(study, found) if abs(off) > FAR]
 
 
-def all_rounds(study: Study, one: Outcome) -> int:
-    """The rounds that the study asks of a cell."""
-    return study.run(one.cell, one.choice, 0, rounds=None, tuning=False).experiment.rounds
+def whole(study: Study, one: Outcome) -> Extent:
+    """What the study asks of a cell."""
+    asked = study.run(one.cell, one.choice, 0).experiment
+    return Extent(asked.rounds, asked.mixed_precision)
 
 
 def _comparable(study: Study, found: Found) -> list[tuple[Outcome, float]]:
-    """Cells that should be the paper's and have all their rounds, with the difference."""
+    """Cells that should be the paper's and are trained as the study asks, with the difference."""
     pairs = [
         (one, difference(study, one, found)) for cell, one in found.items() if study.rows[cell.row].match
     ]
-    return [(one, off) for one, off in pairs if off is not None and one.rounds == all_rounds(study, one)]
+    return [(one, off) for one, off in pairs if off is not None and one.extent == whole(study, one)]
 
 
 def agreement(study: Study, found: Found) -> str | None:
@@ -116,11 +117,14 @@ def _matrix(study: Study, found: Found) -> list[str]:
 
 
 def _shorter(study: Study, found: Found) -> list[str]:
-    """Say which cells have fewer rounds or seeds than the study asks for."""
+    """Say which cells have fewer rounds, seeds or digits than the study asks for."""
     few: dict[str, list[Cell]] = {}
     for cell, one in found.items():
-        whole = all_rounds(study, one)
-        parts = [f"{one.rounds} of {whole} rounds"] * (one.rounds < whole)
+        asked = whole(study, one)
+        parts = [f"{one.extent.rounds} of {asked.rounds} rounds"] * (one.extent.rounds != asked.rounds)
+        parts += [f"{one.extent.mixed_precision} products"] * (
+            one.extent.mixed_precision != asked.mixed_precision
+        )
         parts += [f"{one.n_seeds} of {study.seeds} seeds"] * (one.n_seeds + len(one.failed) < study.seeds)
         if parts:
             few.setdefault(" and ".join(parts), []).append(cell)
@@ -223,7 +227,7 @@ def _line(study: Study, one: Outcome, found: Found) -> list[str]:
         "–" if off is None else _signed(off),
         *(shown(name) for name in ("last", "last_uniform", "worst10", "received", "trained")),
         f"{one.n_seeds}{failed}",
-        str(one.rounds),
+        str(one.extent.rounds),
         steps,
         seconds,
         ", ".join(tidy(one.choice)) + " (not searched)" * (not one.searched) if one.choice else "–",
@@ -246,7 +250,7 @@ def _search(study: Study, found: Found, records: Records) -> list[str]:
     ]
     lines = [["cell", "chosen", "validation accuracy in % of every combination"]]
     for cell in tuned:
-        scores = search(study, cell, records, found[cell].rounds)
+        scores = search(study, cell, records, found[cell].extent)
         said = "; ".join(
             f"{', '.join(tidy(choice))}: {'not run' if score is None else f'{score:.2f}'}"
             for choice, score in scores

@@ -13,7 +13,7 @@ from ..result import Result
 from ..runs.folder import RunFolder, read_json
 from .outcome import choose
 from .records import Records
-from .run import Cell, Run
+from .run import Cell, Extent, Run
 from .study import Study
 
 if TYPE_CHECKING:
@@ -29,14 +29,15 @@ class Order(NamedTuple):
     """How runs are to be trained, beside what the study says.
 
     Attributes:
-        rounds, seeds: in place of the study's, where given.
+        extent: how much of each run.
+        seeds: in place of the study's, where given.
         search: whether grids are searched; else the middle value of each is taken.
         more: settings that change no number: device, data_dir.
 
     """
 
     out: Path
-    rounds: int | None
+    extent: Extent
     seeds: int | None
     processes: int | Literal["auto"]
     search: bool
@@ -68,19 +69,19 @@ def carry_out(
             if order.search:
                 work.train(
                     [
-                        study.run(cell, choice, 0, rounds=order.rounds, tuning=True)
+                        study.run(cell, choice, 0, order.extent, tuning=True)
                         for cell in mine
                         for choice in study.choices(cell)
                         if len(study.choices(cell)) > 1
                     ]
                 )
             chosen = [
-                (cell, choose(study, cell, records, order.rounds) if order.search else study.middle(cell))
+                (cell, choose(study, cell, records, order.extent) if order.search else study.middle(cell))
                 for cell in mine
             ]
             work.train(
                 [
-                    study.run(cell, choice, seed, rounds=order.rounds, tuning=False)
+                    study.run(cell, choice, seed, order.extent)
                     for seed in range(order.seeds or study.seeds)
                     for cell, choice in chosen
                     if choice is not None
