@@ -138,7 +138,7 @@ def test_yaml_is_a_configuration(page: Path, tmp_path: Path) -> None:
         if "rows" in yaml.safe_load(block):
             study = load_study(str(file))
             for cell in study.cells():
-                study.run(cell, study.middle(cell), 0, rounds=None, tuning=False)
+                study.run(cell, study.middle(cell), 0)
             continue
         assert load_experiment(file, {}).model_fields_set == set(yaml.safe_load(block))
 
