@@ -44,10 +44,13 @@ def reuse_products(graph: Graph) -> None:
         with graph.inserting_before(node):
             new = _from_known(graph, node, place, sums[_factor(node, place)], products)
         node.replace_all_uses_with(new)
-        batches.append((node.target, _factor(node, 1 - place)))
-    graph.eliminate_dead_code()
+        x = _factor(node, 1 - place)
+        if not any(_same(x, known) for _, known in batches):
+            batches.append((node.target, x))
     for target, x in batches:
+        graph.eliminate_dead_code()
         _write_once(graph, target, x)
+    graph.eliminate_dead_code()
 
 
 def _terms(node: Node, sums: Mapping[Node, Terms]) -> Terms:
@@ -152,7 +155,6 @@ def _write_once(graph: Graph, target: Any, x: Node) -> None:
             rest = _sum(graph, {t: c for t, c in terms.items() if t not in steps})
             new = _call(graph, ADD, rest, _call(graph, target, _sum(graph, _coefficients(steps)), x))
         node.replace_all_uses_with(new)
-    graph.eliminate_dead_code()
 
 
 def _sum(graph: Graph, terms: Terms) -> Node:

@@ -54,10 +54,15 @@ def whole(study: Study, one: Outcome) -> Extent:
 
 def _comparable(study: Study, found: Found) -> list[tuple[Outcome, float]]:
     """Cells that should be the paper's and are trained as the study asks, with the difference."""
-    pairs = [
-        (one, difference(study, one, found)) for cell, one in found.items() if study.rows[cell.row].match
-    ]
-    return [(one, off) for one, off in pairs if off is not None and one.extent == whole(study, one)]
+    pairs = []
+    for cell, one in found.items():
+        off = difference(study, one, found)
+        if off is None or not study.rows[cell.row].match:
+            continue
+        compared = [one, found[Cell(study.gap_to, cell.column)]] if study.gap_to else [one]
+        if all(each.extent == whole(study, each) for each in compared):
+            pairs.append((one, off))
+    return pairs
 
 
 def agreement(study: Study, found: Found) -> str | None:
