@@ -16,7 +16,8 @@ from fedattune.reproduce.run import Cell
 from fedattune.reproduce.study import Study
 from fedattune.reproduce.table import far_off, to_markdown
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
 DONE = sorted(path.parent.name for path in RESULTS.glob("*/runs.json"))
 
 each = pytest.mark.parametrize("name", DONE)
@@ -39,6 +40,15 @@ def test_the_table_is_what_the_raw_results_say(name: str) -> None:
     assert (RESULTS / name / TABLE).read_text("utf-8") == to_markdown(study, found, records)
     assert (RESULTS / name / TIDY).read_text("utf-8") == to_csv(study, found, records)
     assert (RESULTS / name / FIGURE).stat().st_size > 1000
+
+
+def test_tables_in_the_documents_are_the_committed_ones() -> None:
+    """Between the two comments stand lines of results/NAME/table.md; after a new run they are to be copied again."""
+    page = (ROOT / "docs" / "papers.md").read_text("utf-8")
+    copies = re.findall(r"<!-- from results/(\S+)/table.md -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    assert {"fedmcsa-table1", "fedmcsa-table2"} <= {name for name, _ in copies}
+    for name, lines in copies:
+        assert lines.strip() and lines in (RESULTS / name / TABLE).read_text("utf-8"), name
 
 
 @each
