@@ -48,7 +48,8 @@ def test_tables_in_the_documents_are_the_committed_ones() -> None:
     copies = re.findall(r"<!-- from results/(\S+)/table.md -->\n(.*?)<!-- end -->", page, re.DOTALL)
     assert {"fedmcsa-table1", "fedmcsa-table2"} <= {name for name, _ in copies}
     for name, lines in copies:
-        assert lines.strip() and lines in (RESULTS / name / TABLE).read_text("utf-8"), name
+        assert lines.strip()
+        assert lines in (RESULTS / name / TABLE).read_text("utf-8"), name
 
 
 @each

@@ -23,6 +23,8 @@ STUDIES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 Over = Literal["max", "last10", "last"]
 Mean = Literal["pooled", "uniform"]
+Grid = dict[str, Annotated[list[Any], Field(min_length=2)]]
+"""Option or setting -> the values that are tried."""
 Printed = float | tuple[float, float] | None
 """A printed number, or that and its printed spread; None where the cell is empty in the paper."""
 
@@ -53,6 +55,7 @@ class Row(_Part):
         point: which model is scored; None: the method's headline point.
         settings: of the experiment, before those of the column.
         grid: options or settings that are chosen on validation data; every combination is tried.
+        grids: the grids of columns that have one of their own.
         like: shows the runs of that row at another point, and has no runs of its own.
         columns: where it is in the table; None: everywhere.
         match: whether its numbers should be the paper's.
@@ -62,7 +65,8 @@ class Row(_Part):
     algorithm: str = ""
     options: dict[str, Any] = {}
     settings: dict[str, Any] = {}
-    grid: dict[str, list[Any]] = {}
+    grid: Grid = {}
+    grids: dict[str, Grid] = {}
     point: Point | None = None
     like: str | None = None
     columns: list[str] | None = None
@@ -137,7 +141,7 @@ class Study(_Part):
                 raise ValueError(f"row {name!r}: expected either algorithm or like")
             if row.like and (row.like not in self.rows or self.rows[row.like].like):
                 raise ValueError(f"row {name!r}: like: {row.like!r} should be a row with an algorithm")
-            if row.like and (row.point is None or row.options or row.settings or row.grid):
+            if row.like and (row.point is None or row.options or row.settings or row.grid or row.grids):
                 raise ValueError(
                     f"row {name!r}: a row that is like another one has a point, and nothing of its own"
                 )
@@ -145,13 +149,12 @@ class Study(_Part):
                 from ..algorithms import ALGORITHMS
 
                 lookup("algorithm", row.algorithm, ALGORITHMS)
-            if any(len(values) < 2 for values in row.grid.values()):
-                raise ValueError(f"row {name!r}: grid: expected two values or more of each option")
-            if row.grid and not self.tuning:
+            if (row.grid or row.grids) and not self.tuning:
                 raise ValueError(
                     f"row {name!r} has a grid, so the study should say how it is searched: tuning"
                 )
             _known(f"row {name!r}: columns", row.columns or (), self.columns)
+            _known(f"row {name!r}: grids", row.grids, self.columns)
         _known("paper", self.paper, self.rows)
         for name, printed in self.paper.items():
             _known(f"paper, {name}", printed, self.columns)
@@ -186,12 +189,16 @@ class Study(_Part):
 
     def choices(self, cell: Cell) -> list[dict[str, Any]]:
         """The combinations of the cell's grid; one empty one where nothing is searched."""
-        grid = self.owner(cell).grid
+        grid = self._grid(cell)
         return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
     def middle(self, cell: Cell) -> dict[str, Any]:
         """The middle value of each list of the cell's grid, for runs without a search."""
-        return {key: values[len(values) // 2] for key, values in self.owner(cell).grid.items()}
+        return {key: values[len(values) // 2] for key, values in self._grid(cell).items()}
+
+    def _grid(self, cell: Cell) -> Grid:
+        row = self.owner(cell)
+        return row.grids.get(cell.column, row.grid)
 
     def owner(self, cell: Cell) -> Row:
         """The row whose runs the cell shows."""

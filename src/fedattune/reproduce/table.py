@@ -264,6 +264,10 @@ def _search(study: Study, found: Found, records: Records) -> list[str]:
     return [*out, *_pipes(lines), ""]
 
 
+def _values(grid: Mapping[str, list[Any]]) -> str:
+    return "; ".join(f"{key} from {', '.join(map(str, values))}" for key, values in grid.items())
+
+
 def _settings(study: Study, found: Found, records: Records) -> list[str]:
     runs = [records.runs[run] for one in found.values() for run in one.runs]
     out = ["## Settings, versions, time", ""]
@@ -275,8 +279,10 @@ def _settings(study: Study, found: Found, records: Records) -> list[str]:
             out += [f"- {name}: the runs of {row.like}, the model that is {row.point}"]
         else:
             said = ", ".join(tidy({**row.settings, **row.options}))
-            grid = "; ".join(f"{key} from {', '.join(map(str, values))}" for key, values in row.grid.items())
-            out += [f"- {name}: `{row.algorithm}`" + "".join(f", {text}" for text in (said, grid) if text)]
+            grids = [_values(row.grid), *(f"{one}: {_values(grid)}" for one, grid in row.grids.items())]
+            out += [
+                ", ".join(text for text in (f"- {name}: `{row.algorithm}`", said, " | ".join(grids)) if text)
+            ]
     if runs:
         dates = sorted({one["date"] for one in runs})
         days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
