@@ -298,6 +298,8 @@ def test_wrong_arguments_are_said_in_one_line(cli: Cli, arguments: tuple[str, ..
         ("title: A", "titel: A", "titel"),
         ("steps: 5", "steps: 5, epochs: 2", "epochs"),
         ("[[FedAvg, Local]]", "[[FedAvg, Loca]]", "Loca"),
+        ("lr: [1.0e-6, 0.1]}}", "lr: [0.1]}}", "at least 2"),
+        ("lr: [1.0e-6, 0.1]}}", "lr: [0.1, 0.2]}, grids: {al: {lr: [0.1, 0.2]}}}", "'al'"),
     ],
 )
 def test_a_wrong_study_is_said_in_one_line(cli: Cli, small: Path, old: str, new: str, said: str) -> None:
@@ -330,6 +332,19 @@ def test_without_a_search_the_middle_of_the_grid_is_taken(cli: Cli, work: Path, 
     assert "not searched" in (work / "out" / "small" / TABLE).read_text()
     cli("reproduce", small, "--out", "out", "--resume", "--quiet", "--processes", 1)
     assert "not searched" not in (work / "out" / "small" / TABLE).read_text()
+
+
+def test_a_column_may_have_a_grid_of_its_own(cli: Cli, work: Path, small: Path) -> None:
+    small.write_text(
+        SMALL.replace("lr: [1.0e-6, 0.1]}}", "lr: [1.0e-6, 0.1]}, grids: {all: {lr: [1.0e-5, 0.2]}}}")
+    )
+    study = load_study(str(small))
+    assert study.choices(Cell("FedAvg", "few")) == [{"lr": 1e-6}, {"lr": 0.1}]
+    assert study.choices(Cell("trained", "all")) == [{"lr": 1e-5}, {"lr": 0.2}]
+    assert cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1).code == 0
+    chosen = {(r["column"], r["choice"]) for r in lines(work / "out" / "small") if r["row"] == "FedAvg"}
+    assert chosen == {("few", "lr=0.1"), ("all", "lr=0.2")}
+    assert "lr from 1e-06, 0.1 | all: lr from 1e-05, 0.2" in (work / "out" / "small" / TABLE).read_text()
 
 
 def test_validation_data_choose_where_test_data_say_otherwise(small: Path) -> None:
