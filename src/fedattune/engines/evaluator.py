@@ -26,8 +26,6 @@ CACHE_BYTES = 1 << 28
 LARGE = 256
 """Samples from which on a client's part is evaluated alone: its model's operations then are large enough."""
 
-LARGE_CONVOLUTIONAL = 8
-"""The same on a CPU where models have convolutions, which take two to three times as long in groups as alone."""
 
 SCORED = 1 << 20
 """Logits that are scored at once."""
@@ -39,10 +37,8 @@ class Evaluator:
     def __init__(
         self, task: Task, federation: Federation, dtype: torch.dtype, *, alone: bool = False
     ) -> None:
-        self.federation, self.dtype = federation, dtype
+        self.federation, self.dtype, self.alone = federation, dtype, alone
         self.device = federation.y.device
-        grouped = task.convolutional and self.device.type == "cpu"
-        self._large = 0 if alone else LARGE_CONVOLUTIONAL if grouped else LARGE
         self._tasks, self._cores = [task], cores(self.device)
         values = max(1, math.prod(federation.input_shape))
         self._at_once = max(64, min(4096, CHUNK_BYTES // (64 * values)))
@@ -106,7 +102,7 @@ class Evaluator:
             samples = [parts[i] for i in ids]
             size = math.prod(self.federation.input_shape) * self.dtype.itemsize
             keep = sum(len(s) for s in samples) * size < CACHE_BYTES
-            large = [len(s) >= self._large for s in samples]
+            large = [self.alone or len(s) >= LARGE for s in samples]
             alone = [self._own(row, s, keep) for row, s in enumerate(samples) if large[row] and len(s)]
             small = [0 if large[row] else len(s) for row, s in enumerate(samples)]
             blocks = _blocks(small, max(1, CHUNK_BYTES // (8 * size)))
