@@ -99,13 +99,14 @@ class Run:
         self.n_train = federation.sizes("train").to(where)
         self.task = Task(model, settings.mixed_precision != "off").to(where, getattr(torch, settings.dtype))
         steps = settings.all_steps(float(self.n_train.double().mean()))
-        self.engine = make_engine(settings.engine, self.task, self.federation, steps=steps)
         n = federation.n_clients
+        cohort = settings.cohort_size(n)
+        self.engine = make_engine(settings.engine, self.task, self.federation, steps=steps, cohort=cohort)
         server, shared = start_server(self.algorithm, self.task, n, settings.seed)
         self.room = Room.choose(
             settings, n, row_bytes(self.algorithm, self.task, server), folder.rows if folder else None
         )
-        small = settings.cohort_size(n) * self.task.params.numel() < WORTH_ALL_CORES
+        small = cohort * self.task.params.numel() < WORTH_ALL_CORES
         self.spares_a_core = self.room.disk and small
         self.at_once = max(1, TURN_BYTES // max(1, self.task.params.nbytes()))
         self.server = self.room.settle(server)

@@ -15,7 +15,7 @@ __all__ = ["Batched", "Engine", "Inputs", "Loop", "Scores", "Trained", "Work", "
 
 
 WORTH_RECORDING = 64
-"""Local steps of a run from which on recording them pays: it takes about as long as 40 that are not recorded."""
+"""Steps of a run from which on recording them pays: it takes about as long as 40 that are not recorded."""
 
 
 def make_engine(
@@ -24,8 +24,9 @@ def make_engine(
     federation: Federation,
     *,
     steps: int = WORTH_RECORDING,
+    cohort: int = 1,
 ) -> Engine:
-    """The engine called `name`, for a run in which a client does so many local `steps` in all.
+    """The engine called `name`, for a run of so many local `steps` in all by each of the `cohort` clients of a round.
 
     `auto` runs clients as one batch of models; for convolutions on a CPU, which are faster so, and for models that
     cannot run as one batch (recurrent layers, branches on values), one client after the other on every core.
@@ -34,7 +35,8 @@ def make_engine(
         return Loop(task, federation)
     slow = task.convolutional and federation.y.device.type == "cpu"
     single = name == "auto" and (slow or not _runs_batched(task, federation))
-    return Batched(task, federation, single=single, recording=steps >= WORTH_RECORDING)
+    separate = steps * (cohort if single else 1)
+    return Batched(task, federation, single=single, recording=separate >= WORTH_RECORDING)
 
 
 def _runs_batched(task: Task, federation: Federation) -> bool:
