@@ -12,7 +12,7 @@ from .client import SGD
 from .clients import ClientStates, owned
 from .core import Algorithm, FineTune, Payload, State
 from .data import Federation
-from .engines import Engine, Inputs, Scores, Trained, Work
+from .engines import Engine, Held, Inputs, Scores, Trained, Work
 from .params import Params, concatenate
 from .rooms import Room, Stack
 from .runs import RunStore
@@ -23,7 +23,7 @@ PROBED_AT_ONCE = 32
 MODEL_BYTES = 1 << 30
 """Bytes of personal models that are made and evaluated together."""
 
-PARTS: tuple[Literal["test", "validation"], ...] = ("test", "validation")
+PARTS: tuple[Held, ...] = ("test", "validation")
 
 
 class Models(NamedTuple):
@@ -110,8 +110,13 @@ class Evaluation:
         scores = self._score("received", r, made or map(models, whole))
         self._global(r, server, scores, bool(made) and _alike(made[0].params))
         if adapt:
-            again = made if len(stretches) == 1 else map(models, stretches)
-            self._score("trained", r, (self._adapted(piece, adapt, adaptation) for piece in again))
+            # Whoever adapts on what is scored sees nothing of the other part, from which values are chosen; the
+            # test part comes last, for its models are kept.
+            leaks = adapt.part == "test"
+            for on in (PARTS[1:], PARTS[:1]) if leaks else (PARTS,):
+                work = replace(adaptation, part=on[0] if leaks else "train")
+                again = made if len(stretches) == 1 else map(models, stretches)
+                self._score("trained", r, (self._adapted(piece, adapt, work) for piece in again), on)
 
     def _stretches(self) -> Sequence[Tensor]:
         """The evaluated clients, in stretches whose personal models fit into memory."""
@@ -137,7 +142,7 @@ class Evaluation:
     def _adapted(self, models: Models, adapt: FineTune, work: Work) -> Models:
         if adapt.steps:
             work = replace(work, steps=adapt.steps, epochs=None)
-        work = replace(work, lr=adapt.lr or work.lr, part=adapt.part)
+        work = replace(work, lr=adapt.lr or work.lr)
         yes = torch.ones_like(models.ids, dtype=torch.bool)
         inputs = Inputs(Payload(models.params), {}, models.buffers, yes, ~yes)
         done = self.engine.train(SGD(), models.ids, inputs, work)
@@ -159,10 +164,14 @@ class Evaluation:
         self.store.add_scores(r, "global", "test", scores, self.judged)
 
     def _score(
-        self, point: Literal["received", "trained"], r: int, pieces: Iterable[Models]
+        self,
+        point: Literal["received", "trained"],
+        r: int,
+        pieces: Iterable[Models],
+        on: Sequence[Held] = PARTS,
     ) -> Scores | None:
-        """Store the scores of one point on both parts; those on the test part."""
-        parts = [part for part in PARTS if self.federation.sizes(part).any()]
+        """Store the scores of one point on both parts, or those that are given; those on the test part."""
+        parts = [part for part in on if self.federation.sizes(part).any()]
         scores: dict[str, list[Scores]] = {part: [] for part in parts}
         headline = point == self.algorithm.headline
         for piece in pieces:

@@ -99,6 +99,27 @@ def test_no_dead_knobs(case: Case, ragged: Federation) -> None:
 
 
 @every_method
+def test_no_test_label_reaches_validation(case: Case, ragged: Federation) -> None:
+    """What values are chosen by, accuracy on validation data, does not depend on the labels of the test part."""
+    other = ragged.y.clone()
+    for client in ragged.clients:
+        index = torch.as_tensor(client.test)
+        other[index] = (other[index] + 1) % ragged.n_classes
+    without = replace(ragged, y=other)
+    words = [
+        case.under.get(knob, {}) | {knob: value}
+        for knob, value in case.knobs.items()
+        if isinstance(value, str)
+    ]
+    for chosen in ({}, *words):
+        one, two = (fit(case.name, data, options=chosen) for data in (ragged, without))
+        assert one.metrics != two.metrics
+        assert [entry["validation"] for entry in one.history] == [
+            entry["validation"] for entry in two.history
+        ]
+
+
+@every_method
 def test_deployed_models_are_those_evaluated(case: Case, ragged: Federation) -> None:
     """The model that a client gets reaches exactly the accuracy that is reported for it, and is not the first."""
     result = fit(case.name, ragged)

@@ -26,7 +26,8 @@ def perfedavg(
 ) -> Algorithm:
     """A global model that becomes personal by one step; alpha and beta are the learning rate unless given.
 
-    `adapt_on="test"` with two `adapt_steps` adapts on test batches as FedMCSA's comparison did: it leaks.
+    `adapt_on="test"` with two `adapt_steps` adapts on test batches as FedMCSA's comparison did: it leaks. Validation
+    accuracies then are those after adaptation on validation batches, so that no test data decide on other options.
     """
     notes = ("perfedavg: adapt_on=test fits the model to test data",) if adapt_on == "test" else ()
     return Algorithm(

@@ -6,12 +6,12 @@ import torch
 
 from ..data import Federation
 from ..task import Task
-from .base import Engine, Inputs, Scores, Trained
+from .base import Engine, Held, Inputs, Scores, Trained
 from .batched import Batched
 from .loop import Loop
 from .work import Work
 
-__all__ = ["Batched", "Engine", "Inputs", "Loop", "Scores", "Trained", "Work", "make_engine"]
+__all__ = ["Batched", "Engine", "Held", "Inputs", "Loop", "Scores", "Trained", "Work", "make_engine"]
 
 
 WORTH_RECORDING = 64

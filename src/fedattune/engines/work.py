@@ -37,7 +37,7 @@ class Work:
     steps: int | None = None
     epochs: int | None = None
     weight_decay: float = 0.0
-    part: Literal["train", "test"] = "train"
+    part: Literal["train", "validation", "test"] = "train"
     drop_last: bool = False
     cohort: int = 0
     personal: tuple[str, ...] = ()
