@@ -281,3 +281,20 @@ def test_a_method_of_the_users_own_is_held_to_the_same(ragged: Federation) -> No
     results = [fedattune.fit(algorithm, ragged, "mlr", engine=e, **RUN) for e in ("loop", "batched")]
     assert distance(*results) < 1e-12
     assert results[0].config["algorithm"] == "custom"
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_who_has_nothing_to_adapt_on_keeps_what_it_received(engine: str, ragged: Federation) -> None:
+    """Adapted on the part that is scored, a client without samples there takes no step."""
+    clients = list(ragged.clients)
+    clients[1] = replace(clients[1], validation=clients[1].validation[:0])
+    clients[2] = replace(clients[2], test=clients[2].test[:0])
+    some = replace(ragged, clients=tuple(clients))
+    plain, adapted = (
+        fit("perfedavg", some, engine=engine, options={"adapt_on": "test", "adapt_steps": n, "alpha": 0.3})
+        for n in (1, 3)
+    )
+    assert all(torch.equal(plain.models[k][2], adapted.models[k][2]) for k in plain.models)
+    assert distance(plain, adapted) > 1e-6
+    none = replace(some, clients=tuple(replace(c, validation=c.validation[:0]) for c in clients))
+    assert fit("perfedavg", none, options={"adapt_on": "test"}).history[-1]["validation"] is None

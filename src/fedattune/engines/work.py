@@ -100,9 +100,11 @@ class Work:
 
         Samples are drawn without replacement and reshuffled after each pass. With `steps`, batches are full and
         may span two passes; with `epochs`, the last batch of a pass may be incomplete. A client with fewer
-        samples than the batch size takes all of them in every batch.
+        samples than the batch size takes all of them in every batch, and one without samples takes no step.
         """
         n = len(samples)
+        if not n:
+            return np.empty((0, per_step, 1), dtype=np.int64)
         size = min(self.batch_size, n)
         rng = np.random.default_rng([self.seed, self.stream, self.round, client])
         if self.steps is not None:
