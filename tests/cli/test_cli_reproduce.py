@@ -12,12 +12,15 @@ from cli_helpers import Done
 from filelock import FileLock
 
 from data.image_files import pictures, write
+from fedattune.cli.jobs import StoppedError
+from fedattune.cli.progress import Tell, Watch
 from fedattune.errors import ConfigError
 from fedattune.reproduce import STUDIES, load_study
 from fedattune.reproduce.outcome import choose, outcomes
 from fedattune.reproduce.output import TABLE, TIDY
 from fedattune.reproduce.records import Records
 from fedattune.reproduce.run import WHOLE, Cell
+from fedattune.reproduce.training import Order, carry_out
 
 Cli = Callable[..., Done]
 SETS = {  # folder: classes, images per class, shape, names of the columns
@@ -186,7 +189,10 @@ def test_coarser_products_are_runs_of_their_own_and_the_table_says_so(
     assert cli(*one, "--mixed-precision", "bfloat16").code == 0
     folder = work / "results" / "small"
     table = (folder / TABLE).read_text()
-    assert "- bfloat16 products and 1 of 2 seeds: all cells" in table
+    assert (
+        "- bfloat16 products: all cells\n- 1 of 2 seeds: all cells\n- no search: few / FedAvg; few / trained"
+        in table
+    )
     assert "Mean absolute difference" not in table
     coarse = {line["run"] for line in lines(folder)}
     assert {line["mixed_precision"] for line in lines(folder)} == {"bfloat16"}
@@ -234,6 +240,87 @@ def test_a_run_that_diverges_is_a_result(cli: Cli, work: Path, small: Path) -> N
     assert all("round 1" in text for text in failed)
 
 
+def test_a_loss_that_is_no_number_is_no_end(cli: Cli, work: Path, small: Path) -> None:
+    """Finite weights with logits that overflow: the accuracy stands, and the study goes on."""
+    small.write_text(SMALL.replace("rounds: 4, steps: 5", "rounds: 1, steps: 1, lr: 1.0e+38"))
+    done = cli("reproduce", small, "--out", "out", "--cells", "*/Local", "--quiet", "--processes", 1)
+    assert done.code == 0, done.err
+    assert {line["row"] for line in lines(work / "out" / "small")} == {"Local"}
+
+
+def test_a_run_that_diverged_before_a_stop_is_kept(small: Path, work: Path) -> None:
+    small.write_text(
+        SMALL.replace("Local: {algorithm: local}", "Local: {algorithm: local, settings: {lr: 1.0e+38}}")
+    )
+    study = load_study(str(small))
+    begun: list[str] = []
+
+    class Shown(Watch):
+        def start(self, title: str, rounds: int) -> Tell:
+            begun.append(title)
+            return super().start(title, rounds)
+
+    records = Records(work / "out" / "small")
+    records.folder.mkdir(parents=True)
+    order = Order(work / "out", WHOLE, 1, 1, search=False, more={})
+    with pytest.raises(StoppedError):
+        carry_out(study, study.cells("few"), records, order, lambda: len(begun) > 1, Shown(), lambda: None)
+    (facts,) = Records(records.folder).runs.values()
+    assert facts["experiment"]["algorithms"] == ["local"]
+    assert "failed" in facts
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("runs.json", "null", "is no list of runs"),
+        ("runs.json", '{"a": {}}', "is no list of runs"),
+        ("runs.json", '{"a": 3}', "is no list of runs"),
+        ("runs.json", "{", "cannot read"),
+        ("history.parquet", None, "lacks"),
+        ("history.parquet", "x", "cannot read"),
+    ],
+)
+@pytest.mark.parametrize("how", ["--resume", "--show"])
+def test_damaged_raw_results_are_refused(
+    cli: Cli, work: Path, small: Path, how: str, name: str, content: str | None, said: str
+) -> None:
+    """Before anything is chosen or trained; another study beside them is not disturbed."""
+    words = ("reproduce", small, "--out", "out", "--cells", "few/Local", "--quiet", "--processes", 1)
+    assert cli(*words).code == 0
+    path = work / "out" / "small" / name
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    done = cli(*words, how)
+    assert done.code == 2
+    assert said in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    (work / "other.yaml").write_text(SMALL)
+    assert cli("reproduce", work / "other.yaml", *words[2:]).code == 0
+
+
+def test_other_data_are_refused(cli: Cli, work: Path, small: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def write_table(shift: float) -> None:
+        rows = [f"{rng.normal(shift * (i % 2)):.3f},{i % 2},{i % 3}" for i in range(200)]
+        (work / "own.csv").write_text("\n".join(["x,label,client", *rows]) + "\n")
+
+    write_table(1.0)
+    given = "data: own.csv, client_column: client, target: label,"
+    small.write_text(SMALL.replace("data: digits, clients: 4, partition: dirichlet,", given))
+    words = ("reproduce", small, "--out", "out", "--cells", "few/Local", "--quiet", "--processes", 1)
+    done = cli(*words, "--seeds", 1)
+    assert done.code == 0, done.err
+    before = stored(work / "out" / "small")
+    write_table(2.0)
+    done = cli(*words, "--resume")
+    assert done.code == 1
+    assert "the data are not those of run" in done.err
+    assert stored(work / "out" / "small") == before
+
+
 def test_missing_data_leave_the_other_columns_alone(cli: Cli, work: Path, small: Path) -> None:
     small.write_text(SMALL.replace("few: {cohort: 2}", "few: {cohort: 2, data: mnist, partition: iid}"))
     done = cli("reproduce", small, "--out", "out", "--data-dir", work, "--quiet", "--processes", 1)
@@ -273,6 +360,7 @@ rows: {Local: {algorithm: local}, IGFL-S: {algorithm: igfl_s, options: {attentio
     [
         (("fedmcsa-table3",), "fedmcsa-table"),
         (("fedmcsa-table1", "--cells", "nothing"), "has no such cell"),
+        (("fedmcsa-table1", "--cells", ","), "--cells names no cell"),
         (("fedmcsa-table1", "--rounds", "0"), "--rounds"),
         (("fedmcsa-table1", "--processes", "none"), "--processes"),
         (("fedmcsa-table1", "--show"), "holds no results"),
@@ -300,6 +388,12 @@ def test_wrong_arguments_are_said_in_one_line(cli: Cli, arguments: tuple[str, ..
         ("[[FedAvg, Local]]", "[[FedAvg, Loca]]", "Loca"),
         ("lr: [1.0e-6, 0.1]}}", "lr: [0.1]}}", "at least 2"),
         ("lr: [1.0e-6, 0.1]}}", "lr: [0.1, 0.2]}, grids: {al: {lr: [0.1, 0.2]}}}", "'al'"),
+        ("rounds: 4,", "rounds: many,", "rounds: expected a whole number, got 'many'"),
+        ("steps: 5,", "steps: 5, eval_every: often,", "eval_every: expected a whole number, got 'often'"),
+        ("steps: 5,", "steps: 5, set: 3,", "set: expected options"),
+        ("steps: 5,", "steps: 5, seed: 3,", "seed cannot be among the settings"),
+        ("algorithm: fedavg,", "algorithm: fedavg, options: {weigth: 1},", "weigth"),
+        ("title: A", "figure: {kind: weights}\ntitle: A", "mixing: true"),
     ],
 )
 def test_a_wrong_study_is_said_in_one_line(cli: Cli, small: Path, old: str, new: str, said: str) -> None:

@@ -89,19 +89,20 @@ def train_all(
     scratch: Path,
     go_on: bool = True,
     processes: int | Literal["auto"] = "auto",
+    on_failure: Callable[[Failure], None] = lambda _: None,
 ) -> "tuple[list[Result], list[Failure]]":
     """Train all runs, with the same numbers in any number of processes; results and failures in the runs' order.
 
     `auto` begins in this process, and spreads over more once it is clear that this saves time. `scratch` is a
     folder in which data can lie for the processes to share. Where `go_on`, a run that diverged, or whose process
-    was killed, leaves the others alone.
+    was killed, leaves the others alone; `on_failure` is told of it at once.
 
     Raises:
         StoppedError: a stop was asked for; checkpoints are kept.
         DivergedError, KilledError: a run failed, and the others are not to go on.
 
     """
-    runs = _Runs(jobs, stop, shown, go_on, scratch)
+    runs = _Runs(jobs, stop, shown, go_on, scratch, on_failure)
     if processes == "auto" or min(processes, runs.n_left) < 2:
         runs.one_after_another(spread=processes == "auto")
     if runs.left:
@@ -113,8 +114,17 @@ def train_all(
 class _Runs:
     """The runs, and what became of those that are done."""
 
-    def __init__(self, jobs: Sequence[Job], stop: Stop, shown: Watch, go_on: bool, scratch: Path) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        stop: Stop,
+        shown: Watch,
+        go_on: bool,
+        scratch: Path,
+        on_failure: Callable[[Failure], None],
+    ) -> None:
         self.jobs, self.stop, self.shown, self.go_on, self.scratch = jobs, stop, shown, go_on, scratch
+        self.on_failure = on_failure
         self.left = list(range(len(jobs)))
         self.done: dict[int, Result | Failure] = {}
         self.tells: dict[int, Tell] = {}
@@ -134,11 +144,11 @@ class _Runs:
         """Note that run i came to no result."""
         if not self.go_on:
             raise error
-        job = self.jobs[i]
-        self.done[i] = Failure(
-            job.algorithm, job.settings.seed, str(error), job.folder, isinstance(error, DivergedError)
-        )
+        job, diverged = self.jobs[i], isinstance(error, DivergedError)
+        failure = Failure(job.algorithm, job.settings.seed, str(error), job.folder, diverged)
+        self.done[i] = failure
         self.left.remove(i)
+        self.on_failure(failure)
 
     def finish(self, i: int, result: "Result") -> None:
         """Note the result of run i."""

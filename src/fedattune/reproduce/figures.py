@@ -1,6 +1,7 @@
 """The picture of a study, drawn with Matplotlib from its results alone."""
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,18 +37,22 @@ STROKES = ("-", "--", "-.", ":")
 ACROSS = 4  # panels beside each other
 
 
-def draw(study: Study, found: Found, records: Records, path: Path) -> bool:
-    """Draw what the study asks for; False where Matplotlib is missing or there is nothing to draw."""
-    try:
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
+def can_draw() -> bool:
+    """Whether Matplotlib is there."""
+    return find_spec("matplotlib") is not None
+
+
+def draw(study: Study, found: Found, records: Records, path: Path) -> None:
+    """Draw what the study asks for; where there is nothing to draw, remove a figure that was there."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
     done = {cell: one for cell, one in found.items() if one.value}
     if study.mixing:
         done = {cell: one for cell, one in done.items() if records.mixing(one.runs[0])}
     if not done:
-        return False
+        path.unlink(missing_ok=True)
+        return
     figure = Figure(layout="constrained")
     FigureCanvasSVG(figure)
     DRAWN[study.figure.kind](figure, study, done, records)
@@ -59,7 +64,6 @@ def draw(study: Study, found: Found, records: Records, path: Path) -> bool:
 
         with mpl.rc_context({"svg.hashsalt": study.name, "svg.fonttype": "none"}):
             figure.savefig(new, format="svg", metadata={"Date": None})
-    return True
 
 
 def _panels(figure: "Figure", titles: Sequence[str], width: float, height: float) -> "list[Axes]":

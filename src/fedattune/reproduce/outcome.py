@@ -85,7 +85,8 @@ def search(
         point = study.owner(cell).point or facts.get("headline", "received")
         curve = records.curve(run.id, point, "validation")
         late = Measure(over="last10", mean=study.measure.mean, called="")
-        scores.append((choice, reached(curve, late) if curve else 0.0))
+        lost = 0.0 if "failed" in facts else None
+        scores.append((choice, reached(curve, late) if curve else lost))
     return scores
 
 
@@ -128,7 +129,7 @@ def _of_choice(
     measures: dict[str, Spread] = {}
     if done:
         measures = _measures(study, records, done, point)
-        for name in ("seconds", "local_steps", "bytes_up", "bytes_down"):
+        for name in ("seconds", "local_steps"):
             measures[name] = spread([one[name] for one in facts])
     return Outcome(cell, choice, searched, point, done, failed, extent, measures)
 
@@ -145,8 +146,7 @@ def _measures(study: Study, records: Records, runs: Sequence[str], point: Point)
         curves = [records.curve(run, at) for run in runs]
         if all(curve is not None for curve in curves):
             measures[name] = spread([reached(curve, kind) for curve in curves if curve is not None])
-    for name in ("std", "worst10"):
-        curves = [records.curve(run, point) for run in runs]
-        if all(curve is not None for curve in curves):
-            measures[name] = spread([100 * float(c[f"acc_{name}"][-1]) for c in curves if c is not None])
+    curves = [records.curve(run, point) for run in runs]
+    if all(curve is not None for curve in curves):
+        measures["worst10"] = spread([100 * float(c["acc_worst10"][-1]) for c in curves if c is not None])
     return measures

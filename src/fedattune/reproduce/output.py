@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..files import write_text
-from .figures import draw
+from .figures import can_draw, draw
 from .matching import summary
 from .outcome import outcomes
 from .printed import print_outcomes, to_csv
@@ -23,7 +23,8 @@ def write(study: Study, records: Records) -> None:
     """Write table, tidy numbers and figure of all cells that have results."""
     found = outcomes(study, study.cells(), records)
     write_text(records.folder / TABLE, to_markdown(study, found, records))
-    draw(study, found, records, records.folder / FIGURE)
+    if can_draw():
+        draw(study, found, records, records.folder / FIGURE)
     write_text(records.folder / TIDY, to_csv(study, found, records))
 
 
@@ -38,3 +39,5 @@ def show(study: Study, cells: Sequence[Cell], records: Records, console: "Consol
     for line in summary(study, found, records):
         console.print("  ".join(line))
     console.print(f"Table, figure and all numbers are in {records.folder}")
+    if not can_draw():
+        console.print(f"{FIGURE} was not drawn: it needs Matplotlib; pip install 'fedattune[plot]'")

@@ -29,6 +29,10 @@ class Records:
     runs.json: id -> settings, cost, versions and date of a run, or why it failed. history.parquet: a line for each run,
     evaluated round, part (test, validation) and point (received, trained), with accuracies as fractions.
     mixing.parquet: mixing matrices averaged over thirds of the rounds, where the study is about them.
+
+    Raises:
+        RunError: files that cannot be read, or that do not belong together.
+
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,16 +42,25 @@ class Records:
         self._mixing: list[pa.Table] = []
         if (folder / RUNS).exists():
             self.runs = read_json(folder / RUNS)
+            if not isinstance(self.runs, dict) or not all(map(_is_run, self.runs.values())):
+                raise RunError(f"{folder / RUNS} is no list of runs; take another --out")
             for tables, name in ((self._history, HISTORY), (self._mixing, MIXING)):
                 if (folder / name).exists():
                     tables.append(self._read(name))
+            there = {run for table in self._history for run in pc.unique(table["run"]).to_pylist()}
+            lost = [i for i, facts in self.runs.items() if "failed" not in facts and i not in there]
+            if lost:
+                raise RunError(
+                    f"{folder / HISTORY} lacks {len(lost)} runs that {RUNS} has, such as {lost[0]}; restore it, or "
+                    "take another --out"
+                )
 
     def _read(self, name: str) -> pa.Table:
         """A table; without lines of runs that are not in the list, for that is written last."""
         try:
             table = pq.read_table(self.folder / name)
             return table.filter(pc.is_in(table["run"], pa.array(list(self.runs), pa.string())))
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, KeyError, pa.ArrowException) as error:
             raise RunError(f"cannot read {self.folder / name}: {error}; take another --out") from error
 
     def __contains__(self, run: Run) -> bool:
@@ -152,6 +165,13 @@ class Records:
     def mixing(self, run: str) -> dict[tuple[str, str], np.ndarray[Any, Any]]:
         """(rounds, component) -> matrix (N, N) of a run, averaged over those rounds; rows receive from columns."""
         return self._mixing_by_run.get(run, {})
+
+
+def _is_run(facts: object) -> bool:
+    return (
+        isinstance(facts, dict)
+        and {"rounds", "mixed_precision", "seed"} <= facts.get("experiment", {}).keys()
+    )
 
 
 def _what(run: Run) -> dict[str, Any]:

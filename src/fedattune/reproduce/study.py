@@ -163,8 +163,15 @@ class Study(_Part):
                 raise ValueError(f"reasons: {pattern!r} names no cell")
         if self.figure.kind == "sweep" and not all(_is_number(column) for column in self.columns):
             raise ValueError("figure: a sweep needs columns whose names are numbers")
+        if self.figure.kind in ("matching", "weights", "heat_map") and not self.mixing:
+            raise ValueError(f"figure: {self.figure.kind} needs mixing matrices: mixing: true")
         _known("gap_to", [self.gap_to] if self.gap_to else [], self.rows)
         _known("differences", itertools.chain(*self.differences), self.rows)
+        for cell in self.cells():
+            try:
+                self.run(cell, self.middle(cell), 0).options  # noqa: B018 (it is checked)
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
         return self
 
     def cells(self, wanted: str = "*") -> list[Cell]:
@@ -181,6 +188,8 @@ class Study(_Part):
             if row.columns is None or column in row.columns
         ]
         patterns = [one.strip() for one in wanted.split(",") if one.strip()]
+        if not patterns:
+            raise ConfigError("--cells names no cell; leave it out for all of them")
         for pattern in patterns:
             if not any(_fits(pattern, cell) for cell in cells):
                 names = did_you_mean(pattern, [*self.columns, *self.rows])
@@ -222,6 +231,8 @@ class Study(_Part):
         """
         row = self.owner(cell)
         values = {**self.settings, **row.settings, **self.columns[cell.column]}
+        if own := values.keys() & {"algorithms", "seed", "seeds"}:
+            raise ConfigError(f"{self.name}, {cell}: {', '.join(sorted(own))} cannot be among the settings")
         given = {**_flat(self.settings), **_flat(row.settings), **_flat(self.columns[cell.column])}
         values["set"] = {
             **{key: value for key, value in given.items() if not _of_another(key, row.algorithm)},
@@ -232,7 +243,7 @@ class Study(_Part):
                 values[key] = value
             else:
                 values["set"][f"{row.algorithm}.{key}"] = value
-        most = values.get("rounds", Settings.model_fields["rounds"].default)
+        most = self._whole_number(cell, values, "rounds", Settings.model_fields["rounds"].default)
         values["rounds"] = min(extent.rounds or most, most)
         if extent.mixed_precision:
             values["mixed_precision"] = extent.mixed_precision
@@ -242,12 +253,18 @@ class Study(_Part):
             values["validation"] = self.tuning.validation
         if self.populations:
             values["split_seed"] = seed
-        values["eval_every"] = min(values.get("eval_every", 1), values["rounds"])
+        values["eval_every"] = min(self._whole_number(cell, values, "eval_every", 1), values["rounds"])
         try:
             experiment = Experiment(**values, algorithms=(row.algorithm,), seed=seed)
         except ValidationError as error:
             raise ConfigError(f"{self.name}, {cell}: {_said(error)}") from error
         return Run(cell, dict(choice), experiment)
+
+    def _whole_number(self, cell: Cell, values: Mapping[str, Any], key: str, default: int) -> int:
+        value = values.get(key, default)
+        if not isinstance(value, int):
+            raise ConfigError(f"{self.name}, {cell}: {key}: expected a whole number, got {value!r}")
+        return value
 
     def printed(self, cell: Cell) -> tuple[float | None, float | None]:
         """The paper's number and its spread, in percent."""
@@ -288,7 +305,10 @@ def _said(error: ValidationError) -> str:
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    flat = Experiment._flat(values.get("set", {}))
+    try:
+        flat = Experiment._flat(values.get("set", {}))
+    except ValueError as error:
+        raise ConfigError(f"set: {error}") from error
     assert isinstance(flat, dict)
     return flat
 

@@ -1,4 +1,4 @@
-"""A study's results as Markdown, as lines on a terminal, and as a tidy CSV file: the paper's number beside ours."""
+"""A study's results as Markdown: the paper's number beside ours."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from .matching import summary
 from .outcome import Outcome, search
 from .records import Records
-from .run import Cell, Extent
+from .run import Cell
 from .study import Study, tidy
 
 FAR = 1.0
@@ -46,21 +46,29 @@ def far_off(study: Study, found: Found) -> list[Outcome]:
     return [one for one, off in _comparable(study, found) if abs(off) > FAR]
 
 
-def whole(study: Study, one: Outcome) -> Extent:
-    """What the study asks of a cell."""
+def lacks(study: Study, one: Outcome) -> list[str]:
+    """What the study asks of a cell and it does not have, as short phrases."""
     asked = study.run(one.cell, one.choice, 0).experiment
-    return Extent(asked.rounds, asked.mixed_precision)
+    parts = [f"{one.extent.rounds} of {asked.rounds} rounds"] * (one.extent.rounds != asked.rounds)
+    parts += [f"{one.extent.mixed_precision} products"] * (
+        one.extent.mixed_precision != asked.mixed_precision
+    )
+    diverged = f", {len(one.failed)} diverged" * bool(one.failed)
+    parts += [f"{one.n_seeds} of {study.seeds} seeds{diverged}"] * (
+        one.n_seeds < study.seeds or bool(diverged)
+    )
+    return parts + ["no search"] * (bool(one.choice) and not one.searched)
 
 
 def _comparable(study: Study, found: Found) -> list[tuple[Outcome, float]]:
-    """Cells that should be the paper's and are trained as the study asks, with the difference."""
+    """Cells that should be the paper's and lack nothing, with the difference."""
     pairs = []
     for cell, one in found.items():
         off = difference(study, one, found)
         if off is None or not study.rows[cell.row].match:
             continue
         compared = [one, found[Cell(study.gap_to, cell.column)]] if study.gap_to else [one]
-        if all(each.extent == whole(study, each) for each in compared):
+        if not any(lacks(study, each) for each in compared):
             pairs.append((one, off))
     return pairs
 
@@ -122,17 +130,11 @@ def _matrix(study: Study, found: Found) -> list[str]:
 
 
 def _shorter(study: Study, found: Found) -> list[str]:
-    """Say which cells have fewer rounds, seeds or digits than the study asks for."""
+    """Say which cells have fewer rounds, seeds or digits than the study asks for, or values that nobody searched."""
     few: dict[str, list[Cell]] = {}
     for cell, one in found.items():
-        asked = whole(study, one)
-        parts = [f"{one.extent.rounds} of {asked.rounds} rounds"] * (one.extent.rounds != asked.rounds)
-        parts += [f"{one.extent.mixed_precision} products"] * (
-            one.extent.mixed_precision != asked.mixed_precision
-        )
-        parts += [f"{one.n_seeds} of {study.seeds} seeds"] * (one.n_seeds + len(one.failed) < study.seeds)
-        if parts:
-            few.setdefault(" and ".join(parts), []).append(cell)
+        for lack in lacks(study, one):
+            few.setdefault(lack, []).append(cell)
     lines = [f"- {how}: {_together(which, found)}" for how, which in few.items()]
     return ["Fewer than the study asks for:", "", *lines, ""] if lines else []
 

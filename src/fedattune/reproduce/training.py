@@ -122,15 +122,38 @@ class _Work:
             some, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
             order = [run for group in some for run in group]
             jobs = [job for group in some for job in self._jobs(group)]
+            self._same_data(order, jobs)
             failed: list[Failure] = []
             try:
-                _, failed = train_all(
-                    jobs, self.stop, self.shown, scratch=self.scratch, processes=self.order.processes
+                train_all(
+                    jobs,
+                    self.stop,
+                    self.shown,
+                    scratch=self.scratch,
+                    processes=self.order.processes,
+                    on_failure=failed.append,
                 )
             finally:
                 self._collect(order, jobs, {one.folder: one.error for one in failed if one.diverged})
             if killed := [one for one in failed if not one.diverged]:
                 raise RunError(f"{killed[0].error}; go on by --resume")
+
+    def _same_data(self, runs: Sequence[Run], jobs: "Sequence[Job]") -> None:
+        """Check that what is recorded was trained on the same samples of the same clients.
+
+        Raises:
+            RunError: it was not; then numbers beside each other could not be compared.
+
+        """
+        now = {_data_of(run.experiment): job.federation.digest for run, job in zip(runs, jobs, strict=True)}
+        for id_, facts in self.records.runs.items():
+            then = facts.get("split")
+            digest = now.get(_data_of(Experiment(**facts["experiment"])), then) if then else None
+            if digest != then:
+                raise RunError(
+                    f"the data are not those of run {id_} in {self.records.folder}: their split is {digest}, that "
+                    f"of the run {then}; take the data of then, or another --out"
+                )
 
     def _collect(self, runs: Sequence[Run], jobs: "Sequence[Job]", diverged: Mapping[Path, str]) -> None:
         """Take over what the runs reached; the folders of those that ended are not needed any more."""

@@ -107,12 +107,19 @@ class RunFolder:
     def _check(self, config: dict[str, Any]) -> None:
         before = read_json(self.config)
         changed = [
-            f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
+            f"{key} was {_short(before.get(key))} and is {_short(config.get(key))}"
             for key in sorted(before.keys() | config.keys())
             if before.get(key) != config.get(key) and key not in FREE_TO_CHANGE
         ]
         if changed:
-            raise RunError(f"{self.path} is of another run: {'; '.join(changed)}")
+            raise RunError(
+                f"{self.path} is of another run: {'; '.join(changed)}; take another folder, or remove this one"
+            )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def environment() -> dict[str, Any]:

@@ -121,15 +121,15 @@ class RunStore:
             (part,),
         )
         key: tuple[int, str] | None = None
-        block: list[tuple[float, ...]] = []
+        block: list[tuple[float | None, ...]] = []
         for round_, point, *values in found:
             if key is not None and (round_, point) != key:
-                yield *key, np.array(block).T
+                yield *key, _numbers(block)
                 block = []
             key = (round_, point)
             block.append(tuple(values))
         if key is not None:
-            yield *key, np.array(block).T
+            yield *key, _numbers(block)
 
     def mixing(self, n_clients: int) -> "MixingLog":
         """The mixing matrices, read when they are looked at."""
@@ -207,6 +207,11 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         """The matrices of the last round that has any; empty if none has."""
         rounds = list(self)
         return self[rounds[-1]] if rounds else {}
+
+
+def _numbers(block: list[tuple[float | None, ...]]) -> NDArray[Any]:
+    """Columns of rows; NaN where SQLite, which has none, holds NULL."""
+    return np.array(block, dtype=float).T
 
 
 def _natural(name: str) -> list[str | int]:
