@@ -52,6 +52,13 @@ def test_tables_in_the_documents_are_the_committed_ones() -> None:
         assert lines in (RESULTS / name / TABLE).read_text("utf-8"), name
 
 
+def test_numbers_of_the_page_are_those_of_the_tables() -> None:
+    """Accuracies in the prose of docs/papers.md, with two digits, stand in a committed table."""
+    page = (ROOT / "docs" / "papers.md").read_text("utf-8")
+    tables = " ".join((RESULTS / name / TABLE).read_text("utf-8") for name in DONE)
+    assert set(re.findall(r"\d+\.\d\d\b", page)) <= set(re.findall(r"\d+\.\d\d\b", tables))
+
+
 @each
 def test_a_whole_cell_that_is_more_than_a_point_off_has_a_reason(name: str) -> None:
     study, _, found = load(name)

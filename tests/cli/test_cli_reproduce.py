@@ -521,6 +521,47 @@ def test_an_interrupted_study_says_how_to_go_on(
     ]
 
 
+@pytest.mark.parametrize(
+    ("clients", "figure", "said"),
+    [
+        (4, "{kind: heat_map, component: lyer}", "no component 'lyer'"),
+        (4, "{kind: matching}", "no component 'attention'"),
+        (3, "{kind: weights}", "four clients or more, got 3"),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn_loses_no_run(
+    cli: Cli, work: Path, small: Path, clients: int, figure: str, said: str
+) -> None:
+    text = SMALL.replace("clients: 4", f"clients: {clients}").replace(
+        "title:", f"mixing: true\nfigure: {figure}\ntitle:"
+    )
+    small.write_text(
+        text.replace(
+            "  Local: {algorithm: local}", "  Local: {algorithm: local}\n  mixed: {algorithm: fedmcsa}"
+        )
+    )
+    words = (
+        "reproduce",
+        small,
+        "--out",
+        "out",
+        "--seeds",
+        1,
+        "--cells",
+        "few/mixed,few/Local",
+        "--quiet",
+        "--processes",
+        1,
+    )
+    done = cli(*words)
+    assert done.code != 0
+    assert said in done.err
+    assert "internal" not in done.err
+    assert len(Records(work / "out" / "small").runs) == 2
+    small.write_text(small.read_text().replace(figure, "{kind: bars}"))
+    assert cli(*words, "--show").code == 0
+
+
 def test_only_local_of_a_study_about_mixing(cli: Cli, work: Path, images: Path) -> None:
     done = cli("reproduce", "igfl-fig2", "--cells", "paired population/Local", "--rounds", 1, "--seeds", 1, "--quiet",
                "--data-dir", images, "--processes", 1)  # fmt: skip

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import ConfigError, did_you_mean
 from .records import Records
 from .run import Cell
 from .study import Study
@@ -52,9 +53,18 @@ def matching(records: Records, run: str, study: Study) -> float | None:
 
 
 def summary(study: Study, found: "Mapping[Cell, Outcome]", records: Records) -> list[list[str]]:
-    """What the picture of mixing matrices shows, in numbers: a table with its head; empty for other studies."""
+    """What the picture of mixing matrices shows, in numbers: a table with its head; empty for other studies.
+
+    Raises:
+        ConfigError: the runs have no matrices that such a picture could show.
+
+    """
     kind = study.figure.kind
+    if kind not in ("matching", "heat_map", "weights"):
+        return []
     shown = [(cell, one) for cell, one in found.items() if one.runs and records.mixing(one.runs[0])]
+    for cell, one in shown:
+        _check(study, cell, records.mixing(one.runs[0]))
     if kind == "matching":
         lines = [["populations", "matching rate in %", "spread", "by chance", "number of populations"]]
         for cell, one in shown:
@@ -83,16 +93,25 @@ def summary(study: Study, found: "Mapping[Cell, Outcome]", records: Records) -> 
                 ]
                 lines.append([cell.column, layer, *("–" if np.isnan(m) else f"{m:.4f}" for m in means)])
         return lines
-    if kind == "weights":
-        lines = [["data", "layer", "target itself", "same labels", "all but one label", "others, mean"]]
-        for cell, one in shown:
-            for layer, mixing in _last(records, one).items():
-                row = mixing[0]
-                lines.append(
-                    [cell.column, layer, *(f"{w:.4f}" for w in (row[0], row[1], row[2], row[3:].mean()))]
-                )
-        return lines
-    return []
+    lines = [["data", "layer", "target itself", "same labels", "all but one label", "others, mean"]]
+    for cell, one in shown:
+        for layer, mixing in _last(records, one).items():
+            row = mixing[0]
+            lines.append(
+                [cell.column, layer, *(f"{w:.4f}" for w in (row[0], row[1], row[2], row[3:].mean()))]
+            )
+    return lines
+
+
+def _check(study: Study, cell: Cell, mixing: Mapping[tuple[str, str], Matrix]) -> None:
+    where, kind = f"{study.name}, {cell}: figure", study.figure.kind
+    components = {component for _, component in mixing}
+    wanted = study.figure.component or ("attention" if kind == "matching" else None)
+    if wanted and wanted not in components:
+        raise ConfigError(f"{where}: there is no component {wanted!r}; {did_you_mean(wanted, components)}")
+    n = len(next(iter(mixing.values())))
+    if kind == "weights" and n < 4:
+        raise ConfigError(f"{where}: weights needs four clients or more, got {n}")
 
 
 def over_seeds(records: Records, one: "Outcome") -> dict[tuple[str, str], Matrix]:
