@@ -276,6 +276,7 @@ def test_a_run_that_diverged_before_a_stop_is_kept(small: Path, work: Path) -> N
         ("runs.json", "null", "is no list of runs"),
         ("runs.json", '{"a": {}}', "is no list of runs"),
         ("runs.json", '{"a": 3}', "is no list of runs"),
+        ("runs.json", '{"a": {"experiment": 3}}', "is no list of runs"),
         ("runs.json", "{", "cannot read"),
         ("history.parquet", None, "lacks"),
         ("history.parquet", "x", "cannot read"),

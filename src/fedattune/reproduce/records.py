@@ -168,10 +168,8 @@ class Records:
 
 
 def _is_run(facts: object) -> bool:
-    return (
-        isinstance(facts, dict)
-        and {"rounds", "mixed_precision", "seed"} <= facts.get("experiment", {}).keys()
-    )
+    experiment = facts.get("experiment") if isinstance(facts, dict) else None
+    return isinstance(experiment, dict) and {"rounds", "mixed_precision", "seed"} <= experiment.keys()
 
 
 def _what(run: Run) -> dict[str, Any]:

@@ -49,15 +49,17 @@ def far_off(study: Study, found: Found) -> list[Outcome]:
 def lacks(study: Study, one: Outcome) -> list[str]:
     """What the study asks of a cell and it does not have, as short phrases."""
     asked = study.run(one.cell, one.choice, 0).experiment
-    parts = [f"{one.extent.rounds} of {asked.rounds} rounds"] * (one.extent.rounds != asked.rounds)
-    parts += [f"{one.extent.mixed_precision} products"] * (
-        one.extent.mixed_precision != asked.mixed_precision
-    )
-    diverged = f", {len(one.failed)} diverged" * bool(one.failed)
-    parts += [f"{one.n_seeds} of {study.seeds} seeds{diverged}"] * (
-        one.n_seeds < study.seeds or bool(diverged)
-    )
-    return parts + ["no search"] * (bool(one.choice) and not one.searched)
+    parts = []
+    if one.extent.rounds != asked.rounds:
+        parts.append(f"{one.extent.rounds} of {asked.rounds} rounds")
+    if one.extent.mixed_precision != asked.mixed_precision:
+        parts.append(f"{one.extent.mixed_precision} products")
+    if one.failed or one.n_seeds < study.seeds:
+        diverged = f", {len(one.failed)} diverged" * bool(one.failed)
+        parts.append(f"{one.n_seeds} of {study.seeds} seeds{diverged}")
+    if one.choice and not one.searched:
+        parts.append("no search")
+    return parts
 
 
 def _comparable(study: Study, found: Found) -> list[tuple[Outcome, float]]:
