@@ -1,6 +1,6 @@
 """The picture of a study, drawn with Matplotlib from its results alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from .outcome import Outcome
 from .records import Records
 from .run import Cell
 from .study import Study
+from .table import shorter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,6 +84,18 @@ def _columns(study: Study, found: Found) -> list[str]:
     return [column for column in study.columns if any(cell.column == column for cell in found)]
 
 
+def _title(study: Study, name: str, cells: Iterable[Outcome]) -> str:
+    """A panel's name and the rounds of shortened cells in it, for a figure is looked at without its table."""
+    return "\n".join([name, *dict.fromkeys(text for one in cells if (text := shorter(study, one)))])
+
+
+def _titles(study: Study, found: Found) -> list[str]:
+    return [
+        _title(study, column, [one for cell, one in found.items() if cell.column == column])
+        for column in _columns(study, found)
+    ]
+
+
 def _style(study: Study, row: str) -> dict[str, Any]:
     place = list(study.rows).index(row)
     return {
@@ -95,7 +108,7 @@ def _bars(figure: "Figure", study: Study, found: Found, _: Records) -> None:
     """One panel per column: a dot with its spread for ours, a ring for the paper's, per row."""
     columns = _columns(study, found)
     rows = [row for row in study.rows if any(cell.row == row for cell in found)]
-    panels = _panels(figure, columns, 3.2, 0.6 + 0.24 * len(rows))
+    panels = _panels(figure, _titles(study, found), 3.2, 0.6 + 0.24 * len(rows))
     for number, (axes, column) in enumerate(zip(panels, columns, strict=True)):
         for place, row in enumerate(rows):
             one = found.get(Cell(row, column))
@@ -118,7 +131,7 @@ def _curves(figure: "Figure", study: Study, found: Found, records: Records) -> N
     """One panel per column: test accuracy over rounds, a line per row, averaged over the seeds."""
     columns = _columns(study, found)
     lines: dict[str, Any] = {}
-    for axes, column in zip(_panels(figure, columns, 4.6, 3.6), columns, strict=True):
+    for axes, column in zip(_panels(figure, _titles(study, found), 4.6, 3.6), columns, strict=True):
         low = []
         for cell, one in found.items():
             curves = [c for run in one.runs if (c := records.curve(run, one.point)) is not None]
@@ -170,7 +183,8 @@ def _matching(figure: "Figure", study: Study, found: Found, records: Records) ->
     for cell, one in shown:
         rates = [rate for run in one.runs if (rate := matching(records, run, study)) is not None]
         titles.append(
-            f"{cell.column}\nmatching rate {100 * np.mean(rates):.0f}% over {len(rates)} populations"
+            _title(study, cell.column, [one])
+            + f"\nmatching rate {100 * np.mean(rates):.0f}% over {len(rates)} populations"
         )
     for axes, (_, one) in zip(_panels(figure, titles, 4.4, 4.4), shown, strict=True):
         run = one.runs[0]
@@ -188,10 +202,10 @@ def _matching(figure: "Figure", study: Study, found: Found, records: Records) ->
             )
 
 
-def _weights(figure: "Figure", _: Study, found: Found, records: Records) -> None:
+def _weights(figure: "Figure", study: Study, found: Found, records: Records) -> None:
     """The target's mixing weights per layer in the first, middle and last third of the rounds."""
     shown = list(found.items())
-    panels = _panels(figure, [cell.column for cell, _ in shown], 5.2, 3.6)
+    panels = _panels(figure, [_title(study, cell.column, [one]) for cell, one in shown], 5.2, 3.6)
     for axes, one in zip(panels, [one for _cell, one in shown], strict=True):
         mixing = over_seeds(records, one)
         layers = list(dict.fromkeys(component for _, component in mixing))
@@ -224,8 +238,11 @@ def _heat_map(figure: "Figure", study: Study, found: Found, records: Records) ->
     shown = list(found.items())
     titles = [
         title
-        for cell, _ in shown
-        for title in (f"{cell.column}: weights", f"{cell.column}: labels in common")
+        for cell, one in shown
+        for title in (
+            _title(study, f"{cell.column}: weights", [one]),
+            f"{cell.column}: labels in common",
+        )
     ]
     panels = _panels(figure, titles, 3.4, 3.4)
     for number, (_, one) in enumerate(shown):

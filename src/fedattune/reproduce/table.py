@@ -46,12 +46,16 @@ def far_off(study: Study, found: Found) -> list[Outcome]:
     return [one for one, off in _comparable(study, found) if abs(off) > FAR]
 
 
+def shorter(study: Study, one: Outcome) -> str:
+    """How many rounds a cell has and should have; nothing where it has them all."""
+    asked = study.run(one.cell, one.choice, 0).experiment.rounds
+    return "" if one.extent.rounds == asked else f"{one.extent.rounds} of {asked} rounds"
+
+
 def lacks(study: Study, one: Outcome) -> list[str]:
     """What the study asks of a cell and it does not have, as short phrases."""
     asked = study.run(one.cell, one.choice, 0).experiment
-    parts = []
-    if one.extent.rounds != asked.rounds:
-        parts.append(f"{one.extent.rounds} of {asked.rounds} rounds")
+    parts = [rounds] if (rounds := shorter(study, one)) else []
     if one.extent.mixed_precision != asked.mixed_precision:
         parts.append(f"{one.extent.mixed_precision} products")
     if one.failed or one.n_seeds < study.seeds:
@@ -128,10 +132,10 @@ def _matrix(study: Study, found: Found) -> list[str]:
     legend = f"Ours ± spread over seeds ({paper}, difference); differences of more than one point are bold; – not run."
     if any(not study.rows[row].match for row in study.paper):
         legend += " † another reading: its difference does not count."
-    return [*_pipes(lines), "", legend, "", *_shorter(study, found)]
+    return [*_pipes(lines), "", legend, "", *_lacking(study, found)]
 
 
-def _shorter(study: Study, found: Found) -> list[str]:
+def _lacking(study: Study, found: Found) -> list[str]:
     """Say which cells have fewer rounds, seeds or digits than the study asks for, or values that nobody searched."""
     few: dict[str, list[Cell]] = {}
     for cell, one in found.items():
