@@ -2,19 +2,22 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from .core import Algorithm, Memory, Payload, State
+from .core import Algorithm, Memory, Payload
 from .engines import Inputs, Trained
 from .params import Params
 from .rooms import Room, Stack, picked
 from .task import Task
 
 ModelRule = Callable[[Payload, Memory, Tensor], Params]
+Send = Callable[[Tensor], Payload]
+"""What the server sends to clients with these numbers now, one row each."""
 
 FIRST_AT_ONCE = 1000
 """Clients whose first payload is made together where payloads are kept on disk."""
@@ -22,19 +25,22 @@ FIRST_AT_ONCE = 1000
 
 @dataclass
 class ClientStates:
-    """The state of all N clients, one row per client on every tensor.
+    """The state of the M clients of one place, one row per client on every tensor.
 
     Attributes:
+        members: (M,) their numbers among all N clients, sorted; clients are named by these numbers.
         memory: what the client rule keeps.
         personal: the parameters that never leave a client.
         buffers: the model's buffers (running statistics), which stay on the client.
         sent: the last payload each client was sent; kept only where the server answers uploads (`reply`).
-        fresh: (N,) whether that payload arrived since the client last trained.
+        fresh: (M,) whether that payload arrived since the client last trained.
         names: the model's parameters in their order.
         common: the averaged BatchNorm statistics that clients are sent; empty where these stay local.
+        room: where rows are kept.
 
     """
 
+    members: Tensor
     memory: dict[str, Stack]
     personal: Stack
     buffers: Stack
@@ -42,35 +48,40 @@ class ClientStates:
     fresh: Tensor
     names: list[str]
     common: Params
+    room: Room
 
     @classmethod
     def start(
         cls,
         algorithm: Algorithm,
         task: Task,
-        server: State,
-        everyone: Tensor,
+        send: Send | None,
+        members: Tensor,
         room: Room,
         *,
         averaged: Iterable[str] = (),
         own_buffers: Params | None = None,
     ) -> "ClientStates":
-        """All clients before the first round; they hold the initial model.
+        """Clients `members` (M,) before the first round; they hold the initial model.
 
-        Buffers `averaged` are shared; `own_buffers` (N, ...) differ between clients.
+        Buffers `averaged` are shared; `own_buffers` (M, ...) differ between clients. Without `send`, the first
+        payloads are to come by `hold`.
         """
         w0 = task.params
         own, first = own_buffers or Params(), task.buffers
         if own:
             first = Params({**first, **own.rows(0)})
+        keeps = send is not None and algorithm.participation.receive == "reply"
         return cls(
+            members=members,
             memory={k: room.stack(f"clients/memory/{k}", v) for k, v in algorithm.client.memory(w0).items()},
             personal=room.stack("clients/personal", w0.only(algorithm.personal.names(task.model))),
             buffers=room.stack("clients/buffers", first, own),
-            sent=_first_payloads(algorithm, server, everyone, room),
-            fresh=torch.zeros(len(everyone), dtype=torch.bool, device=everyone.device),
+            sent=_first_payloads(send, members, room) if send and keeps else None,
+            fresh=torch.zeros(len(members), dtype=torch.bool, device=members.device),
             names=list(w0),
             common=task.buffers.only(averaged),
+            room=room,
         )
 
     def tree(self) -> dict[str, Any]:
@@ -92,15 +103,31 @@ class ClientStates:
         if self.sent is not None:
             self.sent = Payload(tree["sent"]["params"], tree["sent"]["extra"])
 
+    def at(self, ids: Tensor) -> Tensor:
+        """The rows of clients `ids`."""
+        return ids if self._are_all else torch.searchsorted(self.members, ids)
+
+    @cached_property
+    def _are_all(self) -> bool:
+        """Whether a client's number is its row."""
+        return int(self.members[-1]) == len(self.members) - 1
+
+    def hold(self, ids: Tensor, payload: Payload) -> None:
+        """Let clients `ids` keep what they are sent until it is replaced."""
+        if self.sent is None:
+            self.sent = _payload_stacks(payload.rows(0), self.room)
+        self.sent.params.put_rows(self.at(ids), payload.params)
+        for k, v in self.sent.extra.items():
+            v.put_rows(self.at(ids), payload.extra[k])
+
     def arrived(self, ids: Tensor, payload: Payload) -> None:
         """Note what clients `ids` were sent."""
         if self.sent is not None:
-            self.sent.params.put_rows(ids, payload.params)
-            for k, v in self.sent.extra.items():
-                v.put_rows(ids, payload.extra[k])
-        self.fresh[ids] = True
+            self.hold(ids, payload)
+        rows = self.at(ids)
+        self.fresh[rows] = True
         if self.common:
-            self.buffers.only(self.common).put_rows(ids, self.common.repeat(len(ids)))
+            self.buffers.only(self.common).put_rows(rows, self.common.repeat(len(ids)))
 
     def average_buffers(self, uploaded: Params, n: Tensor) -> None:
         """Make the weighted mean of what the cohort uploaded (C, ...) the common statistics; n (C,) samples."""
@@ -111,7 +138,7 @@ class ClientStates:
 
     def held_buffers(self, ids: Tensor) -> Params:
         """The buffers (E, ...) that clients `ids` hold."""
-        return picked(self.buffers, ids, len(self.fresh))
+        return picked(self.buffers, self.at(ids), len(self.fresh))
 
     def received_buffers(self, ids: Tensor) -> Params:
         """Buffers (E, ...) of clients `ids` if all were sent the common ones now; under `reply`, those they hold."""
@@ -121,11 +148,12 @@ class ClientStates:
 
     def inputs(self, ids: Tensor, payload: Payload, heard: Tensor) -> Inputs:
         """What clients `ids` start training from when `payload` is the last they were sent; `heard` is of `Job`."""
+        rows = self.at(ids)
         return Inputs(
-            self._whole(payload, self.personal.rows(ids)),
-            {k: v.rows(ids) for k, v in self.memory.items()},
-            self.buffers.rows(ids),
-            self.fresh[ids],
+            self._whole(payload, self.personal.rows(rows)),
+            {k: v.rows(rows) for k, v in self.memory.items()},
+            self.buffers.rows(rows),
+            self.fresh[rows],
             heard,
         )
 
@@ -137,26 +165,27 @@ class ClientStates:
 
     def keep(self, ids: Tensor, trained: Trained) -> None:
         """Store what training left on clients `ids`."""
+        rows = self.at(ids)
         for k, v in self.memory.items():
-            v.put_rows(ids, trained.memory[k])
-        self.personal.put_rows(ids, trained.upload.params)
-        self.buffers.put_rows(ids, trained.buffers)
-        self.fresh[ids] = False
+            v.put_rows(rows, trained.memory[k])
+        self.personal.put_rows(rows, trained.upload.params)
+        self.buffers.put_rows(rows, trained.buffers)
+        self.fresh[rows] = False
 
-    def models(self, rule: ModelRule, ids: Tensor, broadcast: Callable[[Tensor], Payload]) -> Params:
-        """The model (E, ...) that `rule` gives clients `ids`; `broadcast` is asked where nothing was kept."""
-        n = len(self.fresh)
+    def models(self, rule: ModelRule, ids: Tensor, send: Send) -> Params:
+        """The model (E, ...) that `rule` gives clients `ids`; `send` is asked where nothing was kept."""
+        n, rows = len(self.fresh), self.at(ids)
         if self.sent is not None:
             sent = Payload(
-                picked(self.sent.params, ids, n), {k: picked(v, ids, n) for k, v in self.sent.extra.items()}
+                picked(self.sent.params, rows, n), {k: picked(v, rows, n) for k, v in self.sent.extra.items()}
             )
-            fresh = self.fresh[ids]
+            fresh = self.fresh[rows]
         else:
-            sent, fresh = broadcast(ids), torch.ones_like(ids, dtype=torch.bool)
+            sent, fresh = send(ids), torch.ones_like(ids, dtype=torch.bool)
         if not self.memory and not self.personal:
             return rule(sent, {}, fresh)  # one model for all stays one model
-        memory = {k: picked(v, ids, n) for k, v in self.memory.items()}
-        models: Params = vmap(rule)(self._whole(sent, picked(self.personal, ids, n)), memory, fresh)
+        memory = {k: picked(v, rows, n) for k, v in self.memory.items()}
+        models: Params = vmap(rule)(self._whole(sent, picked(self.personal, rows, n)), memory, fresh)
         return models
 
 
@@ -165,36 +194,39 @@ def owned(stack: Params) -> Params:
     return stack.map(lambda a: a.clone(memory_format=torch.contiguous_format))
 
 
-def _first_payloads(algorithm: Algorithm, server: State, everyone: Tensor, room: Room) -> Payload | None:
-    """What each client was sent before the first round, where that is kept."""
-    if algorithm.participation.receive != "reply":
-        return None
+def _first_payloads(send: Send, members: Tensor, room: Room) -> Payload:
+    """What each client was sent before the first round."""
     if not room.disk:
-        first = algorithm.server.broadcast(server, everyone)
+        first = send(members)
         return Payload(owned(first.params), {k: owned(v) for k, v in first.extra.items()})
-    one = algorithm.server.broadcast(server, everyone[:1]).rows(0)
-    sent = Payload(
-        cast(Params, room.stack("clients/sent/params", one.params)),
-        {k: cast(Params, room.stack(f"clients/sent/extra/{k}", v)) for k, v in one.extra.items()},
-    )
-    stretches: list[Tensor] = list(everyone.split(FIRST_AT_ONCE))  # type: ignore[no-untyped-call]
+    one = send(members[:1]).rows(0)
+    sent = _payload_stacks(one, room)
+    stretches: list[Tensor] = list(torch.arange(len(members), device=members.device).split(FIRST_AT_ONCE))  # type: ignore[no-untyped-call]
     differ = 0
-    for number, ids in enumerate([stretches[-1], *stretches[:-1]]):
-        payload = algorithm.server.broadcast(server, ids)
-        differ += _put_other(sent.params, one.params, ids, payload.params)
+    for number, rows in enumerate([stretches[-1], *stretches[:-1]]):
+        payload = send(members[rows])
+        differ += _put_other(sent.params, one.params, rows, payload.params)
         for k, v in sent.extra.items():
-            differ += _put_other(v, one.extra[k], ids, payload.extra[k])
+            differ += _put_other(v, one.extra[k], rows, payload.extra[k])
         # A rule draws something for each client, or sends all the same at first: of 2,000, one would have shown.
         if number == 1 and not differ:
             break
     return sent
 
 
-def _put_other(stack: Stack, first: Params, ids: Tensor, rows: Params) -> int:
+def _payload_stacks(one: Payload, room: Room) -> Payload:
+    """Room for a payload of each client, that of `one` at first."""
+    return Payload(
+        cast(Params, room.stack("clients/sent/params", one.params)),
+        {k: cast(Params, room.stack(f"clients/sent/extra/{k}", v)) for k, v in one.extra.items()},
+    )
+
+
+def _put_other(stack: Stack, first: Params, at: Tensor, rows: Params) -> int:
     """Write those rows that differ from the first one, as equal ones take no space; how many these are."""
-    other = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    other = torch.zeros(len(at), dtype=torch.bool, device=at.device)
     for k, v in rows.items():
-        other |= (v != first[k]).reshape(len(ids), -1).any(1)
+        other |= (v != first[k]).reshape(len(at), -1).any(1)
     if other.any():
-        stack.put_rows(ids[other], rows.rows(other.nonzero().flatten()))
+        stack.put_rows(at[other], rows.rows(other.nonzero().flatten()))
     return int(other.sum())

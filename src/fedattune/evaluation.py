@@ -9,13 +9,12 @@ from torch import Tensor
 from torch.func import vmap
 
 from .client import SGD
-from .clients import ClientStates, owned
-from .core import Algorithm, FineTune, Payload, State
+from .clients import ClientStates, Send
+from .core import Algorithm, FineTune, Payload
 from .data import Federation
 from .engines import Engine, Held, Inputs, Scores, Trained, Work
 from .params import Params, concatenate
 from .rooms import Room, Stack
-from .runs import RunStore
 
 PROBED_AT_ONCE = 32
 """Clients whose received models are made together where that takes a look at data."""
@@ -34,13 +33,24 @@ class Models(NamedTuple):
     buffers: Params
 
 
+class Scored(NamedTuple):
+    """The scores (E,) on one part of clients `ids` (E,), at one point: received, trained, or global.
+
+    At `global`, it is the one global model of the method that is scored on every client's part.
+    """
+
+    point: str
+    part: Held
+    ids: Tensor
+    scores: Scores
+
+
 @dataclass
 class Evaluation:
     """Evaluates clients at the two points and keeps the models that it evaluated last.
 
     Attributes:
         judged: the E clients that are evaluated, sorted.
-        accuracy: mean test accuracy at the headline point, at the last evaluation.
         deployed: models and buffers (E, ...) that were evaluated last at the headline point.
 
     """
@@ -49,9 +59,7 @@ class Evaluation:
     engine: Engine
     federation: Federation
     clients: ClientStates
-    store: RunStore
     judged: Tensor
-    accuracy: float | None = None
     deployed: tuple[Stack, Stack] = field(default_factory=lambda: (Params(), Params()))
 
     def of_trained(self, ids: Tensor, trained: Trained) -> Models | None:
@@ -69,46 +77,55 @@ class Evaluation:
             trained.buffers,
         )
 
-    def trained(self, r: int, done: Sequence[Models], server: State) -> None:
-        """Evaluate clients after local training: the models that `done` has, those of the others rest."""
+    def trained(self, done: Sequence[Models], send: Send) -> list[Scored]:
+        """The scores of clients after local training: of the models that `done` has, those of the others rest."""
         if self.algorithm.adapt:
-            return
+            return []
 
         def models(ids: Tensor) -> Models:
             if len(done) == 1 and torch.equal(done[0].ids, ids):
                 return done[0]
-            rule = self.algorithm.client.resting_model
-            params = owned(self.clients.models(rule, ids, lambda who: self._send(server, who)))
-            buffers = owned(self.clients.held_buffers(ids))
-            for mine in done:
-                rows = torch.isin(mine.ids, ids, assume_unique=True).nonzero().flatten()
-                places = torch.searchsorted(ids, mine.ids[rows])
-                params.put_rows(places, mine.params.rows(rows))
-                buffers.put_rows(places, mine.buffers.rows(rows))
+            pieces = [_some(mine, ids) for mine in done]
+            busy = torch.cat([mine.ids for mine in pieces]) if pieces else ids[:0]
+            if len(resting := ids[~torch.isin(ids, busy)]):
+                params = self.clients.models(self.algorithm.client.resting_model, resting, send)
+                pieces.append(Models(resting, params, self.clients.held_buffers(resting)))
+            params, buffers = (
+                like.map(lambda v: v.new_empty(len(ids), *v.shape[1:]))
+                for like in (pieces[0].params, pieces[0].buffers)
+            )
+            for mine in pieces:
+                places = torch.searchsorted(ids, mine.ids)
+                params.put_rows(places, mine.params)
+                buffers.put_rows(places, mine.buffers)
             return Models(ids, params, buffers)
 
-        self._score("trained", r, map(models, self._stretches()))
+        return self._score("trained", map(models, self._stretches()))
 
-    def received(self, r: int, server: State, training: Work, adaptation: Work) -> None:
-        """Evaluate clients after communication; then fine-tuned, where the method does that.
+    def received(
+        self, send: Send, w: Params | None, training: Work, adaptation: Work, mean_buffers: Params | None
+    ) -> list[Scored]:
+        """The scores of clients after communication; then fine-tuned, where the method does that.
 
-        `training` is the work of the next round, `adaptation` that of this round's fine-tuning.
+        `w` is the global model without what never leaves a client, if there is one; its buffers are `mean_buffers`,
+        by default the mean of those that clients have here. `training` is the work of the next round, `adaptation`
+        that of this round's fine-tuning.
         """
         adapt, rule = self.algorithm.adapt, self.algorithm.client
 
         def models(ids: Tensor) -> Models:
             buffers = self.clients.received_buffers(ids)
             if rule.ready_after_probe:
-                return Models(ids, self._probed(server, training, ids, buffers), buffers)
-            params = self.clients.models(rule.received_model, ids, lambda who: self._send(server, who))
+                return Models(ids, self._probed(send, training, ids, buffers), buffers)
+            params = self.clients.models(rule.received_model, ids, send)
             return Models(ids, params, buffers)
 
         stretches = whole = self._stretches()
         if len(stretches) > 1 and not rule.ready_after_probe and _alike(models(self.judged[:2]).params):
             whole = [self.judged]  # one model for all takes no memory
         made = [models(self.judged)] if len(whole) == 1 else []
-        scores = self._score("received", r, made or map(models, whole))
-        self._global(r, server, scores, bool(made) and _alike(made[0].params))
+        found = self._score("received", made or map(models, whole))
+        found += self._global(w, found, mean_buffers, bool(made) and _alike(made[0].params))
         if adapt:
             # Whoever adapts on what is scored sees nothing of the other part, from which values are chosen; the
             # test part comes last, for its models are kept.
@@ -116,24 +133,22 @@ class Evaluation:
             for on in (PARTS[1:], PARTS[:1]) if leaks else (PARTS,):
                 work = replace(adaptation, part=on[0] if leaks else "train")
                 again = made if len(stretches) == 1 else map(models, stretches)
-                self._score("trained", r, (self._adapted(piece, adapt, work) for piece in again), on)
+                found += self._score("trained", (self._adapted(piece, adapt, work) for piece in again), on)
+        return found
 
     def _stretches(self) -> Sequence[Tensor]:
         """The evaluated clients, in stretches whose personal models fit into memory."""
         size = max(1, MODEL_BYTES // max(1, self.engine.task.params.nbytes()))
         return list(self.judged.split(size))  # type: ignore[no-untyped-call]
 
-    def _send(self, server: State, ids: Tensor) -> Payload:
-        return self.algorithm.server.broadcast(server, ids)
-
-    def _probed(self, server: State, work: Work, ids: Tensor, buffers: Params) -> Params:
+    def _probed(self, send: Send, work: Work, ids: Tensor, buffers: Params) -> Params:
         """The models of clients `ids` as their next round would begin with them."""
         rule, work = self.algorithm.client, replace(work, steps=0, epochs=None)
         models = []
         numbers = torch.arange(len(ids), device=ids.device)
         for rows in numbers.split(PROBED_AT_ONCE):  # type: ignore[no-untyped-call]
             some, kept = ids[rows], self.clients.sent
-            sent = self._send(server, some) if kept is None else kept.rows(some)
+            sent = send(some) if kept is None else kept.rows(self.clients.at(some))
             inputs = self.clients.inputs(some, sent, torch.zeros_like(some, dtype=torch.bool))
             done = self.engine.train(rule, some, inputs._replace(buffers=buffers.rows(rows)), work)
             models.append(vmap(rule.trained_model)(done.upload, done.memory))
@@ -148,44 +163,48 @@ class Evaluation:
         done = self.engine.train(SGD(), models.ids, inputs, work)
         return Models(models.ids, done.upload.params, done.buffers)
 
-    def _global(self, r: int, server: State, scores: Scores | None, alike: bool) -> None:
-        """Evaluate the one global model, if there is one; `scores` are its own if what was received is `alike`."""
+    def _global(
+        self, w: Params | None, found: Sequence[Scored], mean_buffers: Params | None, alike: bool
+    ) -> list[Scored]:
+        """The scores of the one global model, if there is one; `found` has its own if what was received is `alike`."""
         network, personal = self.algorithm.network, self.clients.personal
-        w = self.algorithm.server.global_model(server)
+        scores = next((one.scores for one in found if one.part == "test"), None)
         if w is None or scores is None or (personal and not (network and network.generic)):
-            return
+            return []
         first = personal.rows(0)
         whole = Params({k: w[k] if k in w else torch.zeros_like(first[k]) for k in self.clients.names})
         if self.clients.buffers or not alike:
-            # Without shared statistics, those of the clients' mean stand in.
-            buffers = self.clients.received_buffers(self.judged).map(lambda b: b.double().mean(0).to(b.dtype))
             n = len(self.judged)
+            if mean_buffers is None:
+                total = self.total_buffers()
+                mean_buffers = total.map(lambda b: b / n)
+            # Without shared statistics, those of the clients' mean stand in.
+            buffers = mean_buffers.map(lambda b, like: b.to(like.dtype), self.clients.buffers.rows(0))
             scores = self.engine.evaluate(whole.repeat(n), buffers.repeat(n), "test", self.judged)
-        self.store.add_scores(r, "global", "test", scores, self.judged)
+        return [Scored("global", "test", self.judged, scores)]
+
+    def total_buffers(self) -> Params:
+        """The sum over evaluated clients of their buffers after communication, in float64."""
+        return self.clients.received_buffers(self.judged).map(lambda b: b.double().sum(0))
 
     def _score(
         self,
         point: Literal["received", "trained"],
-        r: int,
         pieces: Iterable[Models],
         on: Sequence[Held] = PARTS,
-    ) -> Scores | None:
-        """Store the scores of one point on both parts, or those that are given; those on the test part."""
+    ) -> list[Scored]:
+        """The scores of one point on both parts, or those that are given."""
         parts = [part for part in on if self.federation.sizes(part).any()]
-        scores: dict[str, list[Scores]] = {part: [] for part in parts}
-        headline = point == self.algorithm.headline
+        scores: dict[Held, list[Scores]] = {part: [] for part in parts}
         for piece in pieces:
             for part in parts:
                 scores[part].append(self.engine.evaluate(piece.params, piece.buffers, part, piece.ids))
-            if headline:
+            if point == self.algorithm.headline:
                 self._deploy(piece)
-        joint = {part: Scores(*map(torch.cat, zip(*some, strict=True))) for part, some in scores.items()}
-        for part in parts:
-            self.store.add_scores(r, point, part, joint[part], self.judged)
-        test = joint.get("test")
-        if test is not None and headline:
-            self.accuracy = float((test.correct / test.n).mean())
-        return test
+        return [
+            Scored(point, part, self.judged, Scores(*map(torch.cat, zip(*some, strict=True))))
+            for part, some in scores.items()
+        ]
 
     def _deploy(self, piece: Models) -> None:
         """Keep what was evaluated; on disk if it is too much to be made at once."""
@@ -201,6 +220,12 @@ class Evaluation:
             )
         for stack, new in zip(self.deployed, piece[1:], strict=True):
             stack.put_rows(rows, new)
+
+
+def _some(models: Models, ids: Tensor) -> Models:
+    """The models of those that are among clients `ids`."""
+    rows = torch.isin(models.ids, ids, assume_unique=True).nonzero().flatten()
+    return Models(models.ids[rows], models.params.rows(rows), models.buffers.rows(rows))
 
 
 def _alike(models: Params) -> bool:

@@ -1,12 +1,12 @@
 """What passes between server, engine and clients in one round: payloads, jobs, and the types of their parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .params import Params
+from .params import Params, concatenate
 
 Batch: TypeAlias = tuple[Tensor, ...]
 """(x, y) or (x, y, weight): (B, ...) inputs, (B,) labels, (B,) weights that are 0 for padding."""
@@ -45,6 +45,14 @@ class Payload(NamedTuple):
     def nbytes(self) -> int:
         """Bytes that travel."""
         return self.params.nbytes() + sum(v.nbytes() for v in self.extra.values())
+
+
+def joined(payloads: Sequence[Payload]) -> Payload:
+    """The rows of several payloads after each other."""
+    if len(payloads) == 1:
+        return payloads[0]
+    extra = {k: concatenate([payload.extra[k] for payload in payloads]) for k in payloads[0].extra}
+    return Payload(concatenate([payload.params for payload in payloads]), extra)
 
 
 HEARD = torch.tensor(True)

@@ -17,8 +17,8 @@ def client_facts(run: "Run") -> dict[str, Any]:
 
     `numbers`, `population` and `missing` (number -> name) are there only where not all clients are evaluated.
     """
-    judged, federation = run.evaluation.judged.tolist(), run.federation
-    sizes = [federation.sizes(part)[run.evaluation.judged.cpu()].tolist() for part in PARTS]
+    judged, federation = run.judged.tolist(), run.federation
+    sizes = [federation.sizes(part)[run.judged.cpu()].tolist() for part in PARTS]
     names = [federation.names[i] for i in judged]
     clients = [
         {"id": name, "n_train": train, "n_validation": validation, "n_test": test}
@@ -41,8 +41,8 @@ def run_notes(run: "Run") -> list[str]:
     name, algorithm, records = run.config["algorithm"], run.algorithm, run.store.rounds()
     ids = cohort(run.settings, len(run.everyone), run.record.round).to(run.everyone.device)
     said = list(algorithm.server.remarks(run.server, ids))
-    personal = set(run.clients.personal)
-    if algorithm.personal not in (Nothing(), Everything()) and personal == set(run.clients.names):
+    personal = set(run.place.personal)
+    if algorithm.personal not in (Nothing(), Everything()) and personal == set(run.task.params):
         said.append("all of this model stays on the clients, so nothing is shared: this is training alone")
     if algorithm.personal == Norms() and not personal:
         said.append("this model has no BatchNorm layers, so all of it is shared")
@@ -73,7 +73,7 @@ def _lost(name: str, records: Sequence[RoundRecord], names: Sequence[str]) -> li
 def _of_all_methods(run: "Run", records: Sequence[RoundRecord]) -> list[str]:
     """What is the same for every method of a comparison, and so is said without a name."""
     said = []
-    judged, n = len(run.evaluation.judged), len(run.everyone)
+    judged, n = len(run.judged), len(run.everyone)
     if judged < n:
         why = "" if run.settings.eval_clients else f", the default for more than {EVALUATE_ALL:,}"
         said.append(

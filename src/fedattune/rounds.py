@@ -9,31 +9,27 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from .clients import ClientStates, owned
-from .cohorts import ADAPTATION, TRAINING, absent, cohort, device, evaluated
+from .clients import owned
+from .cohorts import absent, cohort, device, evaluated
 from .config import Settings
 from .core import Algorithm, Payload, State
 from .data import Federation
-from .engines import Trained, Work, make_engine
-from .engines.base import join
 from .engines.machine import WORTH_ALL_CORES, threads
 from .errors import DivergedError
-from .evaluation import Evaluation, Models
+from .evaluation import Scored
+from .messages import joined
 from .params import Params, concatenate
 from .remarks import client_facts, run_notes
 from .result import Result
 from .rooms import Room, check_joining, in_memory, row_bytes
 from .runs import RoundRecord, RunStore, disk_rows, load_tensors, restore, save_tensors
 from .runs.folder import RunFolder
+from .site import Order, Place, Report, Site, among, weight_decay
 from .starting import check_extras, fitted, start_server
 from .task import Task
 
 CHECKPOINT_SHARE = 0.1
 """Share of the time that may go into checkpoints; a killed run repeats at most the rounds since the last one."""
-
-
-TURN_BYTES = 1 << 30
-"""Bytes of models that are trained together in one turn, unless more clients than that upload."""
 
 
 class Progress(NamedTuple):
@@ -46,40 +42,23 @@ class Progress(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What clients that trained together left: of `ids`, those that upload, what they were sent, and the rest.
+    """What came of an order to train, and the bytes that went to the clients before."""
 
-    Attributes:
-        trained: what training left on those that upload.
-        bytes_down, steps: of all that were sent something, and trained.
-        dropped: clients whose training was not finite.
-        models: those of evaluated clients after training.
-        n_trained: clients whose training went well.
-
-    """
-
-    ids: Tensor
-    sent: Payload
-    trained: Trained | None
+    report: Report
     bytes_down: int
-    steps: int = 0
-    dropped: Sequence[int] = ()
-    models: Models | None = None
-    n_trained: int = 0
 
 
-def _joined(turns: Sequence[Turn]) -> tuple[Payload, Trained]:
-    """What all clients that upload were sent, and what training left on them."""
-    done = [turn.trained for turn in turns if turn.trained is not None]
-    if len(done) == 1:
-        return turns[0].sent, done[0]
-    extra = {k: concatenate([turn.sent.extra[k] for turn in turns]) for k in turns[0].sent.extra}
-    return Payload(concatenate([turn.sent.params for turn in turns]), extra), join(done, concatenate)
+def _joined(reports: Sequence[Report]) -> tuple[Payload, Payload, Params]:
+    """What all clients that upload were sent, what they upload, and their buffers."""
+    buffers = concatenate([report.buffers for report in reports])
+    return joined([report.sent for report in reports]), joined([r.upload for r in reports]), buffers
 
 
 class Run:
     """One run: its moving parts, and what one round does with them.
 
-    `model` is what is trained: the user's model, or what the method makes of it.
+    `model` is what is trained: the user's model, or what the method makes of it. `spread` says where clients are:
+    by default in this process.
     """
 
     def __init__(
@@ -90,6 +69,7 @@ class Run:
         settings: Settings,
         config: dict[str, Any],
         folder: RunFolder | None,
+        spread: "Callable[[Run], Place] | None" = None,
     ) -> None:
         where = device(settings)
         self.settings, self.config, self.folder = settings, config, folder
@@ -97,50 +77,44 @@ class Run:
         self.everyone = torch.arange(federation.n_clients, device=where)
         self.federation = federation.to(where)
         self.n_train = federation.sizes("train").to(where)
+        self.judged = evaluated(settings, federation).to(where)
         self.task = Task(model, settings.mixed_precision != "off").to(where, getattr(torch, settings.dtype))
-        steps = settings.all_steps(float(self.n_train.double().mean()))
         n = federation.n_clients
-        cohort = settings.cohort_size(n)
-        self.engine = make_engine(settings.engine, self.task, self.federation, steps=steps, cohort=cohort)
         server, shared = start_server(self.algorithm, self.task, n, settings.seed)
         self.room = Room.choose(
             settings, n, row_bytes(self.algorithm, self.task, server), folder.rows if folder else None
         )
-        small = cohort * self.task.params.numel() < WORTH_ALL_CORES
+        small = settings.cohort_size(n) * self.task.params.numel() < WORTH_ALL_CORES
         self.spares_a_core = self.room.disk and small
-        self.at_once = max(1, TURN_BYTES // max(1, self.task.params.nbytes()))
         self.server = self.room.settle(server)
         if settings.held_out:
             check_joining(self.server)
         check_extras(self.algorithm, self.server, self.everyone[:1])
         self.shares = bool(shared)
         self.averages_buffers = self.shares and self.algorithm.bn_buffers == "average"
-        averaged = self.task.bn_statistics if self.averages_buffers else ()
-        own_buffers = None
-        if self.algorithm.network:
-            counts = torch.from_numpy(federation.label_counts("train")).to(where, self.engine.dtype)
-            own_buffers = self.algorithm.network.client_buffers(counts)
-        self.clients = ClientStates.start(
-            self.algorithm,
-            self.task,
-            self.server,
-            self.everyone,
-            self.room,
-            averaged=averaged,
-            own_buffers=own_buffers,
-        )
+        self.answers = self.algorithm.participation.receive == "reply"
         self.store = RunStore(folder.metrics if folder else None)
         self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
-        self.evaluation = Evaluation(
-            self.algorithm,
-            self.engine,
-            self.federation,
-            self.clients,
-            self.store,
-            evaluated(settings, federation).to(where),
-        )
+        self.accuracy: float | None = None
+        self.place = self._settle() if spread is None else spread(self)
         if folder and folder.checkpoint.exists():
             self._load(folder)
+
+    def _settle(self) -> Place:
+        """All clients in this process."""
+        return Site(
+            self.algorithm,
+            self.federation,
+            self.task,
+            self.settings,
+            self.room,
+            send=self.send,
+            averages_buffers=self.averages_buffers,
+        )
+
+    def send(self, ids: Tensor) -> Payload:
+        """What the server sends to clients `ids` now, one row each."""
+        return self.algorithm.server.broadcast(self.server, ids)
 
     def go(self, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Result:
         """Run the rounds that are left."""
@@ -152,7 +126,7 @@ class Run:
             now = time.perf_counter()
             self.record = self.record._replace(seconds=now - started)
             self.store.add_round(self.record)
-            watch(Progress(r, self.settings.rounds, self.evaluation.accuracy, self.record.seconds))
+            watch(Progress(r, self.settings.rounds, self.accuracy, self.record.seconds))
             stopped = not last and stop()
             if last:
                 self._save_models()
@@ -166,7 +140,7 @@ class Run:
 
     def evaluate_arrival(self) -> None:
         """Evaluate, as round 0, what clients are sent before they have trained at all."""
-        self.evaluation.received(0, self.server, self._work(1, TRAINING), self._work(0, ADAPTATION))
+        self._keep(0, self.place.received(0, self.send, self._global_model()))
 
     def _round(self, r: int, evaluate: bool) -> None:
         participation, server = self.algorithm.participation, self.algorithm.server
@@ -177,110 +151,73 @@ class Run:
 
         ids = asked if participation.train == "cohort" else everyone
         receivers = asked if participation.receive == "cohort" else everyone
+        order = Order(r, ids, asked, away, server.learns, evaluate)
         with self._beside_the_disk():
             turns = [
-                self._turn(r, some, asked=asked, away=away, receivers=receivers, evaluate=evaluate)
-                for some in torch.split(ids, max(len(asked), self.at_once))
+                self._turn(order._replace(ids=some), receivers)
+                for some in torch.split(ids, max(len(asked), self.place.at_once))
             ]
         down = self.record.bytes_down + sum(turn.bytes_down for turn in turns)
-        dropped = [i for turn in turns for i in turn.dropped]
-        if dropped and not any(turn.n_trained for turn in turns):
+        reports = [turn.report for turn in turns]
+        dropped = [i for report in reports for i in report.dropped]
+        lost = {i: why for report in reports for i, why in report.lost.items()}
+        if dropped and not any(report.n_trained for report in reports):
             self._stop_diverged(r, len(dropped))
         if evaluate:
-            self.evaluation.trained(r, [t.models for t in turns if t.models is not None], self.server)
-        heard = [turn for turn in turns if len(turn.ids)]
-        up, steps = self.record.bytes_up, self.record.steps + sum(turn.steps for turn in turns)
-        ids = torch.cat([turn.ids for turn in heard]) if heard else asked[:0]
+            self._keep(r, self.place.trained(r, self.send))
+        heard = [report for report in reports if len(report.ids)]
+        up, steps = self.record.bytes_up, self.record.steps + sum(report.steps for report in reports)
+        ids = torch.cat([report.ids for report in heard]) if heard else asked[:0]
         if heard:
             with self._beside_the_disk():
                 received, answered = self._aggregate(ids, *_joined(heard))
             up, down = up + received, down + answered
         if evaluate:
-            work, adaptation = self._work(r + 1, TRAINING), self._work(r, ADAPTATION)
-            self.evaluation.received(r, self.server, work, adaptation)
+            self._keep(r, self.place.received(r, self.send, self._global_model()))
             if len(ids) and (matrices := server.mixing(self.server, ids)):
                 self.store.add_mixing(r, matrices)
-        self.record = RoundRecord(r, self.record.seconds, up, down, steps, dropped, away.tolist())
+        missing = sorted({*away.tolist(), *lost})
+        self.store.add_faults(r, lost)
+        self.record = RoundRecord(r, self.record.seconds, up, down, steps, dropped, missing)
 
-    def _turn(
-        self, r: int, ids: Tensor, *, asked: Tensor, away: Tensor, receivers: Tensor, evaluate: bool
-    ) -> Turn:
-        """Send to clients `ids`, train them, and keep what is theirs; all of a round, or as many as fit into memory."""
-        server, down = self.algorithm.server, 0
-        if self.clients.sent is None:
-            payload = server.broadcast(self.server, ids)
-            self.clients.arrived(ids, payload)
-            rows = self._places(ids, receivers)
+    def _turn(self, order: Order, receivers: Tensor) -> Turn:
+        """Send to clients and train them: all of a round, or as many as fit into memory."""
+        server, ids, payload, down = self.algorithm.server, order.ids, None, 0
+        if not self.answers:
+            payload = self.send(ids)
+            rows = among(ids, receivers, len(self.everyone))
             to, sent = (ids, payload) if rows is None else (ids[rows], payload.rows(rows))
             if len(to):
-                down = server.bytes_down(self.server, to, sent) + self.clients.common.nbytes() * len(to)
-        else:
-            payload = self.clients.sent.rows(ids)
-        if len(away):  # nothing of their round is kept, so it need not be computed
-            here = (~torch.isin(ids, away)).nonzero().flatten()
-            ids, payload = ids[here], payload.rows(here)
-        if not len(ids):
-            return Turn(ids, payload, None, down)
-        heard = torch.isin(ids, asked) & server.learns
-        inputs = self.clients.inputs(ids, payload, heard)
-        trained = self.engine.train(self.algorithm.client, ids, inputs, self._work(r, TRAINING))
-        good = trained.finite()
-        dropped = ids[~good].tolist()
-        if dropped:  # they keep what they had, and upload nothing
-            rows = good.nonzero().flatten()
-            ids, trained, payload = ids[rows], trained.rows(rows), payload.rows(rows)
-        models = self.evaluation.of_trained(ids, trained) if evaluate and len(ids) else None
-        if len(ids):
-            self.clients.keep(ids, trained)
-        rows, n_trained, steps = self._places(ids, asked), len(ids), int(trained.n_steps.sum())
-        if rows is not None:
-            ids, payload, trained = ids[rows], payload.rows(rows), trained.rows(rows)
-        return Turn(ids, payload, trained, down, steps, dropped, models, n_trained)
+                down = server.bytes_down(self.server, to, sent) + self.place.common.nbytes() * len(to)
+        return Turn(self.place.train(order, payload, self.send), down)
 
-    def _aggregate(self, ids: Tensor, sent: Payload, trained: Trained) -> tuple[int, int]:
+    def _aggregate(self, ids: Tensor, sent: Payload, upload: Payload, buffers: Params) -> tuple[int, int]:
         """Hand the cohort's uploads to the server, and its answer back; the bytes of both."""
         server, n = self.algorithm.server, self.n_train[ids]
-        upload = trained.upload._replace(params=trained.upload.params.without(self.clients.personal))
         self.server = server.aggregate(self.server, ids, sent, upload, n)
         up, down = server.bytes_up(self.server, ids, upload), 0
         if self.averages_buffers:
-            self.clients.average_buffers(trained.buffers, n)
-            up += self.clients.common.nbytes() * len(ids)
-        if self.clients.sent is not None:
-            answer = server.broadcast(self.server, ids)
-            self.clients.arrived(ids, answer)
-            down = server.bytes_down(self.server, ids, answer) + self.clients.common.nbytes() * len(ids)
+            self.place.average_buffers(buffers, n)
+            up += self.place.common.nbytes() * len(ids)
+        if self.answers:
+            answer = self.send(ids)
+            self.place.arrived(ids, answer)
+            down = server.bytes_down(self.server, ids, answer) + self.place.common.nbytes() * len(ids)
         return up, down
+
+    def _global_model(self) -> Params | None:
+        return self.algorithm.server.global_model(self.server)
+
+    def _keep(self, r: int, found: Sequence[Scored]) -> None:
+        """Store the scores of round r."""
+        for point, part, ids, scores in found:
+            self.store.add_scores(r, point, part, scores, ids)
+            if (point, part) == (self.algorithm.headline, "test"):
+                self.accuracy = float((scores.correct / scores.n).mean())
 
     def _beside_the_disk(self) -> AbstractContextManager[None]:
         """Outside the engine, leave a core to the rows that are written; small operations would only wait for it."""
         return threads(1) if self.spares_a_core else nullcontext()
-
-    def _work(self, r: int, stream: int) -> Work:
-        return Work(
-            seed=self.settings.seed,
-            stream=stream,
-            round=r,
-            lr=self.settings.lr,
-            batch_size=self.settings.batch_size,
-            steps=self.settings.local_steps,
-            epochs=self.settings.epochs,
-            weight_decay=self._weight_decay(),
-            drop_last=self.task.uses_batch_statistics,
-            cohort=self.settings.cohort_size(len(self.everyone)),
-            personal=tuple(self.clients.personal),
-        )
-
-    def _weight_decay(self) -> float:
-        given = (self.algorithm.weight_decay, self.settings.weight_decay)
-        return next((decay for decay in given if decay is not None), self.algorithm.default_weight_decay)
-
-    def _places(self, ids: Tensor, some: Tensor) -> Tensor | None:
-        """The places in `ids` of those that are among `some`; None if all are."""
-        if len(some) == len(self.everyone):
-            return None
-        among = torch.isin(ids, some, assume_unique=True)
-        return None if bool(among.all()) else among.nonzero().flatten()
 
     def _stop_diverged(self, r: int, n: int) -> None:
         self.store.commit()
@@ -292,8 +229,8 @@ class Run:
     def _save(self) -> None:
         self.store.commit()
         if self.folder:
-            tree = {"server": self.server, "clients": self.clients.tree()}
-            meta = {"record": json.dumps(self.record), "accuracy": json.dumps(self.evaluation.accuracy)}
+            tree = {"server": self.server, "clients": self.place.tree()}
+            meta = {"record": json.dumps(self.record), "accuracy": json.dumps(self.accuracy)}
             on_disk = disk_rows(tree)
             for stack in on_disk:
                 stack.sync()
@@ -304,31 +241,31 @@ class Run:
     def _save_models(self) -> None:
         """Write every client's model; before the last checkpoint, which says that this is done."""
         if self.folder:
-            models, buffers = self.evaluation.deployed
+            models, buffers = self.place.deployed
             if isinstance(models, Params) and all(v.stride(0) == 0 for v in models.values()):
                 models = models.rows(slice(0, 1))
             save_tensors(self.folder.models, {"params": in_memory(models), "buffers": in_memory(buffers)}, {})
 
     def _load(self, folder: RunFolder) -> None:
         flat, meta = load_tensors(folder.checkpoint)
-        tree = restore({"server": self.server, "clients": self.clients.tree()}, flat, rows=folder.rows)
+        tree = restore({"server": self.server, "clients": self.place.tree()}, flat, rows=folder.rows)
         self.server = cast(State, tree["server"])
-        self.clients.load(tree["clients"])
+        self.place.load(tree["clients"])
         self.record = RoundRecord(*json.loads(meta["record"]))
-        self.evaluation.accuracy = json.loads(meta["accuracy"])
+        self.accuracy = json.loads(meta["accuracy"])
         self.store.forget_after(self.record.round)
 
     def _result(self, finished: bool) -> Result:
         facts = {
             "headline": self.algorithm.headline,
             "notes": run_notes(self),
-            "weight_decay": self._weight_decay(),
+            "weight_decay": weight_decay(self.algorithm, self.settings),
             "n_parameters": self.task.params.numel(),
             "input_shape": list(self.federation.input_shape),
             "classes": list(self.federation.classes),
             **client_facts(self),
         }
-        models, buffers = self.evaluation.deployed
+        models, buffers = self.place.deployed
         if not finished and isinstance(models, Params) and isinstance(buffers, Params):
             # What was evaluated last may be what clients hold, and went on changing.
             models, buffers = owned(models), owned(buffers)

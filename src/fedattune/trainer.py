@@ -106,7 +106,7 @@ def fit(
     if not result.finished:
         return result
     remains = Remains(
-        run.algorithm, module, run.task.model, run.server, run.clients.common, training.n_clients
+        run.algorithm, module, run.task.model, run.server, run.place.common, training.n_clients
     )
     if joining:
         result = replace(result, facts={**result.facts, **_newcomers(remains, joining, config, result.notes)})

@@ -35,7 +35,11 @@ def start(case: Case, federation: Federation, **settings: Any) -> Run:
 def held(run: Run, ids: list[int]) -> dict[str, Params]:
     """A copy of all that clients `ids` hold."""
     rows = torch.tensor(ids, dtype=torch.int64)
-    own = {"personal": run.clients.personal, "buffers": run.clients.buffers, **run.clients.memory}
+    own = {
+        "personal": run.place.clients.personal,
+        "buffers": run.place.clients.buffers,
+        **run.place.clients.memory,
+    }
     return take(own, rows)
 
 
@@ -55,9 +59,9 @@ def test_a_client_that_was_never_asked_holds_what_it_started_with(case: Case, ra
     assert never
     if run.algorithm.participation.train == "cohort":
         assert same(held(run, never), {k: v.rows(torch.tensor(never)) for k, v in first.items()})
-    elif first["personal"] or run.clients.memory:
+    elif first["personal"] or run.place.clients.memory:
         assert not same(held(run, never), {k: v.rows(torch.tensor(never)) for k, v in first.items()})
-    models, _ = run.evaluation.deployed
+    models, _ = run.place.deployed
     assert all(v.isfinite().all() for v in models.values())
 
 
@@ -192,7 +196,7 @@ def test_clients_that_train_unasked_keep_their_control_variates(name: str, ragge
         run._round(r, evaluate=False)
         asked |= set(cohort(run.settings, 6, r).tolist())
         for client in set(range(6)) - asked:
-            assert all((v[client] == 0).all() for v in run.clients.memory[key].values())
+            assert all((v[client] == 0).all() for v in run.place.clients.memory[key].values())
     assert asked != set(range(6))
 
 

@@ -40,6 +40,7 @@ def make_engine(
 
 
 def _runs_batched(task: Task, federation: Federation) -> bool:
-    index = torch.as_tensor(federation.part("train")[0][:4], device=federation.y.device)
+    some = next(rows for rows in federation.part("train") if len(rows))
+    index = torch.as_tensor(some[:4], device=federation.y.device)
     dtype = next(iter(task.params.values())).dtype
     return task.why_not_batched((federation.features(index, dtype), federation.y[index])) is None

@@ -28,6 +28,8 @@ CREATE TABLE IF NOT EXISTS scores (
 CREATE TABLE IF NOT EXISTS mixing (
     round INTEGER, component TEXT, row_clients TEXT, column_clients TEXT, weights BLOB,
     PRIMARY KEY (round, component)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS faults (
+    round INTEGER, client INTEGER, reason TEXT, PRIMARY KEY (round, client)) WITHOUT ROWID;
 """
 
 
@@ -87,6 +89,16 @@ class RunStore:
             ((round_, point, part, *row) for row in zip(*columns, strict=True)),
         )
 
+    def add_faults(self, round_: int, reasons: Mapping[int, str]) -> None:
+        """Add why clients that were asked in a round have no part in it."""
+        self._db.executemany(
+            "INSERT INTO faults VALUES (?, ?, ?)", ((round_, who, why) for who, why in reasons.items())
+        )
+
+    def faults(self) -> list[tuple[int, int, str]]:
+        """(round, client, reason) of those that were asked and whose round was lost, in order."""
+        return list(self._db.execute("SELECT round, client, reason FROM faults ORDER BY round, client"))
+
     def add_mixing(self, round_: int, mixing: MixingMatrices) -> None:
         """Add the mixing matrices of one round."""
         rows, columns = json.dumps(mixing.rows.tolist()), json.dumps(mixing.columns.tolist())
@@ -102,7 +114,7 @@ class RunStore:
 
     def forget_after(self, round_: int) -> None:
         """Delete what was stored after a round, before it is computed again."""
-        for table in ("rounds", "scores", "mixing"):
+        for table in ("rounds", "scores", "mixing", "faults"):
             self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))  # noqa: S608 (no user input)
         self._db.commit()
 

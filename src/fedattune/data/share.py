@@ -1,0 +1,39 @@
+"""The part of a federation that is at one place: samples of some clients, under the numbers that all know."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from .dataset import Index
+from .federated import Federation
+from .members import PARTS, Clients, Lists
+
+
+def share(federation: Federation, members: Index) -> Federation:
+    """The federation with the samples of clients `members` (M,) alone; the other clients have none, and no names."""
+    mine = Clients.of(federation.clients).take(members)
+    rows = np.unique(np.concatenate([mine.parts[part].flat for part in PARTS])).astype(np.int64)
+    moved = {part: np.searchsorted(rows, mine.parts[part].flat) for part in PARTS}
+    index = torch.from_numpy(rows)
+    inside = replace(
+        federation,
+        x=federation.x.cpu()[index],
+        y=federation.y.cpu()[index],
+        clients=Clients(
+            **{part: Lists(moved[part], mine.parts[part].bounds) for part in PARTS}, names=mine.names
+        ),
+    )
+    return numbered(inside, members, federation.n_clients)
+
+
+def numbered(federation: Federation, members: Index, n_clients: int) -> Federation:
+    """The federation among `n_clients`, its own clients under the numbers `members` (M,), sorted; others are empty."""
+    held = Clients.of(federation.clients).parts
+
+    def placed(lists: Lists) -> Lists:
+        sizes = np.zeros(n_clients, dtype=np.int64)
+        sizes[members] = lists.sizes
+        return Lists(lists.flat, np.concatenate([[0], sizes.cumsum()]))
+
+    return replace(federation, clients=Clients(**{part: placed(held[part]) for part in PARTS}))

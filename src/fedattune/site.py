@@ -1,0 +1,275 @@
+"""The clients of one place: their data, what lives on them, and the engine that trains and evaluates them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .clients import ClientStates, Send
+from .cohorts import ADAPTATION, TRAINING, evaluated
+from .config import Settings
+from .core import Algorithm, Payload
+from .data import Federation
+from .engines import Work, make_engine
+from .evaluation import Evaluation, Models, Scored
+from .params import Params
+from .rooms import Room, Stack
+from .task import Task
+
+TURN_BYTES = 1 << 30
+"""Bytes of models that are trained together in one turn, unless more clients than that upload."""
+
+
+class Order(NamedTuple):
+    """What clients are told to do in one round.
+
+    Attributes:
+        round: number of the round, from 1.
+        ids: clients that are sent something or train.
+        asked: clients that are asked to upload; not all of them are among `ids`, nor the reverse.
+        away: those of the asked that are gone before they train.
+        learns: whether the server learns from uploads.
+        evaluate: whether clients are evaluated after training.
+
+    """
+
+    round: int
+    ids: Tensor
+    asked: Tensor
+    away: Tensor
+    learns: bool
+    evaluate: bool
+
+
+class Report(NamedTuple):
+    """What came of an order.
+
+    Attributes:
+        ids: clients that upload.
+        sent: what they had been sent.
+        upload: what they upload.
+        buffers: their buffers, where the BatchNorm statistics are averaged.
+        n_trained, steps: clients whose training went well, and the steps that all did.
+        dropped: clients whose training was not finite.
+        lost: clients that were reached in vain, and those whose upload was refused, with the reason.
+
+    """
+
+    ids: Tensor
+    sent: Payload
+    upload: Payload
+    buffers: Params
+    n_trained: int = 0
+    steps: int = 0
+    dropped: Sequence[int] = ()
+    lost: Mapping[int, str] = {}
+
+
+class Place(ABC):
+    """Where clients are: in this process, or behind a network. Clients are named by their numbers among all."""
+
+    common: Params
+    """The averaged BatchNorm statistics that clients are sent; empty where these stay local."""
+
+    at_once: int
+    """Clients that are better not exceeded in one order, unless more upload."""
+
+    @property
+    @abstractmethod
+    def personal(self) -> Params:
+        """The tensors that never leave a client, of one client."""
+
+    @property
+    @abstractmethod
+    def deployed(self) -> tuple[Stack, Stack]:
+        """Models and buffers evaluated last at the headline point; empty where these stay with the clients."""
+
+    @abstractmethod
+    def arrived(self, ids: Tensor, payload: Payload) -> None:
+        """Give clients `ids` what the server answers to their uploads."""
+
+    @abstractmethod
+    def train(self, order: Order, payload: Payload | None, send: Send) -> Report:
+        """Train clients; `payload` is what clients `order.ids` are sent, None where they keep what they were sent."""
+
+    @abstractmethod
+    def trained(self, r: int, send: Send) -> list[Scored]:
+        """The scores after the local training of round r."""
+
+    @abstractmethod
+    def received(self, r: int, send: Send, w: Params | None) -> list[Scored]:
+        """The scores after the communication of round r, and those of the global model w, if there is one."""
+
+    @abstractmethod
+    def tree(self) -> dict[str, Any]:
+        """What a checkpoint holds of the clients."""
+
+    @abstractmethod
+    def load(self, tree: dict[str, Any]) -> None:
+        """Take over what a checkpoint holds."""
+
+    def average_buffers(self, uploaded: Params, n: Tensor) -> None:
+        """Make the weighted mean of what the cohort uploaded (C, ...) the common statistics; n (C,) samples."""
+        p = n.double() / n.sum()
+        self.common = Params(
+            {k: torch.tensordot(p.to(v.dtype), uploaded[k], 1) for k, v in self.common.items()}
+        )
+
+
+class Site(Place):
+    """Clients in this process.
+
+    `members` (M,) are their numbers among all clients, by default everybody's; the federation has an entry for all,
+    and data for these. `send` gives the first payloads, unless they are to come later.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        task: Task,
+        settings: Settings,
+        room: Room,
+        *,
+        members: Tensor | None = None,
+        send: Send | None = None,
+        averages_buffers: bool = False,
+    ) -> None:
+        self.algorithm, self.settings, self.task = algorithm, settings, task
+        self.n_clients = federation.n_clients
+        self.at_once = max(1, TURN_BYTES // max(1, task.params.nbytes()))
+        where = federation.device
+        self.members = torch.arange(self.n_clients, device=where) if members is None else members
+        sizes = federation.sizes("train")[self.members.cpu()]
+        cohort = settings.cohort_size(self.n_clients)
+        self.engine = make_engine(
+            settings.engine,
+            task,
+            federation,
+            steps=settings.all_steps(float(sizes.double().mean())),
+            cohort=min(cohort, len(self.members)),
+        )
+        own_buffers = None
+        if algorithm.network:
+            counts = torch.from_numpy(federation.label_counts("train")).to(where, self.engine.dtype)
+            own_buffers = algorithm.network.client_buffers(counts[self.members])
+        self.clients = ClientStates.start(
+            algorithm,
+            task,
+            send,
+            self.members,
+            room,
+            averaged=task.bn_statistics if averages_buffers else (),
+            own_buffers=own_buffers,
+        )
+        judged = evaluated(settings, federation).to(where)
+        mine = judged[torch.isin(judged, self.members)]
+        self.evaluation = Evaluation(algorithm, self.engine, federation, self.clients, mine)
+        self._models: list[Models] = []
+
+    @property
+    def personal(self) -> Params:
+        """The tensors that never leave a client, of one client."""
+        return self.clients.personal.rows(0)
+
+    @property
+    def common(self) -> Params:
+        """The averaged BatchNorm statistics that clients are sent."""
+        return self.clients.common
+
+    @common.setter
+    def common(self, new: Params) -> None:
+        self.clients.common = new
+
+    @property
+    def deployed(self) -> tuple[Stack, Stack]:
+        """Models and buffers that were evaluated last at the headline point."""
+        return self.evaluation.deployed
+
+    def arrived(self, ids: Tensor, payload: Payload) -> None:
+        """Give clients `ids` what the server answers to their uploads."""
+        self.clients.arrived(ids, payload)
+
+    def train(self, order: Order, payload: Payload | None, send: Send) -> Report:
+        """Train clients, and keep what is theirs."""
+        ids = order.ids
+        if payload is None:
+            assert self.clients.sent is not None
+            payload = self.clients.sent.rows(self.clients.at(ids))
+        else:
+            self.clients.arrived(ids, payload)
+        if len(order.away):  # nothing of their round is kept, so it need not be computed
+            here = (~torch.isin(ids, order.away)).nonzero().flatten()
+            ids, payload = ids[here], payload.rows(here)
+        if not len(ids):
+            return Report(ids, payload, payload, Params())
+        inputs = self.clients.inputs(ids, payload, torch.isin(ids, order.asked) & order.learns)
+        trained = self.engine.train(self.algorithm.client, ids, inputs, self.work(order.round, TRAINING))
+        good, steps = trained.finite(), int(trained.n_steps.sum())
+        dropped = ids[~good].tolist()
+        if dropped:  # they keep what they had, and upload nothing
+            rows = good.nonzero().flatten()
+            ids, trained, payload = ids[rows], trained.rows(rows), payload.rows(rows)
+        if order.evaluate and len(ids) and (models := self.evaluation.of_trained(ids, trained)):
+            self._models.append(models)
+        if len(ids):
+            self.clients.keep(ids, trained)
+        n_trained, uploading = len(ids), among(ids, order.asked, self.n_clients)
+        if uploading is not None:
+            ids, payload, trained = ids[uploading], payload.rows(uploading), trained.rows(uploading)
+        upload = trained.upload._replace(params=trained.upload.params.without(self.clients.personal))
+        buffers = trained.buffers.only(self.common)
+        return Report(ids, payload, upload, buffers, n_trained, steps, dropped)
+
+    def trained(self, r: int, send: Send) -> list[Scored]:
+        """The scores after the local training of round r."""
+        done, self._models = self._models, []
+        return self.evaluation.trained(done, send)
+
+    def received(
+        self, r: int, send: Send, w: Params | None, mean_buffers: Params | None = None
+    ) -> list[Scored]:
+        """The scores after the communication of round r, and those of the global model w, if there is one."""
+        work, adaptation = self.work(r + 1, TRAINING), self.work(r, ADAPTATION)
+        return self.evaluation.received(send, w, work, adaptation, mean_buffers)
+
+    def work(self, r: int, stream: int) -> Work:
+        """What a client does in round r."""
+        settings = self.settings
+        return Work(
+            seed=settings.seed,
+            stream=stream,
+            round=r,
+            lr=settings.lr,
+            batch_size=settings.batch_size,
+            steps=settings.local_steps,
+            epochs=settings.epochs,
+            weight_decay=weight_decay(self.algorithm, settings),
+            drop_last=self.task.uses_batch_statistics,
+            cohort=settings.cohort_size(self.n_clients),
+            personal=tuple(self.clients.personal),
+        )
+
+    def tree(self) -> dict[str, Any]:
+        """What a checkpoint holds of the clients."""
+        return self.clients.tree()
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """Take over what a checkpoint holds."""
+        self.clients.load(tree)
+
+
+def weight_decay(algorithm: Algorithm, settings: Settings) -> float:
+    """The l2 coefficient: the method's, or the run's, or the default where neither gives one."""
+    given = (algorithm.weight_decay, settings.weight_decay)
+    return next((decay for decay in given if decay is not None), algorithm.default_weight_decay)
+
+
+def among(ids: Tensor, some: Tensor, n: int) -> Tensor | None:
+    """The places in `ids` of those that are among `some` of n clients; None if all are."""
+    if len(some) == n:
+        return None
+    found = torch.isin(ids, some, assume_unique=True)
+    return None if bool(found.all()) else found.nonzero().flatten()
