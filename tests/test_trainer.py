@@ -125,8 +125,8 @@ def test_a_run_folder_is_read_back_and_not_taken_twice(ragged: Federation, tmp_p
 def test_a_damaged_checkpoint_is_said(ragged: Federation, tmp_path: Path) -> None:
     out = tmp_path / "run"
     fedattune.fit("fedavg", ragged, out=out, stop=lambda: True, **RUN)
-    (out / "checkpoint.safetensors").write_bytes(b"\x00" * 50)
-    with pytest.raises(RunError, match="cannot read"):
+    (out / "checkpoints" / "000001.safetensors").write_bytes(b"\x00" * 50)
+    with pytest.raises(RunError, match=r"is damaged .* expected one that is whole; remove"):
         fedattune.fit("fedavg", ragged, out=out, resume=True, **RUN)
 
 

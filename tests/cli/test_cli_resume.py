@@ -83,8 +83,8 @@ def test_killed_while_a_folder_is_made(cli: Cli, work: Path) -> None:
     assert cli("run", "--rounds", 2, "--clients", 5, "--out", "o", "--quiet").code == 0
     seed = work / "o" / "fedmcsa" / "seed-0"
     before = numbers(work / "o" / "result.json")
-    for path in seed.iterdir():
-        if path.name != "environment.json":
+    for path in seed.rglob("*"):
+        if path.is_file() and path.name != "environment.json":
             path.unlink()
     assert cli("run", "--resume", "o", "--quiet").code == 0
     assert numbers(work / "o" / "result.json") == before

@@ -1,6 +1,16 @@
 """What a run leaves behind: metrics, mixing matrices, checkpoints, models."""
 
 from .checkpoint import disk_rows, load_tensors, restore, save_tensors
+from .checkpoints import Checkpoints
 from .store import MixingLog, RoundRecord, RunStore
 
-__all__ = ["MixingLog", "RoundRecord", "RunStore", "disk_rows", "load_tensors", "restore", "save_tensors"]
+__all__ = [
+    "Checkpoints",
+    "MixingLog",
+    "RoundRecord",
+    "RunStore",
+    "disk_rows",
+    "load_tensors",
+    "restore",
+    "save_tensors",
+]

@@ -1,6 +1,6 @@
 """Nested tensors to and from one safetensors file, written so that a crash leaves the old file or the new one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,19 @@ SLOTS = "@slots"
 
 def save_tensors(path: Path, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
     """Write a nest of dicts of tensors and some text to `path`, atomically and durably."""
+    write_flat(path, flattened(tree), meta)
+
+
+def flattened(tree: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies in memory of all tensors of a nest, and where the rows of its stacks on disk are, by path."""
     # Rows of an expanded tensor share memory, which the format has no word for.
-    flat = {k: v.detach().cpu().contiguous().clone() for k, v in _flatten(tree).items()}
+    return {
+        k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in _flatten(tree).items()
+    }
+
+
+def write_flat(path: Path, flat: dict[str, Tensor], meta: Mapping[str, str]) -> None:
+    """Write what `flattened` gave."""
     with replacing(path) as new:
         save_file(flat, new, dict(meta))
 
@@ -40,18 +51,29 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise RunError(f"cannot read {path}: {error}") from error
 
 
-def restore(template: Any, flat: Mapping[str, Tensor], path: str = "", rows: Path | None = None) -> Any:
+def restore(
+    template: Any,
+    flat: Mapping[str, Tensor],
+    path: str = "",
+    rows: Path | None = None,
+    older: Sequence[Mapping[str, Tensor]] = (),
+) -> Any:
     """A nest like `template` with the tensors of `flat`; `rows` is the folder of stacks on disk.
 
-    A stack that was in memory goes to disk where that of the template is there, and the reverse.
+    A stack that was in memory goes to disk where that of the template is there, and the reverse. `older` are the
+    checkpoints before that are kept, the last one first: their rows on disk stay until as many have followed.
 
     Raises:
         RunError: a tensor is missing or of another shape.
 
     """
-    slots = flat.get(f"{path}/{SLOTS}")
+    name = f"{path}/{SLOTS}"
+    slots = flat.get(name)
     if isinstance(template, DiskRows):
-        return template.restore(slots) if slots is not None else _to_disk(template, flat, path)
+        before = [one[name] for one in older if name in one]
+        return (
+            template.restore(slots, before) if slots is not None else _to_disk(template, flat, path, before)
+        )
     if slots is not None and rows and isinstance(template, Params):
         row = template.rows(0)
         kept = DiskRows(row, len(slots), rows_file(rows, path)).restore(slots)
@@ -63,16 +85,18 @@ def restore(template: Any, flat: Mapping[str, Tensor], path: str = "", rows: Pat
             raise RunError(
                 f"the checkpoint does not fit: expected {path} of {tuple(template.shape)}, got {got}"
             )
-        return found.to(template)
-    items = {k: restore(v, flat, f"{path}/{k}" if path else k, rows) for k, v in template.items()}
+        # In a file tensors begin anywhere, and the last bit of a product may depend on where its factors begin.
+        return found.to(template, copy=True)
+    items = {k: restore(v, flat, f"{path}/{k}" if path else k, rows, older) for k, v in template.items()}
     return Params(items) if isinstance(template, Params) else items
 
 
-def _to_disk(stack: DiskRows, flat: Mapping[str, Tensor], path: str) -> DiskRows:
-    """The stack with the rows that a checkpoint holds."""
+def _to_disk(stack: DiskRows, flat: Mapping[str, Tensor], path: str, older: Sequence[Tensor]) -> DiskRows:
+    """The stack with the rows that a checkpoint holds; those that older ones left in its file stay."""
     found = Params({k: flat[f"{path}/{k}"] for k in stack if f"{path}/{k}" in flat})
     if len(found) < len(stack) or any(len(v) != stack.n for v in found.values()):
         raise RunError(f"the checkpoint does not fit: expected {path} of {stack.n} clients")
+    stack.restore(torch.full((stack.n,), -1, dtype=torch.int32), older)
     for ids in stack.stretches(torch.arange(stack.n)):
         stack.put_rows(ids, found.rows(ids))
     return stack
@@ -95,6 +119,11 @@ def _flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Tensor]:
         else:
             flat |= {name: value} if isinstance(value, Tensor) else _flatten(value, name)
     return flat
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """What processes that were killed began to write in a folder (see `replacing`)."""
+    return sorted(folder.glob(".*.tmp*"))
 
 
 def disk_rows(tree: Any) -> list[DiskRows]:

@@ -1,6 +1,6 @@
 """Stacks of client rows on disk: read and written only for the clients that are asked for."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -20,8 +20,8 @@ class DiskRows:
 
     Rows that were never written are the first ones and take no space: `first` for everybody, but `each` (N, ...)
     for the tensors in it. A client's row is in a slot of the file; `slots` (N,) says in which, -1 for the first
-    row. Rows of the last checkpoint are not written over: a changed one goes to another slot until `commit`
-    (shadow paging). So slots that were saved, after `sync`, with a checkpoint give back exactly its rows.
+    row. Rows of the last `KEPT` checkpoints are not written over: a changed one goes to another slot (shadow
+    paging). So slots that were saved, after `sync`, with one of these checkpoints give back exactly its rows.
 
     Without a path, the file is a temporary one that goes away with the process.
     """
@@ -117,12 +117,12 @@ class DiskRows:
         self._file.sync()
 
     def commit(self) -> None:
-        """Note that the slots were saved: their rows stay, those of the checkpoint before may be written over."""
+        """Note that the slots were saved: their rows stay until `KEPT` other checkpoints have followed."""
         self._file.commit()
 
-    def restore(self, slots: Tensor) -> Self:
-        """Go on from saved slots."""
-        self._file.restore(slots.cpu().numpy().astype(np.int32))
+    def restore(self, slots: Tensor, older: Sequence[Tensor] = ()) -> Self:
+        """Go on from saved slots; the rows of `older` checkpoints, the last one first, are kept too."""
+        self._file.restore(*(one.cpu().numpy().astype(np.int32) for one in (slots, *older)))
         return self
 
 

@@ -1,10 +1,10 @@
-"""A file of rows of one size, in which a crash leaves the rows of the last checkpoint as they were."""
+"""A file of rows of one size, in which a crash leaves the rows of the last checkpoints as they were."""
 
 import os
 import tempfile
 import weakref
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,10 @@ from .behind import Behind, Bytes, disk_error
 
 MOST_BUFFERS = 512
 """Tensors of one row in one call of the system; it takes 1024 at most."""
+
+
+KEPT = 2
+"""Checkpoints whose rows are not written over: if the last one cannot be read, there is the one before."""
 
 
 class Slots:
@@ -36,10 +40,13 @@ class Slots:
         self.slots = np.full(n, -1, dtype=np.int32)
         self._kept = path is not None
         self._path = path
-        self._saved = np.zeros(0, dtype=bool)  # per slot: whether its row is one of the last checkpoint's
+        self._saved = np.zeros(0, dtype=bool)  # per slot: whether its row is one of a checkpoint that is kept
         self._free: list[int] = []
         self._left: list[NDArray[np.int32]] = []  # slots of the last checkpoint whose rows have moved
-        self._taken: list[NDArray[np.int32]] = []  # slots taken since
+        self._waiting: list[
+            list[NDArray[np.int32]]
+        ] = []  # what was left before, per checkpoint, the oldest first
+        self._taken: list[NDArray[np.int32]] = []  # slots taken since the last checkpoint
         try:
             if path is None:
                 self._fd, name = tempfile.mkstemp(prefix="fedattune-", suffix=".rows")
@@ -54,11 +61,14 @@ class Slots:
 
     def read(self, slots: NDArray[np.int32], names: Sequence[str]) -> dict[str, Tensor]:
         """The rows (C, ...) of some slots."""
+        # All begin where PyTorch lets tensors begin: the last bit of a product may depend on it.
+        found = {k: torch.empty(len(slots), self._layout[k][1], dtype=torch.uint8) for k in names}
         if (waiting := self._behind.found(slots)) is not None:
             rows, places = waiting
-            found = {k: torch.from_numpy(v[places]) for k, v in self._columns(rows).items() if k in names}
+            columns = self._columns(rows)
+            for k, v in found.items():
+                v.numpy()[:] = columns[k][places]
         else:
-            found = {k: torch.empty(len(slots), self._layout[k][1], dtype=torch.uint8) for k in names}
             self._read(slots, {k: v.numpy() for k, v in found.items()})
         return {k: self._typed(found[k], self._layout[k][2]) for k in names}
 
@@ -89,7 +99,7 @@ class Slots:
         return {k: rows[:, start : start + size] for k, (start, size, _) in self._layout.items()}
 
     def _place(self, clients: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The slots that these clients' rows may be written to; those of the last checkpoint are left."""
+        """The slots that these clients' rows may be written to; those of checkpoints are left."""
         old = self.slots[clients]
         moves = np.flatnonzero((old < 0) | self._saved[old]) if len(self._saved) else np.arange(len(old))
         if len(moves):
@@ -115,30 +125,34 @@ class Slots:
                 raise disk_error("write", self._where, error) from error
 
     def commit(self) -> None:
-        """The slots as they are were saved."""
+        """The slots as they are were saved; those that only the oldest of `KEPT + 1` checkpoints needs become free."""
         if self._kept:
-            for left in self._left:
+            self._waiting.append(self._left)
+            for left in self._waiting.pop(0) if len(self._waiting) == KEPT else []:
                 self._saved[left] = False
                 self._free += left.tolist()
             for taken in self._taken:
                 self._saved[taken] = True
             self._left, self._taken = [], []
 
-    def restore(self, slots: NDArray[np.int32]) -> None:
-        """Go on from saved slots; all others are free."""
-        if slots.shape != self.slots.shape:
+    def restore(self, slots: NDArray[np.int32], *older: NDArray[np.int32]) -> None:
+        """Go on from saved slots; all but these and those of `older` checkpoints, the last one first, are free."""
+        wrong = [len(one) for one in (slots, *older) if one.shape != self.slots.shape]
+        if wrong:
             raise RunError(
-                f"{self._where}: the checkpoint is of {len(slots)} clients, not of {len(self.slots)}; start a new run"
+                f"{self._where}: the checkpoint is of {wrong[0]} clients, not of {len(self.slots)}; start a new run"
             )
         self._behind.wait()
-        end = int(slots.max(initial=-1)) + 1
-        if os.fstat(self._fd).st_size < end * self.row_bytes:
+        kept = np.unique(np.concatenate([slots, *older]))
+        end = int(kept.max(initial=-1)) + 1
+        if os.fstat(self._fd).st_size < (int(slots.max(initial=-1)) + 1) * self.row_bytes:
             raise RunError(f"{self._where} is missing or was cut: the checkpoint needs it; start a new run")
         self.slots = slots
         self._saved = np.zeros(end, dtype=bool)
-        self._saved[slots[slots >= 0]] = True
+        self._saved[kept[kept >= 0]] = True
         self._free = np.flatnonzero(~self._saved)[::-1].tolist()
-        self._left, self._taken = [], []
+        left = [np.setdiff1d(old, np.append(new, -1)) for new, old in pairwise((slots, *older))]
+        self._left, self._taken, self._waiting = [], [], [[one] for one in reversed(left)]
 
     def _runs(self, names: Sequence[str]) -> list[list[str]]:
         """Names whose tensors lie beside each other in a row, few enough for one call."""

@@ -1,0 +1,261 @@
+"""Checkpoints are whole or found out, the one before is used then, and a kill at any moment changes no number."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fedattune
+from fedattune import Federation, rounds
+from fedattune.errors import RunError
+from fedattune.result import Result
+from fedattune.runs import checkpoints, load_tensors, restore
+from fedattune.runs.checkpoints import Checkpoints
+from killing import CASES
+
+RUN = {"rounds": 6, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
+TREE = {
+    "server": {"w": torch.arange(20.0), "none": torch.zeros(0), "half": torch.ones(3, dtype=torch.bfloat16)},
+    "clients": {"n": torch.tensor(7), "fresh": torch.tensor([True, False])},
+}
+
+
+@pytest.fixture(autouse=True)
+def saves_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
+
+
+def same(a: Result, b: Result) -> None:
+    """All numbers and models are the same to the last bit."""
+    strip = [[{k: v for k, v in e.items() if k != "seconds"} for e in one.history] for one in (a, b)]
+    assert strip[0] == strip[1]
+    for mine, theirs in ((a.models, b.models), (a.buffers, b.buffers)):
+        assert all(
+            (v == theirs[k]).all() for k, v in mine.items()
+        )  # a global model may be one row, or one per client
+    assert list(a.mixing) == list(b.mixing)
+    for r in a.mixing:
+        for k, matrix in a.mixing.among(r).weights.items():
+            assert (matrix == b.mixing.among(r).weights[k]).all()
+
+
+def stopped(name: str, data: Federation, out: Path, after: int = 4, **more: Any) -> list[Path]:
+    """A run that was stopped after a round; its checkpoints, the last one first."""
+    seen: list[int] = []
+    run = RUN | more
+    fedattune.fit(
+        name, data, out=out, watch=lambda p: seen.append(p.round), stop=lambda: seen[-1] == after, **run
+    )
+    return sorted((out / "checkpoints").iterdir(), reverse=True)
+
+
+def truncated(share: float) -> Callable[[bytes], bytes]:
+    return lambda raw: raw[: int(share * len(raw))]
+
+
+def flipped(at: float) -> Callable[[bytes], bytes]:
+    def flip(raw: bytes) -> bytes:
+        place = int(at * (len(raw) - 1))
+        return raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :]
+
+    return flip
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda raw: b"",
+    "zeros": lambda raw: bytes(len(raw)),
+    "zeros at the end": lambda raw: raw[:-8] + bytes([*raw[-8:-1], raw[-1] ^ 255]),
+    **{f"cut at {share}": truncated(share) for share in (0.001, 0.1, 0.5, 0.999)},
+    **{f"flipped at {at}": flipped(at) for at in (0, 0.01, 0.5, 0.9, 1)},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(ragged: Federation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Result]]:
+    """Per place of clients' rows, a run that was stopped after round 4, and an undisturbed one."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
+        for state in ("memory", "disk"):
+            out = tmp_path_factory.mktemp(state) / "run"
+            stopped("fedmcsa", ragged, out, client_state=state)
+            found[state] = out, fedattune.fit("fedmcsa", ragged, client_state=state, **RUN)
+    return found
+
+
+@pytest.mark.parametrize("state", ["memory", "disk"])
+@pytest.mark.parametrize("how", list(DAMAGE))
+def test_a_damaged_one_is_said_and_the_one_before_used(
+    how: str, state: str, runs: dict[str, tuple[Path, Result]], ragged: Federation, tmp_path: Path
+) -> None:
+    kept, whole = runs[state]
+    out = tmp_path / "run"
+    shutil.copytree(kept, out)
+    last = out / "checkpoints" / "000004.safetensors"
+    last.write_bytes(DAMAGE[how](last.read_bytes()))
+    resumed = fedattune.fit("fedmcsa", ragged, client_state=state, out=out, resume=True, **RUN)
+    same(resumed, whole)
+    (said,) = [note for note in resumed.notes if "damaged" in note]
+    assert said.startswith(f"fedmcsa: the checkpoint {last} is damaged (")
+    assert said.endswith("it is called 000004.damaged now; the run went on from round 3")
+    assert sorted(p.name for p in last.parent.iterdir()) == [
+        "000004.damaged",
+        "000005.safetensors",
+        "000006.safetensors",
+    ]
+
+
+def test_what_was_damaged_is_said_at_the_end_of_a_run_that_is_resumed_twice(
+    ragged: Federation, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    last, _ = stopped("ditto", ragged, out, client_state="disk")
+    last.write_bytes(b"")
+    stopped("ditto", ragged, out, after=5, client_state="disk", resume=True)
+    end = fedattune.fit("ditto", ragged, client_state="memory", out=out, resume=True, **RUN)
+    assert sum("went on from round 3" in note for note in end.notes) == 1
+    same(end, fedattune.fit("ditto", ragged, **RUN))
+
+
+@pytest.mark.parametrize("states", [("disk", "memory", "disk"), ("memory", "disk", "memory"), ("disk",) * 3])
+def test_the_one_before_has_its_rows_wherever_they_are_kept(
+    states: tuple[str, ...], ragged: Federation, tmp_path: Path
+) -> None:
+    """Rows go to disk and back; then the newest one is damaged, and later rows must not lie over the older ones."""
+    out = tmp_path / "run"
+    stopped("ditto", ragged, out, after=1, client_state=states[0])
+    stopped("ditto", ragged, out, after=2, client_state=states[1], resume=True)
+    with pytest.MonkeyPatch.context() as patch:  # round 3 is trained, and its checkpoint never written
+
+        def killed(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(checkpoints, "write_flat", killed)
+        with pytest.raises(KeyboardInterrupt):
+            stopped("ditto", ragged, out, after=3, client_state=states[2], resume=True)
+    last = out / "checkpoints" / "000002.safetensors"
+    last.write_bytes(last.read_bytes()[:-1])
+    resumed = fedattune.fit("ditto", ragged, client_state=states[2], out=out, resume=True, **RUN)
+    same(resumed, fedattune.fit("ditto", ragged, **RUN))
+    assert any("went on from round 1" in note for note in resumed.notes)
+
+
+def test_if_all_are_damaged_the_run_is_left_as_it_is(ragged: Federation, tmp_path: Path) -> None:
+    files = stopped("fedavg", ragged, tmp_path / "run")
+    for file in files:
+        file.write_bytes(b"\0" * 50)
+    for _ in range(2):
+        with pytest.raises(
+            RunError, match=r"000004.* is damaged .*000003.* is damaged .*; remove .*run, and start"
+        ):
+            fedattune.fit("fedavg", ragged, out=tmp_path / "run", resume=True, **RUN)
+    assert all(file.exists() for file in files)
+
+
+def test_a_newer_format_is_no_damage(
+    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(checkpoints, "FORMAT", 2)
+        stopped("fedavg", ragged, tmp_path / "run")
+    with pytest.raises(
+        RunError, match="is of a newer FedAttune: got format 2, expected at most 1; go on with"
+    ):
+        fedattune.fit("fedavg", ragged, out=tmp_path / "run", resume=True, **RUN)
+
+
+def test_no_single_bit_can_be_wrong(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path / "checkpoints", tmp_path / "old")
+    kept.save(3, TREE, {"record": "[1, 2]"})
+    (file,) = kept.folder.iterdir()
+    raw = file.read_bytes()
+    whole = kept.last()
+    assert whole.meta == {"record": "[1, 2]", "format": "1"}
+    tree = restore(TREE, whole.flat)
+    assert all(torch.equal(v, tree[part][k]) for part in TREE for k, v in TREE[part].items())
+    assert all(v.data_ptr() % 64 == 0 for v in tree["server"].values())  # what products give may depend on it
+    for place in range(len(raw)):
+        file.write_bytes(raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :])
+        with pytest.raises(RunError, match="is damaged"):
+            kept.last()
+        if place % 8 == 0:
+            file.write_bytes(raw[:place])
+            with pytest.raises(RunError, match="is damaged"):
+                kept.last()
+    file.unlink()
+    with pytest.raises(RunError, match="holds no checkpoint"):
+        kept.last()
+
+
+def test_old_ones_and_what_a_kill_left_are_removed(ragged: Federation, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert [p.name for p in stopped("fedavg", ragged, out)] == ["000004.safetensors", "000003.safetensors"]
+    left = [out / "checkpoints" / ".000005.77.tmp.safetensors", out / ".models.77.tmp.safetensors"]
+    for file in left:
+        file.write_bytes(b"half")
+    shutil.copy(out / "checkpoints" / "000003.safetensors", out / "checkpoints" / "000002.safetensors")
+    fedattune.fit("fedavg", ragged, out=out, resume=True, **RUN)
+    assert {p.name for p in (out / "checkpoints").iterdir()} == {"000005.safetensors", "000006.safetensors"}
+    assert not [file for file in left if file.exists()]
+
+
+def test_the_single_checkpoint_of_an_older_fedattune_is_read(ragged: Federation, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    last, _ = stopped("ditto", ragged, out, client_state="disk")
+    _, meta = load_tensors(last)
+    save_file(load_file(last), out / "checkpoint.safetensors", {k: meta[k] for k in ("record", "accuracy")})
+    shutil.rmtree(out / "checkpoints")
+    whole = fedattune.fit("ditto", ragged, **RUN)
+    same(whole, fedattune.fit("ditto", ragged, client_state="disk", out=out, resume=True, **RUN))
+    assert not (out / "checkpoint.safetensors").exists()
+    newest = out / "checkpoints" / "000006.safetensors"
+    joined = Result.load(out).personalize(ragged, rounds=1)
+    newest.replace(out / "checkpoint.safetensors")
+    shutil.rmtree(out / "checkpoints")
+    same(joined, Result.load(out).personalize(ragged, rounds=1))
+    (out / "checkpoint.safetensors").write_bytes(b"")
+    with pytest.raises(RunError, match="is damaged"):  # none before it would do
+        Result.load(out).personalize(ragged, rounds=1)
+
+
+@pytest.mark.parametrize("what", ["config.json", "environment.json", "checkpoint", "result.json"])
+def test_a_kill_while_a_file_is_first_written(
+    what: str, ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has been written then is enough to go on with, or to start again."""
+    out, real = tmp_path / "run", Path.replace
+
+    def killed(self: Path, target: Path) -> Path:
+        if target.name == what or (what == "checkpoint" and target.parent.name == "checkpoints"):
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # a killed process removes nothing
+        with pytest.raises(KeyboardInterrupt):
+            fedattune.fit("fedavg", ragged, out=out, **RUN)
+    assert list(out.rglob(".*.tmp*"))
+    resumed = fedattune.fit("fedavg", ragged, out=out, resume=True, **RUN)
+    same(resumed, fedattune.fit("fedavg", ragged, **RUN))
+    files = ("config.json", "environment.json", "metrics.sqlite", "models.safetensors", "result.json")
+    assert {p.name for p in out.iterdir()} == {*files, "checkpoints"}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_twenty_moments_every_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("killing.py")
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], check=False, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    for number in range(len(CASES)):
+        folder = tmp_path / str(number)
+        same(Result.load(folder / "killed"), Result.load(folder / "whole"))
