@@ -6,13 +6,16 @@ from typing import Any
 
 from ..registry import options as options_of
 from .build import SmallClients, federate, from_manifest
+from .client_files import divided, export_clients
 from .clients import federation
 from .dataset import Dataset
 from .federated import Federation
 from .manifest import home, load_manifest, save_manifest, saved_partitions
 from .members import Client, Clients, Lists, Part
+from .node import NodeData, load_node
 from .partition import DEFAULT_SEEDS, PARTITIONS
 from .parts import split
+from .schema import Schema
 from .sources import SOURCES, is_table, load, source_name
 from .table import table
 
@@ -25,8 +28,12 @@ __all__ = [
     "Dataset",
     "Federation",
     "Lists",
+    "NodeData",
     "Part",
+    "Schema",
     "SmallClients",
+    "divided",
+    "export_clients",
     "federate",
     "federation",
     "from_manifest",
@@ -35,6 +42,7 @@ __all__ = [
     "load",
     "load_federation",
     "load_manifest",
+    "load_node",
     "save_manifest",
     "saved_partitions",
     "source_name",

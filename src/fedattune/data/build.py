@@ -30,11 +30,12 @@ def federate(
     seed: int | None = None,
     small_clients: SmallClients = "error",
     stratify: bool | None = None,
+    fewest: int = 2,
 ) -> Federation:
     """Divide a data set among clients by a partition of the table or a saved one.
 
     `stratify` says whether each client's parts have the same share of every class; by default the partition
-    decides.
+    decides. At least `fewest` clients are wanted: a node of a real federation may hold a single one.
 
     Raises:
         ConfigError: an unknown partition, or options that do not fit it.
@@ -59,6 +60,7 @@ def federate(
         sizes=[part_sizes(len(mine), test, validation) for mine in rows],
         one_class=not natural or dataset.keeps_one_class,
         small_clients=small_clients,
+        fewest=fewest,
     )
     stratified = name in STRATIFIED if stratify is None else stratify
     members = Clients.of(
@@ -140,10 +142,8 @@ def keep_clients(
     listed = "; ".join(f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:LISTED])
     more = f"; and {len(faults) - LISTED} more" if len(faults) > LISTED else ""
     if faults and small_clients == "error":
-        raise DataError(
-            f"{name}: {listed}{more}; give such clients more data, or leave them out with "
-            '--small-clients drop (small_clients="drop")'
-        )
+        drop = ', or leave them out with --small-clients drop (small_clients="drop")' * (fewest > 1)
+        raise DataError(f"{name}: {listed}{more}; give such clients more data{drop}")
     kept = [u for u in range(len(rows)) if u not in faults]
     if not kept:
         raise DataError(f"{name}: no client is left: {listed}{more}")
@@ -246,4 +246,5 @@ def _assemble(
         partition=said,
         notes=(*dataset.notes, *notes),
         source=dataset.fingerprint,
+        schema=dataset.schema,
     )

@@ -4,12 +4,15 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+
+if TYPE_CHECKING:
+    from .schema import Schema
 
 Array = NDArray[Any]
 Index = NDArray[np.int64]
@@ -41,6 +44,7 @@ class Dataset:
     notes: tuple[str, ...] = ()  # sentences for the user
     keeps_one_class: bool = False  # natural clients with one class are part of the definition (synthetic)
     checked: str = ""  # the fingerprint of x and y, where it was found when they were read
+    schema: "Schema | None" = None  # of a table: its columns and categories
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or (self.owner is not None and len(self.owner) != len(self.y)):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from .dataset import Array, fingerprint
 from .digest import manifest_digest
 from .gather import gather
 from .members import PARTS, Client, Clients, Lists, Part
+
+if TYPE_CHECKING:
+    from .schema import Schema
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,6 +39,7 @@ class Federation:
     partition: Mapping[str, Any] = field(default_factory=dict)  # name, options, clients, seed, fractions
     notes: tuple[str, ...] = ()
     source: str = ""  # fingerprint of the data before features were fitted per client; empty: that of x, y
+    schema: "Schema | None" = None  # of a table: its columns and categories
 
     def __post_init__(self) -> None:
         held = Clients.of(self.clients)

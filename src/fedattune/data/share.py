@@ -14,14 +14,18 @@ def share(federation: Federation, members: Index) -> Federation:
     """The federation with the samples of clients `members` (M,) alone; the other clients have none, and no names."""
     mine = Clients.of(federation.clients).take(members)
     rows = np.unique(np.concatenate([mine.parts[part].flat for part in PARTS])).astype(np.int64)
-    moved = {part: np.searchsorted(rows, mine.parts[part].flat) for part in PARTS}
+
+    def moved(lists: Lists) -> Lists:
+        return Lists(np.searchsorted(rows, lists.flat), lists.bounds)
+
+    parts = mine.parts
     index = torch.from_numpy(rows)
     inside = replace(
         federation,
         x=federation.x.cpu()[index],
         y=federation.y.cpu()[index],
         clients=Clients(
-            **{part: Lists(moved[part], mine.parts[part].bounds) for part in PARTS}, names=mine.names
+            moved(parts["train"]), moved(parts["validation"]), moved(parts["test"]), names=mine.names
         ),
     )
     return numbered(inside, members, federation.n_clients)
@@ -36,4 +40,5 @@ def numbered(federation: Federation, members: Index, n_clients: int) -> Federati
         sizes[members] = lists.sizes
         return Lists(lists.flat, np.concatenate([[0], sizes.cumsum()]))
 
-    return replace(federation, clients=Clients(**{part: placed(held[part]) for part in PARTS}))
+    clients = Clients(placed(held["train"]), placed(held["validation"]), placed(held["test"]))
+    return replace(federation, clients=clients)

@@ -9,18 +9,21 @@ import numpy as np
 
 from ..errors import ConfigError, DataError, did_you_mean
 from .dataset import Array, Dataset, Index
-from .table_checks import check_text, complete, leave_out, missing, read_target, to_codes
+from .schema import Schema
+from .table_checks import check_text, complete, leave_out, read_numbers, read_target, to_codes
+from .table_columns import Columns, columns_of, one_hot, read_labels, schema_columns
 from .table_file import column_values, is_categorical, is_numeric, read_table
 
 MAX_CATEGORIES = 100
 NAMED = 10  # columns named in one note
-LARGEST = 1e30  # squares of such values leave float32, and no measurement is that large
+NO_COLUMN = "\0"  # no column is called so
 
 
 def table(
     path: Path | str,
+    schema: Schema | None = None,
     *,
-    client_column: str,
+    client_column: str | None,
     target: str,
     features: list[str] | str | None = None,
 ) -> Dataset:
@@ -30,58 +33,39 @@ def table(
     `features` names some, in a list or with commas between. Missing numbers become the median, and all
     numbers are standardised, from each client's own training part only; categories are one-hot.
 
+    A `schema` fixes columns, categories and classes instead, so that tables that nobody has side by side get
+    the same features. Where `client_column` is None, the rows have no clients of their own.
+
     Raises:
         DataError: the file cannot be read, or a column cannot be used; the message names it.
-        ConfigError: columns that are asked for twice.
+        ConfigError: columns that are asked for twice, or otherwise than the schema has them.
 
     """
     path = Path(path)
-    content = read_table(path, client_column, target)
+    content = read_table(path, NO_COLUMN if client_column is None else client_column, target)
+    if schema is not None:
+        features = schema_columns(path, content.column_names, schema, target, features)
     chosen = _feature_names(path, content.column_names, client_column, target, features)
-    owner, owners = to_codes(complete(path, content, client_column, "client").astype(str))
-    y, classes = read_target(path, target, complete(path, content, target, "target"))
-    numbers, flags, categories = [], [], []  # what the model gets, in this order
-    texts = []  # names of the columns that became categories
-    notes = [f"Column {client_column!r} names {len(owners)} clients."]
-    for name in chosen:
-        column = content.column(name)
-        if column.null_count == len(column):
-            notes.append(f"Column {name!r} holds no value and is left out.")
-        elif is_categorical(column.type):
-            values = column_values(column)
-            check_text(path, name, column.type, values, chosen)
-            categories.append(_one_hot(path, name, values, chosen))
-            texts.append(name)
-            if column.null_count:
-                notes.append(
-                    f"Column {name!r} lacks {column.null_count} values; they are a category of their own."
-                )
-        elif is_numeric(column.type):
-            values = _numbers(path, name, column)
-            gaps = np.isnan(values)
-            numbers.append(values)
-            if gaps.any():
-                flags.append(gaps.astype(np.float64))
-                notes.append(
-                    f"Column {name!r} lacks {gaps.sum()} values; they become the median of the client's own "
-                    "training part, and a further column of 0 and 1 marks them."
-                )
-        else:
-            raise DataError(
-                f"{path}: column {name!r} has the type {column.type}; features must be numbers, true/false "
-                f"or text. Turn it into a number, or {leave_out(name, chosen)}"
-            )
-    if not numbers and not categories:
-        raise DataError(f"{path}: no feature column holds any value")
-    if texts:
-        more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
-        notes.append(f"Text became categories in {', '.join(map(repr, texts[:NAMED]))}{more}.")
-        notes.append(
-            "The categories of all rows form one shared list, which every client would have to know."
-        )
-    if numbers:
+    owner, owners, notes = None, tuple[str, ...](), list[str]()
+    if client_column is not None:
+        owner, owners = to_codes(complete(path, content, client_column, "client").astype(str))
+        notes.append(f"Column {client_column!r} names {len(owners)} clients.")
+    labels = complete(path, content, target, "target")
+    if schema is None:
+        y, classes = read_target(path, target, labels)
+        found = _columns(path, content, chosen)
+    else:
+        y, classes = read_labels(path, target, labels, schema.classes), schema.classes
+        found = columns_of(path, content, schema)
+        strange = [name for name in content.column_names if name not in (*chosen, client_column, target)]
+        if strange:
+            notes.append(f"The schema does not have the columns {', '.join(strange)}; they are left out.")
+    notes += found.notes
+    if found.numbers:
         notes.append("Numbers are standardised with mean and deviation of each client's own training part.")
-    x = np.column_stack([*numbers, *flags, *categories])
+    flags = [np.isnan(found.numbers[name]).astype(np.float64) for name in found.flagged]
+    hot = [one_hot(values, found.categories[name]) for name, values in found.texts.items()]
+    x = np.column_stack([*found.numbers.values(), *flags, *hot])
     return Dataset(
         name=path.stem,
         x=x,
@@ -89,9 +73,46 @@ def table(
         classes=classes,
         owner=owner,
         owners=owners,
-        encode=partial(encode, x, len(numbers)),
+        encode=partial(encode, x, len(found.numbers)),
         notes=tuple(notes),
+        schema=schema or found.schema(classes, target),
     )
+
+
+def _columns(path: Path, content: Any, chosen: Sequence[str]) -> Columns:
+    """The features as the columns look: numbers, or text and then categories; empty ones are left out."""
+    found = Columns()
+    for name in chosen:
+        column = content.column(name)
+        if column.null_count == len(column):
+            found.notes.append(f"Column {name!r} holds no value and is left out.")
+        elif is_categorical(column.type):
+            values = column_values(column)
+            check_text(path, name, column.type, values, chosen)
+            found.add_text(name, values)
+            if len(found.categories[name]) > MAX_CATEGORIES:
+                raise DataError(
+                    f"{path}: column {name!r} has {len(found.categories[name])} categories, more than "
+                    f"{MAX_CATEGORIES}; group its values, or {leave_out(name, chosen)}"
+                )
+        elif is_numeric(column.type):
+            values = read_numbers(path, name, column)
+            found.add_numbers(name, values, flagged=bool(np.isnan(values).any()))
+        else:
+            raise DataError(
+                f"{path}: column {name!r} has the type {column.type}; features must be numbers, true/false "
+                f"or text. Turn it into a number, or {leave_out(name, chosen)}"
+            )
+    if not found.numbers and not found.categories:
+        raise DataError(f"{path}: no feature column holds any value")
+    texts = list(found.texts)
+    if texts:
+        more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
+        found.notes.append(f"Text became categories in {', '.join(map(repr, texts[:NAMED]))}{more}.")
+        found.notes.append(
+            "The categories of all rows form one shared list, which every client would have to know."
+        )
+    return found
 
 
 def encode(x: Array, n_numbers: int, train: Sequence[Index], rows: Sequence[Index]) -> Array:
@@ -115,13 +136,18 @@ def encode(x: Array, n_numbers: int, train: Sequence[Index], rows: Sequence[Inde
 
 
 def _feature_names(
-    path: Path, columns: list[str], client_column: str, target: str, features: list[str] | str | None
+    path: Path,
+    columns: list[str],
+    client_column: str | None,
+    target: str,
+    features: list[str] | str | None,
 ) -> list[str]:
     if client_column == target:
         raise ConfigError(f"client_column and target are both {target!r}; they must be two columns")
     if isinstance(features, str):  # of one column whose name may hold a comma, or several
         features = [features] if features in columns else [name.strip() for name in features.split(",")]
-    for name in (client_column, target, *(features or ())):
+    named = () if client_column is None else (client_column,)
+    for name in (*named, target, *(features or ())):
         if name not in columns:
             raise DataError(f"{path} has no column {name!r}; {did_you_mean(name, columns)}")
     others = [c for c in columns if c not in (client_column, target) and not c.startswith("__index_level_")]
@@ -132,30 +158,6 @@ def _feature_names(
     if len(set(chosen)) < len(chosen):
         raise ConfigError(f"features: a column is named twice in {', '.join(chosen)}")
     if not chosen:
-        raise DataError(f"{path} has no feature columns besides {client_column!r} and {target!r}")
+        besides = " and ".join(repr(name) for name in (*named, target))
+        raise DataError(f"{path} has no feature columns besides {besides}")
     return chosen
-
-
-def _numbers(path: Path, name: str, column: Any) -> Array:
-    numbers: Array = column_values(column).astype(np.float64)
-    wrong = np.flatnonzero(np.abs(numbers) > LARGEST)
-    if len(wrong):
-        raise DataError(
-            f"{path}: column {name!r} holds {numbers[wrong[0]]} in data row {wrong[0] + 1}; values must be "
-            f"finite and at most {LARGEST:g} in size; mend them or leave them empty"
-        )
-    return numbers
-
-
-def _one_hot(path: Path, name: str, values: Array, chosen: Sequence[str]) -> Array:
-    """One column per category, float64 (n, categories)."""
-    from sklearn.preprocessing import OneHotEncoder
-
-    names = np.where(missing(values), "missing", values)
-    n_categories = len(set(names))
-    if n_categories > MAX_CATEGORIES:
-        raise DataError(
-            f"{path}: column {name!r} has {n_categories} categories, more than {MAX_CATEGORIES}; group its "
-            f"values, or {leave_out(name, chosen)}"
-        )
-    return np.asarray(OneHotEncoder(sparse_output=False).fit_transform(names[:, None]))

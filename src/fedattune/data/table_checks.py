@@ -16,6 +16,7 @@ MAX_CLASSES = 20  # for targets that are numbers
 MAX_TEXT_CLASSES = 100
 MOSTLY = 0.9  # text of which this share are numbers is meant as numbers
 NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
+LARGEST = 1e30  # squares of such values leave float32, and no measurement is that large
 SHOWN = 6  # columns named in an example of `features`
 
 
@@ -113,6 +114,23 @@ def check_text(path: Path, name: str, kind: Any, values: Array, features: Sequen
         f"{path}: column {name!r} is text with {str(values[row])!r} in data row {row + 1}, but "
         f"{int(is_number.sum())} of its {len(rows)} values are numbers; {advice}, or {leave_out(name, features)}"
     )
+
+
+def read_numbers(path: Path, name: str, column: Any) -> Array:
+    """The values of a column of numbers, float64 (n,), NaN where missing.
+
+    Raises:
+        DataError: one is too large.
+
+    """
+    numbers: Array = column_values(column).astype(np.float64)
+    wrong = np.flatnonzero(np.abs(numbers) > LARGEST)
+    if len(wrong):
+        raise DataError(
+            f"{path}: column {name!r} holds {numbers[wrong[0]]} in data row {wrong[0] + 1}; values must be "
+            f"finite and at most {LARGEST:g} in size; mend them or leave them empty"
+        )
+    return numbers
 
 
 def leave_out(name: str, features: Sequence[str]) -> str:

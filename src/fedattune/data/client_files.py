@@ -1,0 +1,155 @@
+"""One client's samples in one file, so that the clients of a federation can be handed out to nodes."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ..errors import ConfigError, DataError
+from ..files import replacing
+from .dataset import Array, Dataset
+from .federated import Federation
+from .joined import constant
+from .members import PARTS, Client
+from .schema import Schema
+
+SUFFIX = ".safetensors"
+KIND = "fedattune client 1"
+"""What a file says that it holds, and in which version."""
+TENSORS = ("x", "y", *PARTS)
+
+
+class ClientFile(NamedTuple):
+    """What is in one client's file: a federation of that client, and its number in the one that it comes from."""
+
+    federation: Federation
+    number: int
+
+
+def divided(n_clients: int, nodes: int, *, blocks: bool = False) -> list[list[int]]:
+    """The numbers of each node's clients, dealt out in turn or, with `blocks`, in stretches of equal length.
+
+    Raises:
+        ConfigError: fewer clients than nodes, or no nodes.
+
+    """
+    if not 1 <= nodes <= n_clients:
+        raise ConfigError(
+            f"{n_clients} clients cannot be divided among {nodes} nodes; every node needs at least one client"
+        )
+    if blocks:
+        return [part.tolist() for part in np.array_split(np.arange(n_clients), nodes)]
+    return [list(range(node, n_clients, nodes)) for node in range(nodes)]
+
+
+def export_clients(federation: Federation, folder: Path | str, groups: Sequence[Sequence[int]]) -> list[Path]:
+    """Write the clients numbered in each group to a folder of its own, which is one node's `data`.
+
+    The folders are called node-0, node-1, ..., and are returned; a client's file is NUMBER-NAME.safetensors. It
+    holds only that client's samples as the federation keeps them, its parts in their order and the schema, so that
+    training on it equals training in the whole federation.
+
+    Raises:
+        ConfigError: a group is empty, or numbers that are no clients or are named twice.
+        DataError: there are such files already, or they cannot be written.
+
+    """
+    times = Counter(u for group in groups for u in group)
+    wrong = [u for u, n in times.items() if not 0 <= u < federation.n_clients or n > 1]
+    if wrong:
+        raise ConfigError(
+            f"client {wrong[0]} cannot go to a node: each of the numbers 0 to {federation.n_clients - 1} can be "
+            "named once"
+        )
+    folders = [Path(folder) / f"node-{node}" for node in range(len(groups))]
+    for place, group in zip(folders, groups, strict=True):
+        if not group:
+            raise ConfigError(f"{place.name} has no clients; every node needs at least one")
+        if any(place.glob(f"*{SUFFIX}")):
+            raise DataError(f"{place} already holds clients; delete it first or take another folder")
+    schema = Schema.of(federation)
+    for place, group in zip(folders, groups, strict=True):
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            for u in group:
+                _write(place, federation, u, schema)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"cannot write clients to {place}: {error}") from error
+    return folders
+
+
+def _write(folder: Path, federation: Federation, number: int, schema: Schema) -> None:
+    client = federation.clients[number]
+    rows = torch.from_numpy(client.all).to(federation.device)
+    ends = np.cumsum([0, *(len(getattr(client, part)) for part in PARTS)]).tolist()
+    tensors = {"x": federation.x[rows].cpu().contiguous(), "y": federation.y[rows].cpu()}
+    for part, start, stop in zip(PARTS, ends, ends[1:], strict=False):
+        tensors[part] = torch.arange(start, stop)  # places in the client's own rows
+    about = {"kind": KIND, "name": client.name, "number": str(number), "schema": schema.to_json()}
+    plain = re.sub(r"[^\w.-]", "_", client.name)[:100]
+    with replacing(folder / f"{number}-{plain}{SUFFIX}") as new:
+        save_file(tensors, new, about)
+
+
+def read_client(path: Path) -> ClientFile:
+    """The client in a file that `export_clients` wrote.
+
+    Raises:
+        DataError: there is no such file, it is none of these, or its content does not fit together.
+
+    """
+    if not path.is_file():
+        raise DataError(f"no such client file: {path}")
+    try:
+        with safe_open(path, "np") as file:
+            about = file.metadata() or {}
+            found: dict[str, Array] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError, TypeError) as error:  # TypeError: numbers that NumPy does not have
+        raise DataError(f"{path} cannot be read as safetensors: {error}; copy or export it again") from error
+    if about.get("kind") != KIND or set(found) != set(TENSORS):
+        raise DataError(
+            f"{path} is no client of fedattune: expected a file of the kind {KIND!r} with {', '.join(TENSORS)}, got "
+            f"{about.get('kind', 'no kind')!r} with {', '.join(sorted(found)) or 'nothing'}; write it with "
+            "export_clients"
+        )
+    number = about.get("number", "")
+    if not re.fullmatch(r"\d{1,9}", number, re.ASCII):
+        raise DataError(f"{path}: the client's number must be 0 or more, got {number!r}; export it again")
+    try:
+        schema = Schema.from_json(about.get("schema", ""))
+    except ConfigError as error:
+        raise DataError(f"{path}: {error}; export it again") from error
+    return ClientFile(_federation(path, about.get("name", path.stem), schema, found), int(number))
+
+
+def _federation(path: Path, name: str, schema: Schema, found: dict[str, Array]) -> Federation:
+    """A federation of the one client."""
+    data = Dataset(name=str(path), x=found["x"], y=found["y"], classes=schema.classes)
+    if data.x.shape[1:] != schema.input_shape:
+        raise DataError(
+            f"{path}: samples have the shape {data.x.shape[1:]}, but its schema says {schema.input_shape}; export "
+            "it again"
+        )
+    for part in PARTS:
+        if found[part].ndim != 1 or found[part].dtype != np.int64:
+            raise DataError(
+                f"{path}: {part} must be int64 indices of shape (n,), got {found[part].dtype} of shape "
+                f"{found[part].shape}; export it again"
+            )
+    return Federation(
+        name=str(path),
+        x=torch.from_numpy(data.x),
+        y=torch.from_numpy(data.y),
+        classes=data.classes,
+        clients=[Client(name, *(found[part] for part in PARTS))],
+        shift=constant(schema.shift),
+        scale=constant(schema.scale),
+        partition={"name": "given", "clients": 1},
+        schema=schema if schema.columns else None,
+    )

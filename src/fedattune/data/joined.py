@@ -1,0 +1,83 @@
+"""Federations taken apart and put together, so that each client's samples and parts keep their order."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ..errors import DataError
+from .federated import Federation
+from .members import PARTS, Client
+from .schema import Constants, Schema
+
+
+def joined(name: str, pieces: Sequence[Federation]) -> Federation:
+    """One federation of all clients of these, in this order.
+
+    Raises:
+        DataError: they differ in their samples, classes or constants, or clients have one name.
+
+    """
+    first = pieces[0]
+    if len(pieces) == 1:
+        return replace(first, name=name)
+    wanted = Schema.of(first)
+    for piece in pieces:
+        found = Schema.of(piece)
+        if found != wanted or piece.x.dtype != first.x.dtype:
+            where = [key for key in Schema.model_fields if getattr(found, key) != getattr(wanted, key)]
+            raise DataError(
+                f"{name}: client {piece.names[0]!r} differs from client {first.names[0]!r} in "
+                f"{' and '.join(where) or 'the type of its samples'}; all clients of a node need data of one schema"
+            )
+    starts = np.cumsum([0, *(len(piece.y) for piece in pieces)]).tolist()
+    return replace(
+        first,
+        name=name,
+        x=torch.cat([piece.x for piece in pieces]),
+        y=torch.cat([piece.y for piece in pieces]),
+        clients=[
+            Client(client.name, *(getattr(client, part) + start for part in PARTS))
+            for piece, start in zip(pieces, starts, strict=False)
+            for client in piece.clients
+        ],
+        partition={**first.partition, "clients": sum(piece.n_clients for piece in pieces)},
+        notes=tuple(dict.fromkeys(note for piece in pieces for note in piece.notes)),
+        source="",
+    )
+
+
+def restricted(federation: Federation, numbers: Sequence[int]) -> Federation:
+    """The federation of some clients, in this order, with none but their samples."""
+    held = [federation.clients[u] for u in numbers]
+    rows = np.unique(np.concatenate([client.all for client in held]))
+    index = torch.from_numpy(rows).to(federation.device)
+    return replace(
+        federation,
+        x=federation.x[index],
+        y=federation.y[index],
+        clients=[
+            Client(client.name, *(np.searchsorted(rows, getattr(client, part)) for part in PARTS))
+            for client in held
+        ],
+        source="",
+    )
+
+
+def fitted(federation: Federation, schema: Schema, where: str) -> Federation:
+    """The federation, its samples scaled as the schema says where they have no constants of their own.
+
+    Raises:
+        DataError: it does not fit the schema.
+
+    """
+    schema.check(Schema.of(federation), where)
+    if federation.shift is None and federation.scale is None:
+        federation = replace(federation, shift=constant(schema.shift), scale=constant(schema.scale))
+    return replace(federation, schema=schema)
+
+
+def constant(values: Constants | None) -> torch.Tensor | None:
+    """The shift or scale of a schema, float32."""
+    return None if values is None else torch.tensor(values, dtype=torch.float32)

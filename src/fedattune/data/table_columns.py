@@ -1,0 +1,190 @@
+"""The columns of a table that become features, and how they are read where a schema says what they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError, DataError, did_you_mean
+from .dataset import Array
+from .schema import MISSING, Names, Schema
+from .table_checks import NUMBER, missing, read_numbers
+from .table_file import _delimiter, column_values, is_categorical, is_numeric
+
+
+@dataclass
+class Columns:
+    """A table's features by column, in the order in which the model gets them."""
+
+    numbers: dict[str, Array] = field(default_factory=dict)  # (n,), NaN where missing
+    flagged: list[str] = field(default_factory=list)  # numbers with a further column that marks the missing
+    texts: dict[str, Array] = field(default_factory=dict)  # (n,), the category of each row
+    categories: dict[str, Names] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add_numbers(self, name: str, values: Array, flagged: bool) -> None:
+        """Take up a column of numbers; if it is flagged, a further one marks what is missing."""
+        self.numbers[name] = values
+        gaps = int(np.isnan(values).sum())
+        if flagged:
+            self.flagged.append(name)
+        if gaps:
+            self.notes.append(
+                f"Column {name!r} lacks {gaps} values; they become the median of the client's own "
+                "training part, and a further column of 0 and 1 marks them."
+            )
+
+    def add_text(self, name: str, values: Array, categories: Names = ()) -> None:
+        """Take up a column of text, None where missing; its categories are those that occur or those given."""
+        gaps = missing(values)
+        self.texts[name] = np.where(gaps, MISSING, values)
+        self.categories[name] = categories or tuple(sorted(set(self.texts[name].tolist())))
+        if gaps.any():
+            self.notes.append(f"Column {name!r} lacks {gaps.sum()} values; they are a category of their own.")
+
+    def schema(self, classes: Names, target: str) -> Schema:
+        """What other tables need to get the same features."""
+        return Schema(
+            classes=classes,
+            numbers=tuple(self.numbers),
+            flagged=tuple(self.flagged),
+            categories=self.categories,
+            target=target,
+        )
+
+
+def one_hot(values: Array, categories: Names) -> Array:
+    """One column per category, float64 (n, categories)."""
+    number = {category: k for k, category in enumerate(categories)}
+    return np.eye(len(categories))[[number[value] for value in values.tolist()]]
+
+
+def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
+    """The number of each row's class among those of a schema, int64 (n,).
+
+    Raises:
+        DataError: a value is none of them.
+
+    """
+    labels = _as_text(values)
+    _check_known(path, f"target column {name!r}", labels, classes, "class")
+    number = {label: k for k, label in enumerate(classes)}
+    return np.array([number[label] for label in labels.tolist()], dtype=np.int64)
+
+
+def schema_columns(
+    path: Path, known: Sequence[str], schema: Schema, target: str, features: list[str] | str | None
+) -> list[str]:
+    """The feature columns that a schema asks for in a table with the columns `known`.
+
+    Raises:
+        ConfigError: the schema is none of tables, or something else is asked for, too.
+        DataError: a column is missing.
+
+    """
+    if not schema.columns:
+        raise ConfigError(
+            f"{path}: the schema names no columns; a table needs one with numbers or categories"
+        )
+    if features is not None:
+        raise ConfigError("features: the schema names them already; give one of both")
+    if target != schema.target:
+        raise ConfigError(f"target is {target!r}, but the schema says {schema.target!r}; give the same")
+    for column in (*schema.columns, target):
+        if column not in known:
+            raise DataError(
+                f"{path} has no column {column!r}, which the schema asks for; {did_you_mean(column, known)}; add "
+                "it, or rename the column that holds it"
+            )
+    return list(schema.columns)
+
+
+def columns_of(path: Path, content: Any, schema: Schema) -> Columns:
+    """The features that a schema asks for.
+
+    Raises:
+        DataError: a column holds what the schema does not know.
+
+    """
+    found = Columns()
+    for name in schema.numbers:
+        values = _numbers(path, name, content.column(name))
+        gaps = np.flatnonzero(np.isnan(values))
+        if len(gaps) and name not in schema.flagged:
+            raise DataError(
+                f"{path}: column {name!r} lacks {len(gaps)} of {len(values)} values, the first in data row "
+                f"{gaps[0] + 1}, but the schema does not flag it; fill them in, or give all nodes a schema that "
+                f"has {name!r} in `flagged`"
+            )
+        found.add_numbers(name, values, name in schema.flagged)
+    for name, categories in schema.categories.items():
+        values = _texts(path, name, content.column(name))
+        found.add_text(name, values, categories)
+        _check_known(path, f"column {name!r}", found.texts[name], categories, "category")
+    return found
+
+
+def _numbers(path: Path, name: str, column: Any) -> Array:
+    if column.null_count == len(column):
+        return np.full(len(column), np.nan)
+    if is_numeric(column.type):
+        return read_numbers(path, name, column)
+    if not is_categorical(column.type):
+        raise DataError(
+            f"{path}: column {name!r} has the type {column.type}, but the schema says that it holds numbers"
+        )
+    values = column_values(column)
+    rows = np.flatnonzero(~missing(values))
+    wrong = [row for row in rows if NUMBER.fullmatch(values[row]) is None]
+    row = wrong[0] if wrong else rows[0]
+    comma = NUMBER.fullmatch(values[row].replace(",", ".", 1)) is not None
+    advice = "mend that cell or leave it empty"
+    if comma:
+        advice = "write numbers with a decimal point" if wrong else "store them as numbers"
+    raise DataError(
+        f"{path}: column {name!r} is text with {values[row]!r} in data row {row + 1}, but the schema says that "
+        f"it holds numbers; {advice}"
+    )
+
+
+def _texts(path: Path, name: str, column: Any) -> Array:
+    """Text, None where missing; numbers are read as they are written."""
+    if column.null_count == len(column):
+        return np.full(len(column), None)
+    if not is_categorical(column.type) and path.suffix.lower() == ".csv":
+        # Categories such as 01 and true may be all that this node has, and pyarrow took them for something else.
+        from pyarrow import csv, string
+
+        as_text = csv.ConvertOptions(
+            include_columns=[name], column_types={name: string()}, strings_can_be_null=True
+        )
+        column = csv.read_csv(path, parse_options=_delimiter(path), convert_options=as_text).column(name)
+    if is_categorical(column.type) or is_numeric(column.type):
+        return _as_text(column_values(column))
+    raise DataError(
+        f"{path}: column {name!r} has the type {column.type}, but the schema says that it holds text"
+    )
+
+
+def _as_text(values: Array) -> Array:
+    """Values as text, whole numbers without a decimal point, None where missing."""
+    gaps = missing(values)
+    texts = [
+        None if gap else str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        for value, gap in zip(values.tolist(), gaps.tolist(), strict=True)
+    ]
+    return np.array(texts, dtype=object)
+
+
+def _check_known(path: Path, where: str, values: Array, known: Names, what: str) -> None:
+    strange = set(values.tolist()) - set(known)
+    if not strange:
+        return
+    row = next(row for row, value in enumerate(values.tolist()) if value in strange)
+    shown = "no value" if what == "category" and values[row] == MISSING else repr(values[row])
+    raise DataError(
+        f"{path}: {where} holds {shown} in data row {row + 1}, which is no {what} of the schema; "
+        f"{did_you_mean(values[row], known)}; mend the cell, or give all nodes a schema with it"
+    )
