@@ -172,10 +172,10 @@ def test_of_very_many_a_thousand_are_evaluated():
 
 
 def test_large_stacks_are_evaluated_and_trained_in_turns(ragged: Federation, monkeypatch: pytest.MonkeyPatch):
-    from fedattune import evaluation, rounds
+    from fedattune import evaluation, site
 
     made = {name: fedattune.fit(name, ragged, **RUN) for name in ("fedmcsa", "pfedme", "fedavg_ft", "fedavg")}
-    for module, limit in ((evaluation, "MODEL_BYTES"), (rounds, "TURN_BYTES")):
+    for module, limit in ((evaluation, "MODEL_BYTES"), (site, "TURN_BYTES")):
         monkeypatch.setattr(module, limit, 2 * 18 * 4)
     for name, whole in made.items():
         parts = fedattune.fit(name, ragged, dtype="float32", **RUN)

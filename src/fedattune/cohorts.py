@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .census import Census
 from .config import Settings
 from .data import Federation
 from .errors import ConfigError
@@ -69,7 +70,7 @@ def absent(settings: Settings, n_clients: int, r: int) -> Tensor:
     return torch.from_numpy(rng.random(n_clients) < settings.drop_out)
 
 
-def evaluated(settings: Settings, federation: Federation) -> Tensor:
+def evaluated(settings: Settings, federation: Federation | Census) -> Tensor:
     """The clients that are evaluated, sorted: the same in every round and for every method and seed."""
     n = federation.n_clients
     few = settings.eval_clients or (n if n <= EVALUATE_ALL else EVALUATE_SOME)
@@ -97,5 +98,5 @@ def held_out(settings: Settings, federation: Federation) -> list[int]:
     return sorted(int(i) for i in rng.choice(n, settings.held_out, replace=False))
 
 
-def _split_seed(federation: Federation) -> int:
+def _split_seed(federation: Federation | Census) -> int:
     return int(federation.partition.get("seed") or 0)

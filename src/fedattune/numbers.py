@@ -221,17 +221,15 @@ class Numbers:
     @cached_property
     def clients(self) -> list[ClientResult]:
         """What every evaluated client reaches at the last evaluation."""
-        last: dict[str, list[float]] = {}
-        for _, point, (n, correct, _) in self.store.scores("test"):
-            last[point] = (correct / n).tolist()
+        last = self.store.last("test")
         return [
             ClientResult(
                 client["id"],
                 client["n_train"],
                 client["n_test"],
-                *(last[p][i] if p in last else None for p in ("received", "trained")),
+                *(last.get((number, point)) for point in ("received", "trained")),
             )
-            for i, client in enumerate(self.facts["clients"])
+            for number, client in zip(self._numbers, self.facts["clients"], strict=True)
         ]
 
     @property

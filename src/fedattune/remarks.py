@@ -52,12 +52,28 @@ def run_notes(run: "Run") -> list[str]:
     return [
         *algorithm.notes,
         *(f"{name}: {one}" for one in said),
-        *_lost(name, records, run.federation.names),
+        *_diverged(name, records, run.federation.names),
+        *_lost(name, run),
         *_of_all_methods(run, records),
     ]
 
 
-def _lost(name: str, records: Sequence[RoundRecord], names: Sequence[str]) -> list[str]:
+def _lost(name: str, run: "Run") -> list[str]:
+    """Clients elsewhere that could not be reached, or whose uploads were refused, and why."""
+    why: dict[str, dict[int, set[str]]] = {}
+    for round_, client, reason in run.store.faults():
+        why.setdefault(reason, {}).setdefault(round_, set()).add(run.federation.names[client])
+    said = []
+    for reason, rounds in why.items():
+        names = sorted(set().union(*rounds.values()))
+        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        numbers = ", ".join(map(str, list(rounds)[:5])) + (", ..." if len(rounds) > 5 else "")
+        plural = "s" * (len(rounds) > 1)
+        said.append(f"{name}: round{plural} {numbers} without {listed}: {reason}")
+    return said
+
+
+def _diverged(name: str, records: Sequence[RoundRecord], names: Sequence[str]) -> list[str]:
     """Clients that diverged; `names` are the clients'."""
     diverged = [record for record in records if record.dropped]
     if not diverged:
@@ -79,7 +95,7 @@ def _of_all_methods(run: "Run", records: Sequence[RoundRecord]) -> list[str]:
         said.append(
             f"numbers are of {judged:,} of the {n:,} clients, drawn once for all methods (--eval-clients{why})"
         )
-    if any(record.absent for record in records):
+    if run.settings.drop_out and any(record.absent for record in records):
         said.append(
             "clients that were asked dropped out (--drop-out): their work of these rounds was lost; local, which is "
             "asked for nothing, loses none"

@@ -46,7 +46,8 @@ class Result(Numbers):
         folder = RunFolder(Path(path))
         if not folder.finished:
             raise RunError(f"{path} holds no finished run")
-        flat, _ = load_tensors(folder.models)
+        # A server whose clients are elsewhere has no models.
+        flat = load_tensors(folder.models)[0] if folder.models.exists() else {}
         models, buffers = (
             Params({k.removeprefix(kind): v for k, v in flat.items() if k.startswith(kind)})
             for kind in ("params/", "buffers/")
@@ -76,6 +77,10 @@ class Result(Numbers):
             RunError: no such client, or it was not evaluated.
 
         """
+        if isinstance(self.models, Params) and not self.models:
+            raise RunError(
+                "the models of this run are not here: each is on its client's node, in the folder `state`"
+            )
         ids, numbers = [c["id"] for c in self.facts["clients"]], self._numbers
         if client not in (ids if isinstance(client, str) else numbers):
             known = ", ".join(ids[:20]) + (", ..." if len(ids) > 20 else "")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from .census import Census
 from .clients import owned
 from .cohorts import absent, cohort, device, evaluated
 from .config import Settings
@@ -22,7 +23,7 @@ from .params import Params, concatenate
 from .remarks import client_facts, run_notes
 from .result import Result
 from .rooms import Room, check_joining, in_memory, row_bytes
-from .runs import RoundRecord, RunStore, disk_rows, load_tensors, restore, save_tensors
+from .runs import RoundRecord, RunStore, restore, save_tensors
 from .runs.folder import RunFolder
 from .site import Order, Place, Report, Site, among, weight_decay
 from .starting import check_extras, fitted, start_server
@@ -64,7 +65,7 @@ class Run:
     def __init__(
         self,
         algorithm: Algorithm,
-        federation: Federation,
+        federation: Federation | Census,
         model: nn.Module,
         settings: Settings,
         config: dict[str, Any],
@@ -75,7 +76,7 @@ class Run:
         self.settings, self.config, self.folder = settings, config, folder
         self.algorithm = fitted(algorithm, settings)
         self.everyone = torch.arange(federation.n_clients, device=where)
-        self.federation = federation.to(where)
+        self.federation: Federation | Census = federation.to(where)
         self.n_train = federation.sizes("train").to(where)
         self.judged = evaluated(settings, federation).to(where)
         self.task = Task(model, settings.mixed_precision != "off").to(where, getattr(torch, settings.dtype))
@@ -96,12 +97,14 @@ class Run:
         self.store = RunStore(folder.metrics if folder else None)
         self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
         self.accuracy: float | None = None
+        self.said: list[str] = []
         self.place = self._settle() if spread is None else spread(self)
-        if folder and folder.checkpoint.exists():
+        if folder:
             self._load(folder)
 
     def _settle(self) -> Place:
         """All clients in this process."""
+        assert isinstance(self.federation, Federation)  # of a census there are no data to train on
         return Site(
             self.algorithm,
             self.federation,
@@ -130,7 +133,8 @@ class Run:
             stopped = not last and stop()
             if last:
                 self._save_models()
-            if last or stopped or now - saved > cost / CHECKPOINT_SHARE:
+            due = self.place.commits_every_round or now - saved > cost / CHECKPOINT_SHARE
+            if last or stopped or due:
                 self._save()
                 saved = time.perf_counter()
                 cost = saved - now
@@ -230,35 +234,37 @@ class Run:
         self.store.commit()
         if self.folder:
             tree = {"server": self.server, "clients": self.place.tree()}
-            meta = {"record": json.dumps(self.record), "accuracy": json.dumps(self.accuracy)}
-            on_disk = disk_rows(tree)
-            for stack in on_disk:
-                stack.sync()
-            save_tensors(self.folder.checkpoint, tree, meta)
-            for stack in on_disk:
-                stack.commit()
+            meta = {"record": self.record, "accuracy": self.accuracy, "said": self.said}
+            text = {k: json.dumps(v) for k, v in meta.items()}
+            self.folder.checkpoints.save(self.record.round, tree, text)
 
     def _save_models(self) -> None:
         """Write every client's model; before the last checkpoint, which says that this is done."""
-        if self.folder:
-            models, buffers = self.place.deployed
+        models, buffers = self.place.deployed
+        if self.folder and models:
             if isinstance(models, Params) and all(v.stride(0) == 0 for v in models.values()):
                 models = models.rows(slice(0, 1))
             save_tensors(self.folder.models, {"params": in_memory(models), "buffers": in_memory(buffers)}, {})
 
     def _load(self, folder: RunFolder) -> None:
-        flat, meta = load_tensors(folder.checkpoint)
-        tree = restore({"server": self.server, "clients": self.place.tree()}, flat, rows=folder.rows)
-        self.server = cast(State, tree["server"])
-        self.place.load(tree["clients"])
-        self.record = RoundRecord(*json.loads(meta["record"]))
-        self.accuracy = json.loads(meta["accuracy"])
+        """Go on from the last checkpoint, if there is one; the store may hold rounds after it."""
+        if folder.checkpoints.exist:
+            saved = folder.checkpoints.load()
+            tree = {"server": self.server, "clients": self.place.tree()}
+            tree = restore(tree, saved.flat, rows=folder.rows, older=saved.older)
+            self.server = cast(State, tree["server"])
+            self.place.load(tree["clients"])
+            self.record = RoundRecord(*json.loads(saved.meta["record"]))
+            self.accuracy = json.loads(saved.meta["accuracy"])
+            went_on = f"the run went on from round {self.record.round}"
+            self.said = json.loads(saved.meta.get("said", "[]"))
+            self.said += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.said]
         self.store.forget_after(self.record.round)
 
     def _result(self, finished: bool) -> Result:
         facts = {
             "headline": self.algorithm.headline,
-            "notes": run_notes(self),
+            "notes": [*run_notes(self), *self.said],
             "weight_decay": weight_decay(self.algorithm, self.settings),
             "n_parameters": self.task.params.numel(),
             "input_shape": list(self.federation.input_shape),

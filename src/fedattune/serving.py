@@ -1,7 +1,8 @@
 """The far end of a spread cohort: what a site makes of the parcels it gets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from .rooms import Room, in_memory, row_bytes
 from .site import Order, Site
 from .starting import fitted
 from .task import Task
-from .wire import Parcel, flat
+from .wire import Parcel, flat, payload_of
 
 
 def open_site(
@@ -132,20 +133,26 @@ def _models(site: Site, _: Parcel) -> Parcel:
 def _state(site: Site, parcel: Parcel) -> Parcel:
     """What lives on the clients; taken over first, where the parcel has it."""
     if parcel.head["load"]:
-        load(site, parcel.get("state"))
+        take_state(site, parcel.get("state"))
         return Parcel({"kind": "state"})
+    state = {k: v for k, v in flat(state_of(site)).items() if not k.startswith("sent/")}
+    return Parcel({"kind": "state"}, {f"state/{k}": v for k, v in state.items()})
+
+
+def state_of(site: Site) -> dict[str, Any]:
+    """A nest of what lives on the clients; all but the common statistics, which come with every parcel."""
     tree = site.tree()
-    tree = {
+    del tree["common"]
+    return {
+        **tree,
         "memory": {k: in_memory(v) for k, v in tree["memory"].items()},
         "personal": in_memory(tree["personal"]),
         "buffers": in_memory(tree["buffers"]),
-        "fresh": tree["fresh"],
     }
-    return Parcel({"kind": "state"}, {f"state/{k}": v for k, v in flat(tree).items()})
 
 
-def load(site: Site, state: Params) -> None:
-    """Take over what lives on the clients, by paths such as `memory/w/0.weight`."""
+def take_state(site: Site, state: Mapping[str, Tensor]) -> None:
+    """Take over what `state_of` gave, by paths such as `memory/w/0.weight`."""
     clients = site.clients
 
     def part(name: str) -> Params:
@@ -157,6 +164,8 @@ def load(site: Site, state: Params) -> None:
     clients.personal.put_rows(rows, part("personal"))
     clients.buffers.put_rows(rows, part("buffers"))
     clients.fresh = state["fresh"].clone()
+    if sent := part("sent"):
+        clients.hold(site.members, payload_of(sent))
 
 
 def _numbers(ids: list[int], site: Site) -> Tensor:

@@ -76,6 +76,9 @@ class Place(ABC):
     at_once: int
     """Clients that are better not exceeded in one order, unless more upload."""
 
+    commits_every_round = False
+    """Whether a checkpoint follows every round, since clients elsewhere cannot be taken back far."""
+
     @property
     @abstractmethod
     def personal(self) -> Params:

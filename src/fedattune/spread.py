@@ -148,7 +148,10 @@ class Spread(Place):
     def tree(self) -> dict[str, Any]:
         """What lives on all clients, as a checkpoint of a run in one process holds it."""
         replies, _ = self._ask(
-            {s: self._parcel({"kind": "state", "load": False}, members) for s, members in enumerate(self.sites)}
+            {
+                s: self._parcel({"kind": "state", "load": False}, members)
+                for s, members in enumerate(self.sites)
+            }
         )
         order = torch.cat(list(self.sites)).argsort()
         states = [reply.get("state") for reply in replies.values()]

@@ -51,11 +51,7 @@ class Parcel:
 
     def payload(self, name: str) -> Payload:
         """The payloads under a name."""
-        extra: dict[str, Params] = {}
-        for key, value in self.get(f"{name}/extra").items():
-            part, _, tensor = key.partition("/")
-            extra.setdefault(part, Params())[tensor] = value
-        return Payload(self.get(f"{name}/params"), extra)
+        return payload_of(self.get(name))
 
     def put_scores(self, found: list[Scored]) -> None:
         """Add scores."""
@@ -77,6 +73,19 @@ class Parcel:
     def to(self, device: torch.device) -> "Parcel":
         """The same with its tensors on a device."""
         return Parcel(self.head, {k: v.to(device) for k, v in self.tensors.items()})
+
+
+def payload_of(tensors: Mapping[str, Tensor]) -> Payload:
+    """The payloads whose tensors are called `params/...` and `extra/.../...`."""
+    payload = Payload(Params(), {})
+    for name, value in tensors.items():
+        part, _, rest = name.partition("/")
+        if part == "extra":
+            key, _, rest = rest.partition("/")
+            payload.extra.setdefault(key, Params())[rest] = value
+        else:
+            payload.params[rest] = value
+    return payload
 
 
 def flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Tensor]:

@@ -50,9 +50,11 @@ def trained(case: Case, federation: Federation, spread: Any, model: str = "dnn",
     return run.go(lambda _: None, lambda: False)
 
 
-def same_numbers(one: Result, other: Result) -> None:
+def same_numbers(
+    one: Result, other: Result, points: tuple[str, ...] = ("received", "trained", "global")
+) -> None:
     for a, b in zip(one.history, other.history, strict=True):
-        for point in ("received", "trained", "global"):
+        for point in points:
             assert (a.get(point) is None) == (b.get(point) is None), point
             if a.get(point):
                 assert b[point] == pytest.approx(a[point], abs=1e-12)

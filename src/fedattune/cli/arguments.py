@@ -24,6 +24,7 @@ WHAT = {
     "run": "train one method",
     "list": "what there is to choose from, with every option and its default",
     "data": "look at data and how it is spread over clients",
+    "deploy": "write a folder that runs an experiment over a real network with Flower, TLS and keys",
     "reproduce": "a table or figure of a paper, its numbers beside ours; without a name, list them",
     "cite": "the BibTeX of what runs used: methods, data, partition, model, FedAttune",
 }
@@ -52,6 +53,7 @@ def make_parser(chosen: str | None) -> Parser:
         "list": _add_list,
         "data": _add_data,
         "cite": _add_cite,
+        "deploy": _add_deploy,
         "reproduce": _add_reproduce,
     }
     for name, what in WHAT.items():
@@ -114,6 +116,20 @@ def _add_cite(command: Parser) -> None:
         metavar="A,B,C",
         help="also these methods, or all",
     )
+
+
+def _add_deploy(command: Parser) -> None:
+    from ..config import Settings
+    from ..deployment import SIMULATED, Deployment, Kit
+    from ..experiment import Experiment
+
+    _add(command.add_argument_group("data of a trial"), Experiment, DATA_FIELDS)
+    _add(command.add_argument_group("model and methods"), Experiment, METHOD_FIELDS)
+    training = [name for name in Settings.model_fields if name not in SIMULATED]
+    _add(command.add_argument_group("training"), Experiment, training)
+    server = [name for name in Deployment.model_fields if name != "data_schema"]
+    _add(command.add_argument_group("server"), Deployment, server)
+    _add(command.add_argument_group("folder"), Kit, Kit.model_fields)
 
 
 def _add_reproduce(command: Parser) -> None:
@@ -188,7 +204,9 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     except ConfigError as error:
         raise ConfigError(_mend(str(error))) from error
     if space.command is None:
-        raise ConfigError("give a command: compare, run, reproduce, list, data or cite; see fedattune --help")
+        raise ConfigError(
+            "give a command: compare, run, deploy, reproduce, list, data or cite; see fedattune --help"
+        )
     if space.command == "data" and space.action is None:
         raise ConfigError("give an action: fedattune data show; see fedattune data --help")
     if space.command == "list" and space.kind is not None:

@@ -57,6 +57,10 @@ def _command(argv: list[str] | None, where: list[Path]) -> int:
         return _cite(space, problems)
     if space.command == "data":
         return _show(space, problems)
+    if space.command == "deploy":
+        from .deploy import deploy
+
+        return deploy(space, problems)
     if space.command == "reproduce":
         from .reproduce import reproduce
 

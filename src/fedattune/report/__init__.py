@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._version import __version__
+from ..census import Census
 from ..compare import ALONE, by_algorithm, client_accuracy, columns, legend, rows
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ MOST_CLIENTS = 60
 
 def write_report(
     path: Path,
-    federation: "Federation",
+    federation: "Federation | Census",
     results: "Sequence[Result]",
     *,
     verdict: str,
@@ -51,7 +52,7 @@ def write_report(
         clients=_clients(results),
         methods=list(by_algorithm(results)),
         classes=federation.classes,
-        labels=_labels(federation),
+        labels=[] if isinstance(federation, Census) else _labels(federation),
         mixing=_mixing(results),
         trained=[client.id for client in results[0].clients],
         names=federation.names[:MOST_CLIENTS],

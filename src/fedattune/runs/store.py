@@ -143,6 +143,15 @@ class RunStore:
         if key is not None:
             yield *key, _numbers(block)
 
+    def last(self, part: str) -> dict[tuple[int, str], float]:
+        """(client, point) -> accuracy on one part, when the client was last evaluated at that point."""
+        found = self._db.execute(
+            # Beside MAX, SQLite takes the other columns from the row that has it.
+            "SELECT client, point, n, correct, MAX(round) FROM scores WHERE part = ? GROUP BY client, point",
+            (part,),
+        )
+        return {(client, point): correct / n for client, point, n, correct, _ in found if n}
+
     def mixing(self, n_clients: int) -> "MixingLog":
         """The mixing matrices, read when they are looked at."""
         return MixingLog(self._db, n_clients)

@@ -1,0 +1,180 @@
+"""Looking at what nodes send before anything is made of it: structure, types, shapes, numbers and lengths."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core import Payload
+from ..engines import Work
+from ..params import Params
+from ..rounds import Run
+from ..site import Report
+from ..wire import Parcel
+
+
+class RefusedError(ValueError):
+    """An answer that cannot be taken, with the reason."""
+
+
+def expected_upload(run: Run) -> Payload:
+    """What one client uploads, by names, types and shapes: that of a client which does no local step."""
+    rule, where = run.algorithm.client, run.everyone.device
+    sent = run.send(run.everyone[:1]).rows(0)
+    whole = Params(
+        {k: run.place.personal[k] if k in run.place.personal else sent.params[k] for k in run.task.params}
+    )
+    sent, memory = sent._replace(params=whole), rule.memory(run.task.params)
+    one = torch.ones((), dtype=next(iter(whole.values())).dtype, device=where)
+    work = Work(
+        seed=0,
+        stream=0,
+        round=1,
+        lr=run.settings.lr,
+        batch_size=1,
+        cohort=1,
+        personal=tuple(run.place.personal),
+    )
+    job = work.job(one, torch.tensor(True, device=where), one)
+    with torch.no_grad():
+        carry = rule.begin(sent, memory, torch.tensor(True, device=where), job)
+        upload, _ = rule.finish(carry, sent, memory, job)
+    return upload._replace(params=upload.params.without(run.place.personal))
+
+
+def check_answer(reply: Parcel, asked: Parcel, members: Sequence[int], upload: Payload) -> None:
+    """Check the answer of a node with clients `members` to what it was asked; `upload` is one client's.
+
+    Raises:
+        RefusedError: it is another round's or run's, or no answer to this.
+
+    """
+    head = reply.head
+    for key in ("token", "algorithm", "seed", "round"):
+        if head.get(key) != asked.head[key]:
+            raise RefusedError(f"answered for {key} {str(head.get(key))[:40]!r}, not {asked.head[key]!r}")
+    kind = {"train": "trained", "evaluate": "evaluated"}[asked.head["kind"]]
+    if head.get("kind") != kind:
+        raise RefusedError(f"sent {str(head.get('kind'))[:40]!r} in place of {kind!r}")
+    try:
+        _check_scores(reply, members)
+        if kind == "trained":
+            _check_upload(reply, asked, upload)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError) as error:
+        if isinstance(error, RefusedError):
+            raise
+        raise RefusedError(f"sent what is no answer ({type(error).__name__})") from error
+
+
+def _check_upload(reply: Parcel, asked: Parcel, upload: Payload) -> None:
+    head = reply.head
+    allowed = set(asked.head["asked"]) & set(asked.head["ids"]) - set(asked.head["away"])
+    ids = head["ids"]
+    if ids != sorted(set(ids)) or not set(ids) <= allowed:
+        raise RefusedError("uploads for clients that were not asked")
+    if not set(head["dropped"]) <= set(asked.head["ids"]):
+        raise RefusedError("names clients that are not its own")
+    for key in ("n_trained", "steps"):
+        if not isinstance(head[key], int) or head[key] < 0:
+            raise RefusedError(f"says {key}={head[key]!r}")
+    got, parts = reply.payload("upload"), {"": upload.params, **upload.extra}
+    if not ids:
+        return
+    received = {"": got.params, **got.extra}
+    for part in parts.keys() | received.keys():
+        _check_tensors(received.get(part, Params()), parts.get(part, Params()), len(ids), part)
+    _check_tensors(reply.get("buffers"), Params(), len(ids), "buffers", types_only=True)
+
+
+def _check_tensors(got: Params, expected: Params, n: int, part: str, types_only: bool = False) -> None:
+    """Check names, types and shapes of n clients' rows."""
+    where = f" of {part}" if part else ""
+    if not types_only and got.keys() != expected.keys():
+        odd = sorted(got.keys() ^ expected.keys())
+        raise RefusedError(f"tensors{where} that only one side has: {', '.join(odd)[:80]}")
+    for name, value in got.items():
+        if types_only:
+            if len(value) != n:
+                raise RefusedError(f"{name}{where} has {len(value)} rows, not {n}")
+            continue
+        like = expected[name]
+        if value.shape != (n, *like.shape) or value.dtype != like.dtype:
+            raise RefusedError(
+                f"{name}{where} is {_type(value)} of shape {tuple(value.shape)}, expected {_type(like)} of shape "
+                f"{(n, *like.shape)}"
+            )
+
+
+def _type(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _check_scores(reply: Parcel, members: Sequence[int]) -> None:
+    for one in reply.scores():
+        n, correct, loss = one.scores
+        ids = one.ids.tolist()
+        if one.point not in ("received", "trained", "global") or one.part not in ("test", "validation"):
+            raise RefusedError("scores something unknown")
+        if ids != sorted(set(ids)) or not set(ids) <= set(members):
+            raise RefusedError("scores clients that are not its own")
+        if not len(ids) == len(n) == len(correct) == len(loss):
+            raise RefusedError("sends scores of other clients than it says")
+        if (n < 0).any() or (correct < 0).any() or (correct > n).any():
+            raise RefusedError("sends scores that cannot be")
+
+
+def without_bad(report: Report, largest: float, usual: float | None) -> tuple[Report, float | None]:
+    """The report without uploads that are not finite or far too large, and what is usual now.
+
+    An upload's length is that of its difference to what was sent; it is compared with the median of the round's, or
+    with what was `usual` before if that is more or fewer than three upload.
+    """
+    if not len(report.ids):
+        return report, usual
+    lengths = _lengths(report)
+    finite = lengths.isfinite()
+    found = lengths[finite].tolist()
+    median = statistics.median(found) if found else None
+    limits = [m for m in (median if len(found) > 2 else None, usual) if m]
+    limit = largest * max(limits) if limits else float("inf")
+    lost = dict(report.lost)
+    for number, length in zip(report.ids.tolist(), lengths.tolist(), strict=True):
+        if not math.isfinite(length):
+            lost[number] = "uploaded what is not finite"
+        elif length > limit:
+            lost[number] = (
+                f"uploaded an update of length {length:.3g}, {length * largest / limit:.0f} times the usual one"
+            )
+    rows = torch.tensor([i for i, n in enumerate(report.ids.tolist()) if n not in lost], dtype=torch.int64)
+    rows = rows.to(report.ids.device)
+    if median is not None and len(rows):
+        kept = lengths[rows].median().item()
+        usual = kept if usual is None else max(kept, (usual + kept) / 2)
+    if len(rows) == len(report.ids):
+        return report, usual
+    return report._replace(
+        ids=report.ids[rows],
+        sent=report.sent.rows(rows),
+        upload=report.upload.rows(rows),
+        buffers=report.buffers.rows(rows),
+        lost=lost,
+    ), usual
+
+
+def _lengths(report: Report) -> Tensor:
+    """(C,) the lengths of the updates, and of all that comes with them."""
+    total = torch.zeros(len(report.ids), dtype=torch.float64, device=report.ids.device)
+    sent, upload = report.sent, report.upload
+    parts = [
+        upload.params.map(lambda a, b: a - b, sent.params.only(upload.params))
+        if upload.params.keys() <= sent.params.keys()
+        else upload.params,
+        *upload.extra.values(),
+        report.buffers,
+    ]
+    for part in parts:
+        for value in part.values():
+            total += value.double().reshape(len(total), -1).square().sum(1)
+    return total.sqrt()

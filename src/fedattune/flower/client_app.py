@@ -1,0 +1,35 @@
+"""The Flower ClientApp: each message is answered by the node's `Host`."""
+
+from collections.abc import Mapping
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from ..core import Algorithm
+from ..wire import Parcel
+from .codec import WireError, packed, unpacked
+from .host import Host
+
+
+def make_client_app(own: Mapping[str, Algorithm] | None = None) -> ClientApp:
+    """A ClientApp that also knows methods of the user's own, by name.
+
+    A module that assigns it to `app` is named under `clientapp` in the app's pyproject.toml.
+    """
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            parcel = unpacked(message.content)
+        except WireError:
+            reply = Parcel({"kind": "failed", "error": "WireError"})
+        else:
+            reply = Host(context.node_config, context.run_config, own).answer(parcel)
+        return Message(packed(reply), reply_to=message)
+
+    for register in (app.query, app.train, app.evaluate):
+        register()(answer)
+    return app
+
+
+app = make_client_app()

@@ -1,0 +1,171 @@
+"""One node of a real federation: its data, its clients' memory on its own disk, and what it answers."""
+
+import copy
+import hashlib
+import os
+import re
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .._version import __version__
+from ..core import Algorithm
+from ..data import Schema, load_node
+from ..data.members import PARTS, Clients
+from ..data.share import numbered
+from ..errors import ConfigError, FedAttuneError, RunError
+from ..personal_models import fill, rebuilt, save_model, wrapped
+from ..rooms import in_memory
+from ..serving import open_site, serve, state_of, take_state
+from ..site import Site
+from ..wire import Parcel
+from .memory import LostMemoryError, Memory
+from .options import Plan, Scalar
+
+
+class Host:
+    """A node with its clients; it is made anew for every message, and remembers by its folder alone.
+
+    Args:
+        node_config: where its data are (see `fedattune.data.load_node`), and the folder `state` of what it remembers;
+            without that, the environment's FEDATTUNE_STATE.
+        run_config: that of the run, the same for all.
+        own: methods of the user's own, by name.
+
+    """
+
+    def __init__(
+        self,
+        node_config: Mapping[str, Scalar],
+        run_config: Mapping[str, Scalar],
+        own: Mapping[str, Algorithm] | None = None,
+    ) -> None:
+        self.config = dict(node_config)
+        self.folder = Path(str(self.config.get("state") or os.environ.get("FEDATTUNE_STATE", "state")))
+        self._run_config, self._own = run_config, own
+
+    def answer(self, parcel: Parcel) -> Parcel:
+        """Do what a parcel says; a failure is told by its kind alone, for its text may hold data."""
+        try:
+            self.plan = Plan(self._run_config, self._own)
+            self._load()
+            return self._hello() if parcel.head["kind"] == "hello" else self._serve(parcel)
+        except Exception as error:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            text = "".join(traceback.format_exception(error))
+            (self.folder / "error.log").write_text(text, encoding="utf-8")
+            expected = isinstance(error, FedAttuneError)
+            print(f"fedattune: {error if expected else text}", flush=True)
+            return Parcel({"kind": "failed", "error": type(error).__name__})
+
+    def _load(self) -> None:
+        experiment, schema = self.plan.experiment, self.plan.deployment.data_schema
+        data = load_node(
+            self.config,
+            schema,
+            test=experiment.test,
+            validation=experiment.validation,
+            seed=experiment.split_seed or 0,
+            data_dir=experiment.data_dir,
+        )
+        self.federation, self.numbers = data.federation, data.numbers
+        self.schema = schema or Schema.of(data.federation)
+
+    def _hello(self) -> Parcel:
+        """Who its clients are, and what their data are like; no data."""
+        sizes = [self.federation.sizes(part).tolist() for part in PARTS]
+        clients = [
+            {"name": name, "number": number, "sizes": list(mine)}
+            for name, number, *mine in zip(self.federation.names, self.numbers, *sizes, strict=True)
+        ]
+        return Parcel(
+            {
+                "kind": "hello",
+                "name": str(self.config.get("name", "")),
+                "fedattune": __version__,
+                "clients": clients,
+                "schema": self.schema.to_json(),
+            }
+        )
+
+    def _serve(self, parcel: Parcel) -> Parcel:
+        head = parcel.head
+        name, seed, r = head["algorithm"], head["seed"], head["round"]
+        if name not in self.plan.algorithms or not re.fullmatch("[0-9a-f]{8,64}", head["token"]):
+            raise ConfigError(f"the server asks for a run of {name!r} that is not in the run configuration")
+        algorithm, settings = self.plan.algorithms[name], self.plan.settings(seed)
+        card = self.plan.card(name, seed, self.federation.input_shape, self.federation.classes)
+        module = trained_module(algorithm, card)
+        if fingerprint(module) != head["model"]:
+            raise ConfigError(
+                "the initial model is not that of the server: both need the same model, and versions of PyTorch "
+                "that draw the same numbers"
+            )
+        site, names = self._site(algorithm, module, settings, head)
+        memory = Memory(self.folder / head["token"] / name / f"seed-{seed}")
+        before = r if head["kind"] == "evaluate" else r - 1
+        if (state := memory.recall(before)) is not None:
+            take_state(site, state)
+        elif head.get("kept") and "held" not in head:
+            raise LostMemoryError("the server takes this node to have been sent what it has not")
+        reply = serve(site, parcel)
+        memory.keep(r, state_of(site))
+        self._save_models(site, names, memory.folder / "models", {**card, "data": self.federation.name})
+        reply.head.update({key: head[key] for key in ("token", "algorithm", "seed", "round")})
+        return reply
+
+    def _site(
+        self, algorithm: Algorithm, module: nn.Module, settings: Any, head: Mapping[str, Any]
+    ) -> tuple[Site, dict[int, str]]:
+        """The site with its clients under the numbers that the server gave them, and their names by number."""
+        theirs: dict[str, int] = head["clients"]
+        missing = [name for name in self.federation.names if name not in theirs]
+        if missing or len(theirs) != self.federation.n_clients:
+            raise RunError(
+                f"the node's clients are {', '.join(self.federation.names)}, and the server expects "
+                f"{', '.join(theirs)}: the data changed since the run began"
+            )
+        members = np.array([theirs[name] for name in self.federation.names])
+        order = members.argsort()
+        clients = Clients.of(self.federation.clients).take(order)
+        mine = replace(self.federation, clients=clients, partition={})
+        data = numbered(mine, members[order], int(head["n_clients"]))
+        settings = settings.model_copy(update={"client_state": "memory"})
+        site = open_site(algorithm, data, module, settings, members.tolist())
+        return site, {number: name for name, number in theirs.items()}
+
+    def _save_models(self, site: Site, names: Mapping[int, str], folder: Path, card: dict[str, Any]) -> None:
+        """Write the model of each client that was evaluated now, for use."""
+        models, buffers = (in_memory(stack) for stack in site.deployed)
+        if not models:
+            return
+        for row, number in enumerate(site.evaluation.judged.tolist()):
+            state = {**models.rows(row), **buffers.rows(row)}
+            folder.mkdir(parents=True, exist_ok=True)
+            safe = re.sub(r"[^A-Za-z0-9_.-]", "_", names[number])
+            one = {**card, "client": names[number]}
+            save_model(folder / f"{number:04d}-{safe}.safetensors", fill(site.task.model, state, one), one)
+
+
+def trained_module(algorithm: Algorithm, card: Mapping[str, Any]) -> nn.Module:
+    """What a run trains, with its initial weights: the model of the card, or what the method makes of it."""
+    module = rebuilt(card)
+    if algorithm.network:
+        return wrapped(algorithm.network, module, torch.zeros(2, *card["input_shape"]), card["seed"])
+    return copy.deepcopy(module)
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Sixteen hex digits of all weights and buffers."""
+    found = hashlib.sha256()
+    for name, value in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
+        found.update(
+            name.encode() + value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return found.hexdigest()[:16]

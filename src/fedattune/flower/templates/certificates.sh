@@ -1,0 +1,50 @@
+#!/bin/sh
+# Make a certificate authority, the server's certificate and a key for each node, for a trial:
+#   ./certificates.sh [HOST...]    HOST: further names or addresses under which nodes reach the server
+#   ./certificates.sh key N        only the key of node N; in real use, on the machine of that node
+set -eu
+cd "$(dirname "$0")"
+. ./common.sh
+
+node_key() {
+    mkdir -p keys
+    test ! -e "keys/node-$1" || fail "keys/node-$1 is there already; remove it if it is really to be replaced"
+    # Flower takes keys on the curves of NIST; P-384 is the one that it documents.
+    ssh-keygen -q -t ecdsa -b 384 -N '' -C "node-$1" -f "keys/node-$1"
+}
+
+if [ "${1-}" = key ]; then
+    node_key "${2:?which node? ./certificates.sh key N}"
+    echo "keys/node-$2 stays here; give keys/node-$2.pub to those who run the server"
+    exit 0
+fi
+
+test ! -e certificates || fail "certificates/ is there already; remove it if all of it is really to be replaced"
+names=DNS:localhost,IP:127.0.0.1,IP:::1
+for host in "$@"; do
+    case $host in
+        -*) fail "unknown option $host; usage: ./certificates.sh [HOST...] or ./certificates.sh key N" ;;
+        *:* ) names=$names,IP:$host ;;
+        *[!0-9.]*) names=$names,DNS:$host ;;
+        *) names=$names,IP:$host ;;
+    esac
+done
+
+mkdir certificates
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365 -subj "/CN=FedAttune trial CA" \
+    -keyout certificates/ca.key -out certificates/ca.crt \
+    -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign" 2>/dev/null
+openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=FedAttune server" \
+    -keyout certificates/server.key -out certificates/server.csr 2>/dev/null
+printf 'subjectAltName=%s\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n' "$names" > certificates/server.ext
+openssl x509 -req -in certificates/server.csr -CA certificates/ca.crt -CAkey certificates/ca.key -CAcreateserial \
+    -days 365 -extfile certificates/server.ext -out certificates/server.pem 2>/dev/null
+rm certificates/server.csr certificates/server.ext
+echo "certificates/: for $names"
+
+node=0
+while [ "$node" -lt {{ nodes }} ]; do
+    test -e "keys/node-$node" || node_key "$node"
+    node=$((node + 1))
+done
+echo "keys/: for {{ nodes }} nodes"

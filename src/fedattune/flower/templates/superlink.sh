@@ -1,0 +1,17 @@
+#!/bin/sh
+# Run the server until SIGTERM or Ctrl-C: Flower's SuperLink, and the SuperExec that starts the server app.
+# The app is a process of its own and the SuperLink's state is on disk, so a run outlives a crash of the SuperLink.
+set -eu
+cd "$(dirname "$0")"
+. ./common.sh
+test -e certificates/server.pem || fail "no certificates/server.pem; run ./certificates.sh first"
+mkdir -p state/superlink
+
+keep superlink flower-superlink --host 127.0.0.1 --port "$FEDATTUNE_PORT" \
+    --ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.pem \
+    --ssl-keyfile certificates/server.key --enable-supernode-auth --disable-runtime-dependency-installation \
+    --isolation process --database state/superlink/state.db &
+superlink=$!
+keep superexec flower-superexec --runtime-api-address "127.0.0.1:$FEDATTUNE_PORT" \
+    --root-certificates certificates/ca.crt &
+stop_with_me $! "$superlink"

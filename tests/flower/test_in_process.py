@@ -1,0 +1,205 @@
+"""The ServerApp and ClientApp without a network: every method gives the simulator's numbers."""
+
+import gc
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="a real federation needs Flower")
+
+from flwr.app import Message
+
+from conformance.table import Case
+from conformance.test_conformance import RUN, every_method
+from conformance.test_spread import same_numbers
+from fedattune import Algorithm, Federation, Result, RunError, fit, load_model
+from fedattune.client import SGD
+from fedattune.data import Schema, export_clients
+from fedattune.flower.client_app import make_client_app
+from fedattune.flower.in_process import InProcessGrid
+from fedattune.flower.server import lead
+from fedattune.server import Attention
+
+GROUPS = ([0, 3], [1, 2, 4], [5])
+
+
+def deployed(
+    federation: Federation,
+    folder: Path,
+    *,
+    lost: Any = lambda *_: False,
+    own: Any = None,
+    make_grid: type[InProcessGrid] = InProcessGrid,
+    groups: Sequence[Sequence[int]] = GROUPS,
+    **config: Any,
+) -> list[Result]:
+    """The results of a run over nodes whose data lie in files of their own."""
+    if not (folder / "data").exists():
+        export_clients(federation, folder / "data", groups)
+    run_config = {
+        "model": "dnn",
+        "run-folder": str(folder / "run"),
+        "nodes": len(groups),
+        "poll": 0.001,
+        "round-timeout": 0.05,
+        "data-schema": Schema.of(federation).to_json(),
+        **{key.replace("_", "-"): value for key, value in (RUN | config).items()},
+    }
+    run_config["set"] = f"dnn.hidden=6; {run_config.get('set', '')}"
+    nodes = [
+        {"name": f"node-{i}", "data": str(folder / "data" / f"node-{i}"), "state": str(folder / f"state-{i}")}
+        for i in range(len(groups))
+    ]
+    grid = make_grid(make_client_app(own), nodes, run_config, lost)
+    heard: list[str] = []
+    try:
+        return lead(grid, run_config, own, heard.append)
+    finally:
+        (folder / "said.txt").write_text("\n".join(heard))
+
+
+def simulated(name: str, federation: Federation, options: Mapping[str, Any] = {}, **settings: Any) -> Result:
+    return fit(name, federation, "dnn", options=options, model_options={"hidden": 6}, **(RUN | settings))
+
+
+@every_method
+def test_the_numbers_are_the_simulators(case: Case, ragged: Federation, tmp_path: Path) -> None:
+    options = "; ".join(f"{case.name}.{key}={value}" for key, value in case.same.items())
+    (result,) = deployed(ragged, tmp_path, algorithms=case.name, set=options)
+    # The buffers that FedRoD's global model would need say how often a client has each class, and stay there.
+    points = ("received", "trained") if case.name == "fedrod" else ("received", "trained", "global")
+    same_numbers(simulated(case.name, ragged, case.same), result, points)
+    assert said(tmp_path)[0].startswith("6 clients at 3 nodes")
+
+
+def said(folder: Path) -> list[str]:
+    return (folder / "said.txt").read_text().splitlines()
+
+
+def models(folder: Path, name: str, seed: int = 0) -> dict[str, Path]:
+    """The file of each client's model, which is on its node."""
+    files = folder.glob(f"state-*/*/{name}/seed-{seed}/models/*.safetensors")
+    return {file.stem.partition("-")[2]: file for file in files}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep", "apfl"])
+def test_each_client_finds_its_model_on_its_node(name: str, ragged: Federation, tmp_path: Path) -> None:
+    (result,) = deployed(ragged, tmp_path, algorithms=name)
+    whole = simulated(name, ragged)
+    files = models(tmp_path, name)
+    assert sorted(files) == list("012345")
+    for client, file in files.items():
+        expected = whole.model(client).state_dict()
+        got = load_model(file).state_dict()
+        assert all(torch.allclose(v, got[k], atol=1e-12, rtol=0) for k, v in expected.items())
+    with pytest.raises(RunError, match="on its client's node"):
+        result.model("0")
+
+
+def test_what_travels_is_what_is_accounted(ragged: Federation, tmp_path: Path) -> None:
+    """With a client per node, the tensors of the training messages have the bytes of the simulator's account."""
+    seen = {"up": 0, "down": 0}
+
+    def weigh(_: int, message: Message) -> bool:
+        head, tensors = message.content["head"], message.content["arrays"]
+        if '"kind": "train"' in str(head["json"]):
+            seen["down"] += sum(a.numpy().nbytes for k, a in tensors.items() if k.startswith("sent/"))
+        return False
+
+    class Weighed(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            replies = list(super().pull_messages(message_ids))
+            for reply in replies:
+                arrays = reply.content["arrays"]
+                seen["up"] += sum(a.numpy().nbytes for k, a in arrays.items() if k.startswith("upload/"))
+            return replies
+
+    for name in ("fedavg", "scaffold", "fedrep", "pfedla"):
+        seen.update(up=0, down=0)
+        (result,) = deployed(
+            ragged,
+            tmp_path / name,
+            algorithms=name,
+            lost=weigh,
+            make_grid=Weighed,
+            groups=[[i] for i in range(6)],
+        )
+        assert (result.bytes_up, result.bytes_down) == (seen["up"], seen["down"])
+
+
+def test_personal_tensors_and_memory_stay_on_the_node(ragged: Federation, tmp_path: Path) -> None:
+    """No message of FedRep has the head, none of APFL the private model, none of Local anything."""
+    names: dict[str, set[str]] = {}
+
+    class Spied(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            replies = list(super().pull_messages(message_ids))
+            for reply in replies:
+                names["seen"] |= {k for k in reply.content["arrays"] if not k.startswith("scores/")}
+            return replies
+
+    for name, expected in (
+        ("local", set()),
+        ("fedrep", {f"upload/params/{k}" for k in ("0.weight", "0.bias", "1.weight", "1.bias")}),
+    ):
+        names["seen"] = set()
+        deployed(ragged, tmp_path / name, algorithms=name, make_grid=Spied)
+        assert names["seen"] <= expected, name
+
+
+class Killed(BaseException):
+    """The server's process ends."""
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    # Of messages: 3 to meet, then 3 to train and 3 to evaluate in every round.
+    [
+        ("fedavg", 4),
+        ("scaffold", 8),
+        ("fedmcsa", 5),
+        ("fedmcsa", 8),
+        ("fedmcsa", 10),
+        ("fedrep", 11),
+        ("pfedhn", 14),
+    ],
+)
+def test_a_server_that_is_killed_goes_on(name: str, after: int, ragged: Federation, tmp_path: Path) -> None:
+    """Before any message of a run: nodes that trained the round already go back and train it again."""
+    left = iter(range(after))
+
+    def dies(*_: Any) -> bool:
+        if next(left, None) is None:
+            raise Killed
+        return False
+
+    with suppress(Killed):
+        deployed(ragged, tmp_path, algorithms=name, lost=dies)
+    gc.collect()  # a process that ends closes its files
+    (result,) = deployed(ragged, tmp_path, algorithms=name)
+    same_numbers(simulated(name, ragged), result)
+
+
+def test_a_method_of_the_users_own(ragged: Federation, tmp_path: Path) -> None:
+    own = {"mine": Algorithm(SGD(start="own"), Attention(unit="model", sigma=5.0))}
+    (result,) = deployed(ragged, tmp_path, algorithms="mine", own=own)
+    same_numbers(fit(own["mine"], ragged, "dnn", model_options={"hidden": 6}, **RUN), result)
+
+
+def test_local_beside_a_method_gives_the_verdict(ragged: Federation, tmp_path: Path) -> None:
+    results = deployed(ragged, tmp_path, algorithms="local,fedmcsa", seeds=2)
+    assert [(r.algorithm, r.config["seed"]) for r in results] == [
+        ("local", 0), ("local", 1), ("fedmcsa", 0), ("fedmcsa", 1),
+    ]  # fmt: skip
+    content = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert content["verdict"]
+    assert content["verdict"] in said(tmp_path)
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "Labels of each client" not in report  # the server does not know them
+    again = deployed(ragged, tmp_path, algorithms="local,fedmcsa", seeds=2)  # finished: nothing is trained
+    assert [r.to_json() for r in again] == [r.to_json() for r in results]

@@ -1,0 +1,358 @@
+"""The deployment folder: its files, and what they do as processes on this machine with TLS and keys."""
+
+import http.client
+import inspect
+import math
+import os
+import re
+import shutil
+import signal
+import ssl
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedattune.errors import ConfigError
+from fedattune.flower.kit import Scalar, write_kit
+
+sys.path.append(str(Path(__file__).parent))
+from harness import Deployment, free_ports, nginx, ports, wait_until
+
+TEXT = '{"method": "it\'s \\"x\\"",\n "rates": [0.1, 1e-05], "who": "Zoë \\\\ \x7f\t#"}'
+"""What a configuration may hold as text: JSON of several lines, quotes, backslashes, control characters."""
+
+NODES = [{"name": 'St. Mary\'s "north"'}, {"name": "b"}]
+
+needs_nginx = pytest.mark.skipif(not nginx(), reason="nginx is not installed")
+
+
+def echo_kit(folder: Path, **config: Scalar) -> Path:
+    """A deployment of the echo app with two nodes on free ports."""
+    write_kit(
+        folder,
+        config={"rounds": 2, "nodes": 2, "numbers": 10, "text": TEXT, **config},
+        nodes=NODES,
+        server_app="echo_app:server",
+        client_app="echo_app:client",
+        **ports(2),
+    )
+    return folder
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    write_kit(folder, **{"config": {}, "nodes": [{}], **changes})
+    return folder
+
+
+# The files.
+
+
+def test_the_app_and_the_nodes_hold_every_value_as_given(tmp_path: Path) -> None:
+    config = {"text": TEXT, "rounds": 3, "lr": 1e-05, "big": 1e22, "on": True, "worst": -math.inf}
+    folder = written(tmp_path / "a", config=config, nodes=[{"data": TEXT}, {"data": "x", "part": 1}])
+    app = tomllib.loads((folder / "app/pyproject.toml").read_text(encoding="utf-8"))
+    assert app["tool"]["flwr"]["app"]["config"] == config
+    assert app["tool"]["flwr"]["app"]["components"] == {
+        "serverapp": "fedattune.flower.server_app:app",
+        "clientapp": "fedattune.flower.client_app:app",
+    }
+    assert tomllib.loads((folder / "nodes/0.toml").read_text(encoding="utf-8")) == {"data": TEXT}
+    assert tomllib.loads((folder / "nodes/1.toml").read_text(encoding="utf-8")) == {"data": "x", "part": 1}
+
+
+def test_all_files_are_returned_and_scripts_can_be_run(tmp_path: Path) -> None:
+    files = write_kit(tmp_path / "deep" / "kit", config={}, nodes=[{}, {}])
+    assert sorted(files) == sorted(path for path in (tmp_path / "deep").rglob("*") if path.is_file())
+    for file in files:
+        executable = bool(file.stat().st_mode & stat.S_IXUSR)
+        assert executable == (file.suffix == ".sh"), file
+        text = file.read_text(encoding="utf-8")
+        assert text.endswith("\n")
+        assert "{{" not in text
+        assert str(tmp_path) not in text  # it can be moved
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_scripts_are_shell(tmp_path: Path, shell: str) -> None:
+    for script in written(tmp_path).glob("*.sh"):
+        subprocess.run([shell, "-n", script], check=True)
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
+    subprocess.run(["shellcheck", "-x", *sorted(written(tmp_path).glob("*.sh"))], check=True, cwd=tmp_path)
+
+
+def test_compose_has_a_service_for_each_node_and_publishes_nothing_of_the_superlink(tmp_path: Path) -> None:
+    folder = written(tmp_path, nodes=[{}, {}, {}], proxy_port=9555)
+    services = yaml.safe_load((folder / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    assert set(services) == {"superlink", "proxy", "node-0", "node-1", "node-2"}
+    assert services["node-2"]["environment"]["FEDATTUNE_SUPERLINK"] == "superlink:9555"
+    assert services["proxy"]["network_mode"] == "service:superlink"
+    for service in services.values():
+        assert (folder / service["command"][0]).exists() or service["command"][0] == "nginx"
+        assert not service.get("ports")
+    mounted = [volume.split(":")[0] for volume in services["node-1"]["volumes"]]
+    assert "./keys/node-1" in mounted
+    assert not {"./", "./keys", "./certificates", "./keys/node-0"} & set(mounted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes": []}, "at least one node"),
+        ({"port": 9100}, "different ports"),
+        ({"node_port": 65536}, "between 1 and 65535"),
+        ({"name": "My App"}, "lower-case words"),
+        ({"config": {"a.b": 1}}, "keys of a Flower configuration"),
+        ({"config": {"rate": 2**63}}, "rate: Flower's integers have 64 bits"),
+        ({"config": {"rates": [1]}}, "rates must be text, a number, true or false, got list"),
+        ({"nodes": [{"data": "\udc80"}]}, "no Unicode text"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        written(tmp_path / "kit", **changes)
+    assert not (tmp_path / "kit").exists()
+
+
+def test_a_deployment_is_not_overwritten(tmp_path: Path) -> None:
+    written(tmp_path)
+    with pytest.raises(ConfigError, match="holds a deployment already"):
+        written(tmp_path)
+
+
+def test_the_proxy_passes_on_what_a_node_with_a_key_calls_and_nothing_else(tmp_path: Path) -> None:
+    client = pytest.importorskip("flwr.supernode.fleet_http_client")
+    called = set(re.findall(r'"/v1/fleet/([a-z-]+)"', inspect.getsource(client)))
+    conf = (written(tmp_path) / "nginx.conf").read_text(encoding="utf-8")
+    locations = re.findall(r"^ *location (.*) {$", conf, re.MULTILINE)
+    allowed = re.fullmatch(r"~ \^/v1/fleet/\(([a-z|-]+)\)\$", locations[0])
+    assert locations[1:] == ["/"]
+    assert allowed
+    assert set(allowed[1].split("|")) == called - {"register-node", "unregister-node"}
+
+
+# Certificates and keys.
+
+
+def run_script(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(folder / command[0]), *command[1:]], capture_output=True, text=True, check=False, timeout=30
+    )
+
+
+def test_certificates_name_the_hosts_and_are_for_the_owner_alone(tmp_path: Path) -> None:
+    folder = written(tmp_path / "it's here", nodes=[{}, {}])
+    made = run_script(folder, "certificates.sh", "fed.example.org", "192.0.2.7", "2001:db8::7")
+    assert made.returncode == 0, made.stderr
+    certificate = str(folder / "certificates/server.pem")
+    text = subprocess.run(
+        ["openssl", "x509", "-in", certificate, "-noout", "-ext", "subjectAltName"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for name in ("DNS:localhost", "IP Address:127.0.0.1", "DNS:fed.example.org", "IP Address:192.0.2.7"):
+        assert name in text
+    assert "2001:DB8:0:0:0:0:0:7" in text.upper()
+    subprocess.run(
+        ["openssl", "verify", "-CAfile", str(folder / "certificates/ca.crt"), certificate], check=True
+    )
+    secrets = [*(folder / "certificates").iterdir(), *(folder / "keys").iterdir()]
+    assert len(secrets) == 5 + 2 * 2
+    assert not any(file.stat().st_mode & 0o077 for file in secrets)
+
+
+def test_certificates_and_keys_are_never_overwritten(tmp_path: Path) -> None:
+    folder = written(tmp_path, nodes=[{}, {}])
+    assert run_script(folder, "certificates.sh", "key", "1").returncode == 0
+    key = (folder / "keys/node-1").read_bytes()
+    again = run_script(folder, "certificates.sh", "key", "1")
+    assert again.returncode == 1
+    assert "keys/node-1 is there already" in again.stderr
+    assert run_script(folder, "certificates.sh").returncode == 0  # makes what is missing
+    assert (folder / "keys/node-1").read_bytes() == key
+    again = run_script(folder, "certificates.sh")
+    assert again.returncode == 1
+    assert "certificates/ is there already" in again.stderr
+
+
+def test_scripts_say_what_is_missing(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    for command, message in (
+        (["superlink.sh"], "run ./certificates.sh first"),
+        (["node.sh"], "which nodes?"),
+        (["node.sh", "7"], "no nodes/7.toml"),
+        (["node.sh", "0"], "run ./certificates.sh key 0"),
+        (["register.sh"], "no public key in keys/"),
+        (["certificates.sh", "--help"], "usage:"),
+    ):
+        said = run_script(folder, *command)
+        assert said.returncode == 1
+        assert message in said.stderr
+
+
+# Processes.
+
+
+def refused(deployment: Deployment, attempts: dict[str, tuple[str, list[str]]]) -> None:
+    """Nodes beside the scripts, side by side, with other options; each ends with its message."""
+    first = free_ports(len(attempts))
+    for number, (name, (_, options)) in enumerate(attempts.items()):
+        address = ["--superlink", f"127.0.0.1:{deployment.port}", "--port", str(first + number)]
+        deployment.start(name, "flower-supernode", *address, *options)
+    for name, (message, _) in attempts.items():
+        ended = deployment.scripts[name].finish(60)
+        assert ended.code == 1, ended.output
+        assert message in ended.output
+
+
+def test_a_run_outlives_the_superlink_and_strangers_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    folder = echo_kit(tmp_path / "kit")
+    with Deployment(folder, nodes=2) as deployment:
+        deployment.call("register.sh")  # again: nothing to do
+
+        run = deployment.start_run(rounds=4)
+        deployment.wait_for("round 0:")
+        deployment.kill_superlink()
+        ended = run.finish(120)
+        assert ended.completed, ended.output
+        assert f"results: {folder}/runs" in ended.output
+        log = deployment.call("flwr.sh", "log", re.findall(r"^run (\d+)", ended.output)[0], "--show")
+        assert f"text: {TEXT!a}" in log
+        said = sorted(f"{node['name']} in node-{index}" for index, node in enumerate(NODES))
+        assert f"round 3: {said}" in log
+
+        stranger = tmp_path / "stranger"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", stranger], check=True)
+        other = written(tmp_path / "other") / "certificates/ca.crt"
+        assert run_script(tmp_path / "other", "certificates.sh").returncode == 0
+        ca = ["--root-certificates", "certificates/ca.crt"]
+        key = "--auth-supernode-private-key"
+        refused(
+            deployment,
+            {
+                "unregistered": ("[code: 2004] Failed to activate SuperNode", [*ca, key, str(stranger)]),
+                "no-key": ("[code: 2001] SuperNode authentication is enabled", ca),
+                "twice": ("[code: 2004] Failed to activate SuperNode", [*ca, key, "keys/node-0"]),
+                "wrong-ca": (
+                    "certificate verify failed",
+                    ["--root-certificates", str(other), key, "keys/node-0"],
+                ),
+            },
+        )
+
+        # As Ctrl-C, `kill %1` and shells do; the node goes in order, so it can come back at once.
+        node = deployment.scripts["node-1"].process
+        os.killpg(node.pid, signal.SIGTERM)
+        assert node.wait(20) == 0
+        deployment.stop_node(1)
+        deployment.start_node(1)
+        assert "Exit Code: 305" not in deployment.scripts["node-1"].output
+
+        running = [deployment.pid(name) for name in ("superlink", "superexec", "node-0", "node-1")]
+        assert all(alive(pid) for pid in running)
+    assert not any(alive(pid) for pid in running)
+
+
+def test_a_run_that_fails_is_told_by_the_exit_code(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    with Deployment(echo_kit(tmp_path)) as deployment:
+        unknown = deployment.run(no_such_key=1)
+        assert (unknown.code, unknown.status) == (1, "not started")
+        assert "the run was not started" in unknown.output
+        failed = deployment.run(text="fail")
+        assert (failed.code, failed.status) == (1, "finished:failed"), failed.output
+
+
+@needs_nginx
+def test_nodes_work_through_the_proxy_and_nothing_else_does(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    folder = echo_kit(tmp_path / "written").rename(tmp_path / "used elsewhere")
+    with Deployment(folder) as deployment:
+        deployment.call("register.sh")
+        deployment.start_proxy()
+        for node in (0, 1):
+            deployment.start_node(node, wait=False, env=deployment.through_proxy)
+        for node in (0, 1):
+            deployment.wait_for_node(node)
+        run = deployment.run(rounds=1, numbers=3_000_000)  # three pieces
+        assert run.completed, run.output
+
+        # The command line works at the SuperLink, and not at the proxy.
+        assert "finished:completed" in deployment.call("flwr.sh", "list", "--format", "json")
+        deployment.env["FEDATTUNE_PORT"] = str(deployment.proxy_port)
+        said = deployment.start("list", "./flwr.sh", "list").finish(60)
+        assert said.code == 1
+        assert "404 Not Found" in said.output
+
+        trusted = ssl.create_default_context(cafile=folder / "certificates/ca.crt")
+        for method, path, direct, proxied in (
+            ("POST", "/v1/control/list-runs", 200, 404),
+            ("POST", "/v1/control/start-run", 500, 404),
+            ("POST", "/v1/runtime/acquire-task", 200, 404),
+            ("POST", "/v1/fleet/pull-messages", 401, 401),
+            ("POST", "/v1/fleet/register-node", 401, 404),
+            ("POST", "/v1/fleet/../control/list-runs", 404, 404),
+            ("POST", "/v1/fleet/pull-messages/../../control/list-runs", 404, 404),
+            ("POST", "/v1/fleet/%2e%2e/control/list-runs", 404, 404),
+            ("POST", "/v1/fleet/..%2fcontrol/list-runs", 404, 404),
+            ("POST", "//v1/control/list-runs", 404, 404),
+            ("POST", "/v1/control/list-runs?x=/v1/fleet/pull-messages", 200, 404),
+            ("GET", "/v1/fleet/pull-messages", 405, 403),
+            ("GET", "/docs", 200, 404),
+            ("GET", "/", 404, 404),
+        ):
+            assert answer(deployment.port, trusted, method, path) == direct, (method, path)
+            assert answer(deployment.proxy_port, trusted, method, path) == proxied, (method, path)
+
+
+def answer(port: int, trusted: ssl.SSLContext, method: str, path: str) -> int:
+    """The status for a path sent as it is, dots and all."""
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=trusted, timeout=30)
+    try:
+        connection.request(method, path, headers={"content-type": "application/protobuf"})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_a_node_that_crashed_is_started_again(tmp_path: Path) -> None:
+    """Without a server the node's program only tries to connect; what is tested is `node.sh`."""
+    pytest.importorskip("flwr")
+    deployment = Deployment(echo_kit(tmp_path), env={"FEDATTUNE_PAUSE": "0.1"})
+    try:
+        deployment.call("certificates.sh")
+        deployment.start_node(0, wait=False)
+        script = deployment.scripts["node-0"]
+        wait_until(lambda: "retrying" in script.output, "a first attempt", script)
+        first = deployment.pid("node-0")
+        deployment.crash_node(0)
+        wait_until(lambda: deployment.pid("node-0") != first, "another process", script)
+        assert "node-0 ended with code 137; it starts again in 0.1 seconds" in script.output
+        second = deployment.pid("node-0")
+        start = time.monotonic()
+        deployment.stop_node(0)
+        assert script.process.returncode == 0  # by SIGTERM, and not killed
+        assert time.monotonic() - start < 15
+        assert not alive(second)
+    finally:
+        deployment.stop()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not waited for does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
