@@ -54,10 +54,10 @@ def check_answer(reply: Parcel, asked: Parcel, members: Sequence[int], upload: P
     head = reply.head
     for key in ("token", "algorithm", "seed", "round"):
         if head.get(key) != asked.head[key]:
-            raise RefusedError(f"answered for {key} {str(head.get(key))[:40]!r}, not {asked.head[key]!r}")
+            raise RefusedError(f"answered for {key} {head.get(key)!r:.40}, not {asked.head[key]!r}")
     kind = {"train": "trained", "evaluate": "evaluated"}[asked.head["kind"]]
     if head.get("kind") != kind:
-        raise RefusedError(f"sent {str(head.get('kind'))[:40]!r} in place of {kind!r}")
+        raise RefusedError(f"sent {head.get('kind')!r:.40} in place of {kind!r}")
     try:
         _check_scores(reply, members)
         if kind == "trained":
@@ -126,32 +126,29 @@ def _check_scores(reply: Parcel, members: Sequence[int]) -> None:
 
 
 def without_bad(report: Report, largest: float, usual: float | None) -> tuple[Report, float | None]:
-    """The report without uploads that are not finite or far too large, and what is usual now.
+    """The report without uploads that are not finite or far too large, and the length that is usual now.
 
-    An upload's length is that of its difference to what was sent; it is compared with the median of the round's, or
-    with what was `usual` before if that is more or fewer than three upload.
+    An upload's length is that of its difference to what was sent. It is compared with what was `usual` in the rounds
+    before, at first with the round's median if three or more upload. What is usual shrinks by a tenth a round at most:
+    a client that comes late makes longer steps than others do by then.
     """
     if not len(report.ids):
         return report, usual
     lengths = _lengths(report)
-    finite = lengths.isfinite()
-    found = lengths[finite].tolist()
-    median = statistics.median(found) if found else None
-    limits = [m for m in (median if len(found) > 2 else None, usual) if m]
-    limit = largest * max(limits) if limits else float("inf")
+    found = [length for length in lengths.tolist() if math.isfinite(length)]
+    reference = usual or (statistics.median_low(found) if len(found) > 2 else None)
+    limit = largest * reference if reference else math.inf
     lost = dict(report.lost)
     for number, length in zip(report.ids.tolist(), lengths.tolist(), strict=True):
         if not math.isfinite(length):
             lost[number] = "uploaded what is not finite"
         elif length > limit:
-            lost[number] = (
-                f"uploaded an update of length {length:.3g}, {length * largest / limit:.0f} times the usual one"
-            )
+            times = length / (limit / largest)
+            lost[number] = f"uploaded an update of length {length:.3g}, {times:.0f} times the usual one"
     rows = torch.tensor([i for i, n in enumerate(report.ids.tolist()) if n not in lost], dtype=torch.int64)
     rows = rows.to(report.ids.device)
-    if median is not None and len(rows):
-        kept = lengths[rows].median().item()
-        usual = kept if usual is None else max(kept, (usual + kept) / 2)
+    if len(rows):
+        usual = max(statistics.median_low(lengths[rows].tolist()), 0.9 * (usual or 0.0))
     if len(rows) == len(report.ids):
         return report, usual
     return report._replace(

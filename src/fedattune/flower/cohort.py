@@ -32,6 +32,7 @@ class FlowerCohort(Spread):
     ) -> None:
         self._meeting, self._nodes, self._key, self._say = meeting, nodes, dict(key), say
         super().__init__(run, [torch.tensor(sorted(site.clients.values())) for site in meeting.sites])
+        self._met = torch.zeros(run.federation.n_clients, dtype=torch.bool)  # whose nodes should remember
         self._expected: Payload | None = None
         self._usual: float | None = None
         self.bytes_sent = self.bytes_got = 0
@@ -75,6 +76,11 @@ class FlowerCohort(Spread):
             check_answer(answer, asked, members, self._expected)
         except RefusedError as error:
             return f"{label} {error}"
+        if answer.head.get("anew") is True and self._met[members].any():
+            sentence = f"round {asked.head['round']}: {label} had lost its memory, and its clients began anew"
+            self._say(sentence)
+            self.run.said.append(f"{self._key['algorithm']}: {sentence}")
+        self._met[members] = True
         return answer
 
     def _send_again(self, site: int) -> None:
@@ -99,10 +105,17 @@ class FlowerCohort(Spread):
     def tree(self) -> dict[str, Any]:
         """What the server has of the clients; the rest is on their nodes."""
         sent = {} if self.sent is None else {"params": self.sent.params, "extra": self.sent.extra}
-        return {"sent": sent, "waiting": self.waiting, "first": self.first, "common": self.common}
+        return {
+            "sent": sent,
+            "waiting": self.waiting,
+            "first": self.first,
+            "met": self._met,
+            "common": self.common,
+        }
 
     def load(self, tree: dict[str, Any]) -> None:
         """Take over what a checkpoint holds."""
-        self.waiting, self.first, self.common = tree["waiting"], tree["first"], tree["common"]
+        self.waiting, self.first, self._met = tree["waiting"], tree["first"], tree["met"]
+        self.common = tree["common"]
         if self.sent is not None:
             self.sent = Payload(tree["sent"]["params"], tree["sent"]["extra"])

@@ -115,6 +115,7 @@ class Host:
         elif head.get("kept") and "held" not in head:
             raise LostMemoryError("the server takes this node to have been sent what it has not")
         reply = serve(site, parcel)
+        reply.head["anew"] = state is None
         memory.keep(r, state_of(site))
         self._save_models(site, names, memory.folder / "models", {**card, "data": self.federation.name})
         reply.head.update({key: head[key] for key in ("token", "algorithm", "seed", "round")})

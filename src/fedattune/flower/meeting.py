@@ -110,6 +110,10 @@ class Meeting:
             site = next((i for i, one in enumerate(self.sites) if one.clients.keys() == names), None)
             if site is None:
                 self._strange.add(node)
+                nodes.say(
+                    f"{_label(hello)} is none of this federation, for its clients are others than when it began; "
+                    "if its data changed, start a new run in another run-folder"
+                )
             else:
                 self._where[node] = site
         return {self._where[node]: node for node in sorted(online & self._where.keys())}

@@ -27,7 +27,7 @@ class Nodes:
     """Messages to nodes, which Flower knows by numbers; `say` tells the user what happens."""
 
     def __init__(self, grid: Grid, deployment: Deployment, say: Callable[[str], None]) -> None:
-        self._grid, self._deployment, self._say = grid, deployment, say
+        self._grid, self._deployment, self.say = grid, deployment, say
 
     def online(self) -> set[int]:
         """The nodes that are online now."""
@@ -50,7 +50,7 @@ class Nodes:
                     "a run goes on from its last round"
                 )
             if len(online) != said:
-                self._say(f"{what}: {len(online)} online")
+                self.say(f"{what}: {len(online)} online")
                 said = len(online)
             time.sleep(self._deployment.poll)
         return online
