@@ -98,7 +98,7 @@ def scores(parcel: Parcel) -> None:
 FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "nan": (changed(whole(lambda v: v * float("nan"))), "uploaded what is not finite"),
     "infinite": (changed(whole(lambda v: v / 0)), "uploaded what is not finite"),
-    "huge": (changed(whole(lambda v: v * 1e9)), "times the usual one"),
+    "huge": (changed(whole(lambda v: v * 1e9)), "more than 100 times as long as is usual"),
     "shape": (changed(whole(lambda v: v[:, :1])), "expected float64 of shape (3, 6, 5)"),
     "rows": (changed(whole(lambda v: v[:1])), "expected float64 of shape"),
     "type": (changed(whole(lambda v: v.float())), "is float32 of shape"),

@@ -143,8 +143,7 @@ def without_bad(report: Report, largest: float, usual: float | None) -> tuple[Re
         if not math.isfinite(length):
             lost[number] = "uploaded what is not finite"
         elif length > limit:
-            times = length / (limit / largest)
-            lost[number] = f"uploaded an update of length {length:.3g}, {times:.0f} times the usual one"
+            lost[number] = f"uploaded an update more than {largest:g} times as long as is usual"
     rows = torch.tensor([i for i, n in enumerate(report.ids.tolist()) if n not in lost], dtype=torch.int64)
     rows = rows.to(report.ids.device)
     if len(rows):
