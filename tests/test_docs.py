@@ -16,7 +16,8 @@ import fedattune
 from fedattune.algorithms import ALGORITHMS
 from fedattune.cli.arguments import parse
 from fedattune.config import Settings
-from fedattune.data import PARTITIONS, SOURCES
+from fedattune.data import PARTITIONS, SOURCES, Schema
+from fedattune.deployment import Deployment, Kit
 from fedattune.experiment import Experiment, load_experiment, parse_set
 from fedattune.models import MODELS
 from fedattune.registry import options
@@ -135,6 +136,9 @@ def test_yaml_is_a_configuration(page: Path, tmp_path: Path) -> None:
     for block in blocks(page, "yaml"):
         file = tmp_path / "experiment.yaml"
         file.write_text(block, encoding="utf-8")
+        if "classes" in yaml.safe_load(block):
+            assert Schema.read(file).classes
+            continue
         if "rows" in yaml.safe_load(block):
             study = load_study(str(file))
             for cell in study.cells():
@@ -150,7 +154,8 @@ def test_python_compiles(page: Path) -> None:
 
 
 def test_every_command_line_option_that_the_pages_name_exists() -> None:
-    fields = (*Experiment.model_fields, *Settings.model_fields, *Reproduction.model_fields)
+    schemas = (Experiment, Settings, Reproduction, Deployment, Kit)
+    fields = [name for schema in schemas for name in schema.model_fields]
     known = {"--" + name.replace("_", "-") for name in fields}
     known |= {
         "--algorithm",
@@ -160,6 +165,8 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--resume",
         "--quiet",
         "--picture",
+        "--run-config",  # of Flower
+        "--schema",
         "--processes",
         "--list",
         "--help",

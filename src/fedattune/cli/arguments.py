@@ -98,6 +98,12 @@ def _add_data(command: Parser) -> None:
     output.add_argument(
         "--picture", metavar="FILE", type=Path, help="draw labels by clients (.png, .svg, .pdf)"
     )
+    output.add_argument(
+        "--schema",
+        metavar="FILE",
+        type=Path,
+        help="write what nodes with such data must agree on, for deploy",
+    )
 
 
 def _add_cite(command: Parser) -> None:

@@ -149,7 +149,9 @@ def _show(space: Namespace, problems: list[str]) -> int:
     experiment, output, _ = _read(space, problems, {})
     picture = getattr(space, "picture", None)
     check_picture(picture)
-    check_files({"--json": output.json_file, "--picture": picture}, inputs(experiment, config=output.config))
+    schema = getattr(space, "schema", None)
+    files = {"--json": output.json_file, "--picture": picture, "--schema": schema}
+    check_files(files, inputs(experiment, config=output.config))
     federation = prepare_data(experiment)
     if experiment.save_partition:
         from ..data.manifest import save_manifest
@@ -157,6 +159,10 @@ def _show(space: Namespace, problems: list[str]) -> int:
         save_manifest(federation, experiment.save_partition)
     if output.json_file:
         write_text(output.json_file, json.dumps(as_json(federation), indent=2))
+    if schema:
+        from ..data import Schema
+
+        write_text(schema, Schema.of(federation).to_yaml())
     if picture:
         draw(federation, picture)
     print_federation(federation, make_console())

@@ -1,8 +1,7 @@
 """Write the folder of a real federation: a Flower app, scripts, and the data of a trial."""
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -38,7 +37,7 @@ def deploy(space: Namespace, problems: list[str]) -> int:
     federation, schema = _data(experiment, server, kit, set(mine))
     config = run_config(experiment, server, schema)
     _try_out(config, schema)
-    _write(kit, config, _nodes(kit.out, server.nodes, federation))
+    _write(kit, config, server.nodes, federation)
     return 0
 
 
@@ -49,6 +48,7 @@ def run_config(experiment: Experiment, server: Deployment, schema: "Schema") -> 
         "algorithms": ",".join(experiment.algorithms),
         "set": "; ".join(f"{key}={value}" for key, value in experiment.set.items()),
         **experiment.model_dump(mode="json", exclude=left_out),
+        "steps": experiment.local_steps,
         **server.model_dump(mode="json", exclude={"data_schema"}),
         "data_schema": schema.to_json(),
     }
@@ -99,20 +99,14 @@ def _try_out(config: Mapping[str, Scalar], schema: "Schema") -> None:
         algorithm.personal.names(trained_module(algorithm, card))
 
 
-def _nodes(out: Path, n: int, federation: "Federation | None") -> list[dict[str, Scalar]]:
-    """What each node is told; in a trial each has files of its own clients."""
-    if federation is None:
-        return [{"name": f"node-{i}", "data": TO_BE_FILLED_IN} for i in range(n)]
+def _write(kit: Kit, config: Mapping[str, Scalar], n: int, federation: "Federation | None") -> None:
+    """Write the folder; in a trial, with files of its own clients for each node."""
     from ..data import divided, export_clients
-
-    folders = export_clients(federation, out / "data", divided(federation.n_clients, n))
-    return [{"name": f"node-{i}", "data": str(folder.relative_to(out))} for i, folder in enumerate(folders)]
-
-
-def _write(kit: Kit, config: Mapping[str, Scalar], nodes: Sequence[Mapping[str, Scalar]]) -> None:
     from ..flower.kit import write_kit
     from ..text import make_console
 
+    trial = federation is not None
+    nodes = [{"name": f"node-{i}", "data": f"data/node-{i}" if trial else TO_BE_FILLED_IN} for i in range(n)]
     write_kit(
         kit.out,
         config=config,
@@ -122,7 +116,9 @@ def _write(kit: Kit, config: Mapping[str, Scalar], nodes: Sequence[Mapping[str, 
         node_port=kit.node_port,
         results=str(config["run-folder"]),
     )
+    if federation is not None:
+        export_clients(federation, kit.out / "data", divided(federation.n_clients, n))
     console = make_console()
-    console.print(f"{kit.out} is ready for {len(nodes)} nodes; {kit.out / 'README.md'} says how to start it.")
-    if nodes[0]["data"] == TO_BE_FILLED_IN:
+    console.print(f"{kit.out} is ready for {n} nodes; {kit.out / 'README.md'} says how to start it.")
+    if not trial:
         console.print(f"Say in {kit.out / 'nodes'} where each node has its data.")

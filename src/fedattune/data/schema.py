@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import yaml
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ..checked import SHOWN, Checked, explain
@@ -108,6 +109,11 @@ class Schema(Checked):
     def to_json(self) -> str:
         """The schema in one line, without what it does not have."""
         return self.model_dump_json(exclude_defaults=True)
+
+    def to_yaml(self) -> str:
+        """The schema as a file to be read and edited."""
+        values = self.model_dump(mode="json", exclude_defaults=True)
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
     @property
     def columns(self) -> Names:

@@ -97,7 +97,8 @@ class Host:
     def _serve(self, parcel: Parcel) -> Parcel:
         head = parcel.head
         name, seed, r = head["algorithm"], head["seed"], head["round"]
-        if name not in self.plan.algorithms or not re.fullmatch("[0-9a-f]{8,64}", head["token"]):
+        known = name in self.plan.algorithms and re.fullmatch("[0-9a-f]{8,64}", head["token"])
+        if not known or not isinstance(seed, int) or not isinstance(r, int):  # they name a folder here
             raise ConfigError(f"the server asks for a run of {name!r} that is not in the run configuration")
         algorithm, settings = self.plan.algorithms[name], self.plan.settings(seed)
         card = self.plan.card(name, seed, self.federation.input_shape, self.federation.classes)

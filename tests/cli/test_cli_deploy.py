@@ -1,0 +1,140 @@
+"""`fedattune deploy`: the folder of a real federation, and what cannot be."""
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import Done
+
+pytest.importorskip("flwr", reason="a real federation needs Flower")
+
+from fedattune.data import Schema
+from fedattune.flower.client_app import make_client_app
+from fedattune.flower.in_process import InProcessGrid
+from fedattune.flower.server import lead
+
+Cli = Callable[..., Done]
+TABLE = "ward,age,sex,lactate,outcome\n" + "".join(
+    f"{ward},{20 + 3 * i + j},{'fm'[(i + j) % 2]},{'' if i % 5 == 0 else i / 7},{'died' if (i + j) % 3 else 'lived'}\n"
+    for j, ward in enumerate("abcd")
+    for i in range(30)
+)
+
+
+def tables(folder: Path) -> dict[str, Any]:
+    return {path.stem: tomllib.loads(path.read_text()) for path in sorted((folder / "nodes").glob("*.toml"))}
+
+
+def config(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+
+
+def run_in_process(folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]]) -> Any:
+    monkeypatch.chdir(folder)
+    values = config(folder) | {"poll": 0.001, "rounds": 2, "start-timeout": 1.0}
+    grid = InProcessGrid(make_client_app(), nodes, values)
+    return lead(grid, values, say=lambda _: None)
+
+
+def test_a_trial_runs_as_written(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration and the nodes' files give the numbers of `compare` with the same options."""
+    options = ("--data", "digits", "--clients", 4, "--partition", "dirichlet", "--model", "dnn", "--lr", 0.1)
+    options += ("--algorithms", "local,fedrep", "--set", "fedrep.momentum=0.5", "--epochs", 1, "--rounds", 2)
+    done = cli("deploy", *options, "--nodes", 2, "--out", "d")
+    assert done.code == 0, done.err
+    assert "d is ready for 2 nodes" in done.out
+    nodes = [{**node, "state": f"state/{i}"} for i, node in tables(work / "d").items()]
+    assert [node["data"] for node in nodes] == ["data/node-0", "data/node-1"]
+    assert "steps" not in config(work / "d")
+    results = run_in_process(work / "d", monkeypatch, nodes)
+    monkeypatch.chdir(work)
+    done = cli("compare", *options, "--out", "c", "--quiet")
+    assert done.code == 0, done.err
+    runs = json.loads((work / "c" / "result.json").read_text())["runs"]
+    for result, run in zip(results, runs, strict=True):
+        assert result.metrics["acc_uniform"] == pytest.approx(
+            run["final"][run["headline"]]["acc_uniform"], abs=1e-6
+        )
+    assert (work / "d" / "runs" / "deployment" / "report.html").exists()
+
+
+def test_real_nodes_with_tables_of_their_own(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema from a sample, a node with a table of two wards, one with a folder of one table per ward."""
+    (work / "sample.csv").write_text(TABLE)
+    sample = ("--data", "sample.csv", "--client-column", "ward", "--target", "outcome")
+    assert cli("data", "show", *sample, "--schema", "schema.yaml").code == 0
+    schema = Schema.read(work / "schema.yaml")
+    assert (schema.numbers, schema.flagged) == (("age", "lactate"), ("lactate",))
+    assert schema.categories == {"sex": ("f", "m")}
+    done = cli("deploy", "--schema-file", "schema.yaml", "--algorithms", "fedavg,local", "--out", "d")
+    assert done.code == 0, done.err
+    assert "Say in d/nodes where each node has its data" in done.out
+    assert tables(work / "d")["0"]["data"].startswith("CHANGE ME")
+    lines = TABLE.splitlines()
+    two = [line for line in lines[1:] if line[0] in "ab"]
+    (work / "one.csv").write_text("\n".join([lines[0], *two]))
+    (work / "wards").mkdir()
+    for ward in "cd":
+        rows = [line.partition(",")[2] for line in lines if line.startswith((f"{ward},", "ward"))]
+        (work / "wards" / f"{ward}.csv").write_text("\n".join(rows))
+    nodes = [
+        {"name": "north", "data": str(work / "one.csv"), "client-column": "ward", "state": "state/0"},
+        {"name": "south", "data": str(work / "wards"), "state": "state/1"},
+    ]
+    fedavg, local = run_in_process(work / "d", monkeypatch, nodes)
+    assert [client.id for client in fedavg.clients] == list("abcd")
+    assert fedavg.rounds == local.rounds == 2
+    assert len(list((work / "d" / "state" / "1").rglob("models/*.safetensors"))) == 4
+
+
+def test_a_node_whose_data_were_not_named_says_so(
+    cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (work / "schema.yaml").write_text("classes: [a, b]\ninput_shape: [3]\n")
+    assert cli("deploy", "--schema-file", "schema.yaml", "--nodes", 2, "--out", "d").code == 0
+    nodes = [{**node, "state": f"state/{i}"} for i, node in tables(work / "d").items()]
+    with pytest.raises(Exception, match="got answers of 0 nodes, expected 2"):
+        run_in_process(work / "d", monkeypatch, nodes)
+    assert "CHANGE ME" in (work / "d" / "state" / "0" / "error.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--nodes", 0), "--nodes: input should be greater than or equal to 1, got '0'"),
+        (("--nodes", 30, "--clients", 20), "--nodes: got 30, expected at most the 20 clients of the data"),
+        (("--algorithms", "fedmsca"), "did you mean 'fedmcsa'"),
+        (("--engine", "loop"), "unknown option --engine"),
+        (("--round-timeout", "soon"), "--round-timeout: input should be a valid number"),
+        (("--set", "fedavg.sigma=1"), "sigma"),
+        (("--schema-file", "no.yaml"), "no.yaml"),
+        (("--schema-file", "no.yaml", "--data", "digits"), "--schema-file and --data: give one"),
+        (("--algorithms", "fedbn", "--model", "nosuch"), "unknown model 'nosuch'"),
+        (("--port", 9100), "need different ports"),
+        (("--rounds", 0), "--rounds"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_leaves_nothing(
+    cli: Cli, work: Path, options: tuple[Any, ...], message: str
+) -> None:
+    done = cli("deploy", *options, "--out", "d")
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert not (work / "d").exists() or not list((work / "d").iterdir())
+
+
+def test_a_folder_that_holds_something_is_refused(cli: Cli, work: Path) -> None:
+    (work / "d").mkdir()
+    (work / "d" / "keep.txt").write_text("mine")
+    done = cli("deploy", "--out", "d")
+    assert (done.code, "not empty" in done.err) == (2, True)
+
+
+def test_without_flower_there_is_one_sentence(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedattune.flower.find_spec", lambda _: None)
+    done = cli("deploy", "--out", "d")
+    assert (done.code, "pip install 'fedattune[flower]'" in done.err) == (2, True)
