@@ -28,10 +28,11 @@ def open_site(
     settings: Settings,
     members: Sequence[int],
     folder: Path | None = None,
+    lasts: int | None = None,
 ) -> Site:
     """A site with clients `members` of the federation, which has data for these alone.
 
-    `model` is what is trained; rows of clients that are kept on disk are in `folder`.
+    `model` is what is trained; rows of clients that are kept on disk are in `folder`. `lasts` is of `Site`.
     """
     where = device(settings)
     settings = settings.model_copy(update={"engine": "auto" if settings.engine == "ray" else settings.engine})
@@ -46,6 +47,7 @@ def open_site(
         Room.choose(settings, len(members), row_bytes(algorithm, task, {}), folder),
         members=torch.tensor(sorted(members), dtype=torch.int64, device=where),
         averages_buffers=shares and algorithm.bn_buffers == "average",
+        lasts=lasts,
     )
 
 

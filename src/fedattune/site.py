@@ -125,7 +125,8 @@ class Site(Place):
     """Clients in this process.
 
     `members` (M,) are their numbers among all clients, by default everybody's; the federation has an entry for all,
-    and data for these. `send` gives the first payloads, unless they are to come later.
+    and data for these. `send` gives the first payloads, unless they are to come later. A site that is made anew for
+    every round says `lasts=1`, so that the engine prepares for no more.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Site(Place):
         members: Tensor | None = None,
         send: Send | None = None,
         averages_buffers: bool = False,
+        lasts: int | None = None,
     ) -> None:
         self.algorithm, self.settings, self.task = algorithm, settings, task
         self.n_clients = federation.n_clients
@@ -147,11 +149,12 @@ class Site(Place):
         self.members = torch.arange(self.n_clients, device=where) if members is None else members
         sizes = federation.sizes("train")[self.members.cpu()]
         cohort = settings.cohort_size(self.n_clients)
+        steps = settings.all_steps(float(sizes.double().mean())) // settings.rounds * (lasts or settings.rounds)
         self.engine = make_engine(
             settings.engine,
             task,
             federation,
-            steps=settings.all_steps(float(sizes.double().mean())),
+            steps=steps,
             cohort=min(cohort, len(self.members)),
         )
         own_buffers = None

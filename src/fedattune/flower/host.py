@@ -139,7 +139,7 @@ class Host:
         mine = replace(self.federation, clients=clients, partition={})
         data = numbered(mine, members[order], int(head["n_clients"]))
         settings = settings.model_copy(update={"client_state": "memory"})
-        site = open_site(algorithm, data, module, settings, members.tolist())
+        site = open_site(algorithm, data, module, settings, members.tolist(), lasts=1)
         return site, {number: name for name, number in theirs.items()}
 
     def _save_models(self, site: Site, names: Mapping[int, str], folder: Path, card: dict[str, Any]) -> None:

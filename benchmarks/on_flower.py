@@ -1,0 +1,90 @@
+"""What the parts of a deployed run cost beside the engine: `python -m benchmarks flower`.
+
+The same ServerApp and ClientApp as on a network, message by message in one process: each message is answered by a node
+that is made anew, as in Flower's own processes, from its files on disk. A network, and Flower's polling and processes,
+come on top: about six seconds a message (docs/deployment.md).
+"""
+
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedattune
+from fedattune import Federation
+
+from .measure import Case, Figures, Setting, Skip
+
+ROUNDS = 8
+ABOUT = {
+    "flower-5": "MLR, MNIST shapes, 5 clients at 5 nodes, 20 steps of 20",
+    "flower-100": "MLR, MNIST shapes, 100 clients at 5 nodes, 20 steps of 20",
+}
+
+
+def images(n_clients: int) -> Federation:
+    """Clients with 100 random images of MNIST's shape each."""
+    generator = torch.Generator().manual_seed(0)
+    return fedattune.federation(
+        [(torch.randn(100, 784, generator=generator), torch.arange(100) % 10) for _ in range(n_clients)]
+    )
+
+
+def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[float]:
+    """Seconds of the rounds of a run over nodes in this process."""
+    from fedattune.data import Schema, divided, export_clients
+    from fedattune.flower.client_app import make_client_app
+    from fedattune.flower.in_process import InProcessGrid
+    from fedattune.flower.server import lead
+
+    folders = export_clients(data, folder / "data", divided(data.n_clients, 5))
+    config = {
+        "algorithms": "fedavg",
+        "model": "mlr",
+        "run-folder": str(folder / "run"),
+        "nodes": 5,
+        "poll": 1e-4,
+        "data-schema": Schema.of(data).to_json(),
+        **{key.replace("_", "-"): value for key, value in settings.items()},
+    }
+    nodes = [{"data": str(path), "state": str(folder / f"state-{i}")} for i, path in enumerate(folders)]
+    moments: list[float] = []
+
+    def say(sentence: str) -> None:
+        if ": round " in sentence:
+            moments.append(time.perf_counter())
+
+    lead(InProcessGrid(make_client_app(), nodes, config), config, say=say)
+    return np.diff(moments)[1:-1].tolist()
+
+
+def simulated(data: Federation, settings: dict[str, Any]) -> list[float]:
+    """Seconds of the rounds of the same run in the engine."""
+    moments: list[float] = []
+    fedattune.fit("fedavg", data, "mlr", watch=lambda _: moments.append(time.perf_counter()), **settings)
+    return np.diff(moments)[1:-1].tolist()
+
+
+def measured(name: str, setting: Setting) -> Figures:
+    """One case in the engine, and over nodes in this process."""
+    if find_spec("flwr") is None:
+        raise Skip("Flower is not installed")
+    rounds = 5 if setting.quick else ROUNDS
+    data = images(5 if setting.quick else int(name.partition("-")[2]))
+    settings: dict[str, Any] = {"rounds": rounds, "eval_every": rounds, "lr": 0.01}
+    found: dict[str, list[float]] = {"engine": [], "nodes": []}
+    for _ in range(1 if setting.quick else setting.repeats or 3):
+        found["engine"] += simulated(data, settings)
+        with tempfile.TemporaryDirectory() as folder:
+            found["nodes"] += deployed(data, Path(folder), settings)
+    return Figures(name, ABOUT[name], found, "engine", paired=True)
+
+
+CASES = tuple(
+    Case(name, about, lambda setting, name=name: measured(name, setting))  # type: ignore[misc]
+    for name, about in ABOUT.items()
+)
