@@ -1,13 +1,16 @@
 """Every method gives the same numbers wherever its clients are."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from conformance.table import Case
+from conformance.table import CASES, Case
 from conformance.test_conformance import RUN, every_method
 from fedattune import Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
@@ -16,6 +19,7 @@ from fedattune.models import make_model
 from fedattune.personal_models import wrapped
 from fedattune.registry import build
 from fedattune.rounds import Run
+from fedattune.runs.folder import RunFolder
 from fedattune.serving import open_site, serve
 from fedattune.spread import Spread
 from fedattune.wire import Parcel
@@ -39,15 +43,32 @@ class Here(Spread):
         return {site: serve(self.places[site], parcel) for site, parcel in parcels.items()}
 
 
-def trained(case: Case, federation: Federation, spread: Any, model: str = "dnn", **settings: Any) -> Result:
+class Normed(nn.Sequential):
+    """A model with BatchNorm layers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def trained(
+    case: Case,
+    federation: Federation,
+    spread: Any,
+    *,
+    module: nn.Module | None = None,
+    out: Path | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    **settings: Any,
+) -> Result:
     algorithm = build(case.name, ALGORITHMS[case.name], case.same)
     mine = Settings(**(RUN | settings))
-    module = make_model(model, federation, options={"hidden": 6} if model == "dnn" else {}, seed=mine.seed)
+    module = copy.deepcopy(module) or make_model("dnn", federation, options={"hidden": 6}, seed=mine.seed)
     if algorithm.network:
         module = wrapped(algorithm.network, module, torch.zeros(2, *federation.input_shape), mine.seed)
     config = {"algorithm": case.name, **mine.model_dump()}
-    run = Run(algorithm, federation, module, mine, config, None, spread)
-    return run.go(lambda _: None, lambda: False)
+    folder = RunFolder.open(out, config, resume=out.exists()) if out else None
+    run = Run(algorithm, federation, module, mine, config, folder, spread)
+    return run.go(lambda _: None, stop)
 
 
 def same_numbers(
@@ -73,3 +94,36 @@ def same_numbers(
 @pytest.mark.parametrize("train", ["method", "cohort", "all"])
 def test_clients_at_several_sites_give_the_same_numbers(case: Case, train: str, ragged: Federation) -> None:
     same_numbers(*(trained(case, ragged, spread, train=train) for spread in (None, Here)))
+
+
+@pytest.mark.parametrize(
+    "name", ["local", "fedavg", "fedmcsa", "fedrep", "scaffold", "fedbn", "fedavg_ft", "fedfomo"]
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"drop_out": 0.4, "rounds": 6},
+        {"eval_clients": 3},
+        {"eval_clients": 1, "eval_every": 2, "train": "all"},
+        {"module": Normed()},
+        {"module": Normed(), "bn_buffers": "average"},
+        {"module": Normed(), "bn_buffers": "average", "train": "all", "bn_affine": "local"},
+    ],
+    ids=["drop-out", "some judged", "one judged", "norms", "averaged norms", "averaged norms of all"],
+)
+def test_settings_mean_the_same_everywhere(name: str, settings: dict[str, Any], ragged: Federation) -> None:
+    case = next(case for case in CASES if case.name == name)
+    same_numbers(*(trained(case, ragged, spread, **settings) for spread in (None, Here)))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep", "scaffold", "pfedla", "apfl"])
+@pytest.mark.parametrize(("before", "after"), [(Here, Here), (Here, None), (None, Here)])
+def test_a_checkpoint_is_the_same_everywhere(
+    name: str, before: Any, after: Any, ragged: Federation, tmp_path: Path
+) -> None:
+    """A run that stops with its clients here goes on with its clients elsewhere."""
+    case = next(case for case in CASES if case.name == name)
+    out, rounds = tmp_path / "run", iter(range(1, 9))
+    part = trained(case, ragged, before, out=out, stop=lambda: next(rounds) == 2)
+    assert (part.rounds, part.finished) == (2, False)
+    same_numbers(trained(case, ragged, None), trained(case, ragged, after, out=out))
