@@ -32,7 +32,7 @@ demo: $(if $(wildcard $(VENV)/dev),$(VENV)/dev,$(VENV)/demo)
 # One thread per process: the tests are spread over all cores already, and their models are small.
 test: lint types
 	rm -f .coverage .coverage.*
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term
 
 bench: $(VENV)/bench
 	$(BIN)/python -m benchmarks $(BENCH)

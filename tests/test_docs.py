@@ -171,6 +171,8 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--list",
         "--help",
         "--write-docs",
+        "--head",
+        "--address",
     }
     for page in PAGES:
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")))

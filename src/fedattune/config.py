@@ -1,5 +1,6 @@
 """The typed settings of a training run; the one schema behind Python, YAML files and the command line."""
 
+import re
 from math import ceil
 from typing import Annotated, Any, Literal, Self
 
@@ -55,8 +56,21 @@ class Settings(Checked):
         5, description="rounds of its own that a client has which joins after training"
     )
     seed: Seed = Field(0, description="seed of initial model, cohorts and batches")
-    engine: Literal["auto", "loop", "batched"] = Field(
-        "auto", description="one client at a time, or all clients of a round as one batch of models"
+    engine: Literal["auto", "loop", "batched", "ray"] = Field(
+        "auto",
+        description="one client at a time, all clients of a round as one batch of models, or clients on actors of Ray",
+    )
+    ray_address: str | None = Field(
+        None,
+        description="with engine ray: HOST:PORT of a running cluster, or auto to find that of this machine (default: "
+        "this machine alone)",
+    )
+    ray_actors: Annotated[int, Field(ge=1, le=MANY)] | None = Field(
+        None,
+        description="with engine ray: actors that hold the clients (default: one per core or share of a GPU)",
+    )
+    ray_gpus: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
+        0.0, description="with engine ray: share of a GPU that each actor takes"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live")
     client_state: Literal["auto", "memory", "disk"] = Field(
@@ -103,6 +117,22 @@ class Settings(Checked):
         if epochs and info.data.get("steps"):
             raise ValueError(f"give steps ({info.data['steps']}) or epochs, not both")
         return epochs
+
+    @field_validator("ray_address")
+    @classmethod
+    def _place(cls, address: str | None) -> str | None:
+        if address is None or address in {"auto", "local"} or re.fullmatch(r"[^\s:/]+:\d{1,5}", address):
+            return address
+        raise ValueError(
+            "expected HOST:PORT of a Ray cluster that this machine is part of, such as 192.0.2.7:6379, or auto"
+        )
+
+    @field_validator("ray_address", "ray_actors", "ray_gpus")
+    @classmethod
+    def _of_ray(cls, value: object, info: ValidationInfo) -> object:
+        if value and info.data.get("engine", "ray") != "ray":
+            raise ValueError(f"it goes with engine ray alone, and the engine is {info.data['engine']}")
+        return value
 
     @classmethod
     def checked(cls, **values: Any) -> Self:

@@ -18,13 +18,17 @@ from .params import Params
 from .personal_models import algorithm_of, rebuilt, wrapped
 from .rooms import Room, gathered, row_bytes
 from .rounds import Run
-from .runs import load_tensors, restore
+from .runs import restore
 from .runs.folder import RunFolder
 from .starting import fitted, start_server
 from .task import Task
 
 if TYPE_CHECKING:
     from .result import Result
+
+
+HERE = {"engine": "auto", "ray_address": None, "ray_actors": None, "ray_gpus": 0.0}
+"""Settings of a run that was spread over actors, for the few clients that join: they are trained in this process."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ def join(remains: Remains, clients: Federation, config: Mapping[str, Any], round
         "eval_every": rounds,
         "eval_clients": None,
         "client_state": "memory",
+        **({} if before.get("engine") != "ray" else HERE),
     }
     mine = Settings.checked(**{**before, **changed})
     remains = replace(remains, server=gathered(remains.server))
@@ -166,7 +171,7 @@ def _reopened(
     template, shared = start_server(method, task, n, settings.seed)
     averaged = task.bn_statistics if method.bn_buffers == "average" and shared else ()
     folder = RunFolder(result.folder)
-    flat, _ = load_tensors(folder.checkpoint)
+    flat = folder.checkpoints.last().flat
     template = Room.choose(settings, n, row_bytes(method, task, template), folder.rows).settle(template)
     tree = restore(
         {"server": template, "clients": {"common": task.buffers.only(averaged)}}, flat, rows=folder.rows

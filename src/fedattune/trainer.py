@@ -17,6 +17,7 @@ from .data import Clients, Federation
 from .errors import ConfigError, DivergedError
 from .joining import Remains, join, sample
 from .models import check_model, make_model
+from .on_ray import check_ray, spread
 from .personal_models import wrapped
 from .registry import build, lookup
 from .result import Result
@@ -70,6 +71,7 @@ def fit(
         )
     settings = Settings.checked(**({**settings.model_dump(), **more} if settings else more))
     check_device(settings)
+    check_ray(settings)
     training, joining = divide(federation, settings)
     if isinstance(algorithm, str):
         name = name or algorithm
@@ -101,13 +103,12 @@ def fit(
     folder = None if out is None else RunFolder.open(Path(out), config, resume=resume)
     if folder and folder.finished:
         return Result.load(folder.path)
-    run = Run(algorithm, training, trained, settings, config, folder)
-    result = run.go(watch or (lambda _: None), stop or (lambda: False))
+    with spread(settings) as places:
+        run = Run(algorithm, training, trained, settings, config, folder, places)
+        result = run.go(watch or (lambda _: None), stop or (lambda: False))
     if not result.finished:
         return result
-    remains = Remains(
-        run.algorithm, module, run.task.model, run.server, run.place.common, training.n_clients
-    )
+    remains = Remains(run.algorithm, module, run.task.model, run.server, run.place.common, training.n_clients)
     if joining:
         result = replace(result, facts={**result.facts, **_newcomers(remains, joining, config, result.notes)})
     if folder:

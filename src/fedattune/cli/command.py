@@ -181,11 +181,13 @@ def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
     if output.resume:
         out = output.resume
         plan, notes = reopen(command, out, given)
+        _check_processes(plan.experiment, output)
         check_files(files, inputs(plan.experiment, out=out))
     else:
         out = output.out or default_out(command, experiment.data)
         check_out(out, command)
         check_files(files, inputs(experiment, config=output.config))
+        _check_processes(experiment, output)
         plan, notes = _prepare(command, experiment)
         begin(plan, out, command)
     where.append(out)
@@ -197,6 +199,14 @@ def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
             return INTERRUPTED
     conclude(command, plan, results, failed, out=out, output=output, notes=notes)
     return FAILED if failed else 0
+
+
+def _check_processes(experiment: "Experiment", output: "Output") -> None:
+    if experiment.engine == "ray" and output.processes not in ("auto", 1):
+        raise ConfigError(
+            f"--processes {output.processes}: with --engine ray runs follow one another, as the actors take the cores; "
+            "leave it out, or give --ray-actors"
+        )
 
 
 def _prepare(command: str, experiment: "Experiment") -> "tuple[Plan, list[str]]":

@@ -93,9 +93,10 @@ def train_all(
 ) -> "tuple[list[Result], list[Failure]]":
     """Train all runs, with the same numbers in any number of processes; results and failures in the runs' order.
 
-    `auto` begins in this process, and spreads over more once it is clear that this saves time. `scratch` is a
-    folder in which data can lie for the processes to share. Where `go_on`, a run that diverged, or whose process
-    was killed, leaves the others alone; `on_failure` is told of it at once.
+    `auto` begins in this process, and spreads over more once it is clear that this saves time; runs whose clients
+    are on Ray come one after another. `scratch` is a folder in which data can lie for the processes to share. Where
+    `go_on`, a run that diverged, or whose process was killed, leaves the others alone; `on_failure` is told of it
+    at once.
 
     Raises:
         StoppedError: a stop was asked for; checkpoints are kept.
@@ -103,6 +104,12 @@ def train_all(
 
     """
     runs = _Runs(jobs, stop, shown, go_on, scratch, on_failure)
+    if spread_elsewhere := [one for one in jobs if one.settings.engine == "ray" and not one.finished]:
+        from ..on_ray import connected
+
+        with connected(spread_elsewhere[0].settings):  # once for all, whose actors take the cores already
+            runs.one_after_another(spread=False)
+        return runs.outcome()
     if processes == "auto" or min(processes, runs.n_left) < 2:
         runs.one_after_another(spread=processes == "auto")
     if runs.left:

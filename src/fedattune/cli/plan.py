@@ -158,6 +158,7 @@ def _known(experiment: Experiment, *, methods: bool) -> Known:
     known: dict[str, dict[str, list[str]]] = {}
     if methods:
         from ..cohorts import check_device
+        from ..on_ray import check_ray
 
         for name in experiment.algorithms:
             with _collecting(problems):
@@ -167,6 +168,8 @@ def _known(experiment: Experiment, *, methods: bool) -> Known:
             known["model"] = {experiment.model: _model_options(experiment.model)}
         with _collecting(problems):
             check_device(experiment)
+        with _collecting(problems):
+            check_ray(experiment)
     with _collecting(problems):
         known["data"] = _data_options(experiment.data)
     if experiment.partition:

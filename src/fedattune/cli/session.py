@@ -144,7 +144,7 @@ def reopen(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan, lis
     path = out / EXPERIMENT
     if not path.is_file():
         raise RunError(f"--resume {out}: there is no run of fedattune here ({path} is missing)")
-    before, experiment = load_experiment(path, {}), load_experiment(path, given)
+    before, experiment = load_experiment(path, {}), load_experiment(path, _leaving_ray(given))
     try:
         right = (out / COMMAND).read_text(encoding="utf-8").strip()
         saved = json.loads((out / PARTITION).read_text(encoding="utf-8"))["hash"]
@@ -173,6 +173,13 @@ def reopen(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan, lis
         "numbers while training, such as those with dropout"
     )
     return plan, [note] if changed else []
+
+
+def _leaving_ray(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What was given, and where that is another engine than Ray, what goes with Ray alone back at its default."""
+    if given.get("engine", "ray") == "ray":
+        return given
+    return {"ray_address": None, "ray_actors": None, "ray_gpus": 0.0, **given}
 
 
 def jobs_of(plan: Plan, out: Path) -> list[Job]:

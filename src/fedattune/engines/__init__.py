@@ -19,7 +19,7 @@ WORTH_RECORDING = 64
 
 
 def make_engine(
-    name: Literal["auto", "loop", "batched"],
+    name: Literal["auto", "loop", "batched", "ray"],
     task: Task,
     federation: Federation,
     *,
@@ -29,12 +29,13 @@ def make_engine(
     """The engine called `name`, for a run of so many local `steps` in all by each of the `cohort` clients of a round.
 
     `auto` runs clients as one batch of models; for convolutions on a CPU, which are faster so, and for models that
-    cannot run as one batch (recurrent layers, branches on values), one client after the other on every core.
+    cannot run as one batch (recurrent layers, branches on values), one client after the other on every core. So do
+    actors of `ray`.
     """
     if name == "loop":
         return Loop(task, federation)
     slow = task.convolutional and federation.y.device.type == "cpu"
-    single = name == "auto" and (slow or not _runs_batched(task, federation))
+    single = name != "batched" and (slow or not _runs_batched(task, federation))
     separate = steps * (cohort if single else 1)
     return Batched(task, federation, single=single, recording=separate >= WORTH_RECORDING)
 

@@ -19,7 +19,7 @@ from .convolutional import digit_model, lenet, mcmahan_cnn, reddi_cnn, tf_cnn
 from .networks import cnn, dnn, mlr
 from .resnet import resnet18
 
-EngineName = Literal["auto", "loop", "batched"]
+EngineName = Literal["auto", "loop", "batched", "ray"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlr": mlr,

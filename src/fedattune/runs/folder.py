@@ -13,8 +13,10 @@ from typing import Any
 from .._version import __version__
 from ..errors import RunError
 from ..files import write_text
+from .checkpoint import unfinished
+from .checkpoints import Checkpoints
 
-FREE_TO_CHANGE = {"client_state", "device", "engine"}
+FREE_TO_CHANGE = {"client_state", "device", "engine", "ray_actors", "ray_address", "ray_gpus"}
 """Settings that do not change a result beyond rounding, so that a run may go on with others."""
 
 
@@ -38,13 +40,13 @@ def read_json(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """config.json, environment.json, metrics.sqlite, checkpoint.safetensors; at the end models and result.json."""
+    """config.json, environment.json, metrics.sqlite, checkpoints; at the end models and result.json."""
 
     path: Path
 
     @classmethod
     def open(cls, path: Path, config: dict[str, Any], *, resume: bool) -> "RunFolder":
-        """Make the folder, or check that it is one of the same run.
+        """Make the folder, or check that it is one of the same run; a kill on the way leaves one or the other.
 
         Raises:
             RunError: the folder is in use without `resume`, or its run was another.
@@ -56,12 +58,15 @@ class RunFolder:
             if not resume:
                 raise RunError(f"{path} holds a run already; take another folder, or resume that run")
             folder._check(config)
-            return folder
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        elif path.exists() and (not path.is_dir() or set(path.iterdir()) - set(unfinished(path))):
             raise RunError(f"{path} is not empty and holds no run; take a new folder")
-        path.mkdir(parents=True, exist_ok=True)
-        write_json(folder.environment, environment())
-        write_json(folder.config, config)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+            write_json(folder.config, config)
+        for left in unfinished(path):
+            left.unlink()
+        if not folder.environment.exists():
+            write_json(folder.environment, environment())
         return folder
 
     @property
@@ -80,8 +85,13 @@ class RunFolder:
         return self.path / "metrics.sqlite"
 
     @property
+    def checkpoints(self) -> Checkpoints:
+        """The last saved states."""
+        return Checkpoints(self.path / "checkpoints", self.checkpoint)
+
+    @property
     def checkpoint(self) -> Path:
-        """The last saved state."""
+        """The last saved state of runs begun with FedAttune before there were several."""
         return self.path / "checkpoint.safetensors"
 
     @property

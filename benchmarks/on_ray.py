@@ -1,0 +1,127 @@
+"""Clients on actors of Ray against the same clients in one process: `python -m benchmarks ray`.
+
+Both train the same clients from the same batches. One process uses all cores; of the actors there is one per core,
+with one thread each. Runs take turns; a round's time is that of `fit` from one round's end to the next, without the
+first rounds and the last one, which evaluates. Ray is started once, outside the clock.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedattune
+from fedattune import Federation, Settings
+
+from .measure import Case, Figures, Setting, Skip, Target
+from .population import population
+
+WARM = 2
+"""Rounds of each run that are not counted."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained."""
+
+    about: str
+    data: Callable[[bool], Federation]
+    model: str
+    settings: Mapping[str, Any]
+    methods: tuple[str, ...] = ("fedavg",)
+    rounds: int = 8
+
+
+def images(quick: bool) -> Federation:
+    """Clients with 100 random images of CIFAR's shape each."""
+    generator = torch.Generator().manual_seed(0)
+    return fedattune.federation(
+        [
+            (torch.randn(100, 3, 32, 32, generator=generator), torch.arange(100) % 10)
+            for _ in range(2 if quick else 16)
+        ]
+    )
+
+
+def points(quick: bool) -> Federation:
+    """Clients with 40 random points each."""
+    generator = torch.Generator().manual_seed(0)
+    return fedattune.federation(
+        [(torch.randn(40, 5, generator=generator), torch.arange(40) % 3) for _ in range(2 if quick else 10)]
+    )
+
+
+JOBS = {
+    "ray-cnn": Job(
+        "CNN, 16 clients of 100 CIFAR-shaped images, 5 steps of 50",
+        images,
+        "cnn",
+        {"steps": 5, "batch_size": 50},
+    ),
+    "ray-overhead": Job(
+        "MLR with 18 values, 10 clients, 1 step: what a round takes that has nothing to do",
+        points,
+        "mlr",
+        {"steps": 1},
+        rounds=100,
+    ),
+    "ray-10000": Job(
+        "MLR, MNIST shapes, 100 of 10,000 clients per round, 20 steps of 20",
+        lambda quick: population(200 if quick else 10_000),
+        "mlr",
+        {"cohort": 100, "train": "cohort", "eval_clients": 100},
+        methods=("fedavg", "ditto", "fedmcsa"),
+        rounds=20,
+    ),
+}
+
+
+def seconds(job: Job, method: str, data: Federation, rounds: int, **engine: Any) -> tuple[list[float], float]:
+    """Seconds of the counted rounds of one run, and of all before its first round ended."""
+    moments = [time.perf_counter()]
+    fedattune.fit(
+        method,
+        data,
+        job.model,
+        watch=lambda _: moments.append(time.perf_counter()),
+        **{**job.settings, "rounds": rounds, "eval_every": rounds, **engine},
+    )
+    took = np.diff(moments)
+    return took[min(WARM, rounds - 2) : -1].tolist(), float(took[0])
+
+
+def measured(name: str, setting: Setting) -> Figures:
+    """One job in one process and on actors."""
+    if find_spec("ray") is None:
+        raise Skip("Ray is not installed")
+    from fedattune.on_ray import connected
+
+    job = JOBS[name]
+    data = job.data(setting.quick)
+    rounds = 3 if setting.quick else job.rounds
+    engines = {"1 process": {}, "actors": {"engine": "ray"}}
+    found: dict[str, list[float]] = {}
+    values: dict[str, dict[str, float]] = {}
+    more = {"cohort": 1.0, "steps": 1} if setting.quick else {}
+    with connected(Settings(engine="ray")):
+        seconds(job, "fedavg", data, 3, **engines["actors"], **more)  # the actors start
+        for _ in range(1 if setting.quick else setting.repeats or 3):
+            for method in job.methods:
+                for engine, given in engines.items():
+                    way = engine if len(job.methods) == 1 else f"{method}, {engine}"
+                    took, first = seconds(job, method, data, rounds, **given, **more)
+                    found.setdefault(way, []).extend(took)
+                    values.setdefault(way, {})["first round s"] = first
+    floor = next(iter(found))
+    targets = (Target("actors", floor, 1.0),) if name == "ray-cnn" else ()
+    return Figures(name, job.about, found, floor, targets, values=values, paired=len(found) == 2)
+
+
+CASES = tuple(
+    Case(name, job.about, lambda setting, name=name: measured(name, setting))  # type: ignore[misc]
+    for name, job in JOBS.items()
+)

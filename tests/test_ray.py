@@ -1,0 +1,242 @@
+"""Clients on actors of Ray: the numbers of one process, whatever becomes of actors."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedattune
+from conformance.table import CASES, Case
+from conformance.test_conformance import every_method
+from conformance.test_spread import RUN, same_numbers, trained
+from fedattune import ConfigError, Federation, Result, RunError, Settings
+from fedattune.cli import main
+from fedattune.wire import Parcel
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
+
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster after the other
+
+from fedattune.on_ray import cohort as cohorts
+from fedattune.on_ray import connected, spread
+from fedattune.on_ray.cluster import Cluster, check_ray
+from fedattune.on_ray.cohort import RayCohort
+from fedattune.on_ray.crates import Shard
+from fedattune.on_ray.division import divided
+
+ON_RAY: dict[str, Any] = {"engine": "ray", "ray_actors": 2}
+BY_NAME = {case.name: case for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One cluster of two cores for all tests, whose actors they hand on to each other."""
+    import ray
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    with connected(Settings(engine="ray")) as found:
+        yield found
+    ray.shutdown()
+
+
+def on_ray(case: Case, federation: Federation, actors: int = 2, **settings: Any) -> Result:
+    mine = {"engine": "ray", "ray_actors": actors, **settings}
+    with spread(Settings(**mine)) as places:
+        return trained(case, federation, places, **mine)
+
+
+def same_models(one: Result, other: Result) -> None:
+    assert list(one.models) == list(other.models)
+    for here, there in ((one.models, other.models), (one.buffers, other.buffers)):
+        for k, v in here.items():
+            assert (v.stride(0) == 0) == (there[k].stride(0) == 0), k
+            torch.testing.assert_close(there[k], v, atol=1e-12, rtol=0)
+
+
+@every_method
+def test_every_method_gives_the_numbers_of_one_process(
+    case: Case, ragged: Federation, cluster: Cluster
+) -> None:
+    one, other = trained(case, ragged, None), on_ray(case, ragged)
+    same_numbers(one, other)
+    same_models(one, other)
+
+
+@pytest.mark.parametrize("actors", [1, 3])
+@pytest.mark.parametrize("name", ["fedavg", "pfedme_mcsa"])
+def test_the_number_of_actors_does_not_change_numbers(
+    name: str, actors: int, ragged: Federation, cluster: Cluster
+) -> None:
+    one, other = trained(BY_NAME[name], ragged, None), on_ray(BY_NAME[name], ragged, actors)
+    same_numbers(one, other)
+    same_models(one, other)
+
+
+def test_there_are_at_most_as_many_actors_as_clients(cluster: Cluster) -> None:
+    assert cluster.n_actors(Settings(engine="ray", ray_actors=20), 6) == 6
+    assert cluster.n_actors(Settings(engine="ray"), 6) == 2  # one per core
+
+
+def kills(
+    monkeypatch: pytest.MonkeyPatch, when: Callable[[RayCohort, dict[str, Any]], bool]
+) -> list[RayCohort]:
+    """Kill the actor of the first shard while it has a parcel, where `when` says so; the cohorts it was done to."""
+    submit, hit = RayCohort._submit, []
+
+    def killing(self: RayCohort, shard: Shard, crate: Any) -> Any:
+        chosen = shard is self.shards[0] and when(self, crate.head)
+        if chosen:
+            if shard.actor is None:
+                self._start(shard)
+            self._open(shard)
+            os.kill(shard.pid, signal.SIGSTOP)  # it cannot have answered before it is killed
+        call = submit(self, shard, crate)
+        if chosen:
+            os.kill(shard.pid, signal.SIGKILL)
+            hit.append(self)
+        return call
+
+    monkeypatch.setattr(RayCohort, "_submit", killing)
+    return hit
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "round_", "saved"),
+    [
+        ("fedmcsa", "train", 3, False),  # nothing was saved yet: rounds 1 and 2 are told again
+        ("ditto", "train", 4, True),  # saved before the round
+        ("apfl", "evaluate", 3, True),
+        ("scaffold", "models", None, False),
+    ],
+)
+def test_what_is_lost_with_an_actor_is_made_again(
+    name: str,
+    kind: str,
+    round_: int | None,
+    saved: bool,
+    ragged: Federation,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGKILL while the actor is at it, once."""
+    case = BY_NAME[name]
+    calm = on_ray(case, ragged)
+    monkeypatch.setattr(cohorts, "UNSAFE_SECONDS", -1.0 if saved else 1e9)
+    monkeypatch.setattr(cohorts, "SAVING_SHARE", 1e9 if saved else 0.1)
+
+    def once(cohort: RayCohort, head: dict[str, Any]) -> bool:
+        return not cohort.lost and not hit and (head["kind"], head.get("round")) == (kind, round_)
+
+    hit: list[RayCohort] = []
+    hit = kills(monkeypatch, once)
+    result = on_ray(case, ragged)
+    assert [cohort.lost for cohort in hit] == [1]
+    assert (hit[0].shards[0].saved is not None) == saved
+    same_numbers(calm, result)
+    for k, v in calm.models.items():
+        assert torch.equal(v, result.models[k])
+
+
+def test_what_ends_every_actor_is_given_up(
+    ragged: Federation, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hit = kills(monkeypatch, lambda cohort, head: head["kind"] == "train" and head["round"] == 2)
+    monkeypatch.setattr(cohorts, "ATTEMPTS", 2)
+    with pytest.raises(
+        RunError, match=r"2 actors in a row were lost with clients .* \(train, round 2\): .*; look whether"
+    ):
+        on_ray(BY_NAME["fedavg"], ragged)
+    assert hit[0].lost == 2
+
+
+def test_an_error_on_an_actor_is_that_error(ragged: Federation, cluster: Cluster) -> None:
+    with spread(Settings(**ON_RAY)) as places:
+        assert places is not None
+        made: list[RayCohort] = []
+
+        def asks(run: Any) -> RayCohort:
+            made.append(places(run))
+            return made[0]
+
+        trained(BY_NAME["local"], ragged, asks, **ON_RAY)
+        with pytest.raises(KeyError, match="nonsense") as caught:
+            made[0].ask({0: Parcel({"kind": "nonsense"}), 1: Parcel({"kind": "buffers"})})
+        assert "on an actor of Ray" in caught.value.__notes__[0]
+        assert made[0].lost == 0
+
+
+@pytest.mark.parametrize(("first", "second"), [(ON_RAY, {}), ({}, ON_RAY)], ids=["leaves", "joins"])
+def test_a_run_goes_on_with_another_engine(
+    first: dict[str, Any], second: dict[str, Any], ragged: Federation, cluster: Cluster, tmp_path: Path
+) -> None:
+    """And those that join after training do so in this process."""
+
+    def fit(out: str, stop: int, **settings: Any) -> Result:
+        rounds: list[int] = []
+        return fedattune.fit(
+            "fedmcsa",
+            ragged,
+            "mlr",
+            out=tmp_path / out,
+            resume=(tmp_path / out).exists(),
+            watch=lambda progress: rounds.append(progress.round),
+            stop=lambda: len(rounds) == stop,
+            **(RUN | {"held_out": 1, "seed": 3} | settings),
+        )
+
+    whole = fit("whole", 0)
+    assert not fit("parts", 2, **first).finished
+    parts = fit("parts", 0, **second)
+    same_numbers(whole, parts)
+    same_models(whole, parts)
+    for one, other in zip(whole.facts["newcomers"], parts.facts["newcomers"], strict=True):
+        assert one == pytest.approx(other)
+    assert torch.equal(
+        parts.model(0).state_dict()["1.weight"], Result.load(tmp_path / "parts").models["1.weight"][0]
+    )
+
+
+def test_settings_of_ray_go_with_ray() -> None:
+    with pytest.raises(
+        ConfigError, match="ray_actors: it goes with engine ray alone, and the engine is batched"
+    ):
+        Settings.checked(engine="batched", ray_actors=2)
+    with pytest.raises(ConfigError, match="expected HOST:PORT"):
+        Settings.checked(engine="ray", ray_address="ray://there:10001")
+
+
+def test_an_address_where_nothing_answers_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedattune.on_ray.cluster._open", [])  # whoever is connected already asks nobody
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"nothing answers at 127\.0\.0\.1:9"):
+        check_ray(Settings(engine="ray", ray_address="127.0.0.1:9"))
+    assert time.monotonic() - began < 10
+
+
+def test_gpus_that_are_not_there_are_told(ragged: Federation, cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="the cluster has 0 GPUs"):
+        fedattune.fit("fedavg", ragged, "mlr", engine="ray", ray_gpus=0.5)
+
+
+def test_actors_have_about_as_much_to_do() -> None:
+    burden = torch.tensor([9.0, 1, 1, 1, 3, 3]).numpy()
+    shards = divided(burden, 2)
+    assert sorted(torch.cat(shards).tolist()) == list(range(6))
+    assert {float(burden[shard].sum()) for shard in shards} == {9.0}
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedattune.on_ray.cluster.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedattune\[ray\]'"):
+        check_ray(Settings(engine="ray"))
+
+
+def test_processes_do_not_go_with_actors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--engine", "ray", "--processes", "2"]) == 2
+    assert "with --engine ray runs follow one another" in capsys.readouterr().err

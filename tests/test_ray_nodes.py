@@ -1,0 +1,88 @@
+"""A local cluster of two nodes, of which one is killed."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
+
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster after the other
+
+from conformance.table import CASES
+from conformance.test_spread import same_numbers, trained
+from fedattune import Federation, Settings
+from fedattune.on_ray import spread
+from fedattune.on_ray.cohort import RayCohort
+
+NODE = {"num_cpus": 1, "object_store_memory": 200_000_000}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={**NODE, "include_dashboard": False}, shutdown_at_exit=False
+    )
+    cluster.add_node(**NODE)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_the_command_joins_a_cluster_by_address(nodes: Any, tmp_path: Path) -> None:
+    line = "run --algorithm fedavg --data digits --clients 4 --rounds 2 --steps 2 --engine ray --ray-actors 2"
+    done = subprocess.run(
+        [sys.executable, "-m", "fedattune", *line.split(), "--ray-address", nodes.address, "--out", "o"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "o" / "fedavg" / "seed-0" / "result.json").exists()
+
+
+def test_a_node_that_is_killed_in_a_round_costs_no_numbers(
+    nodes: Any, ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    case = next(case for case in CASES if case.name == "ditto")
+    settings = {"engine": "ray", "ray_actors": 2, "ray_address": nodes.address}
+    there = RayCohort.ask
+    made: list[RayCohort] = []
+
+    def ask(self: RayCohort, parcels: Any) -> Any:
+        kind = next(iter(parcels.values())).head
+        if (kind["kind"], kind.get("round")) == ("train", 3) and not made:
+            made.append(self)
+            submit = self._submit
+            last = max(parcels)
+
+            def killing(shard: Any, crate: Any) -> Any:
+                call = submit(shard, crate)
+                if shard is self.shards[last] and not self.lost:
+                    nodes.remove_node(nodes.list_all_nodes()[1], allow_graceful=False)
+                return call
+
+            monkeypatch.setattr(self, "_submit", killing)
+        return there(self, parcels)
+
+    monkeypatch.setattr(RayCohort, "ask", ask)
+    with spread(Settings(**settings)) as places:
+        killed = trained(case, ragged, places, **settings)
+    assert made[0].lost >= 1
+    assert not ray.is_initialized()  # we have left the cluster, which goes on
+    calm = trained(case, ragged, None)
+    same_numbers(calm, killed)
+    for k, v in calm.models.items():
+        torch.testing.assert_close(killed.models[k], v, atol=1e-12, rtol=0)
