@@ -120,21 +120,14 @@ class ClientStates:
         for k, v in self.sent.extra.items():
             v.put_rows(self.at(ids), payload.extra[k])
 
-    def arrived(self, ids: Tensor, payload: Payload) -> None:
-        """Note what clients `ids` were sent."""
+    def arrived(self, ids: Tensor, payload: Payload, common: Params | None = None) -> None:
+        """Note what clients `ids` were sent; `common` are the common statistics of each, if they were others then."""
         if self.sent is not None:
             self.hold(ids, payload)
         rows = self.at(ids)
         self.fresh[rows] = True
         if self.common:
-            self.buffers.only(self.common).put_rows(rows, self.common.repeat(len(ids)))
-
-    def average_buffers(self, uploaded: Params, n: Tensor) -> None:
-        """Make the weighted mean of what the cohort uploaded (C, ...) the common statistics; n (C,) samples."""
-        p = n.double() / n.sum()
-        self.common = Params(
-            {k: torch.tensordot(p.to(v.dtype), uploaded[k], 1) for k, v in self.common.items()}
-        )
+            self.buffers.only(self.common).put_rows(rows, common or self.common.repeat(len(ids)))
 
     def held_buffers(self, ids: Tensor) -> Params:
         """The buffers (E, ...) that clients `ids` hold."""

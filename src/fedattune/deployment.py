@@ -26,10 +26,10 @@ class Deployment(Checked):
     nodes: Number = Field(2, description="nodes, which are all waited for before the first round")
     run_folder: Path = Field(Path("runs/deployment"), description="the server's folder of the run")
     start_timeout: float = Field(
-        600, gt=0, description="seconds to wait for nodes: at the start, and whenever none is online"
+        600, gt=0, le=1e7, description="seconds to wait for nodes: at the start, and whenever none is online"
     )
     round_timeout: float = Field(
-        300, gt=0, description="seconds that a node has to answer; later answers are not taken"
+        300, gt=0, le=1e6, description="seconds that a node has to answer; later answers are not taken"
     )
     largest_update: float = Field(
         100,

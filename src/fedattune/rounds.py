@@ -217,7 +217,8 @@ class Run:
         for point, part, ids, scores in found:
             self.store.add_scores(r, point, part, scores, ids)
             if (point, part) == (self.algorithm.headline, "test"):
-                self.accuracy = float((scores.correct / scores.n).mean())
+                known = scores.n > 0
+                self.accuracy = float((scores.correct[known] / scores.n[known]).mean())
 
     def _beside_the_disk(self) -> AbstractContextManager[None]:
         """Outside the engine, leave a core to the rows that are written; small operations would only wait for it."""

@@ -64,7 +64,8 @@ def serve(site: Site, parcel: Parcel) -> Parcel:
         first = torch.tensor(head["first"], device=ids.device)
         site.clients.hold(ids, payload)
         if len(rows := (~first).nonzero().flatten()):
-            site.arrived(ids[rows], payload.rows(rows))
+            common = parcel.get("then_common").rows(rows)
+            site.clients.arrived(ids[rows], payload.rows(rows), common or None)
     return {"train": _train, "evaluate": _evaluate, "buffers": _buffers, "models": _models, "state": _state}[
         head["kind"]
     ](site, parcel)

@@ -149,7 +149,9 @@ class Site(Place):
         self.members = torch.arange(self.n_clients, device=where) if members is None else members
         sizes = federation.sizes("train")[self.members.cpu()]
         cohort = settings.cohort_size(self.n_clients)
-        steps = settings.all_steps(float(sizes.double().mean())) // settings.rounds * (lasts or settings.rounds)
+        steps = (
+            settings.all_steps(float(sizes.double().mean())) // settings.rounds * (lasts or settings.rounds)
+        )
         self.engine = make_engine(
             settings.engine,
             task,

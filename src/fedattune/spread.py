@@ -28,9 +28,6 @@ class Spread(Place):
     parcel to the client's site.
     """
 
-    pools_buffers = True
-    """Whether sites tell the sum of their clients' buffers, with which the global model is scored."""
-
     def __init__(self, run: "Run", sites: Sequence[Tensor]) -> None:
         self.run, self.sites = run, sites
         self.at_once = run.federation.n_clients
@@ -42,6 +39,7 @@ class Spread(Place):
         # The first payloads go out with the first parcels, and change nothing on a client that holds the same.
         self.waiting = torch.full_like(everyone, run.answers, dtype=torch.bool)
         self.first = self.waiting.clone()
+        self.then_common = self.common.copies(len(everyone)) if run.answers else Params()
         self.sent: Payload | None = None
         if run.answers:
             first = run.send(everyone)
@@ -72,6 +70,8 @@ class Spread(Place):
         for key, part in self.sent.extra.items():
             part.put_rows(ids, payload.extra[key])
         self.waiting[ids], self.first[ids] = True, False
+        if self.common:  # later rounds change it before these are sent
+            self.then_common.put_rows(ids, self.common.repeat(len(ids)))
 
     def train(self, order: Order, payload: Payload | None, send: Send) -> Report:
         """Train clients at their sites, all at the same time."""
@@ -100,14 +100,14 @@ class Spread(Place):
             if resting is not None and len(rest):
                 parcel.put("others", _picked(resting, rest, len(others)))
         replies, lost = self._ask(parcels)
+        gone_for: dict[int, str] = {}
         for site, why in lost.items():
             members = self.sites[site]
             gone = order.asked[_rows(order.asked, members)]
             gone = gone[torch.isin(gone, order.ids) & ~torch.isin(gone, order.away)]
-            lost_here = dict.fromkeys(gone.tolist(), why)
-            replies[site] = Parcel({"ids": [], "n_trained": 0, "steps": 0, "dropped": [], "lost": lost_here})
+            gone_for |= dict.fromkeys(gone.tolist(), why)
         self._scored = self._merged(reply.scores() for reply in replies.values())
-        return self.check(self._report(order, payload, list(replies.values())))
+        return self.check(self._report(order, payload, list(replies.values()), gone_for))
 
     def trained(self, r: int, send: Send) -> list[Scored]:
         """The scores after the local training of round r, which came with the uploads."""
@@ -117,11 +117,8 @@ class Spread(Place):
         """The scores after the communication of round r, and those of the global model w, if there is one."""
         run = self.run
         mean = None
-        if w is not None and run.task.buffers:
-            if self.pools_buffers:
-                mean = self._mean_buffers()
-            else:
-                w = None  # the buffers that it needs stay with the clients
+        if w is not None and run.task.buffers and (mean := self.global_buffers()) is None:
+            w = None  # what it needs stays with the clients
         parcels = {}
         payload = None if run.answers else send(run.judged)
         for site, members in enumerate(self.sites):
@@ -145,6 +142,17 @@ class Spread(Place):
         replies, _ = self._ask(parcels)
         return self._merged(reply.scores() for reply in replies.values())
 
+    def waiting_tree(self) -> dict[str, Any]:
+        """What clients were sent, and which answers wait for them."""
+        sent = {} if self.sent is None else {"params": self.sent.params, "extra": self.sent.extra}
+        return {"sent": sent, "waiting": self.waiting, "first": self.first, "then_common": self.then_common}
+
+    def load_waiting(self, tree: Mapping[str, Any]) -> None:
+        """Take over what `waiting_tree` gave."""
+        self.waiting, self.first, self.then_common = tree["waiting"], tree["first"], tree["then_common"]
+        if self.sent is not None:
+            self.sent = Payload(tree["sent"]["params"], tree["sent"]["extra"])
+
     def tree(self) -> dict[str, Any]:
         """What lives on all clients, as a checkpoint of a run in one process holds it."""
         replies, _ = self._ask(
@@ -164,7 +172,7 @@ class Spread(Place):
                 tree["memory"].setdefault(key, Params())[tensor] = rows
             elif part != "fresh":
                 tree[part][rest] = rows
-        sent = {} if self.sent is None else {"params": self.sent.params, "extra": self.sent.extra}
+        sent = self.waiting_tree()["sent"]
         return {**tree, "sent": sent, "fresh": joint["fresh"], "common": self.common}
 
     def load(self, tree: dict[str, Any]) -> None:
@@ -180,7 +188,8 @@ class Spread(Place):
             parcels[site].put("state", state.rows(members))
         self._ask(parcels)
 
-    def _mean_buffers(self) -> Params:
+    def global_buffers(self) -> Params | None:
+        """The buffers with which the global model is scored: the mean of those of the evaluated clients."""
         judged = self.run.judged
         sites = [s for s, members in enumerate(self.sites) if bool(torch.isin(judged, members).any())]
         replies, _ = self._ask({s: self._parcel({"kind": "buffers"}, self.sites[s]) for s in sites})
@@ -195,6 +204,7 @@ class Spread(Place):
         if self.sent is not None and len(waiting):
             head["held"], head["first"] = waiting.tolist(), self.first[waiting].tolist()
             parcel.put("held", self.sent.rows(waiting))
+            parcel.put("then_common", self.then_common.rows(waiting))
         return parcel
 
     def _ask(self, parcels: Mapping[int, Parcel]) -> tuple[dict[int, Parcel], dict[int, str]]:
@@ -206,7 +216,9 @@ class Spread(Place):
             self.waiting[self.sites[site]] = False
         return good, {s: reply for s, reply in replies.items() if isinstance(reply, str)}
 
-    def _report(self, order: Order, payload: Payload | None, replies: Sequence[Parcel]) -> Report:
+    def _report(
+        self, order: Order, payload: Payload | None, replies: Sequence[Parcel], lost: Mapping[int, str]
+    ) -> Report:
         """One report of those of all sites, uploads sorted by client."""
         where = self.run.everyone.device
         ids = torch.tensor([i for reply in replies for i in reply.head["ids"]], dtype=torch.int64)
@@ -229,7 +241,7 @@ class Spread(Place):
             sum(reply.head["n_trained"] for reply in replies),
             sum(reply.head["steps"] for reply in replies),
             sorted(i for reply in replies for i in reply.head["dropped"]),
-            {i: why for reply in replies for i, why in reply.head.get("lost", {}).items()},
+            lost,
         )
 
     def _merged(self, found: Iterable[Sequence[Scored]]) -> list[Scored]:

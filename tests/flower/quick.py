@@ -3,7 +3,8 @@
 A message takes Flower about six seconds: a node asks for work every 3 s, and starts a process for each message. Here it
 asks ten times a second, and the process is forked from one that has imported everything.
 
-Started as `python quick.py flower-supernode ARGUMENTS`; `install` makes a folder of such commands for PATH.
+Started as `python quick.py flower-supernode ARGUMENTS`; `install` makes a folder of such commands for PATH. What
+QUICK_IMPORTS names, separated by commas, is imported before the first fork; then `READY` is printed.
 """
 
 import contextlib
@@ -25,6 +26,8 @@ COMMANDS = {
     "flwr-clientapp": ("flwr.supernode.cli", "flwr_clientapp"),
 }
 
+READY = "imported what apps need"
+
 SLEEPERS = ("flwr.supernode.start_client_internal", "flwr.superlink.grid.http_grid")
 
 
@@ -42,6 +45,9 @@ def install(folder: Path) -> Path:
 def main(command: str) -> Any:
     constants: Any = importlib.import_module("flwr.supercore.constant")
     constants.PULL_INITIAL_BACKOFF = 0.05  # seconds; before the other modules take its value of 1
+    constants.PULL_BACKOFF_CAP = 0.4  # of 10
+    # A node that was killed is taken for alive for two of these; it is the least that Flower allows, and usually 30.
+    importlib.import_module("flwr.common.constant").HEARTBEAT_DEFAULT_INTERVAL = 10  # type: ignore[attr-defined]
     for name in SLEEPERS:
         module: Any = importlib.import_module(name)
         module.time = brisk(time)
@@ -49,6 +55,9 @@ def main(command: str) -> Any:
         executor: Any = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
         executor.subprocess = SimpleNamespace(Popen=fork, DEVNULL=subprocess.DEVNULL)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked processes
+        for name in filter(None, os.environ.get("QUICK_IMPORTS", "").split(",")):
+            importlib.import_module(name)
+        print(READY, flush=True)
     module_name, function = COMMANDS[command]
     return getattr(importlib.import_module(module_name), function)()
 
@@ -61,8 +70,7 @@ def brisk(module: ModuleType) -> SimpleNamespace:
 def fork(args: list[str], stdout: int | None = None, stderr: int | None = None) -> None:
     """As `Popen` for Flower's own commands, by a fork of this process."""
     command, *rest = args
-    for module in (COMMANDS[command][0], *filter(None, os.environ.get("QUICK_IMPORTS", "").split(","))):
-        importlib.import_module(module)
+    importlib.import_module(COMMANDS[command][0])
     if os.fork():
         return
     code = 1

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from ..checked import explain
 from ..deployment import LEFT_TO_NODES, SIMULATED, Deployment, Kit
-from ..errors import ConfigError
+from ..errors import ConfigError, RunError
 from ..experiment import Experiment, load_options, parse_set
 from ..output import check_out
 
@@ -33,8 +33,16 @@ def deploy(space: Namespace, problems: list[str]) -> int:
     for key in sorted(SIMULATED & experiment.model_fields_set):
         if getattr(experiment, key) != Experiment.model_fields[key].default:
             raise ConfigError(f"{key}: this is for simulations; leave it out")
+    if kit.out.is_dir() and any(kit.out.iterdir()):
+        raise RunError(
+            f"--out {kit.out}: the folder is not empty, and nothing is written over; give a new one"
+        )
     check_out(kit.out, "deploy")
     federation, schema = _data(experiment, server, kit, set(mine))
+    if federation is not None:
+        experiment.cohort_size(federation.n_clients)
+        seed = federation.partition.get("seed")  # by which the evaluated clients are drawn
+        experiment = experiment.model_copy(update={"split_seed": seed})
     config = run_config(experiment, server, schema)
     _try_out(config, schema)
     _write(kit, config, server.nodes, federation)

@@ -44,7 +44,7 @@ def expected_upload(run: Run) -> Payload:
     return upload._replace(params=upload.params.without(run.place.personal))
 
 
-def check_answer(reply: Parcel, asked: Parcel, members: Sequence[int], upload: Payload) -> None:
+def check_answer(reply: Parcel, asked: Parcel, members: Sequence[int], upload: Payload, run: Run) -> None:
     """Check the answer of a node with clients `members` to what it was asked; `upload` is one client's.
 
     Raises:
@@ -59,46 +59,48 @@ def check_answer(reply: Parcel, asked: Parcel, members: Sequence[int], upload: P
     if head.get("kind") != kind:
         raise RefusedError(f"sent {head.get('kind')!r:.40} in place of {kind!r}")
     try:
-        _check_scores(reply, members)
+        _check_scores(reply, kind, members, run)
         if kind == "trained":
-            _check_upload(reply, asked, upload)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError) as error:
-        if isinstance(error, RefusedError):
-            raise
+            _check_upload(reply, asked, upload, run.place.common)
+    except RefusedError:
+        raise
+    except Exception as error:  # what comes from outside can fail in any way
         raise RefusedError(f"sent what is no answer ({type(error).__name__})") from error
 
 
-def _check_upload(reply: Parcel, asked: Parcel, upload: Payload) -> None:
-    head = reply.head
-    allowed = set(asked.head["asked"]) & set(asked.head["ids"]) - set(asked.head["away"])
-    ids = head["ids"]
-    if ids != sorted(set(ids)) or not set(ids) <= allowed:
+def _check_upload(reply: Parcel, asked: Parcel, upload: Payload, common: Params) -> None:
+    head, order = reply.head, asked.head
+    ids, dropped = _clients(head["ids"]), _clients(head["dropped"])
+    if not ids <= set(order["asked"]) & set(order["ids"]) - set(order["away"]):
         raise RefusedError("uploads for clients that were not asked")
-    if not set(head["dropped"]) <= set(asked.head["ids"]):
+    if not dropped <= set(order["ids"]) or dropped & ids:
         raise RefusedError("names clients that are not its own")
-    for key in ("n_trained", "steps"):
-        if not isinstance(head[key], int) or head[key] < 0:
-            raise RefusedError(f"says {key}={head[key]!r}")
-    got, parts = reply.payload("upload"), {"": upload.params, **upload.extra}
+    for key, most in (("n_trained", len(order["ids"])), ("steps", 2**53)):
+        if type(head[key]) is not int or not 0 <= head[key] <= most:
+            raise RefusedError(f"says {key}={head[key]!r:.40}")
     if not ids:
         return
+    got, parts = reply.payload("upload"), {"": upload.params, **upload.extra}
     received = {"": got.params, **got.extra}
     for part in parts.keys() | received.keys():
         _check_tensors(received.get(part, Params()), parts.get(part, Params()), len(ids), part)
-    _check_tensors(reply.get("buffers"), Params(), len(ids), "buffers", types_only=True)
+    _check_tensors(reply.get("buffers"), common, len(ids), "buffers")
 
 
-def _check_tensors(got: Params, expected: Params, n: int, part: str, types_only: bool = False) -> None:
+def _clients(ids: object) -> set[int]:
+    """The numbers of clients, which are sorted and named once each."""
+    if not isinstance(ids, list) or any(type(i) is not int for i in ids) or ids != sorted(set(ids)):
+        raise RefusedError("sent what is no list of clients")
+    return set(ids)
+
+
+def _check_tensors(got: Params, expected: Params, n: int, part: str) -> None:
     """Check names, types and shapes of n clients' rows."""
-    where = f" of {part}" if part else ""
-    if not types_only and got.keys() != expected.keys():
+    where = f" of {part:.40}" if part else ""
+    if got.keys() != expected.keys():
         odd = sorted(got.keys() ^ expected.keys())
-        raise RefusedError(f"tensors{where} that only one side has: {', '.join(odd)[:80]}")
+        raise RefusedError(f"tensors{where} that only one side has: {', '.join(odd)!r:.80}")
     for name, value in got.items():
-        if types_only:
-            if len(value) != n:
-                raise RefusedError(f"{name}{where} has {len(value)} rows, not {n}")
-            continue
         like = expected[name]
         if value.shape != (n, *like.shape) or value.dtype != like.dtype:
             raise RefusedError(
@@ -111,17 +113,23 @@ def _type(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def _check_scores(reply: Parcel, members: Sequence[int]) -> None:
-    for one in reply.scores():
-        n, correct, loss = one.scores
-        ids = one.ids.tolist()
-        if one.point not in ("received", "trained", "global") or one.part not in ("test", "validation"):
+def _check_scores(reply: Parcel, kind: str, members: Sequence[int], run: Run) -> None:
+    points = ("trained",) if kind == "trained" else ("received", "trained", "global")
+    found = reply.scores()
+    if len({(one.point, one.part) for one in found}) < len(found):
+        raise RefusedError("scores something twice")
+    for one in found:
+        if one.point not in points or one.part not in ("test", "validation"):
             raise RefusedError("scores something unknown")
-        if ids != sorted(set(ids)) or not set(ids) <= set(members):
+        ids = one.ids.tolist()
+        if not ids or not _clients(ids) <= set(members):
             raise RefusedError("scores clients that are not its own")
-        if not len(ids) == len(n) == len(correct) == len(loss):
-            raise RefusedError("sends scores of other clients than it says")
-        if (n < 0).any() or (correct < 0).any() or (correct > n).any():
+        n, correct, loss = one.scores
+        types = (torch.int64, torch.int64, torch.float64)
+        if any(v.shape != (len(ids),) or v.dtype != t for v, t in zip(one.scores, types, strict=True)):
+            raise RefusedError("sends scores of another form")
+        sizes = run.federation.sizes(one.part)[one.ids]
+        if not torch.equal(n, sizes) or (correct < 0).any() or (correct > n).any() or (loss < 0).any():
             raise RefusedError("sends scores that cannot be")
 
 

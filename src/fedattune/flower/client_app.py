@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 
 from ..core import Algorithm
 from ..wire import Parcel
-from .codec import WireError, packed, unpacked
+from .codec import packed, unpacked
 from .host import Host
 
 
@@ -20,12 +20,11 @@ def make_client_app(own: Mapping[str, Algorithm] | None = None) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            parcel = unpacked(message.content)
-        except WireError:
-            reply = Parcel({"kind": "failed", "error": "WireError"})
-        else:
-            reply = Host(context.node_config, context.run_config, own).answer(parcel)
-        return Message(packed(reply), reply_to=message)
+            host = Host(context.node_config, context.run_config, own)
+            content = packed(host.answer(unpacked(message.content)))
+        except Exception as error:  # Flower would send its text to the server
+            content = packed(Parcel({"kind": "failed", "error": type(error).__name__}))
+        return Message(content, reply_to=message)
 
     for register in (app.query, app.train, app.evaluate):
         register()(answer)

@@ -32,13 +32,13 @@ def unpacked(record: RecordDict) -> Parcel:
     try:
         head = record.config_records["head"]
         if (version := head["version"]) != VERSION:
-            raise WireError(f"it speaks version {version!r} of the format, not {VERSION}")
+            raise WireError(f"it speaks version {version!r:.40} of the format, not {VERSION}")
         content = json.loads(str(head["json"]))
         arrays = record.array_records["arrays"]
         # Flower's arrays cannot be written to, and PyTorch warns of such.
         tensors = {name: torch.from_numpy(np.array(arrays[name].numpy())) for name in content.pop("names")}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, WireError):
-            raise
+    except WireError:
+        raise
+    except Exception as error:  # bytes from outside can fail in any way
         raise WireError(f"it is damaged ({type(error).__name__})") from error
     return Parcel(content, tensors)

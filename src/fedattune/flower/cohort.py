@@ -1,11 +1,14 @@
 """The clients of a real federation, each at its node, for the round loop."""
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..core import Payload
+from ..params import Params
 from ..rounds import Run
 from ..site import Report
 from ..spread import Spread
@@ -24,7 +27,6 @@ class FlowerCohort(Spread):
 
     """
 
-    pools_buffers = False
     commits_every_round = True
 
     def __init__(
@@ -32,7 +34,11 @@ class FlowerCohort(Spread):
     ) -> None:
         self._meeting, self._nodes, self._key, self._say = meeting, nodes, dict(key), say
         super().__init__(run, [torch.tensor(sorted(site.clients.values())) for site in meeting.sites])
-        self._met = torch.zeros(run.federation.n_clients, dtype=torch.bool)  # whose nodes should remember
+        # Per client, the round of which its node's last answer was taken: from there it goes on.
+        self._last = torch.zeros(run.federation.n_clients, dtype=torch.int64)
+        self._before = self._last  # of the exchange that was last, and whose answers went with it
+        self._delivered = self.waiting
+        self._messages = itertools.count(1)
         self._expected: Payload | None = None
         self._usual: float | None = None
         self.bytes_sent = self.bytes_got = 0
@@ -42,9 +48,14 @@ class FlowerCohort(Spread):
         sites = self._meeting.sites
         where = self._meeting.find(self._nodes)
         r = next((parcel.head["round"] for parcel in parcels.values()), 0)
+        number, self._before, self._delivered = next(self._messages), self._last.clone(), self.waiting.clone()
         for site, parcel in parcels.items():
             parcel.head.update(
-                self._key, clients=sites[site].clients, n_clients=self.run.federation.n_clients
+                self._key,
+                number=[self._meeting.attempt, number],
+                last=self._last[self.sites[site]].tolist(),
+                clients=sites[site].clients,
+                n_clients=self.run.federation.n_clients,
             )
         reached = {where[site]: parcel for site, parcel in parcels.items() if site in where}
         answers = self._nodes.exchange(reached, str(r))
@@ -55,11 +66,11 @@ class FlowerCohort(Spread):
             if site not in where:
                 found[site] = f"{label} was offline"
                 continue
-            answer, why, _ = answers[where[site]]
+            answer, why, error = answers[where[site]]
             if answer is None:
                 found[site] = f"{label} {why}"
-                if LostMemoryError.__name__ in why:
-                    self._send_again(site)
+                if error == LostMemoryError.__name__ and self.sent is not None:
+                    self.waiting[self.sites[site]] = True  # it is sent again what it is taken to hold
             else:
                 found[site] = self._taken(label, parcel, answer, self.sites[site].tolist())
         for one in found.values():
@@ -73,20 +84,21 @@ class FlowerCohort(Spread):
         if self._expected is None:
             self._expected = expected_upload(self.run)
         try:
-            check_answer(answer, asked, members, self._expected)
+            check_answer(answer, asked, members, self._expected, self.run)
         except RefusedError as error:
-            return f"{label} {error}"
-        if answer.head.get("anew") is True and self._met[members].any():
-            sentence = f"round {asked.head['round']}: {label} had lost its memory, and its clients began anew"
+            return f"{label} {str(error)[:200]}"
+        last, remembered = max(asked.head["last"]), answer.head.get("remembered")
+        if remembered != last:
+            began = (
+                f"went on from round {remembered}"
+                if isinstance(remembered, int) and remembered
+                else "began anew"
+            )
+            sentence = f"round {asked.head['round']}: {label} had lost its memory, and its clients {began}"
             self._say(sentence)
             self.run.said.append(f"{self._key['algorithm']}: {sentence}")
-        self._met[members] = True
+        self._last[members] = asked.head["round"]
         return answer
-
-    def _send_again(self, site: int) -> None:
-        """Let a node that lost its memory be sent again what it is taken to hold."""
-        if self.sent is not None:
-            self.waiting[self.sites[site]] = self.first[self.sites[site]] = True
 
     def check(self, report: Report) -> Report:
         """The report without uploads that are not finite or far too large."""
@@ -96,26 +108,38 @@ class FlowerCohort(Spread):
         for number, why in found.lost.items():
             if number not in report.lost:
                 self._say(f"round {self._round}: client {names[number]!r} {why}; it is not taken")
+                # It is told to forget this round, and then lacks what came with it.
+                self._last[number] = self._before[number]
+                self.waiting[number] |= self._delivered[number]
         return found
 
     @property
     def _round(self) -> int:
         return self.run.record.round + 1
 
+    def global_buffers(self) -> Params | None:
+        """The statistics that the server knows, where they are averaged; the others stay with the clients."""
+        buffers = self.run.task.buffers
+        own = {k for k, v in buffers.items() if v.is_floating_point()} - self.common.keys()
+        if own or self.run.answers:
+            return None
+        return Params({**buffers, **self.common})
+
     def tree(self) -> dict[str, Any]:
         """What the server has of the clients; the rest is on their nodes."""
-        sent = {} if self.sent is None else {"params": self.sent.params, "extra": self.sent.extra}
+        wire = torch.tensor([self.bytes_sent, self.bytes_got])
+        usual = torch.tensor(float("nan") if self._usual is None else self._usual, dtype=torch.float64)
         return {
-            "sent": sent,
-            "waiting": self.waiting,
-            "first": self.first,
-            "met": self._met,
+            **self.waiting_tree(),
+            "last": self._last,
+            "wire": wire,
+            "usual": usual,
             "common": self.common,
         }
 
     def load(self, tree: dict[str, Any]) -> None:
         """Take over what a checkpoint holds."""
-        self.waiting, self.first, self._met = tree["waiting"], tree["first"], tree["met"]
-        self.common = tree["common"]
-        if self.sent is not None:
-            self.sent = Payload(tree["sent"]["params"], tree["sent"]["extra"])
+        self.load_waiting(tree)
+        self._last, self.common, usual = tree["last"], tree["common"], float(tree["usual"])
+        self.bytes_sent, self.bytes_got = tree["wire"].tolist()
+        self._usual = None if math.isnan(usual) else usual

@@ -6,6 +6,7 @@ import os
 import re
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from ..data import Schema, load_node
 from ..data.members import PARTS, Clients
 from ..data.share import numbered
 from ..errors import ConfigError, FedAttuneError, RunError
+from ..params import Params
 from ..personal_models import fill, rebuilt, save_model, wrapped
 from ..rooms import in_memory
 from ..serving import open_site, serve, state_of, take_state
 from ..site import Site
-from ..wire import Parcel
+from ..wire import Parcel, flat
 from .memory import LostMemoryError, Memory
 from .options import Plan, Scalar
 
@@ -57,11 +59,11 @@ class Host:
             self._load()
             return self._hello() if parcel.head["kind"] == "hello" else self._serve(parcel)
         except Exception as error:
-            self.folder.mkdir(parents=True, exist_ok=True)
             text = "".join(traceback.format_exception(error))
-            (self.folder / "error.log").write_text(text, encoding="utf-8")
-            expected = isinstance(error, FedAttuneError)
-            print(f"fedattune: {error if expected else text}", flush=True)
+            print(f"fedattune: {error if isinstance(error, FedAttuneError) else text}", flush=True)
+            with suppress(OSError):  # it, too, would be told
+                self.folder.mkdir(parents=True, exist_ok=True)
+                (self.folder / "error.log").write_text(text, encoding="utf-8")
             return Parcel({"kind": "failed", "error": type(error).__name__})
 
     def _load(self) -> None:
@@ -110,16 +112,18 @@ class Host:
             )
         site, names = self._site(algorithm, module, settings, head)
         memory = Memory(self.folder / head["token"] / name / f"seed-{seed}")
-        before = r if head["kind"] == "evaluate" else r - 1
-        if (state := memory.recall(before)) is not None:
-            take_state(site, state)
-        elif head.get("kept") and "held" not in head:
-            raise LostMemoryError("the server takes this node to have been sent what it has not")
-        reply = serve(site, parcel)
-        reply.head["anew"] = state is None
-        memory.keep(r, state_of(site))
-        self._save_models(site, names, memory.folder / "models", {**card, "data": self.federation.name})
+        with memory.alone(head["number"]):
+            last = max(head["last"])
+            state, remembered = memory.recall(head["last"], Params(flat(state_of(site))))
+            if head.get("kept") and remembered != last and set(head.get("held", ())) < set(names):
+                raise LostMemoryError("the server takes this node to have been sent what it has not")
+            if state is not None:
+                take_state(site, state)
+            reply = serve(site, parcel)
+            memory.keep(r, state_of(site))
+            self._save_models(site, names, memory.folder / "models", {**card, "data": self.federation.name})
         reply.head.update({key: head[key] for key in ("token", "algorithm", "seed", "round")})
+        reply.head["remembered"] = remembered
         return reply
 
     def _site(
@@ -136,7 +140,8 @@ class Host:
         members = np.array([theirs[name] for name in self.federation.names])
         order = members.argsort()
         clients = Clients.of(self.federation.clients).take(order)
-        mine = replace(self.federation, clients=clients, partition={})
+        seed = self.plan.experiment.split_seed or 0  # by which the evaluated clients are drawn
+        mine = replace(self.federation, clients=clients, partition={"seed": seed})
         data = numbered(mine, members[order], int(head["n_clients"]))
         settings = settings.model_copy(update={"client_state": "memory"})
         site = open_site(algorithm, data, module, settings, members.tolist(), lasts=1)
@@ -150,7 +155,7 @@ class Host:
         for row, number in enumerate(site.evaluation.judged.tolist()):
             state = {**models.rows(row), **buffers.rows(row)}
             folder.mkdir(parents=True, exist_ok=True)
-            safe = re.sub(r"[^A-Za-z0-9_.-]", "_", names[number])
+            safe = re.sub(r"[^A-Za-z0-9_.-]", "_", names[number])[:100]
             one = {**card, "client": names[number]}
             save_model(folder / f"{number:04d}-{safe}.safetensors", fill(site.task.model, state, one), one)
 

@@ -1,16 +1,25 @@
 """Who takes part in a federation: nodes are asked for their clients once, and known by these from then on."""
 
 import re
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from ..census import Census
+from ..config import MANY_CLIENTS
 from ..data import Schema
 from ..deployment import Deployment
 from ..errors import DataError, RunError
 from ..wire import Parcel
 from .nodes import Nodes
+
+HELLO, SILENCE = 60.0, 600.0
+"""Seconds that a node has to say who it is, and after which one that did not is asked again."""
+
+Size = Annotated[int, Field(ge=0, le=2**40)]
 
 
 @dataclass
@@ -29,8 +38,10 @@ class Meeting:
     sites: list[SiteOfNode]
     census: Census
     schema: Schema
+    attempt: int = 1  # how often the server was started for this federation
     _where: dict[int, int] = field(default_factory=dict)  # Flower's number of a node -> site
     _strange: set[int] = field(default_factory=set)  # nodes that are none of these
+    _silent: dict[int, float] = field(default_factory=dict)  # nodes that did not say who they are, and when
 
     @classmethod
     def call(cls, nodes: Nodes, deployment: Deployment) -> "Meeting":
@@ -43,9 +54,9 @@ class Meeting:
         """
         n = deployment.nodes
         online = nodes.wait(lambda ids: len(ids) >= n, f"waiting for {n} nodes")
-        hellos = _ask(nodes, online)
+        hellos = _ask(nodes, online, deployment.round_timeout)
         failed = [f"a node {why}" for why in hellos.values() if isinstance(why, str)]
-        good = {node: hello for node, hello in hellos.items() if not isinstance(hello, str)}
+        good = {node: hello for node, hello in hellos.items() if isinstance(hello, Hello)}
         if len(good) < n:
             raise RunError(
                 f"got answers of {len(good)} nodes, expected {n}: {'; '.join(failed) or 'some went offline'}"
@@ -55,36 +66,46 @@ class Meeting:
         return meeting
 
     @classmethod
-    def _of(cls, hellos: Sequence[dict[str, Any]], deployment: Deployment) -> "Meeting":
-        schemas = [Schema.from_json(hello["schema"]) for hello in hellos]
-        labels = [_label(hello) for hello in hellos]
-        schema = deployment.data_schema or schemas[0]
-        for label, found in zip(labels, schemas, strict=True):
-            schema.check(found, label)
-        clients = [(one, site) for site, hello in enumerate(hellos) for one in hello["clients"]]
+    def _of(cls, hellos: "Sequence[Hello]", deployment: Deployment) -> "Meeting":
+        labels = [hello.label for hello in hellos]
+        schema = deployment.data_schema or Schema.from_json(hellos[0].agreed)
+        for label, hello in zip(labels, hellos, strict=True):
+            schema.check(Schema.from_json(hello.agreed), label)
+        clients = [(one, site) for site, hello in enumerate(hellos) for one in hello.clients]
         seen: dict[str, int] = {}
         for one, site in clients:
-            if one["name"] in seen:
+            if one.name in seen:
                 raise DataError(
-                    f"the client {one['name']!r} is at {labels[seen[one['name']]]} and at {labels[site]}; names of "
+                    f"the client {one.name!r} is at {labels[seen[one.name]]} and at {labels[site]}; names of "
                     "clients are those of all nodes, so give one of them another"
                 )
-            seen[one["name"]] = site
-        numbered = all(isinstance(one["number"], int) for one, _ in clients)
-        clients.sort(key=lambda pair: pair[0]["number"] if numbered else _natural(pair[0]["name"]))
+            seen[one.name] = site
+            if not one.sizes[0] or not one.sizes[2]:
+                raise DataError(
+                    f"the client {one.name!r} at {labels[site]} has {one.sizes[0]} samples to train and "
+                    f"{one.sizes[2]} to test, expected at least one of each"
+                )
+        if all(one.number is not None for one, _ in clients):
+            clients.sort(key=lambda pair: pair[0].number or 0)
+        else:
+            clients.sort(key=lambda pair: _natural(pair[0].name))
         if len(clients) < 2:
             raise DataError("a federation needs at least two clients, but there is one; start more nodes")
         sites = [SiteOfNode(label, {}) for label in labels]
         for number, (one, site) in enumerate(clients):
-            sites[site].clients[one["name"]] = number
+            sites[site].clients[one.name] = number
         census = Census(
             name="federation",
-            names=tuple(one["name"] for one, _ in clients),
-            counts=tuple(tuple(one["sizes"]) for one, _ in clients),
+            names=tuple(one.name for one, _ in clients),
+            counts=tuple(one.sizes for one, _ in clients),
             classes=schema.classes,
             input_shape=tuple(schema.input_shape),
         )
         return cls(deployment, sites, census, schema)
+
+    def seeded(self, seed: int) -> "Meeting":
+        """The same, with the seed by which the evaluated clients are drawn."""
+        return replace(self, census=replace(self.census, partition={"name": "given", "seed": seed}))
 
     def find(self, nodes: Nodes) -> dict[int, int]:
         """Flower's number of the node of each site that is online; waits if none is.
@@ -102,20 +123,29 @@ class Meeting:
         return found
 
     def _find(self, nodes: Nodes, online: set[int]) -> dict[int, int]:
-        new = online - self._where.keys() - self._strange
-        for node, hello in (_ask(nodes, new) if new else {}).items():
-            if isinstance(hello, str):
-                continue  # it is asked again in the next round
-            names = {one["name"] for one in hello["clients"]}
+        self._strange &= online  # who comes back may have other data
+        now = time.monotonic()
+        resting = {node for node, since in self._silent.items() if now - since < SILENCE}
+        new = online - self._where.keys() - self._strange - resting
+        for node, hello in (
+            _ask(nodes, new, min(HELLO, self.deployment.round_timeout)) if new else {}
+        ).items():
+            if not isinstance(hello, Hello):
+                self._silent[node] = time.monotonic()
+                continue
+            names = {one.name for one in hello.clients}
             site = next((i for i, one in enumerate(self.sites) if one.clients.keys() == names), None)
-            if site is None:
-                self._strange.add(node)
-                nodes.say(
-                    f"{_label(hello)} is none of this federation, for its clients are others than when it began; "
-                    "if its data changed, start a new run in another run-folder"
-                )
-            else:
-                self._where[node] = site
+            taken = {other for other, its in self._where.items() if its == site} & online
+            if site is not None and not taken:
+                self._where = {other: its for other, its in self._where.items() if its != site} | {node: site}
+                continue
+            self._strange.add(node)
+            nodes.say(
+                f"a second node says that it is {hello.label}, which is online: it is not asked"
+                if taken
+                else f"{hello.label} is none of this federation, for its clients are others than when it began; if its "
+                "data changed, start a new run in another run-folder"
+            )
         return {self._where[node]: node for node in sorted(online & self._where.keys())}
 
     def to_json(self) -> dict[str, Any]:
@@ -125,6 +155,7 @@ class Meeting:
             "names": list(self.census.names),
             "counts": [list(row) for row in self.census.counts],
             "schema": self.schema.to_json(),
+            "attempt": self.attempt,
         }
 
     @classmethod
@@ -138,20 +169,43 @@ class Meeting:
             schema.classes,
             tuple(schema.input_shape),
         )
-        return cls(deployment, [SiteOfNode(**site) for site in content["sites"]], census, schema)
+        sites = [SiteOfNode(**site) for site in content["sites"]]
+        return cls(deployment, sites, census, schema, content["attempt"] + 1)
 
 
-def _ask(nodes: Nodes, ids: set[int]) -> dict[int, Any]:
+class HelloClient(BaseModel):
+    """What a node says of a client: its name, maybe its number, and its samples to train, validate and test."""
+
+    name: str = Field(min_length=1, max_length=300)
+    number: int | None = Field(None, ge=0, le=MANY_CLIENTS)
+    sizes: tuple[Size, Size, Size]
+
+
+class Hello(BaseModel):
+    """What a node says of itself."""
+
+    name: str = Field("", max_length=300)
+    clients: tuple[HelloClient, ...] = Field(min_length=1)
+    agreed: str = Field(alias="schema")
+
+    @property
+    def label(self) -> str:
+        """How the node is called: by its own name, or by its clients."""
+        names = [one.name for one in self.clients]
+        said = self.name or ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        return f"node {said!r:.100}"
+
+
+def _ask(nodes: Nodes, ids: set[int], timeout: float) -> dict[int, Hello | str]:
     """What nodes say of themselves, or why they do not."""
-    answers = nodes.exchange({node: Parcel({"kind": "hello"}) for node in sorted(ids)}, "hello")
-    return {node: why if parcel is None else parcel.head for node, (parcel, why, _) in answers.items()}
-
-
-def _label(hello: Mapping[str, Any]) -> str:
-    """How a node is called: by its own name, or by its clients."""
-    names = [one["name"] for one in hello["clients"]]
-    name = hello.get("name") or ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"node {name!r}"
+    answers = nodes.exchange({node: Parcel({"kind": "hello"}) for node in sorted(ids)}, "hello", timeout)
+    found: dict[int, Hello | str] = {}
+    for node, answer in answers.items():
+        try:
+            found[node] = Hello(**answer.parcel.head) if answer.parcel else answer.why
+        except (ValidationError, TypeError):
+            found[node] = "does not say properly who it is"
+    return found
 
 
 def _natural(name: str) -> list[str | int]:

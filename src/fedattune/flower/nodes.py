@@ -1,8 +1,9 @@
 """The server's side of the network: which nodes are online, and messages to and from them."""
 
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -12,15 +13,21 @@ from ..errors import RunError
 from ..wire import Parcel
 from .codec import WireError, packed, unpacked
 
+CLOCKS = 5
+"""Seconds that a node's clock may be ahead of the server's."""
+
+OFFLINE = 5
+"""Flower's error code for a node that went away before it had answered."""
+
 TYPES = {"hello": MessageType.QUERY, "train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 
 
 class Answer(NamedTuple):
-    """What came of a message to a node: a parcel, or why there is none; and after how many seconds."""
+    """What came of a message to a node: a parcel, or why there is none, and the kind of the node's error."""
 
     parcel: Parcel | None
-    why: str
-    seconds: float
+    why: str = ""
+    error: str = ""
 
 
 class Nodes:
@@ -55,46 +62,49 @@ class Nodes:
             time.sleep(self._deployment.poll)
         return online
 
-    def exchange(self, parcels: Mapping[int, Parcel], group: str) -> dict[int, Answer]:
-        """Send parcels to nodes, and wait for the answers until the round's time is over."""
-        began = time.monotonic()
-        end = began + self._deployment.round_timeout
+    def exchange(
+        self, parcels: Mapping[int, Parcel], group: str, timeout: float | None = None
+    ) -> dict[int, Answer]:
+        """Send parcels to nodes, and wait for the answers until the time is over, by default that of a round."""
+        timeout = timeout or self._deployment.round_timeout
+        end = time.monotonic() + timeout
+        # A node that was away must not work off rounds that are over; Flower itself lets clocks differ by this much.
+        ttl = timeout + CLOCKS
         messages = [
-            Message(packed(p), message_type=TYPES[p.head["kind"]], dst_node_id=node, group_id=group)
+            Message(packed(p), message_type=TYPES[p.head["kind"]], dst_node_id=node, group_id=group, ttl=ttl)
             for node, p in parcels.items()
         ]
-        # An answer names the message that it answers; who it says that it is from may be the SuperLink.
-        asked = dict(zip(self._grid.push_messages(messages), parcels, strict=True))
-        answers: dict[int, Answer] = {node: Answer(None, "could not be reached", 0.0) for node in parcels}
-        waiting = {message: node for message, node in asked.items() if message}
+        # An answer names the message that it answers; who it says that it is from may be the SuperLink. What is too
+        # large for the SuperLink has no number, and nothing has if all of it was.
+        numbers = list(self._grid.push_messages(messages)) or [""] * len(messages)
+        waiting = {message: node for message, node in zip(numbers, parcels, strict=True) if message}
+        answers = {node: Answer(None, "could not be reached") for node in parcels}
         while waiting:
-            for reply in self._pull(waiting):
+            late = time.monotonic() > end  # a look after the end, for the server may have slept itself
+            for reply in list(self._grid.pull_messages(list(waiting))):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
-                    answers[node] = _read(reply, time.monotonic() - began)
-            if not waiting:
+                    answers[node] = _read(reply)
+            if late:
                 break
-            if time.monotonic() > end:
-                late = f"gave no answer within {self._deployment.round_timeout:g} seconds"
-                for node in waiting.values():
-                    answers[node] = Answer(None, late, self._deployment.round_timeout)
-                break
-            time.sleep(self._deployment.poll)
-        return answers
-
-    def _pull(self, waiting: Mapping[str, Any]) -> Iterable[Message]:
-        return list(self._grid.pull_messages(list(waiting)))
+            if waiting:
+                time.sleep(self._deployment.poll)
+        return answers | dict.fromkeys(
+            waiting.values(), Answer(None, f"gave no answer within {timeout:g} seconds")
+        )
 
 
-def _read(reply: Message, seconds: float) -> Answer:
+def _read(reply: Message) -> Answer:
     """A node's answer; its own words for an error may hold data, and are not repeated."""
+    if reply.has_error() and reply.error.code == OFFLINE:
+        return Answer(None, "went offline")
     if reply.has_error():
-        return Answer(None, f"failed (Flower's error code {reply.error.code})", seconds)
+        return Answer(None, f"failed (Flower's error code {reply.error.code})")
     try:
         parcel = unpacked(reply.content)
     except WireError as error:
-        return Answer(None, f"sent what is no answer: {error}", seconds)
+        return Answer(None, f"sent what is no answer: {error}")
     if parcel.head.get("kind") == "failed":
-        name = str(parcel.head.get("error"))[:60]
-        return Answer(None, f"failed ({name}; its error.log says why)", seconds)
-    return Answer(parcel, "", seconds)
+        kind = re.sub(r"\W", "", str(parcel.head.get("error")))[:60]
+        return Answer(None, f"failed ({kind}; its error.log says why)", kind)
+    return Answer(parcel)

@@ -35,7 +35,9 @@ class Plan:
         known = (Experiment.model_fields.keys() - LEFT_TO_NODES - SIMULATED) | Deployment.model_fields.keys()
         for key, value in run_config.items():
             name = {"algorithm": "algorithms"}.get(key, key.replace("-", "_"))
-            if name not in known:
+            if name in mine or name in values:
+                problems.append(f"{name} is given twice, once as {key!r}")
+            elif name not in known:
                 hint = near(name, known)
                 problems.append(f"unknown key {key!r}{', ' if hint else ''}{hint}")
             else:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from flwr.serverapp import Grid
 
+from ..cohorts import check_device
 from ..core import Algorithm
 from ..errors import DivergedError, RunError
 from ..result import Result
@@ -40,8 +42,18 @@ def lead(
 
     """
     plan = Plan(run_config, own)
-    nodes = Nodes(grid, plan.deployment, say)
     folder = plan.deployment.run_folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock", timeout=0):
+            return _lead(folder, plan, Nodes(grid, plan.deployment, say), say)
+    except Timeout as error:
+        raise RunError(f"run-folder: a run is going on in {folder}; stop it, or take a new folder") from error
+    except OSError as error:
+        raise RunError(f"run-folder: {folder} cannot be used: {error.strerror or error}") from error
+
+
+def _lead(folder: Path, plan: Plan, nodes: Nodes, say: Say) -> list[Result]:
     token, meeting = _meet(folder, nodes, plan)
     n, sites = meeting.census.n_clients, len(meeting.sites)
     say(f"{n} clients at {sites} nodes, {len(meeting.census.classes)} classes; results go to {folder}")
@@ -60,17 +72,19 @@ def lead(
 
 def _meet(folder: Path, nodes: Nodes, plan: Plan) -> tuple[str, Meeting]:
     """The run's token and its nodes; those of the folder, if it was begun before."""
-    file = folder / FILE
+    file, seed = folder / FILE, plan.experiment.split_seed or 0
     if file.exists():
         known = read_json(file)
-        return known["token"], Meeting.from_json(known, plan.deployment)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        try:
+            token, meeting = known["token"], Meeting.from_json(known, plan.deployment)
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{file} is damaged; take a new run-folder") from error
+    elif any(not path.name.startswith(".") for path in folder.iterdir()):
         raise RunError(f"run-folder: {folder} is not empty and holds no federation; take a new folder")
-    meeting = Meeting.call(nodes, plan.deployment)
-    token = secrets.token_hex(8)
-    folder.mkdir(parents=True, exist_ok=True)
+    else:
+        token, meeting = secrets.token_hex(8), Meeting.call(nodes, plan.deployment)
     write_json(file, {"token": token, **meeting.to_json()})
-    return token, meeting
+    return token, meeting.seeded(seed)
 
 
 def _train(
@@ -86,6 +100,7 @@ def _train(
 ) -> Result:
     census, settings = meeting.census, plan.settings(seed)
     settings.cohort_size(census.n_clients)
+    check_device(settings)
     card = plan.card(name, seed, census.input_shape, census.classes)
     split = hashlib.sha256(json.dumps([census.names, census.counts]).encode()).hexdigest()
     config = {
@@ -137,6 +152,9 @@ def _conclude(folder: Path, meeting: Meeting, results: list[Result], say: Say) -
     from ..text import make_console
     from ..verdict import verdict
 
+    if not all(result.metrics for result in results):
+        say("no node answered when clients were evaluated: there is nothing to compare")
+        return
     names = {result.algorithm for result in results}
     decided = verdict(results) if ALONE in names and len(names) > 1 else ""
     content = {"runs": [result.to_json() for result in results], "verdict": decided}

@@ -42,14 +42,15 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The last `KEPT` checkpoints of a run, one file per round; `before` is the only one of an older FedAttune.
+    """The last `kept` checkpoints of a run, one file per round; `before` is the only one of an older FedAttune.
 
     A file appears under its name when all of it is on the disk. The rows of stacks on disk are made durable first,
     and may be written over when no kept checkpoint needs them.
     """
 
     folder: Path
-    before: Path
+    before: Path | None = None
+    kept: int = KEPT
 
     @property
     def exist(self) -> bool:
@@ -57,7 +58,7 @@ class Checkpoints:
         return bool(self._files())
 
     def save(self, round_: int, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
-        """Write the state after a round, and remove what is older than the last `KEPT`."""
+        """Write the state after a round, and remove what is older than the last `kept`."""
         on_disk = disk_rows(tree)
         for stack in on_disk:
             stack.sync()
@@ -69,18 +70,22 @@ class Checkpoints:
         for stack in on_disk:
             stack.commit()
 
-    def reach_back_to(self, round_: int) -> bool:
-        """Whether there is any of a round up to this one."""
-        return any(_round(path) <= round_ for path in self._files())
-
     def forget_after(self, round_: int) -> None:
         """Remove those of later rounds."""
         for path in self._files():
             if _round(path) > round_:
                 path.unlink()
 
-    def load(self, round_: int | None = None) -> Saved:
-        """The last one that is whole, of a round up to `round_`; damaged ones get another name, so nobody tries again.
+    def at(self, round_: int) -> Saved | None:
+        """That of one round, if it is there and whole."""
+        path = self.folder / f"{round_:06d}.safetensors"
+        try:
+            return self._read(path) if path.exists() else None
+        except DamagedError:
+            return None
+
+    def load(self) -> Saved:
+        """The last one that is whole; damaged ones get another name, so that nobody tries them again.
 
         Raises:
             RunError: none can be read.
@@ -89,13 +94,11 @@ class Checkpoints:
         whole: list[Saved] = []
         damaged: dict[Path, str] = {}
         for path in self._files():
-            if round_ is not None and _round(path) > round_:
-                continue
             try:
                 whole.append(self._read(path))
             except DamagedError as error:
                 damaged[path] = str(error)
-            if len(whole) == KEPT:
+            if len(whole) == self.kept:
                 break
         if not whole:
             raise RunError(f"{'; '.join(damaged.values())}; {self._start_again}")
@@ -130,7 +133,7 @@ class Checkpoints:
         """All of them, the last one first."""
         found = [path for path in self.folder.glob("*.safetensors") if path.stem.isdecimal()]
         found.sort(key=lambda path: int(path.stem), reverse=True)
-        return [*found, self.before] if self.before.exists() else found
+        return [*found, self.before] if self.before and self.before.exists() else found
 
     def _read(self, path: Path) -> Saved:
         try:
@@ -153,7 +156,7 @@ class Checkpoints:
 
     def _prune(self) -> None:
         """Remove what is older than the last ones, and what a killed process began to write."""
-        for path in [*self._files()[KEPT:], *unfinished(self.folder)]:
+        for path in [*self._files()[self.kept :], *unfinished(self.folder)]:
             path.unlink()
 
 

@@ -1,0 +1,90 @@
+"""A ClientApp whose nodes spoil their answers: `fault = "nan@2,shape@3"` in a node's configuration."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedattune.flower.codec import packed, unpacked
+from fedattune.flower.host import Host
+from fedattune.wire import VERSION, Parcel
+
+app = ClientApp()
+
+
+@app.query()
+@app.train()
+@app.evaluate()
+def answer(message: Message, context: Context) -> Message:
+    config = dict(context.node_config)
+    faults = str(config.pop("fault", ""))
+    asked = unpacked(message.content)
+    reply = Host(config, context.run_config).answer(asked)
+    now = [fault for fault in faults.split(",") if fault.endswith(f"@{asked.head.get('round')}")]
+    now = [fault.partition("@")[0] for fault in now if asked.head["kind"] == "train"]
+    for fault in now:
+        if fault in SPOIL:
+            SPOIL[fault](reply)
+    content = packed(reply)
+    if "version" in now:
+        content["head"]["version"] = VERSION - 1
+    return Message(content, reply_to=message)
+
+
+def late(_: Parcel) -> None:
+    """Answer when the round's time is over."""
+    time.sleep(float(os.environ["FAULTY_SECONDS"]))
+
+
+def linger(_: Parcel) -> None:
+    """Answer when a file is there, or somewhat before the round's time is over."""
+    end = time.monotonic() + float(os.environ["FAULTY_SECONDS"])
+    while not (Path(os.environ["FEDATTUNE_STATE"]).parent / "go").exists() and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def nan(reply: Parcel) -> None:
+    name = first(reply)
+    reply.tensors[name] = torch.full_like(reply.tensors[name], torch.nan)
+
+
+def shape(reply: Parcel) -> None:
+    name = first(reply)
+    reply.tensors[name] = reply.tensors[name][..., :-1]
+
+
+def huge(reply: Parcel) -> None:
+    name = first(reply)
+    reply.tensors[name] = 1e6 + reply.tensors[name]
+
+
+def stale(reply: Parcel) -> None:
+    """Answer for the round before."""
+    reply.head["round"] -= 1
+
+
+def silent(reply: Parcel) -> None:
+    """Upload nothing."""
+    reply.head["ids"] = []
+    for name in [*reply.tensors]:
+        if name.startswith(("upload/", "buffers/")):
+            del reply.tensors[name]
+
+
+def first(reply: Parcel) -> str:
+    return next(name for name in reply.tensors if name.startswith("upload/"))
+
+
+SPOIL: dict[str, Callable[[Parcel], None]] = {
+    "late": late,
+    "linger": linger,
+    "nan": nan,
+    "shape": shape,
+    "huge": huge,
+    "stale": stale,
+    "silent": silent,
+}

@@ -1,0 +1,255 @@
+"""FedAttune in real processes with TLS and keys: the simulator's numbers, and what is left of them when things fail."""
+
+import os
+import re
+import signal
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="a real federation needs Flower")
+
+from flwr.app import Message
+
+from fedattune import Federation, Result, fit, load_model
+from fedattune.cli import main
+from fedattune.cli.plan import prepare_data
+from fedattune.experiment import Experiment
+from fedattune.flower.in_process import InProcessGrid
+from fedattune.flower.server import lead
+
+pytestmark = pytest.mark.timeout(600)  # processes take long where others work beside them
+
+sys.path.append(str(Path(__file__).parent))
+import faulty_app
+import quick
+from harness import Deployment, ports, wait_until
+
+METHODS = ("local", "fedavg", "fedmcsa", "fedrep", "pfedla", "scaffold")
+Weights = Mapping[str, torch.Tensor]
+DATA: dict[str, Any] = {"data": "digits", "partition": "dirichlet", "clients": 6}
+RUN: dict[str, Any] = {"steps": 3, "batch_size": 16, "lr": 0.1}
+
+# Each message is a process; most of its time would be these imports, the first of which PyTorch makes when it is used.
+IMPORTS = (
+    "torch._dynamo",
+    "fedattune.flower.client_app",
+    "fedattune.flower.server_app",
+    "fedattune.algorithms",
+    "fedattune.cli.conclude",
+    "fedattune.compare",
+    "fedattune.report",
+    "fedattune.verdict",
+)
+
+
+class Trial(Deployment):
+    """What `fedattune deploy` writes for a trial on this machine, its nodes ready to work."""
+
+    def __init__(
+        self, folder: Path, nodes: int, *, faults: Sequence[str] = (), seconds: float = 0, **options: Any
+    ) -> None:
+        self.options = {"model": "dnn", "set": "dnn.hidden=6", **DATA, **RUN, **options}
+        words = {"nodes": nodes, "out": folder, "poll": 0.05, **ports(nodes), **self.options}
+        assert main(["deploy", *(f"--{k.replace('_', '-')}={v}" for k, v in words.items())]) == 0
+        if faults:
+            self._let_fail(folder, faults)
+        more = {"QUICK_IMPORTS": ",".join(IMPORTS), "FAULTY_SECONDS": str(seconds)}
+        super().__init__(folder, nodes=nodes, env=more)
+
+    @staticmethod
+    def _let_fail(folder: Path, faults: Sequence[str]) -> None:
+        file = folder / "app/pyproject.toml"
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace("fedattune.flower.client_app:app", "faulty_app:app"), encoding="utf-8")
+        for node, fault in enumerate(faults):
+            with (folder / f"nodes/{node}.toml").open("a", encoding="utf-8") as config:
+                config.write(f'fault = "{fault}"\n')
+
+    def wait_for_node(self, node: int, timeout: float = 90) -> None:
+        super().wait_for_node(node, timeout)
+        self.wait_for(quick.READY, f"node-{node}", timeout)
+
+    def server_app(self) -> int:
+        """The process id of the run that is going on."""
+        children: list[int] = []
+        wait_until(
+            lambda: bool(children.extend(children_of(self.pid("superexec"))) or children),
+            "the server app",
+            self.scripts["superlink"],
+        )
+        return children[0]
+
+    def result(self, method: str) -> Result:
+        return Result.load(self.folder / "runs/deployment" / method / "seed-0")
+
+    def until(self, file: str) -> None:
+        """Wait for a file of the server."""
+        run = self.scripts["run"]
+        wait_until(lambda: (self.folder / file).exists(), file, run, 200)
+
+    def rounds_kept(self, node: int) -> list[int]:
+        """The rounds of which a node has its clients' states."""
+        files = self.folder.glob(f"state/node-{node}/*/*/seed-0/rounds/*.safetensors")
+        return sorted(int(file.stem) for file in files)
+
+
+def models_below(folder: Path, method: str) -> dict[str, Weights]:
+    """The weights of each client's model, which is on its node."""
+    files = folder.glob(f"state/node-*/*/{method}/seed-0/models/*.safetensors")
+    return {file.stem.partition("-")[2]: load_model(file).state_dict() for file in files}
+
+
+def children_of(parent: int) -> Iterable[int]:
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            yield int(file.parent.name)
+
+
+def simulated(method: str, federation: Federation, **settings: Any) -> Result:
+    return fit(method, federation, "dnn", model_options={"hidden": 6}, **(RUN | settings))
+
+
+def same_run(expected: Result, got: Result) -> None:
+    for a, b in zip(expected.history, got.history, strict=True):
+        assert a["bytes"] == b["bytes"]
+        for point in ("received", "trained", "global"):
+            assert (a.get(point) is None) == (b.get(point) is None), point
+            if a.get(point):
+                assert b[point] == pytest.approx(a[point], abs=1e-5)
+    assert (got.bytes_up, got.bytes_down) == (expected.bytes_up, expected.bytes_down)
+
+
+def same_models(expected: Callable[[str], Weights], got: Mapping[str, Weights]) -> None:
+    for client, state in got.items():
+        for name, value in expected(client).items():
+            torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_the_numbers_are_the_simulators(tmp_path: Path) -> None:
+    federation = prepare_data(Experiment(**DATA))
+    algorithms = ",".join(METHODS)
+    with Trial(tmp_path / "trial", 3, algorithms=algorithms, rounds=2, eval_every=2) as trial:
+        run = trial.run(timeout=200)
+        assert run.completed, run.output
+        for method in METHODS:
+            whole = simulated(method, federation, rounds=2, eval_every=2)
+            same_run(whole, trial.result(method))
+            models = models_below(trial.folder, method)
+            assert sorted(models) == list("012345")
+            same_models(lambda client, whole=whole: whole.model(client).state_dict(), models)
+
+
+def test_a_run_outlives_its_server(tmp_path: Path) -> None:
+    federation = prepare_data(Experiment(**DATA))
+    with Trial(tmp_path / "trial", 3, algorithms="fedrep,scaffold", rounds=3, eval_every=3) as trial:
+        # The SuperLink goes and comes back, and the run goes on; then its app goes, and another one goes on from there.
+        first = trial.start_run()
+        trial.until("runs/deployment/fedrep/seed-0/checkpoints/000001.safetensors")
+        trial.kill_superlink()
+        trial.until("runs/deployment/scaffold/seed-0/checkpoints/000001.safetensors")
+        os.kill(trial.server_app(), signal.SIGKILL)
+        first.kill()
+        # The SuperLink would find out by itself after a minute.
+        trial.call("flwr.sh", "stop", re.findall(r"^run (\d+)", first.output, re.MULTILINE)[0])
+        second = trial.run()
+        assert second.completed, second.output
+        assert "scaffold, seed 0: going on after round" in second.output
+        for method in ("fedrep", "scaffold"):
+            result = trial.result(method)
+            same_run(simulated(method, federation, rounds=3, eval_every=3), result)
+            assert not result.store.faults()
+
+
+def test_a_node_that_is_killed_is_missed_and_comes_back(tmp_path: Path) -> None:
+    # So that rounds are left when it comes back, another node waits for it from round 5 on.
+    faults = (",".join(f"linger@{r}" for r in range(5, 10)), "", "")
+    options = {"algorithms": "fedrep", "rounds": 9, "eval_every": 9, "round_timeout": 15}
+    with Trial(tmp_path / "trial", 3, faults=faults, seconds=7, **options) as trial:
+        run = trial.start_run()
+        trial.until("runs/deployment/fedrep/seed-0/checkpoints/000002.safetensors")
+        trial.kill_node(2)
+        had = trial.rounds_kept(2)[-1]
+        trial.start_node(2)  # it is refused until the server takes the old session for ended
+        (trial.folder / "state/go").touch()
+        ended = run.finish(120)
+        assert ended.completed, ended.output
+        result = trial.result("fedrep")
+        missed = "node 'node-2' gave no answer within 15 seconds"
+        assert f"round 3: {missed}" in ended.output
+        assert any(re.search(f"fedrep: rounds? 3.* without 2, 5: {missed}", note) for note in result.notes)
+        faults = result.store.faults()
+        missing = [r for r, who, _ in faults if who in (2, 5)]  # those of the node
+        assert missing[0] == 3
+        assert missing[-1] < 9  # it uploads again
+        assert had in (2, 3)
+        assert trial.rounds_kept(2)[-1] == 9
+        assert not (
+            trial.folder / "state/node-2/error.log"
+        ).exists()  # it remembered what the server takes it to
+
+
+FAULTS = ("", "late@2", "nan@2", "shape@2,stale@3,version@4", "huge@3")
+REASONS = {
+    (2, 1): "node 'node-1' gave no answer within 30 seconds",
+    (2, 2): "uploaded what is not finite",
+    (2, 3): "of shape (1, 6, 63), expected float32 of shape (1, 6, 64)",
+    (3, 3): "node 'node-3' answered for round 2, not 3",
+    (3, 4): "uploaded an update more than 100 times as long as is usual",
+    (4, 3): "node 'node-3' sent what is no answer: it speaks version 0 of the format, not 1",
+}
+ABSENT = ("", "", "silent@2", "", "silent@3")
+LOST = {("2", 101), ("2", 103), ("3", 103), ("4", 103)}
+"""The same run without what is spoiled: uploads that are not made, and answers that get lost."""
+
+
+class Losing(InProcessGrid):
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        numbers = list(super().push_messages(messages))
+        for number, message in zip(numbers, messages, strict=True):
+            data = message.metadata
+            if data.message_type == "train" and (data.group_id, data.dst_node_id) in LOST:
+                del self._replies[number]
+        return numbers
+
+
+def test_nodes_that_misbehave_are_named_and_change_nothing_else(tmp_path: Path) -> None:
+    options = {"clients": 5, "algorithms": "fedmcsa", "rounds": 4, "eval_every": 4, "round_timeout": 30}
+    with Trial(tmp_path / "trial", 5, faults=FAULTS, seconds=32, **options) as trial:
+        run = trial.run(timeout=150)
+        assert run.completed, run.output
+    result = trial.result("fedmcsa")
+    faults = {(r, who): why for r, who, why in result.store.faults()}
+    assert faults.keys() == REASONS.keys()
+    for key, reason in REASONS.items():
+        assert reason in faults[key]
+        assert reason in run.output
+        assert any(reason in note for note in result.notes)
+
+    app = tomllib.loads((trial.folder / "app/pyproject.toml").read_text(encoding="utf-8"))
+    config = app["tool"]["flwr"]["app"]["config"]
+    config |= {"run-folder": str(tmp_path / "run"), "poll": 0.001, "round-timeout": 0.05}
+    nodes = [
+        {
+            "data": str(trial.folder / f"data/node-{i}"),
+            "state": str(tmp_path / f"state/node-{i}"),
+            "fault": one,
+        }
+        for i, one in enumerate(ABSENT)
+    ]
+    (expected,) = lead(Losing(faulty_app.app, nodes, config), config, None, lambda _: None)
+    for point in ("received", "trained"):
+        assert result.history[-1][point] == pytest.approx(expected.history[-1][point], abs=1e-5)
+    models, others = models_below(trial.folder, "fedmcsa"), models_below(tmp_path, "fedmcsa")
+    assert len(models) == 5
+    same_models(others.__getitem__, models)
