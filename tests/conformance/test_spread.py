@@ -108,8 +108,16 @@ def test_clients_at_several_sites_give_the_same_numbers(case: Case, train: str, 
         {"module": Normed()},
         {"module": Normed(), "bn_buffers": "average"},
         {"module": Normed(), "bn_buffers": "average", "train": "all", "bn_affine": "local"},
+        {
+            "module": Normed(),
+            "bn_buffers": "average",
+            "train": "cohort",
+            "cohort": 2,
+            "eval_every": 3,
+            "rounds": 6,
+        },
     ],
-    ids=["drop-out", "some judged", "one judged", "norms", "averaged norms", "averaged norms of all"],
+    ids=["drop-out", "some judged", "one judged", "norms", "averaged norms", "averaged norms of all", "late"],
 )
 def test_settings_mean_the_same_everywhere(name: str, settings: dict[str, Any], ragged: Federation) -> None:
     case = next(case for case in CASES if case.name == name)

@@ -10,16 +10,18 @@ import torch
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from filelock import FileLock
+from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from safetensors.torch import load_file
 from test_in_process import GROUPS, deployed, models, said, simulated
 
 from conformance.test_spread import same_numbers
-from fedattune import ConfigError, DataError, Federation, Result, RunError, Settings
+from fedattune import ConfigError, DataError, Federation, Params, Result, RunError, Settings
 from fedattune.cohorts import cohort
 from fedattune.data import Schema, export_clients
 from fedattune.flower.codec import packed, unpacked
 from fedattune.flower.in_process import InProcessGrid
+from fedattune.flower.memory import Memory, OldMessageError
 from fedattune.wire import Parcel
 from federations import make_federation
 
@@ -95,6 +97,25 @@ def scores(parcel: Parcel) -> None:
     parcel.tensors[name] = parcel.tensors[name] + 1000
 
 
+def other_point(parcel: Parcel) -> None:
+    parcel.head["scores"][0][0] = "received"
+
+
+def zipped(reply: Message) -> Message:
+    """Bytes that NumPy takes for an archive."""
+    arrays = reply.content.array_records["arrays"]
+    name = next(iter(arrays))
+    arrays[name] = Array(
+        arrays[name].dtype, arrays[name].shape, arrays[name].stype, b"PK\x03\x04" + b"0" * 40
+    )
+    return reply
+
+
+def deep(reply: Message) -> Message:
+    reply.content["head"]["json"] = "[" * 100_000
+    return reply
+
+
 FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "nan": (changed(whole(lambda v: v * float("nan"))), "uploaded what is not finite"),
     "infinite": (changed(whole(lambda v: v / 0)), "uploaded what is not finite"),
@@ -107,6 +128,11 @@ FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "other run": (changed(head(token="0" * 16)), "answered for token"),
     "clients": (changed(head(ids=[0, 1, 2])), "uploads for clients that were not asked"),
     "steps": (changed(head(steps=-1)), "says steps=-1"),
+    "more steps": (changed(head(steps=2**70)), "says steps=1180591620717411303424"),
+    "fractions": (changed(head(dropped=[1.0])), "sent what is no list of clients"),
+    "point": (changed(other_point), "scores something unknown"),
+    "archive": (zipped, "sent what is no answer: it is damaged"),
+    "deep": (deep, "sent what is no answer: it is damaged"),
     "nothing": (changed(head(ids=None)), "sent what is no list of clients"),
     "scores": (changed(scores), "sends scores that cannot be"),
     "garbage": (garbage, "sent what is no answer: it is damaged"),
@@ -313,3 +339,75 @@ def test_the_schema_of_the_nodes_is_taken_where_none_is_given(ragged: Federation
     (result,) = deployed(ragged, tmp_path, algorithms="fedavg", data_schema="")
     same_numbers(simulated("fedavg", ragged), result)
     assert Schema.of(ragged).classes == tuple(result.facts["classes"])
+
+
+def test_a_hello_that_is_none_is_told(ragged: Federation, tmp_path: Path) -> None:
+    class Strange(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            replies = list(super().pull_messages(message_ids))
+            for reply in replies:
+                if reply.metadata.src_node_id == SPOILT:
+                    changed(head(clients=[{"name": "a", "sizes": [1, 2]}]))(reply)
+            return replies
+
+    with pytest.raises(
+        RunError, match="got answers of 2 nodes, expected 3: a node does not say properly who it is"
+    ):
+        deployed(ragged, tmp_path, algorithms="fedavg", make_grid=Strange)
+
+
+def test_nobody_takes_the_place_of_a_node_that_is_online(ragged: Federation, tmp_path: Path) -> None:
+    """A node that comes with the clients of another one is not asked, and this is said."""
+
+    class Doubled(InProcessGrid):
+        def __init__(self, app: Any, nodes: Any, config: Any, lost: Any) -> None:
+            super().__init__(app, [*nodes, {**nodes[1], "state": str(tmp_path / "thief")}], config, lost)
+
+        def get_node_ids(self) -> Any:
+            begun = any((tmp_path / "run").rglob("000001.safetensors"))
+            return list(self.contexts) if begun else list(self.contexts)[:3]
+
+    (result,) = deployed(ragged, tmp_path, algorithms="fedmcsa", make_grid=Doubled)
+    same_numbers(simulated("fedmcsa", ragged), result)
+    assert "a second node says that it is node 'node-1', which is online: it is not asked" in said(tmp_path)
+    assert not list((tmp_path / "thief").rglob("*.safetensors"))
+
+
+def test_one_server_at_a_time(ragged: Federation, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / ".lock"), pytest.raises(RunError, match="a run is going on in"):
+        deployed(ragged, tmp_path, algorithms="fedavg")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"run-folder: .* cannot be used"):
+        deployed(ragged, tmp_path, algorithms="fedavg", run_folder=str(tmp_path / "file" / "run"))
+
+
+def test_what_goes_wrong_on_a_node_is_not_told_to_the_server(ragged: Federation, tmp_path: Path) -> None:
+    """Not even where the node cannot write it down."""
+    (tmp_path / "state-1").write_text("a file in place of the folder")
+    (result,) = deployed(ragged, tmp_path, algorithms="fedavg", cohort=1.0)
+    reasons = {why for _, client, why in result.store.faults() if client in (1, 2, 4)}
+    assert len(reasons) == 1
+    assert "state-1" not in (tmp_path / "said.txt").read_text() + str(result.notes) + str(reasons)
+
+
+def test_a_message_that_comes_late_is_not_worked_off(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    with memory.alone([1, 4]):
+        memory.keep(2, {"fresh": torch.ones(2)})
+    with pytest.raises(OldMessageError), memory.alone([1, 3]):
+        raise AssertionError
+    with memory.alone([2, 1]):  # the server was started again
+        assert memory.recall([2, 2], Params())[1] == 2
+
+
+def test_each_client_goes_back_to_its_own_round(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.keep(1, {"w": torch.tensor([1.0, 1.0, 1.0])})
+    memory.keep(2, {"w": torch.tensor([2.0, 2.0, 2.0])})
+    memory.keep(3, {"w": torch.tensor([3.0, 3.0, 3.0])})
+    start = Params(w=torch.zeros(3))
+    state, last = memory.recall([2, 1, 0], start)
+    assert state is not None
+    assert (state["w"].tolist(), last) == ([2.0, 1.0, 0.0], 2)
+    assert memory.recall([3, 3, 3], start)[1] == 2  # that of round 3 was forgotten

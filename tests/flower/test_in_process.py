@@ -185,6 +185,38 @@ def test_a_server_that_is_killed_goes_on(name: str, after: int, ragged: Federati
     same_numbers(simulated(name, ragged), result)
 
 
+@pytest.mark.parametrize("name", ["fedmcsa", "scaffold"])
+@pytest.mark.parametrize("after", [6, 9, 12])
+def test_a_killed_server_finds_nodes_that_it_had_not_asked_before(
+    name: str, after: int, ragged: Federation, tmp_path: Path
+) -> None:
+    """With two clients a round, one per node, and an evaluation at the end alone."""
+    left = iter(range(after))
+    config: dict[str, Any] = {
+        "algorithms": name,
+        "cohort": 2,
+        "eval_every": 4,
+        "groups": [[i] for i in range(6)],
+    }
+
+    def dies(*_: Any) -> bool:
+        if next(left, None) is None:
+            raise Killed
+        return False
+
+    with suppress(Killed):
+        deployed(ragged, tmp_path, lost=dies, **config)
+    gc.collect()
+    (result,) = deployed(ragged, tmp_path, **config)
+    assert not result.store.faults()
+    same_numbers(simulated(name, ragged, cohort=2, eval_every=4), result)
+
+
+def test_some_clients_are_evaluated_as_in_the_simulation(ragged: Federation, tmp_path: Path) -> None:
+    (result,) = deployed(ragged, tmp_path, algorithms="fedavg", eval_clients=2)
+    same_numbers(simulated("fedavg", ragged, eval_clients=2), result)
+
+
 def test_a_method_of_the_users_own(ragged: Federation, tmp_path: Path) -> None:
     own = {"mine": Algorithm(SGD(start="own"), Attention(unit="model", sigma=5.0))}
     (result,) = deployed(ragged, tmp_path, algorithms="mine", own=own)
