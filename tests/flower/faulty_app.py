@@ -67,14 +67,6 @@ def stale(reply: Parcel) -> None:
     reply.head["round"] -= 1
 
 
-def silent(reply: Parcel) -> None:
-    """Upload nothing."""
-    reply.head["ids"] = []
-    for name in [*reply.tensors]:
-        if name.startswith(("upload/", "buffers/")):
-            del reply.tensors[name]
-
-
 def first(reply: Parcel) -> str:
     return next(name for name in reply.tensors if name.startswith("upload/"))
 
@@ -86,5 +78,4 @@ SPOIL: dict[str, Callable[[Parcel], None]] = {
     "shape": shape,
     "huge": huge,
     "stale": stale,
-    "silent": silent,
 }

@@ -1,7 +1,7 @@
-"""Flower's commands without their pauses, for tests only: the same code, and sleeps of 0.1 seconds at most.
+"""Flower's commands without their pauses, for tests only: the same code, and sleeps of 0.2 seconds at most.
 
 A message takes Flower about six seconds: a node asks for work every 3 s, and starts a process for each message. Here it
-asks ten times a second, and the process is forked from one that has imported everything.
+asks five times a second, and the process is forked from one that has imported everything.
 
 Started as `python quick.py flower-supernode ARGUMENTS`; `install` makes a folder of such commands for PATH. What
 QUICK_IMPORTS names, separated by commas, is imported before the first fork; then `READY` is printed.
@@ -64,7 +64,7 @@ def main(command: str) -> Any:
 
 def brisk(module: ModuleType) -> SimpleNamespace:
     """The module `time` whose sleeps are short."""
-    return SimpleNamespace(**{**vars(module), "sleep": lambda seconds: time.sleep(min(seconds, 0.1))})
+    return SimpleNamespace(**{**vars(module), "sleep": lambda seconds: time.sleep(min(seconds, 0.2))})
 
 
 def fork(args: list[str], stdout: int | None = None, stderr: int | None = None) -> None:
