@@ -1,6 +1,7 @@
 """A local cluster of two nodes, of which one is killed."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,10 @@ def test_the_command_joins_a_cluster_by_address(nodes: Any, tmp_path: Path) -> N
     assert (tmp_path / "o" / "fedavg" / "seed-0" / "result.json").exists()
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_a_node_that_is_killed_in_a_round_costs_no_numbers(
     nodes: Any, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,13 +70,20 @@ def test_a_node_that_is_killed_in_a_round_costs_no_numbers(
         kind = next(iter(parcels.values())).head
         if (kind["kind"], kind.get("round")) == ("train", 3) and not made:
             made.append(self)
-            submit = self._submit
-            last = max(parcels)
+            submit, node = self._submit, nodes.list_all_nodes()[1]
+            raylet = node.all_processes["raylet"][0].process.pid
+            (target,) = [
+                shard for shard in self.shards if parent(shard.pid) == raylet
+            ]  # one actor per machine
 
             def killing(shard: Any, crate: Any) -> Any:
+                if shard is not target or self.lost:
+                    return submit(shard, crate)
+                pid = shard.pid
+                os.kill(pid, signal.SIGSTOP)  # it cannot have answered before it is killed
                 call = submit(shard, crate)
-                if shard is self.shards[last] and not self.lost:
-                    nodes.remove_node(nodes.list_all_nodes()[1], allow_graceful=False)
+                nodes.remove_node(node, allow_graceful=False)
+                os.kill(pid, signal.SIGKILL)  # with the machine go all its processes
                 return call
 
             monkeypatch.setattr(self, "_submit", killing)

@@ -170,11 +170,30 @@ class Cluster:
                 break
         else:
             kind = self.ray.remote(
-                num_cpus=CPUS, num_gpus=gpus, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
+                num_cpus=CPUS,
+                num_gpus=gpus,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=self._where(gpus),
             )(Actor)
             actor = kind.remote()
         self._lent[actor] = gpus
         return actor
+
+    def _where(self, gpus: float) -> Any:
+        """The machines one after the other; Ray's own spreading may put all actors on one."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        alive = [node for node in self.ray.nodes() if node["Alive"]]
+        able = [
+            node["NodeID"]
+            for node in alive
+            if node["Resources"].get("CPU", 0) >= CPUS and node["Resources"].get("GPU", 0) >= gpus
+        ]
+        if not able:
+            return "SPREAD"
+        # Soft: where that machine has no room, or is gone, another one does.
+        return NodeAffinitySchedulingStrategy(sorted(able)[len(self._lent) % len(able)], soft=True)
 
     def take_back(self, actor: Any) -> None:
         """Keep an actor for whoever needs one next."""
