@@ -36,7 +36,7 @@ test: lint types
 	rm -f .coverage .coverage.*
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term
 
-# Faults of a real federation and a real cluster, in processes that are killed: minutes, so apart from the others.
+# Faults of a real federation and a real cluster, in processes that are killed: some ten minutes, so apart from the others.
 deployed: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m deployed tests/flower tests/test_ray_nodes.py
 

@@ -23,7 +23,10 @@ from fedattune.experiment import Experiment
 from fedattune.flower.in_process import InProcessGrid
 from fedattune.flower.server import lead
 
-pytestmark = pytest.mark.timeout(600)  # processes take long where others work beside them
+pytestmark = [
+    pytest.mark.deployed,
+    pytest.mark.timeout(600),
+]  # processes take long where others work beside them
 
 sys.path.append(str(Path(__file__).parent))
 import faulty_app
@@ -149,7 +152,6 @@ def test_the_numbers_are_the_simulators(tmp_path: Path) -> None:
             same_models(lambda client, whole=whole: whole.model(client).state_dict(), models)
 
 
-@pytest.mark.deployed
 def test_a_run_outlives_its_server(tmp_path: Path) -> None:
     federation = prepare_data(Experiment(**DATA))
     with Trial(tmp_path / "trial", 2, algorithms="fedrep,scaffold", rounds=3, eval_every=3) as trial:
@@ -171,7 +173,6 @@ def test_a_run_outlives_its_server(tmp_path: Path) -> None:
             assert not result.store.faults()
 
 
-@pytest.mark.deployed
 def test_a_node_that_is_killed_is_missed_and_comes_back(tmp_path: Path) -> None:
     # So that rounds are left when it comes back, another node waits for it from round 5 on.
     faults = (",".join(f"linger@{r}" for r in range(5, 10)), "", "")
@@ -224,7 +225,6 @@ class Losing(InProcessGrid):
         return numbers
 
 
-@pytest.mark.deployed
 def test_nodes_that_misbehave_are_named_and_change_nothing_else(tmp_path: Path) -> None:
     options = {"clients": 5, "algorithms": "fedmcsa", "rounds": 4, "eval_every": 4, "round_timeout": 30}
     with Trial(tmp_path / "trial", 5, faults=FAULTS, seconds=32, **options) as trial:

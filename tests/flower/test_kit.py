@@ -215,6 +215,7 @@ def refused(deployment: Deployment, attempts: dict[str, tuple[str, list[str]]]) 
         assert message in ended.output
 
 
+@pytest.mark.deployed
 def test_a_run_outlives_the_superlink_and_strangers_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     folder = echo_kit(tmp_path / "kit")
@@ -264,6 +265,7 @@ def test_a_run_outlives_the_superlink_and_strangers_are_refused(tmp_path: Path) 
     assert not any(alive(pid) for pid in running)
 
 
+@pytest.mark.deployed
 def test_a_run_that_fails_is_told_by_the_exit_code(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     with Deployment(echo_kit(tmp_path)) as deployment:
@@ -274,6 +276,7 @@ def test_a_run_that_fails_is_told_by_the_exit_code(tmp_path: Path) -> None:
         assert (failed.code, failed.status) == (1, "finished:failed"), failed.output
 
 
+@pytest.mark.deployed
 @needs_nginx
 def test_nodes_work_through_the_proxy_and_nothing_else_does(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
@@ -326,6 +329,7 @@ def answer(port: int, trusted: ssl.SSLContext, method: str, path: str) -> int:
         connection.close()
 
 
+@pytest.mark.deployed
 def test_a_node_that_crashed_is_started_again(tmp_path: Path) -> None:
     """Without a server the node's program only tries to connect; what is tested is `node.sh`."""
     pytest.importorskip("flwr")
