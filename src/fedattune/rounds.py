@@ -20,12 +20,13 @@ from .errors import DivergedError
 from .evaluation import Scored
 from .messages import joined
 from .params import Params, concatenate
+from .place import Order, Place, Report
 from .remarks import client_facts, run_notes
 from .result import Result
 from .rooms import Room, check_joining, in_memory, row_bytes
 from .runs import RoundRecord, RunStore, restore, save_tensors
 from .runs.folder import RunFolder
-from .site import Order, Place, Report, Site, among, weight_decay
+from .site import Site, among, weight_decay
 from .starting import check_extras, fitted, start_server
 from .task import Task
 

@@ -14,8 +14,9 @@ from .core import Algorithm, Payload
 from .data import Federation
 from .messages import joined
 from .params import Params
+from .place import Order
 from .rooms import Room, in_memory, row_bytes
-from .site import Order, Site
+from .site import Site
 from .starting import fitted
 from .task import Task
 from .wire import Parcel, flat, payload_of

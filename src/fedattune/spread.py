@@ -1,7 +1,7 @@
 """Clients at several sites elsewhere: what each is sent, and what comes back, put together for the round loop."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from .clients import Send, owned
 from .core import Payload
-from .engines import Held, Scores
 from .evaluation import Scored
+from .gathering import merged, part_of, places
 from .messages import joined
 from .params import Params, concatenate
+from .place import Order, Place, Report
 from .rooms import Stack
-from .site import Order, Place, Report
 from .wire import Parcel, flat
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Spread(Place):
         others = judged[~torch.isin(judged, order.ids)]
         resting = send(others) if payload is not None and len(others) else None
         for site, members in enumerate(self.sites):
-            mine, rest = _rows(order.ids, members), _rows(others, members)
+            mine, rest = places(order.ids, members), places(others, members)
             if not len(mine) and not bool(torch.isin(judged, members).any()):
                 continue
             head = {
@@ -89,24 +89,24 @@ class Spread(Place):
                 "learns": order.learns,
                 "evaluate": order.evaluate,
                 "ids": order.ids[mine].tolist(),
-                "asked": order.asked[_rows(order.asked, members)].tolist(),
-                "away": order.away[_rows(order.away, members)].tolist(),
+                "asked": order.asked[places(order.asked, members)].tolist(),
+                "away": order.away[places(order.away, members)].tolist(),
                 "others": others[rest].tolist(),
                 "kept": payload is None,
             }
             parcel = parcels[site] = self._parcel(head, members)
             if payload is not None:
-                parcel.put("sent", _picked(payload, mine, len(order.ids)))
+                parcel.put("sent", part_of(payload, mine, len(order.ids)))
             if resting is not None and len(rest):
-                parcel.put("others", _picked(resting, rest, len(others)))
+                parcel.put("others", part_of(resting, rest, len(others)))
         replies, lost = self._ask(parcels)
         gone_for: dict[int, str] = {}
         for site, why in lost.items():
             members = self.sites[site]
-            gone = order.asked[_rows(order.asked, members)]
+            gone = order.asked[places(order.asked, members)]
             gone = gone[torch.isin(gone, order.ids) & ~torch.isin(gone, order.away)]
             gone_for |= dict.fromkeys(gone.tolist(), why)
-        self._scored = self._merged(reply.scores() for reply in replies.values())
+        self._scored = merged((reply.scores() for reply in replies.values()), self.run.everyone.device)
         return self.check(self._report(order, payload, list(replies.values()), gone_for))
 
     def trained(self, r: int, send: Send) -> list[Scored]:
@@ -122,7 +122,7 @@ class Spread(Place):
         parcels = {}
         payload = None if run.answers else send(run.judged)
         for site, members in enumerate(self.sites):
-            rows = _rows(run.judged, members)
+            rows = places(run.judged, members)
             if not len(rows):
                 continue
             head = {
@@ -134,13 +134,13 @@ class Spread(Place):
             }
             parcel = parcels[site] = self._parcel(head, members)
             if payload is not None:
-                parcel.put("sent", _picked(payload, rows, len(run.judged)))
+                parcel.put("sent", part_of(payload, rows, len(run.judged)))
             if w is not None:
                 parcel.put("w", w)
             if mean is not None:
                 parcel.put("mean_buffers", mean)
         replies, _ = self._ask(parcels)
-        return self._merged(reply.scores() for reply in replies.values())
+        return merged((reply.scores() for reply in replies.values()), self.run.everyone.device)
 
     def waiting_tree(self) -> dict[str, Any]:
         """What clients were sent, and which answers wait for them."""
@@ -227,7 +227,7 @@ class Spread(Place):
             assert self.sent is not None
             sent = self.sent.rows(ids)
         else:
-            sent = _picked(payload, torch.searchsorted(order.ids, ids), len(order.ids))
+            sent = part_of(payload, torch.searchsorted(order.ids, ids), len(order.ids))
         full = [reply for reply in replies if reply.head["ids"]]
         upload, buffers = Payload(Params()), Params()
         if full:
@@ -243,47 +243,3 @@ class Spread(Place):
             sorted(i for reply in replies for i in reply.head["dropped"]),
             lost,
         )
-
-    def _merged(self, found: Iterable[Sequence[Scored]]) -> list[Scored]:
-        """The scores of all sites, clients sorted; who has no samples of a part that others have counts with none."""
-        pieces = [list(scored) for scored in found if scored]
-        keys = dict.fromkeys((one.point, one.part) for piece in pieces for one in piece)
-        merged = []
-        for point, part in keys:
-            some = [_of(piece, point, part) for piece in pieces]
-            some = [one for one in some if len(one.ids)]
-            ids, rows = torch.cat([one.ids for one in some]).to(self.run.everyone.device).sort()
-            scores = Scores(
-                *(torch.cat(column)[rows] for column in zip(*(one.scores for one in some), strict=True))
-            )
-            merged.append(Scored(point, part, ids, scores))
-        return merged
-
-
-def _of(piece: Sequence[Scored], point: str, part: Held) -> Scored:
-    """The scores of one site at one point on one part."""
-    for one in piece:
-        if (one.point, one.part) == (point, part):
-            return one
-    same = next((one for one in piece if one.point == point), None)
-    ids = piece[0].ids[:0] if same is None else same.ids
-    zeros = torch.zeros(len(ids), device=piece[0].scores.n.device)
-    return Scored(point, part, ids, Scores(zeros.long(), zeros.long(), zeros.double()))
-
-
-def _rows(ids: Tensor, members: Tensor) -> Tensor:
-    """The places in `ids` of those that are at a site."""
-    return torch.isin(ids, members).nonzero().flatten()
-
-
-def _picked(payload: Payload, rows: Tensor, n: int) -> Payload:
-    """Some rows of a payload of n; a model that is the same for all stays one."""
-    if len(rows) == n:
-        return payload
-
-    def some(params: Params) -> Params:
-        return params.map(
-            lambda v: v[:1].expand(len(rows), *v.shape[1:]) if v.stride(0) == 0 else v.index_select(0, rows)
-        )
-
-    return Payload(some(payload.params), {k: some(v) for k, v in payload.extra.items()})

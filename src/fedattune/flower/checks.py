@@ -10,8 +10,8 @@ from torch import Tensor
 from ..core import Payload
 from ..engines import Work
 from ..params import Params
+from ..place import Report
 from ..rounds import Run
-from ..site import Report
 from ..wire import Parcel
 
 

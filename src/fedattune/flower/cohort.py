@@ -9,8 +9,8 @@ import torch
 
 from ..core import Payload
 from ..params import Params
+from ..place import Report
 from ..rounds import Run
-from ..site import Report
 from ..spread import Spread
 from ..wire import Parcel
 from .checks import RefusedError, check_answer, expected_upload, without_bad

@@ -50,9 +50,18 @@ class InProcessGrid(Grid):
         """Nothing: there is one run."""
         return None
 
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Not used: messages are made by their class."""
-        raise NotImplementedError
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """A message to a node."""
+        return Message(
+            content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl
+        )
 
     def get_node_ids(self) -> Iterable[int]:
         """All nodes."""

@@ -14,8 +14,8 @@ from ..data import Federation
 from ..data.share import share
 from ..errors import RunError
 from ..params import Params
+from ..place import Order, Report
 from ..rooms import Stack
-from ..site import Order, Report
 from ..spread import Spread
 from ..wire import Parcel
 from .actor import packed_data, tensors
