@@ -1,7 +1,8 @@
 # Everything from a fresh machine with Python 3.11 or newer:
 #   make demo    train seven methods on real data and say whether collaborating helps
-#   make test    lint, types, tests with coverage
-#   make deployed  tests that kill real servers, nodes and machines of a cluster
+#   make test    lint, types, tests
+#   make coverage  the tests once more, with the lines and branches that none of them reaches
+#   make deployed  tests that start real servers, nodes and machines of a cluster, and kill them
 #   make bench   speed and memory beside a plain PyTorch loop; BENCH="W1 W6 --threads 1" makes (a part of) it
 # PYTHON=python3.12 make demo takes another interpreter; pip's own configuration decides where packages come from.
 
@@ -13,15 +14,19 @@ INSTALL := $(PIP) install --quiet -c constraints.txt
 WORKERS ?= auto
 BENCH ?=
 
+# One thread per process: the tests are spread over all cores already, and their models are small.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
 DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50 --lr 0.05 --eval-every 5 \
 	--algorithms local,fedavg,fedavg_ft,fedprox,pfedme,heurfedamp,fedmcsa --set fedprox.mu=0.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test deployed bench lint types format venv clean
+.PHONY: help demo test coverage deployed bench lint types format venv clean
 
 help:
 	@echo "make demo    compare seven methods on the digits data, into the folder demo"
-	@echo "make test    lint, types, and all tests with coverage"
+	@echo "make test    lint, types, and all tests"
+	@echo "make coverage  the tests once more, and what none of them reaches"
 	@echo "make deployed  the tests that kill real servers, nodes and machines of a cluster: some ten minutes"
 	@echo "make bench   measure speed and memory beside a plain PyTorch loop (BENCH='W1 --help' and the like)"
 	@echo "make lint, make types, make format, make venv (for development), make clean"
@@ -31,14 +36,17 @@ demo: $(if $(wildcard $(VENV)/dev),$(VENV)/dev,$(VENV)/demo)
 	rm -rf demo
 	$(BIN)/fedattune compare $(DEMO) --out demo
 
-# One thread per process: the tests are spread over all cores already, and their models are small.
 test: lint types
+	$(TESTS)
+
+# Apart, for it takes half as long again.
+coverage: $(VENV)/dev
 	rm -f .coverage .coverage.*
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term
+	$(TESTS) --cov --cov-report=term
 
 # Faults of a real federation and a real cluster, in processes that are killed: some ten minutes, so apart from the others.
 deployed: $(VENV)/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m deployed tests/flower tests/test_ray_nodes.py
+	$(TESTS) -m deployed
 
 bench: $(VENV)/bench
 	$(BIN)/python -m benchmarks $(BENCH)

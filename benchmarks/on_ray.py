@@ -3,11 +3,15 @@
 Both train the same clients from the same batches. One process uses all cores; of the actors there is one per core,
 with one thread each. Runs take turns; a round's time is that of `fit` from one round's end to the next, without the
 first rounds and the last one, which evaluates. Ray is started once, outside the clock.
+RAY_ADDRESS names a cluster to join.
+
+`ray-mixing` asks whether actors should do the mixing of a method with attention: it takes the same bank of models and
+does the work here, on actors, and, as a bound, ships the bank to actors and back with no work done at all.
 """
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +21,7 @@ import torch
 import fedattune
 from fedattune import Federation, Settings
 
-from .measure import Case, Figures, Setting, Skip, Target
+from .measure import Case, Figures, Setting, Skip, Target, Workload, measure
 from .population import population
 
 WARM = 2
@@ -96,8 +100,7 @@ def seconds(job: Job, method: str, data: Federation, rounds: int, **engine: Any)
 
 def measured(name: str, setting: Setting) -> Figures:
     """One job in one process and on actors."""
-    if find_spec("ray") is None:
-        raise Skip("Ray is not installed")
+    _needs_ray()
     from fedattune.on_ray import connected
 
     job = JOBS[name]
@@ -121,7 +124,85 @@ def measured(name: str, setting: Setting) -> Figures:
     return Figures(name, job.about, found, floor, targets, values=values, paired=len(found) == 2)
 
 
-CASES = tuple(
-    Case(name, job.about, lambda setting, name=name: measured(name, setting))  # type: ignore[misc]
-    for name, job in JOBS.items()
+MIXING = "the Gram matrix of 1,000 models of 100,000 values, and their mixture"
+
+
+class Columns:
+    """An actor that holds nothing; it works on some columns of the bank."""
+
+    def __init__(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+
+    def nothing(self, bank: Any) -> Any:
+        """The columns as they came, copied as a result would be."""
+        return bank.copy()
+
+    def mixed(self, bank: Any, weights: Any) -> Any:
+        """The mixture of these columns, and their part of the Gram matrix."""
+        bank, weights = torch.from_numpy(bank.copy()), torch.from_numpy(weights.copy())
+        return (weights @ bank).numpy(), (bank @ bank.T).numpy()
+
+
+def mixing(setting: Setting) -> Figures:
+    """The mixing of one round here and on one actor per core, or per machine of a cluster that is joined."""
+    _needs_ray()
+    from fedattune.on_ray import connected
+
+    n, p = (20, 1000) if setting.quick else (1000, 100_000)
+    generator = torch.Generator().manual_seed(0)
+    bank = torch.randn(n, p, generator=generator)
+    weights = torch.softmax(torch.randn(n, n, generator=generator), 1)
+    with connected(Settings(engine="ray")) as cluster:
+        ray = cluster.ray
+        machines = [m for m in ray.nodes() if m["Alive"]]
+        n_actors = len(machines) if len(machines) > 1 else max(2, torch.get_num_threads())
+        threads = max(1, int(ray.cluster_resources().get("CPU", 1)) // n_actors)
+        kind = ray.remote(num_cpus=0.001, scheduling_strategy="SPREAD")(Columns)
+        actors = [kind.remote(threads) for _ in range(n_actors)]
+
+        def here(_: int) -> Any:
+            return weights @ bank, bank @ bank.T
+
+        def asked(method: str, *more: Any) -> list[Any]:
+            parts = zip(actors, bank.chunk(n_actors, 1), strict=True)
+            return ray.get([getattr(a, method).remote(part.numpy(), *more) for a, part in parts])
+
+        def shipped(_: int) -> None:
+            for part in asked("nothing"):
+                part.copy()
+
+        def spread(_: int) -> Any:
+            parts = asked("mixed", weights.numpy())
+            mixture = torch.cat([torch.from_numpy(m.copy()) for m, _ in parts], 1)
+            return mixture, sum(torch.from_numpy(g.copy()) for _, g in parts)
+
+        def same(results: dict[str, Any]) -> None:
+            for a, b in zip(results["here"], results["actors"], strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
+
+        workload = Workload(
+            "ray-mixing",
+            MIXING,
+            ways={"here": here, "only shipped": shipped, "actors": spread},
+            floor="here",
+            flops=4 * n * n * p,
+            bytes=8 * n * p,
+            repeats=7,
+            warmup=1,
+            check=same,
+        )
+        return measure(workload, replace(setting, memory=False, only=None))
+
+
+def _needs_ray() -> None:
+    if find_spec("ray") is None:
+        raise Skip("Ray is not installed")
+
+
+CASES = (
+    *(
+        Case(name, job.about, lambda setting, name=name: measured(name, setting))  # type: ignore[misc]
+        for name, job in JOBS.items()
+    ),
+    Case("ray-mixing", MIXING, mixing),
 )

