@@ -79,7 +79,7 @@ JOBS = {
         "mlr",
         {"cohort": 100, "train": "cohort", "eval_clients": 100},
         methods=("fedavg", "ditto", "fedmcsa"),
-        rounds=20,
+        rounds=60,  # an actor that is asked for a number of clients for the first time records their steps
     ),
 }
 
