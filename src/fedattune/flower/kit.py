@@ -71,6 +71,7 @@ def write_kit(
             template,
             config=_toml(config),
             nodes=len(nodes),
+            with_data=[n for n, node in enumerate(nodes) if node.get("data") == f"data/node-{n}"],
             port=port,
             proxy_port=proxy_port,
             node_port=node_port,
@@ -91,7 +92,9 @@ def write_kit(
             f"{folder} holds a deployment already ({there[0]} is there); choose another folder or remove it"
         )
     written = []
-    (folder / "state").mkdir(parents=True, exist_ok=True)  # nginx does not make it
+    # Neither does nginx make its folder, nor would Docker make those of nodes so that a node may write there.
+    for index in range(len(nodes)):
+        (folder / "state" / f"node-{index}").mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, text in texts.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
