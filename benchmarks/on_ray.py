@@ -20,6 +20,7 @@ import torch
 
 import fedattune
 from fedattune import Federation, Settings
+from fedattune.server.products import dots, elsewhere, mix
 
 from .measure import Case, Figures, Setting, Skip, Target, Workload, measure
 from .population import population
@@ -127,54 +128,33 @@ def measured(name: str, setting: Setting) -> Figures:
 MIXING = "the Gram matrix of 1,000 models of 100,000 values, and their mixture"
 
 
-class Columns:
-    """An actor that holds nothing; it works on some columns of the bank."""
-
-    def __init__(self, threads: int) -> None:
-        torch.set_num_threads(threads)
-
-    def nothing(self, bank: Any) -> Any:
-        """The columns as they came, copied as a result would be."""
-        return bank.copy()
-
-    def mixed(self, bank: Any, weights: Any) -> Any:
-        """The mixture of these columns, and their part of the Gram matrix."""
-        bank, weights = torch.from_numpy(bank.copy()), torch.from_numpy(weights.copy())
-        return (weights @ bank).numpy(), (bank @ bank.T).numpy()
-
-
 def mixing(setting: Setting) -> Figures:
-    """The mixing of one round here and on one actor per core, or per machine of a cluster that is joined."""
+    """The mixing of one round here and by actors, one for each core of the machine or of a cluster that is joined."""
     _needs_ray()
     from fedattune.on_ray import connected
+    from fedattune.on_ray.products import Products, unchanged
+
+    class Always(Products):
+        """Does every product by actors."""
+
+        def pays(self, flops: float, nbytes: float) -> bool:
+            return True
 
     n, p = (20, 1000) if setting.quick else (1000, 100_000)
     generator = torch.Generator().manual_seed(0)
     bank = torch.randn(n, p, generator=generator)
     weights = torch.softmax(torch.randn(n, n, generator=generator), 1)
-    with connected(Settings(engine="ray")) as cluster:
-        ray = cluster.ray
-        machines = [m for m in ray.nodes() if m["Alive"]]
-        n_actors = len(machines) if len(machines) > 1 else max(2, torch.get_num_threads())
-        threads = max(1, int(ray.cluster_resources().get("CPU", 1)) // n_actors)
-        kind = ray.remote(num_cpus=0.001, scheduling_strategy="SPREAD")(Columns)
-        actors = [kind.remote(threads) for _ in range(n_actors)]
+    ray = Settings(engine="ray")
+    with connected(ray) as cluster:
+        actors = [cluster.lend(0.0) for _ in range(cluster.n_actors(ray, n))]
+        away = Always(cluster, lambda: actors)
 
         def here(_: int) -> Any:
-            return weights @ bank, bank @ bank.T
+            return mix(weights, bank), dots([lambda: bank], slice(None), (n, n))
 
-        def asked(method: str, *more: Any) -> list[Any]:
-            parts = zip(actors, bank.chunk(n_actors, 1), strict=True)
-            return ray.get([getattr(a, method).remote(part.numpy(), *more) for a, part in parts])
-
-        def shipped(_: int) -> None:
-            for part in asked("nothing"):
-                part.copy()
-
-        def spread(_: int) -> Any:
-            parts = asked("mixed", weights.numpy())
-            mixture = torch.cat([torch.from_numpy(m.copy()) for m, _ in parts], 1)
-            return mixture, sum(torch.from_numpy(g.copy()) for _, g in parts)
+        def spread(round_: int) -> Any:
+            with elsewhere(away):
+                return here(round_)
 
         def same(results: dict[str, Any]) -> None:
             for a, b in zip(results["here"], results["actors"], strict=True):
@@ -183,9 +163,13 @@ def mixing(setting: Setting) -> Figures:
         workload = Workload(
             "ray-mixing",
             MIXING,
-            ways={"here": here, "only shipped": shipped, "actors": spread},
+            ways={
+                "here": here,
+                "only shipped": lambda _: away.asked(unchanged, bank, None),
+                "actors": spread,
+            },
             floor="here",
-            flops=4 * n * n * p,
+            flops=3 * n * n * p,
             bytes=8 * n * p,
             repeats=7,
             warmup=1,

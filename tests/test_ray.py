@@ -23,11 +23,12 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster after the other
 
 from fedattune.on_ray import cohort as cohorts
-from fedattune.on_ray import connected, spread
+from fedattune.on_ray import connected, products, spread
 from fedattune.on_ray.cluster import Cluster, check_ray
 from fedattune.on_ray.cohort import RayCohort
 from fedattune.on_ray.crates import Shard
 from fedattune.on_ray.division import divided
+from fedattune.on_ray.products import Products
 
 ON_RAY: dict[str, Any] = {"engine": "ray", "ray_actors": 2}
 BY_NAME = {case.name: case for case in CASES}
@@ -141,6 +142,58 @@ def test_what_is_lost_with_an_actor_is_made_again(
     same_numbers(calm, result)
     for k, v in calm.models.items():
         assert torch.equal(v, result.models[k])
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"), [("fedmcsa", False), ("fedmcsa", True), ("fedamp", False), ("mocha", False)]
+)
+def test_actors_mix_for_the_server_where_that_pays(
+    name: str, lost: bool, ragged: Federation, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All products are sent away here, though on one machine none would be; some with an actor that is gone."""
+    asked: list[int] = []
+    there = Products.asked
+
+    def counted(self: Products, *given: Any) -> Any:
+        asked.append(len(self.actors()))
+        if lost and len(asked) == 3:
+            cluster.ray.kill(self.actors()[0])
+        return there(self, *given)
+
+    monkeypatch.setattr(products, "LARGE", 0.0)
+    monkeypatch.setattr(Products, "pays", lambda self, flops, nbytes: True)
+    monkeypatch.setattr(Products, "asked", counted)
+    few = {"rounds": 3}  # some ten products in each
+    one, other = trained(BY_NAME[name], ragged, None, **few), on_ray(BY_NAME[name], ragged, **few)
+    assert len(asked) > 3
+    assert set(asked) == {2}
+    same_numbers(one, other)
+    same_models(one, other)
+
+
+def test_whether_it_pays_follows_from_what_was_measured(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: 1e12 operations at 1e11 a second are 10 s here; a quarter of that on four times the cores."""
+    one = Products(cluster, list)
+    assert not one.pays(1e30, 1.0)  # the actors of one machine have the same cores
+    monkeypatch.setattr(cluster, "n_machines", lambda: 4)
+    many = Products(cluster, list)
+    many.share = 0.25
+    monkeypatch.setattr(many, "_measured", lambda: (1e11, 1e9))
+    assert many.pays(1e12, 5e9)  # 2.5 s and 5 s to send, of the 8 s that it may take
+    assert not many.pays(1e12, 6e9)
+
+
+def test_sending_and_computing_are_measured(cluster: Cluster) -> None:
+    actors = [cluster.lend(0.0) for _ in range(2)]
+    try:
+        speed, sending = Products(cluster, lambda: actors)._measured()
+    finally:
+        for actor in actors:
+            cluster.take_back(actor)
+    assert 1e8 < speed < 1e14
+    assert 1e6 < sending < 1e12
 
 
 def test_what_ends_every_actor_is_given_up(

@@ -18,8 +18,9 @@ pytestmark = [pytest.mark.deployed, pytest.mark.xdist_group("ray")]  # one clust
 from conformance.table import CASES
 from conformance.test_spread import same_numbers, trained
 from fedattune import Federation, Settings
-from fedattune.on_ray import spread
+from fedattune.on_ray import products, spread
 from fedattune.on_ray.cohort import RayCohort
+from fedattune.on_ray.products import Products
 
 NODE = {"num_cpus": 1, "object_store_memory": 200_000_000}
 
@@ -50,6 +51,32 @@ def test_the_command_joins_a_cluster_by_address(nodes: Any, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "o" / "fedavg" / "seed-0" / "result.json").exists()
+
+
+def test_actors_of_two_machines_mix_for_the_server(
+    nodes: Any, ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every product is offered; that it pays follows from rates as they are between machines close to each other."""
+    asked: list[int] = []
+    there = Products.asked
+
+    def counted(self: Products, *given: Any) -> Any:
+        asked.append(self.machines)
+        return there(self, *given)
+
+    monkeypatch.setattr(products, "LARGE", 0.0)
+    monkeypatch.setattr(Products, "_measured", lambda self: (1.0, 1e12))
+    monkeypatch.setattr(Products, "asked", counted)
+    case = next(case for case in CASES if case.name == "fedmcsa")
+    settings = {"engine": "ray", "ray_actors": 2, "ray_address": nodes.address}
+    with spread(Settings(**settings)) as places:
+        away = trained(case, ragged, places, **settings)
+    assert asked
+    assert set(asked) == {2}
+    calm = trained(case, ragged, None)
+    same_numbers(calm, away)
+    for k, v in calm.models.items():
+        torch.testing.assert_close(away.models[k], v, atol=1e-12, rtol=0)
 
 
 def parent(pid: int) -> int:

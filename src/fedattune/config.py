@@ -173,3 +173,9 @@ class Settings(Checked):
                 )
             return self.cohort
         return max(1, round(self.cohort * n_clients))
+
+
+OF_RAY: dict[str, Any] = {
+    name: field.default for name, field in Settings.model_fields.items() if name.startswith("ray_")
+}
+"""Settings that go with the engine ray alone, and what they are where nothing is given."""

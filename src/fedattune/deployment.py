@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import ConfigDict, Field
 
 from .checked import Checked
-from .config import Number
+from .config import OF_RAY, Number
 from .data.schema import Schema
 
 LEFT_TO_NODES = {
@@ -14,7 +14,7 @@ LEFT_TO_NODES = {
 }  # fmt: skip
 """Options of an experiment that are no business of the server."""
 
-SIMULATED = {"held_out", "join_rounds", "engine", "client_state", "ray_address", "ray_actors", "ray_gpus"}
+SIMULATED = {"held_out", "join_rounds", "engine", "client_state", *OF_RAY}
 """Settings of a simulation alone."""
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .algorithms.local import local
 from .cohorts import usable_device
-from .config import Settings
+from .config import OF_RAY, Settings
 from .core import Algorithm, Payload, ServerUpdate, State
 from .data import Federation, federation
 from .errors import DataError, RunError
@@ -25,10 +25,6 @@ from .task import Task
 
 if TYPE_CHECKING:
     from .result import Result
-
-
-HERE = {"engine": "auto", "ray_address": None, "ray_actors": None, "ray_gpus": 0.0}
-"""Settings of a run that was spread over actors, for the few clients that join: they are trained in this process."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,8 @@ def join(remains: Remains, clients: Federation, config: Mapping[str, Any], round
         "eval_every": rounds,
         "eval_clients": None,
         "client_state": "memory",
-        **({} if before.get("engine") != "ray" else HERE),
+        # The few clients that join are trained in this process.
+        **({"engine": "auto", **OF_RAY} if before.get("engine") == "ray" else {}),
     }
     mine = Settings.checked(**{**before, **changed})
     remains = replace(remains, server=gathered(remains.server))

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
+from ..config import OF_RAY
 from ..errors import ConfigError, RunError
 from ..experiment import Experiment, load_experiment
 from ..output import Output
@@ -179,7 +180,7 @@ def _leaving_ray(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """What was given, and where that is another engine than Ray, what goes with Ray alone back at its default."""
     if given.get("engine", "ray") == "ray":
         return given
-    return {"ray_address": None, "ray_actors": None, "ray_gpus": 0.0, **given}
+    return {**OF_RAY, **given}
 
 
 def jobs_of(plan: Plan, out: Path) -> list[Job]:

@@ -1,7 +1,7 @@
 """Clients on actors of Ray: on the cores of one machine, or on the machines of a cluster."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from ..config import Settings
@@ -28,14 +28,17 @@ def spread(settings: Settings) -> "Iterator[Callable[[Run], RayCohort] | None]":
     if settings.engine != "ray":
         yield None
         return
+    from ..server.products import elsewhere
     from .cohort import RayCohort
+    from .products import Products
 
-    with connected(settings) as cluster:
+    with connected(settings) as cluster, ExitStack() as stack:
         made: list[RayCohort] = []
 
         def place(run: "Run") -> RayCohort:
-            made.append(RayCohort(run, cluster))
-            return made[-1]
+            made.append(cohort := RayCohort(run, cluster))
+            stack.enter_context(elsewhere(Products(cluster, cohort.actors)))
+            return cohort
 
         fine = False
         try:

@@ -2,7 +2,7 @@
 
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -57,6 +57,10 @@ class Actor:
     def redo(self, head: dict[str, Any], names: Sequence[str], own: Arrays, shared: Arrays) -> None:
         """As `serve`, for what comes of it in here alone."""
         self.serve(head, names, own, shared)
+
+    def product(self, piece: Callable[..., torch.Tensor], models: Any, rest: Any) -> Any:
+        """What `piece` makes of some columns of a stack of models; see `Products`."""
+        return piece(torch.from_numpy(np.array(models)), rest).numpy()
 
     def close(self) -> None:
         """Forget the site."""

@@ -159,6 +159,10 @@ class Cluster:
         """Threads that each of so many actors takes."""
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // actors)
 
+    def n_machines(self) -> int:
+        """Machines that are part of the cluster now."""
+        return sum(bool(node["Alive"]) for node in self.ray.nodes())
+
     def lend(self, gpus: float) -> Any:
         """An actor on any machine; its state is never restored by Ray, so that none is lost unnoticed."""
         from .actor import Actor

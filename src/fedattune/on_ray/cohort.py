@@ -76,6 +76,10 @@ class RayCohort(Spread):
             self._deployed = gathered(list(replies.values()))
         return self._deployed
 
+    def actors(self) -> list[Any]:
+        """The actors that are there."""
+        return [shard.actor for shard in self.shards if shard.actor is not None]
+
     def train(self, order: Order, payload: Payload | None, send: Send) -> Report:
         """Train clients on all actors at the same time; before, save them if it is time to."""
         self._deployed = None

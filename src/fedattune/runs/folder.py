@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..config import OF_RAY
 from ..errors import RunError
 from ..files import write_text
 from .checkpoint import unfinished
 from .checkpoints import Checkpoints
 
-FREE_TO_CHANGE = {"client_state", "device", "engine", "ray_actors", "ray_address", "ray_gpus"}
+FREE_TO_CHANGE = {"client_state", "device", "engine", *OF_RAY}
 """Settings that do not change a result beyond rounding, so that a run may go on with others."""
 
 

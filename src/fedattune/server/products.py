@@ -1,6 +1,9 @@
 """Matrix products over stacks of models, a part at a time: beside their result they take next to no memory."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +19,29 @@ WORTH_HALVING = 512
 
 Part = Callable[[], Tensor]
 """Gives one tensor of a stack as (K, P); it may be gathered for that, and is gone when nobody holds it."""
+
+Elsewhere = Callable[[Callable[..., Tensor], Tensor, Any, int, bool], Tensor | None]
+"""elsewhere(piece, models, rest, rows, summed): what piece(some columns of models, rest) gives, of so many rows, added
+up or joined by columns; None: it is to be done here."""
+
+_elsewhere: ContextVar[Elsewhere | None] = ContextVar("elsewhere", default=None)
+
+
+@contextmanager
+def elsewhere(work: Elsewhere) -> Iterator[None]:
+    """Within it, `work` is offered the large products."""
+    token = _elsewhere.set(work)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
+
+
+def _offered(
+    piece: Callable[..., Tensor], models: Tensor, rest: Any, rows: int, *, summed: bool
+) -> Tensor | None:
+    work = _elsewhere.get()
+    return None if work is None else work(piece, models, rest, rows, summed)
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -34,7 +60,14 @@ def mix(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tensor:
     """sum_k weights[i, k] models[k]: (R, K) and (K, ...) make (R, ...)."""
     shape = (len(weights), *models.shape[1:])
     into = None if out is None else out.view(len(weights), -1)
-    return torch.mm(weights.to(models.dtype), flat(models), out=into).view(shape)
+    stack, weights = flat(models), weights.to(models.dtype)
+    if (found := _offered(_mixture, stack, weights, len(weights), summed=False)) is not None:
+        return (found if into is None else into.copy_(found)).view(shape)
+    return torch.mm(weights, stack, out=into).view(shape)
+
+
+def _mixture(models: Tensor, weights: Tensor) -> Tensor:
+    return torch.mm(weights, models)
 
 
 def dots(parts: Iterable[Part], rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
@@ -49,8 +82,17 @@ def dots(parts: Iterable[Part], rows: Tensor | slice, size: tuple[int, int]) -> 
 
 def _added(out: Tensor | None, a: Tensor, rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
     # A function of its own, so that the part is gone before the next one is made.
+    if (found := _offered(_dots, a, rows, size[0], summed=True)) is not None:
+        return found if out is None else out.add_(found)
     out = a.new_zeros(size) if out is None else out
     _add_dots(out, a[rows], a)
+    return out
+
+
+def _dots(models: Tensor, rows: Tensor | slice) -> Tensor:
+    some = models[rows]
+    out = models.new_zeros(len(some), len(models))
+    _add_dots(out, some, models)
     return out
 
 
@@ -75,7 +117,11 @@ def squared_distances(parts: Sequence[Part], like: Tensor, error: float) -> Tens
     n = len(like)
     out = torch.zeros(n, n, dtype=torch.float64, device=like.device)
     for part in parts:
-        _add_centred_dots(out, part())
+        if (found := _offered(_centred_dots, models := part(), None, n, summed=True)) is not None:
+            out += found
+        else:
+            _add_centred_dots(out, models)
+        del models
     lengths = out.diagonal().clone()
     if lengths.max() * torch.finfo(torch.float64).eps <= error:
         return out.mul_(-2).add_(lengths).add_(lengths[:, None]).clamp_min_(0)
@@ -83,6 +129,12 @@ def squared_distances(parts: Sequence[Part], like: Tensor, error: float) -> Tens
     for part in parts:
         out += torch.cdist(a := part(), a, compute_mode="donot_use_mm_for_euclid_dist").double().square_()
         del a
+    return out
+
+
+def _centred_dots(models: Tensor, _: None) -> Tensor:
+    out = torch.zeros(len(models), len(models), dtype=torch.float64, device=models.device)
+    _add_centred_dots(out, models)
     return out
 
 
