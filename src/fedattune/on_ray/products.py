@@ -44,9 +44,10 @@ class Products:
         k, p = models.shape
         plain = models.device.type == "cpu" and models.dtype in (torch.float32, torch.float64)
         flops = 2.0 * rows * k * p
-        if not plain or flops < LARGE:
+        n = len(self.actors())
+        if not plain or not n or flops < LARGE:
             return None
-        values = k * p + (rows * k * len(self.actors()) if summed else rows * p)
+        values = k * p + (rows * k * n if summed else rows * p)
         try:
             if not self.pays(flops, values * models.itemsize):
                 return None
