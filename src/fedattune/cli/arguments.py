@@ -26,6 +26,12 @@ WHAT = {
     "data": "look at data and how it is spread over clients",
     "deploy": "write a folder that runs an experiment over a real network with Flower, TLS and keys",
     "reproduce": "a table or figure of a paper, its numbers beside ours; without a name, list them",
+    "report": "what runs gave, as one HTML file to look at: verdict, clients, who learns from whom",
+    "explain": "whom each client learns from, layer by layer, and what it gains",
+    "watch": "look at runs while they train: a table that is renewed, and the report",
+    "plot": "a figure for paper of what runs gave",
+    "export": "a client's model as a file for use elsewhere, checked to predict the same",
+    "predict": "what an exported model says of new data",
     "cite": "the BibTeX of what runs used: methods, data, partition, model, FedAttune",
 }
 
@@ -55,6 +61,12 @@ def make_parser(chosen: str | None) -> Parser:
         "cite": _add_cite,
         "deploy": _add_deploy,
         "reproduce": _add_reproduce,
+        "report": _add_report,
+        "explain": _add_explain,
+        "watch": _add_watch,
+        "plot": _add_plot,
+        "export": _add_export,
+        "predict": _add_predict,
     }
     for name, what in WHAT.items():
         command = _command(commands, name, what)
@@ -145,6 +157,58 @@ def _add_reproduce(command: Parser) -> None:
     _add(command, Reproduction, Reproduction.model_fields)
 
 
+def _add_report(command: Parser) -> None:
+    from .view_options import Report
+
+    _add_runs(command, "+")
+    _add(command, Report, Report.model_fields)
+
+
+def _add_explain(command: Parser) -> None:
+    from .view_options import Explain
+
+    _add_runs(command)
+    _add(command, Explain, Explain.model_fields)
+
+
+def _add_watch(command: Parser) -> None:
+    from .view_options import Watch
+
+    _add_runs(command)
+    _add(command, Watch, Watch.model_fields)
+
+
+def _add_plot(command: Parser) -> None:
+    from .view_options import Plot
+
+    _add_runs(command, "+")
+    _add(command, Plot, Plot.model_fields)
+
+
+def _add_export(command: Parser) -> None:
+    from .view_options import Export
+
+    _add_runs(command)
+    _add(command, Export, Export.model_fields)
+
+
+def _add_predict(command: Parser) -> None:
+    from .view_options import Predict
+
+    command.add_argument("model", metavar="MODEL", type=Path, help="a file that fedattune export wrote")
+    _add(command, Predict, Predict.model_fields)
+
+
+def _add_runs(command: Parser, count: str | None = None) -> None:
+    command.add_argument(
+        "runs" if count else "run",
+        nargs=count,
+        metavar="RUN",
+        type=Path,
+        help="folder that run or compare wrote, or one of its runs",
+    )
+
+
 def _command(commands: Any, name: str, what: str) -> Parser:
     command: Parser = commands.add_parser(
         name, help=what, description=what[0].upper() + what[1:] + ".", allow_abbrev=False
@@ -159,6 +223,8 @@ def _add(group: Any, schema: "type[BaseModel]", names: Iterable[str]) -> None:
         flags = ["--" + (field.alias or name).replace("_", "-")]
         if name == "algorithms":
             flags.insert(0, "--algorithm")
+        if name == "out":
+            flags.insert(0, "-o")
         common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": _help(name, field)}
         if field.annotation is bool:
             group.add_argument(*flags, action="store_true", **common)
@@ -189,7 +255,8 @@ def _metavar(name: str, field: "FieldInfo") -> str:
     if name == "algorithms":
         return "A,B,C"
     if Path in kinds:
-        return "DIR" if name in ("data_dir", "out", "resume") else "FILE"
+        said = field.description or ""
+        return "DIR" if "folder" in said and "file" not in said else "FILE"
     if name == "cells":
         return "FILTER"
     if float in kinds:
@@ -211,7 +278,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
         raise ConfigError(_mend(str(error))) from error
     if space.command is None:
         raise ConfigError(
-            "give a command: compare, run, deploy, reproduce, list, data or cite; see fedattune --help"
+            f"give a command: {', '.join(list(WHAT)[:-1])} or {list(WHAT)[-1]}; see fedattune --help"
         )
     if space.command == "data" and space.action is None:
         raise ConfigError("give an action: fedattune data show; see fedattune data --help")

@@ -6,6 +6,7 @@ import shlex
 import sys
 import traceback
 from argparse import Namespace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ..output import Output
     from .plan import Plan
 
+OWN_FILE = ("deploy", "reproduce", "report", "explain", "watch", "plot", "export", "predict")
+"""Commands whose function stands in a module of the same name."""
 FAILED, INTERNAL, BAD_INPUT, INTERRUPTED = 1, 1, 2, 130
 
 
@@ -51,20 +54,14 @@ def _command(argv: list[str] | None, where: list[Path]) -> int:
     from .arguments import parse
 
     space, problems = parse(argv)
+    if space.command in OWN_FILE:
+        return int(getattr(import_module(f".{space.command}", __package__), space.command)(space, problems))
     if space.command == "list":
         return _list(space, problems)
     if space.command == "cite":
         return _cite(space, problems)
     if space.command == "data":
         return _show(space, problems)
-    if space.command == "deploy":
-        from .deploy import deploy
-
-        return deploy(space, problems)
-    if space.command == "reproduce":
-        from .reproduce import reproduce
-
-        return reproduce(space, problems)
     return _train(space, problems, where)
 
 
