@@ -245,7 +245,14 @@ def test_a_kill_while_a_file_is_first_written(
     assert list(out.rglob(".*.tmp*"))
     resumed = fedattune.fit("fedavg", ragged, out=out, resume=True, **RUN)
     same(resumed, fedattune.fit("fedavg", ragged, **RUN))
-    files = ("config.json", "environment.json", "metrics.sqlite", "models.safetensors", "result.json")
+    files = (
+        "config.json",
+        "environment.json",
+        "facts.json",
+        "metrics.sqlite",
+        "models.safetensors",
+        "result.json",
+    )
     assert {p.name for p in out.iterdir()} == {*files, "checkpoints"}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from .numbers import Point
-    from .result import Result
+    from .numbers import Numbers, Point
 
 ALONE = "local"  # the method that everything is compared with: each client trains by itself
+Run = TypeVar("Run", bound="Numbers")
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -52,15 +52,15 @@ class Row:
     n_seeds: int
 
 
-def by_algorithm(results: Sequence["Result"]) -> dict[str, list["Result"]]:
+def by_algorithm(results: Sequence[Run]) -> dict[str, list[Run]]:
     """The results of each method, one per seed, in the order given."""
-    groups: dict[str, list[Result]] = {}
+    groups: dict[str, list[Run]] = {}
     for result in results:
         groups.setdefault(result.algorithm, []).append(result)
     return groups
 
 
-def client_accuracy(runs: Sequence["Result"]) -> Array:
+def client_accuracy(runs: Sequence["Numbers"]) -> Array:
     """Test accuracy per client (N,) at the headline point, averaged over the seeds."""
     per_run = [[getattr(client, run.headline) for client in run.clients] for run in runs]
     mean: Array = np.array(per_run, dtype=np.float64).mean(axis=0)
@@ -78,17 +78,17 @@ def _maybe(values: Sequence[float | None]) -> Spread | None:
     return spread(known) if known else None
 
 
-def _best(run: "Result", mean: str) -> float | None:
+def _best(run: "Numbers", mean: str) -> float | None:
     return run.bmta[mean]["accuracy"] if run.bmta else None
 
 
-def _of_newcomers(run: "Result", point: "Point") -> float | None:
+def _of_newcomers(run: "Numbers", point: "Point") -> float | None:
     """Mean over the newcomers: as they arrived, or after rounds of their own."""
     found = [getattr(newcomer, point) for newcomer in run.newcomers]
     return float(np.mean(found)) if found else None
 
 
-def rows(results: Sequence["Result"], rounds_to: float | None = None) -> list[Row]:
+def rows(results: Sequence["Numbers"], rounds_to: float | None = None) -> list[Row]:
     """One row per method, in the order given; `rounds_to`: a mean test accuracy, a fraction, to be reached."""
     groups = by_algorithm(results)
     alone = client_accuracy(groups[ALONE]) if ALONE in groups else None

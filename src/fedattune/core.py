@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from .errors import ConfigError
-from .messages import Batch, Grad, Job, Loss, Memory, MixingMatrices, Payload, State
+from .messages import Batch, Grad, Job, Loss, Memory, MixingMatrices, Payload, State, Traffic
 from .network import Network
 from .params import Params, choose
 from .select import Nothing, Selector
 
 __all__ = [
     "Algorithm", "Batch", "ClientUpdate", "FineTune", "Grad", "Job", "Loss", "Memory", "MixingMatrices",
-    "Participation", "Payload", "ServerUpdate", "State", "newest",
+    "Participation", "Payload", "ServerUpdate", "State", "Traffic", "newest",
 ]  # fmt: skip
 
 
@@ -122,13 +122,13 @@ class ServerUpdate(ABC):
         """Sentences a user should read about the last round, in which clients `ids` took part."""
         return ()
 
-    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> int:
+    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> Traffic:
         """Bytes that travel when clients `ids` are `sent` this; less than its size where they have a part already."""
-        return sent.nbytes()
+        return sent.traffic()
 
-    def bytes_up(self, state: State, ids: Tensor, received: Payload) -> int:
+    def bytes_up(self, state: State, ids: Tensor, received: Payload) -> Traffic:
         """Bytes that travelled when clients `ids` uploaded this; `state` is that after aggregation."""
-        return received.nbytes()
+        return received.traffic()
 
     def global_model(self, state: State) -> Params | None:
         """The one model for everybody, if the method has one."""

@@ -1,5 +1,6 @@
 """What passes between server, engine and clients in one round: payloads, jobs, and the types of their parts."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -32,6 +33,18 @@ State: TypeAlias = dict[str, Params | Tensor]
 """What the server keeps between rounds, by name; the names stay the same for the whole run."""
 
 
+Traffic: TypeAlias = Counter[str]
+"""Bytes that travel, by layer of the model, and by the names of what else a payload holds."""
+
+
+def traffic(params: Params, times: int = 1) -> Traffic:
+    """The bytes of some tensors, by layer; `times`: of so many copies."""
+    count: Traffic = Counter()
+    for name, tensor in params.items():
+        count[name.rpartition(".")[0] or name] += tensor.numel() * tensor.element_size() * times
+    return count
+
+
 class Payload(NamedTuple):
     """What travels, in both directions; its bytes are what is accounted."""
 
@@ -42,9 +55,9 @@ class Payload(NamedTuple):
         """The payloads of clients `ids` of a stack."""
         return Payload(self.params.rows(ids), {k: v.rows(ids) for k, v in self.extra.items()})
 
-    def nbytes(self) -> int:
+    def traffic(self) -> Traffic:
         """Bytes that travel."""
-        return self.params.nbytes() + sum(v.nbytes() for v in self.extra.values())
+        return traffic(self.params) + Counter({k: v.nbytes() for k, v in self.extra.items()})
 
 
 def joined(payloads: Sequence[Payload]) -> Payload:

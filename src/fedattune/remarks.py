@@ -1,9 +1,11 @@
 """What a user should know about a run beside its numbers: sentences that are printed under the table."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .cohorts import EVALUATE_ALL, cohort
+from .data import Clients, Federation
 from .data.members import PARTS
 from .runs import RoundRecord
 from .select import Everything, Norms, Nothing
@@ -13,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def client_facts(run: "Run") -> dict[str, Any]:
-    """What a result says of the clients: those that are evaluated, how many there are, and who was missing.
+    """What a result says of the evaluated clients, with their samples of each class where the data are here.
 
-    `numbers`, `population` and `missing` (number -> name) are there only where not all clients are evaluated.
+    `numbers` (theirs) and `population` are there only where not all clients are evaluated.
     """
     judged, federation = run.judged.tolist(), run.federation
     sizes = [federation.sizes(part)[run.judged.cpu()].tolist() for part in PARTS]
@@ -24,16 +26,27 @@ def client_facts(run: "Run") -> dict[str, Any]:
         {"id": name, "n_train": train, "n_validation": validation, "n_test": test}
         for name, train, validation, test in zip(names, *sizes, strict=True)
     ]
+    facts: dict[str, Any] = {"clients": clients}
+    if isinstance(federation, Federation):
+        members = federation
+        if len(judged) < federation.n_clients:
+            members = replace(
+                federation, clients=Clients.of(federation.clients).take(run.judged.cpu().numpy())
+            )
+        facts |= {"labels": members.label_counts().tolist(), "data_notes": list(federation.notes)}
     if len(judged) == federation.n_clients:
-        return {"clients": clients}
+        return facts
+    return facts | {"numbers": judged, "population": federation.n_clients}
+
+
+def missing_facts(run: "Run") -> dict[str, Any]:
+    """Who was missing in some round, as `missing` (number -> name), where not all clients are evaluated."""
+    federation = run.federation
+    if len(run.judged) == federation.n_clients:
+        return {}
     records = run.store.rounds()
     missing = sorted({i for record in records for i in (*record.dropped, *record.absent)})
-    return {
-        "clients": clients,
-        "numbers": judged,
-        "population": federation.n_clients,
-        "missing": {str(i): federation.names[i] for i in missing},
-    }
+    return {"missing": {str(i): federation.names[i] for i in missing}}
 
 
 def run_notes(run: "Run") -> list[str]:

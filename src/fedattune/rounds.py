@@ -2,8 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,19 +15,19 @@ from .census import Census
 from .clients import owned
 from .cohorts import absent, cohort, device, evaluated
 from .config import Settings
-from .core import Algorithm, Payload, State
+from .core import Algorithm, Payload, State, Traffic
 from .data import Federation
 from .engines.machine import WORTH_ALL_CORES, threads
 from .errors import DivergedError
 from .evaluation import Scored
-from .messages import joined
+from .messages import joined, traffic
 from .params import Params, concatenate
 from .place import Order, Place, Report
-from .remarks import client_facts, run_notes
+from .remarks import client_facts, missing_facts, run_notes
 from .result import Result
 from .rooms import Room, check_joining, in_memory, row_bytes
 from .runs import RoundRecord, RunStore, restore, save_tensors
-from .runs.folder import RunFolder
+from .runs.folder import RunFolder, write_json
 from .site import Site, among, weight_decay
 from .starting import check_extras, fitted, start_server
 from .task import Task
@@ -47,7 +49,13 @@ class Turn(NamedTuple):
     """What came of an order to train, and the bytes that went to the clients before."""
 
     report: Report
-    bytes_down: int
+    down: Traffic
+
+
+def _counted(meta: Mapping[str, str], way: str, record: RoundRecord) -> Traffic:
+    """What went one way until a checkpoint; older ones know the sum alone."""
+    total = {"up": record.bytes_up, "down": record.bytes_down}[way]
+    return Counter(json.loads(meta[way])) if way in meta else Counter({"all": total})
 
 
 def _joined(reports: Sequence[Report]) -> tuple[Payload, Payload, Params]:
@@ -97,6 +105,8 @@ class Run:
         self.answers = self.algorithm.participation.receive == "reply"
         self.store = RunStore(folder.metrics if folder else None)
         self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
+        self.up: Traffic = Counter()
+        self.down: Traffic = Counter()
         self.accuracy: float | None = None
         self.said: list[str] = []
         self.place = self._settle() if spread is None else spread(self)
@@ -120,10 +130,24 @@ class Run:
         """What the server sends to clients `ids` now, one row each."""
         return self.algorithm.server.broadcast(self.server, ids)
 
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        """What is known of the run from its beginning."""
+        return {
+            "headline": self.algorithm.headline,
+            "weight_decay": weight_decay(self.algorithm, self.settings),
+            "n_parameters": self.task.params.numel(),
+            "input_shape": list(self.federation.input_shape),
+            "classes": list(self.federation.classes),
+            **client_facts(self),
+        }
+
     def go(self, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Result:
         """Run the rounds that are left."""
         started = time.perf_counter() - self.record.seconds
         saved, cost, stopped = time.perf_counter(), 0.0, False
+        if self.folder:
+            write_json(self.folder.facts, self._facts)
         for r in range(self.record.round + 1, self.settings.rounds + 1):
             last = r == self.settings.rounds
             self._round(r, evaluate=last or r % self.settings.eval_every == 0)
@@ -162,7 +186,8 @@ class Run:
                 self._turn(order._replace(ids=some), receivers)
                 for some in torch.split(ids, max(len(asked), self.place.at_once))
             ]
-        down = self.record.bytes_down + sum(turn.bytes_down for turn in turns)
+        for turn in turns:
+            self.down += turn.down
         reports = [turn.report for turn in turns]
         dropped = [i for report in reports for i in report.dropped]
         lost = {i: why for report in reports for i, why in report.lost.items()}
@@ -171,44 +196,44 @@ class Run:
         if evaluate:
             self._keep(r, self.place.trained(r, self.send))
         heard = [report for report in reports if len(report.ids)]
-        up, steps = self.record.bytes_up, self.record.steps + sum(report.steps for report in reports)
+        steps = self.record.steps + sum(report.steps for report in reports)
         ids = torch.cat([report.ids for report in heard]) if heard else asked[:0]
         if heard:
             with self._beside_the_disk():
-                received, answered = self._aggregate(ids, *_joined(heard))
-            up, down = up + received, down + answered
+                self._aggregate(ids, *_joined(heard))
         if evaluate:
             self._keep(r, self.place.received(r, self.send, self._global_model()))
             if len(ids) and (matrices := server.mixing(self.server, ids)):
                 self.store.add_mixing(r, matrices)
         missing = sorted({*away.tolist(), *lost})
         self.store.add_faults(r, lost)
+        up, down = self.up.total(), self.down.total()
         self.record = RoundRecord(r, self.record.seconds, up, down, steps, dropped, missing)
 
     def _turn(self, order: Order, receivers: Tensor) -> Turn:
         """Send to clients and train them: all of a round, or as many as fit into memory."""
-        server, ids, payload, down = self.algorithm.server, order.ids, None, 0
+        server, ids, payload = self.algorithm.server, order.ids, None
+        down: Traffic = Counter()
         if not self.answers:
             payload = self.send(ids)
             rows = among(ids, receivers, len(self.everyone))
             to, sent = (ids, payload) if rows is None else (ids[rows], payload.rows(rows))
             if len(to):
-                down = server.bytes_down(self.server, to, sent) + self.place.common.nbytes() * len(to)
+                down = server.bytes_down(self.server, to, sent) + traffic(self.place.common, len(to))
         return Turn(self.place.train(order, payload, self.send), down)
 
-    def _aggregate(self, ids: Tensor, sent: Payload, upload: Payload, buffers: Params) -> tuple[int, int]:
-        """Hand the cohort's uploads to the server, and its answer back; the bytes of both."""
+    def _aggregate(self, ids: Tensor, sent: Payload, upload: Payload, buffers: Params) -> None:
+        """Hand the cohort's uploads to the server, and its answer back."""
         server, n = self.algorithm.server, self.n_train[ids]
         self.server = server.aggregate(self.server, ids, sent, upload, n)
-        up, down = server.bytes_up(self.server, ids, upload), 0
+        self.up += server.bytes_up(self.server, ids, upload)
         if self.averages_buffers:
             self.place.average_buffers(buffers, n)
-            up += self.place.common.nbytes() * len(ids)
+            self.up += traffic(self.place.common, len(ids))
         if self.answers:
             answer = self.send(ids)
             self.place.arrived(ids, answer)
-            down = server.bytes_down(self.server, ids, answer) + self.place.common.nbytes() * len(ids)
-        return up, down
+            self.down += server.bytes_down(self.server, ids, answer) + traffic(self.place.common, len(ids))
 
     def _global_model(self) -> Params | None:
         return self.algorithm.server.global_model(self.server)
@@ -233,10 +258,12 @@ class Run:
         )
 
     def _save(self) -> None:
+        self.store.set_traffic({"up": self.up, "down": self.down})
         self.store.commit()
         if self.folder:
             tree = {"server": self.server, "clients": self.place.tree()}
-            meta = {"record": self.record, "accuracy": self.accuracy, "said": self.said}
+            meta: dict[str, Any] = {"record": self.record, "accuracy": self.accuracy, "said": self.said}
+            meta |= {"up": self.up, "down": self.down}
             text = {k: json.dumps(v) for k, v in meta.items()}
             self.folder.checkpoints.save(self.record.round, tree, text)
 
@@ -258,21 +285,14 @@ class Run:
             self.place.load(tree["clients"])
             self.record = RoundRecord(*json.loads(saved.meta["record"]))
             self.accuracy = json.loads(saved.meta["accuracy"])
+            self.up, self.down = (_counted(saved.meta, way, self.record) for way in ("up", "down"))
             went_on = f"the run went on from round {self.record.round}"
             self.said = json.loads(saved.meta.get("said", "[]"))
             self.said += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.said]
         self.store.forget_after(self.record.round)
 
     def _result(self, finished: bool) -> Result:
-        facts = {
-            "headline": self.algorithm.headline,
-            "notes": [*run_notes(self), *self.said],
-            "weight_decay": weight_decay(self.algorithm, self.settings),
-            "n_parameters": self.task.params.numel(),
-            "input_shape": list(self.federation.input_shape),
-            "classes": list(self.federation.classes),
-            **client_facts(self),
-        }
+        facts = {**self._facts, "notes": [*run_notes(self), *self.said], **missing_facts(self)}
         models, buffers = self.place.deployed
         if not finished and isinstance(models, Params) and isinstance(buffers, Params):
             # What was evaluated last may be what clients hold, and went on changing.

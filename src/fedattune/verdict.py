@@ -1,14 +1,15 @@
 """The verdict on a comparison: whether to collaborate, with which method, and who loses."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from .compare import ALONE, Array, by_algorithm, client_accuracy
 
 if TYPE_CHECKING:
-    from .result import Result
+    from .numbers import Numbers
 
 RESAMPLES = 10_000
 MANY = 5  # names above which they are not listed
@@ -28,15 +29,38 @@ def interval(gains: Array) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def verdict(results: Sequence["Result"]) -> str:
-    """One plain sentence: whether collaborating helps here, which method, and how many clients would lose."""
+@dataclass(frozen=True)
+class Verdict:
+    """Whether collaborating helps: in one sentence, and in numbers.
+
+    Attributes:
+        text: the sentence.
+        answer: yes, no, unclear, or nothing, where nothing can be compared.
+        method: the method that it is about.
+        gains: of each client over training alone (N,), in points.
+        interval: 95% interval of their mean over clients, where these are enough.
+        by_seed: the mean gain of each seed, in points.
+
+    """
+
+    text: str
+    answer: Literal["yes", "no", "unclear", "nothing"] = "nothing"
+    method: str | None = None
+    gains: Array | None = None
+    interval: tuple[float, float] | None = None
+    by_seed: tuple[float, ...] = ()
+
+
+def verdict(results: Sequence["Numbers"]) -> Verdict:
+    """Whether collaborating helps here, with which method, and how many clients would lose."""
     groups = by_algorithm(results)
     if ALONE not in groups or len(groups) == 1:
-        return "Nothing to compare: give at least one method beside local."
+        return Verdict("Nothing to compare: give at least one method beside local.")
     out = left_out(results)
     others = [name for name in groups if name != ALONE and name not in out]
     if not others:
-        return f"Nothing can be compared fairly: {'; '.join(f'{name} {why}' for name, why in out.items())}."
+        why = "; ".join(f"{name} {why}" for name, why in out.items())
+        return Verdict(f"Nothing can be compared fairly: {why}.")
     validated = all(run.validation is not None for run in results)
     score: Callable[[str], float] = (
         (lambda name: float(np.mean([run.validation or 0.0 for run in groups[name]])))
@@ -57,24 +81,37 @@ def verdict(results: Sequence["Result"]) -> str:
     losers = _losers(gains, [client.id for client in groups[ALONE][0].clients])
     # A tie goes to local: it needs no collaboration.
     local_best, tied = score(ALONE) >= score(method), score(ALONE) == score(method)
+    answer: Literal["yes", "no", "unclear"] = "unclear"
     if few:
         conclusion = f"{len(gains)} clients are too few to say whether collaborating helps"
     elif high < 0:
-        conclusion = "Collaborating does not help here"
+        answer, conclusion = "no", "Collaborating does not help here"
     elif local_best or low <= 0:
         conclusion = "No clear gain from collaborating is shown here"
     else:
-        return f"Collaborating helps here: use {method} (chosen {how}), which is {numbers}; {losers}."
-    if tied:
-        return f"{conclusion}: local and {method} are equally good {how}; {method} is {numbers}; {losers}."
-    if local_best:
-        return (
+        answer, conclusion = "yes", "Collaborating helps here"
+    if answer == "yes":
+        text = f"{conclusion}: use {method} (chosen {how}), which is {numbers}; {losers}."
+    elif tied:
+        text = f"{conclusion}: local and {method} are equally good {how}; {method} is {numbers}; {losers}."
+    elif local_best:
+        text = (
             f"{conclusion}: local is the best method {how}; the next one, {method}, is {numbers}; {losers}."
         )
-    return f"{conclusion}: {method}, the best method {how}, is {numbers}; {losers}."
+    else:
+        text = f"{conclusion}: {method}, the best method {how}, is {numbers}; {losers}."
+    by_seed = _by_seed(groups[method], groups[ALONE])
+    return Verdict(text, answer, method, gains, None if few else (low, high), by_seed)
 
 
-def left_out(results: Sequence["Result"]) -> dict[str, str]:
+def _by_seed(runs: Sequence["Numbers"], alone: Sequence["Numbers"]) -> tuple[float, ...]:
+    """The mean gain of every seed that both were run with, in points."""
+    of = {run.settings.seed: run for run in alone}
+    pairs = [(run, of[run.settings.seed]) for run in runs if run.settings.seed in of]
+    return tuple(float(100 * (client_accuracy([a]) - client_accuracy([b])).mean()) for a, b in pairs)
+
+
+def left_out(results: Sequence["Numbers"]) -> dict[str, str]:
     """Methods that cannot show whether collaborating helps, and why: they shared nothing, or trained for longer."""
     groups = by_algorithm(results)
     steps = {name: float(np.mean([run.local_steps for run in runs])) for name, runs in groups.items()}
@@ -99,7 +136,7 @@ def _losers(gains: Array, ids: Sequence[str]) -> str:
     return f"{count} of {len(gains)} clients would lose, {most}"
 
 
-def fairness_notes(results: Sequence["Result"]) -> list[str]:
+def fairness_notes(results: Sequence["Numbers"]) -> list[str]:
     """What to say where the methods were not given the same, so that a gap is not misread."""
     notes = []
     groups = by_algorithm(results)

@@ -107,7 +107,7 @@ def test_interval_is_repeatable_and_covers_the_mean() -> None:
 def test_verdict_helps() -> None:
     said = verdict(
         results(Fake("local", EIGHT), Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), Fake("b", [0.9] * 8, 0.55))
-    )
+    ).text
     assert said.startswith(
         "Collaborating helps here: use a (chosen by validation accuracy), which is 7.25 points above"
     )
@@ -117,19 +117,19 @@ def test_verdict_helps() -> None:
 
 
 def test_verdict_without_validation_says_so() -> None:
-    said = verdict(results(Fake("local", EIGHT, None), Fake("a", [0.6, 0.7, 0.8, 0.9] * 2, None)))
+    said = verdict(results(Fake("local", EIGHT, None), Fake("a", [0.6, 0.7, 0.8, 0.9] * 2, None))).text
     assert "chosen by test accuracy, there being no validation data" in said
     assert "none of the 8 clients would lose" in said
 
 
 def test_verdict_no_clear_gain() -> None:
-    said = verdict(results(Fake("local", EIGHT), Fake("a", [0.9, 0.3, 0.8, 0.75] * 2, 0.6)))
+    said = verdict(results(Fake("local", EIGHT), Fake("a", [0.9, 0.3, 0.8, 0.75] * 2, 0.6))).text
     assert said.startswith("No clear gain from collaborating is shown here: a, the best method by validation")
     assert "4 of 8 clients would lose, most of all client c1 with -30.00 points" in said
 
 
 def test_verdict_local_best() -> None:
-    said = verdict(results(Fake("local", EIGHT, 0.7), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6)))
+    said = verdict(results(Fake("local", EIGHT, 0.7), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6))).text
     assert said.startswith("Collaborating does not help here: local is the best method")
     assert "the next one, a, is 10.00 points below" in said
 
@@ -137,21 +137,21 @@ def test_verdict_local_best() -> None:
 def test_verdict_where_validation_and_test_do_not_agree() -> None:
     """Local is best by validation, or as good; test data alone does not make a recommendation."""
     better = Fake("a", [0.7, 0.8, 0.9, 0.95] * 2, 0.6)
-    said = verdict(results(Fake("local", EIGHT, 0.7), better))
+    said = verdict(results(Fake("local", EIGHT, 0.7), better)).text
     assert said.startswith("No clear gain from collaborating is shown here: local is the best method by val")
-    said = verdict(results(Fake("local", EIGHT, 0.6), better))
+    said = verdict(results(Fake("local", EIGHT, 0.6), better)).text
     assert "local and a are equally good by validation accuracy; a is 18.75 points above" in said
 
 
 def test_verdict_chosen_but_worse() -> None:
-    said = verdict(results(Fake("local", EIGHT, 0.4), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6)))
+    said = verdict(results(Fake("local", EIGHT, 0.4), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6))).text
     assert said.startswith(
         "Collaborating does not help here: a, the best method by validation accuracy, is 10.00"
     )
 
 
 def test_verdict_on_a_handful_of_clients_draws_no_conclusion() -> None:
-    said = verdict(results(Fake("local", [0.5, 0.6], 0.4), Fake("a", [0.6, 0.7], 0.6)))
+    said = verdict(results(Fake("local", [0.5, 0.6], 0.4), Fake("a", [0.6, 0.7], 0.6))).text
     assert said.startswith("2 clients are too few to say whether collaborating helps: a, the best method")
     assert "interval" not in said
 
@@ -161,19 +161,19 @@ def test_verdict_leaves_out_what_cannot_show_a_gain() -> None:
     longer = Fake("longer", [0.95] * 8, 0.9, local_steps=22_000)
     alone = Fake("alone", [0.9] * 8, 0.8, bytes_up=0)
     fair = Fake("fair", [0.6, 0.7, 0.8, 0.9] * 2, 0.6)
-    said = verdict(results(Fake("local", EIGHT), longer, alone, fair))
+    said = verdict(results(Fake("local", EIGHT), longer, alone, fair)).text
     assert said.startswith("Collaborating helps here: use fair (chosen by validation accuracy)")
     notes = fairness_notes(results(Fake("local", EIGHT), longer, alone, fair))
     assert notes[0] == (
         "left out of the conclusion on collaborating: longer did 22,000 local steps per client where local did 2,000; "
         "alone shared nothing"
     )
-    said = verdict(results(Fake("local", EIGHT), longer, alone))
+    said = verdict(results(Fake("local", EIGHT), longer, alone)).text
     assert said.startswith("Nothing can be compared fairly: longer did 22,000 local steps")
 
 
 def test_verdict_needs_two() -> None:
-    assert "Nothing to compare" in verdict(results(Fake("local", LOCAL)))
+    assert "Nothing to compare" in verdict(results(Fake("local", LOCAL))).text
 
 
 def test_many_methods_that_are_alike_are_not_listed() -> None:

@@ -219,7 +219,9 @@ def test_c13_the_most_helpful_are_sent_and_the_own_model_does_not_travel() -> No
     assert sent.extra["numbers"]["peer"].tolist() == [[2, 3], [3, 4]]
     assert sent.extra["peers"]["w"][:, :, 0].tolist() == [[2, 3], [3, 4]]
     assert sent.params["w"][:, 0].tolist() == [0, 1]
-    assert rule.bytes_down({}, ids, sent) == 2 * 2 * (8 + 8)  # two models of one value, with their numbers
+    assert rule.bytes_down({}, ids, sent).total() == 2 * 2 * (
+        8 + 8
+    )  # two models of one value, with their numbers
     assert Peers(models=99, epsilon=0).broadcast(affinities(), ids).extra["numbers"]["peer"].shape == (2, 4)
 
 

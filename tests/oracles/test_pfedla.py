@@ -256,10 +256,10 @@ def test_c7_retained_layers_need_not_travel() -> None:
         sent = rule.broadcast(state, IDS)
         flags = torch.stack(list(sent.extra["retained"].values()), 1)
         spared = 8 * int((flags * sizes).sum())
-        assert rule.bytes_down(state, IDS, sent) == 2 * (8 * 28 + 3) - spared
+        assert rule.bytes_down(state, IDS, sent).total() == 2 * (8 * 28 + 3) - spared
         received = draw(2, 2)
         after, _ = step(rule, state, received)
-        assert rule.bytes_up(after, IDS, Payload(received)) == 2 * 8 * 28 - (0 if upload else spared)
+        assert rule.bytes_up(after, IDS, Payload(received)).total() == 2 * 8 * 28 - (0 if upload else spared)
         for layer, names in enumerate(groups(theta, "layer").values()):
             for k in names:
                 for i, client in enumerate(IDS.tolist()):

@@ -111,4 +111,4 @@ def _verdict(results: "Sequence[Result]", failed: "Sequence[Failure]") -> str:
         return f"Nothing to compare: {ALONE}, with which the others are compared, did not finish."
     if failed and finished == {ALONE}:
         return f"Nothing to compare: only {ALONE} finished."
-    return verdict(results)
+    return verdict(results).text

@@ -156,7 +156,7 @@ def _conclude(folder: Path, meeting: Meeting, results: list[Result], say: Say) -
         say("no node answered when clients were evaluated: there is nothing to compare")
         return
     names = {result.algorithm for result in results}
-    decided = verdict(results) if ALONE in names and len(names) > 1 else ""
+    decided = verdict(results).text if ALONE in names and len(names) > 1 else ""
     content = {"runs": [result.to_json() for result in results], "verdict": decided}
     write_text(folder / "result.json", json.dumps(content, indent=2))
     notes = list(dict.fromkeys(_notes(results)))

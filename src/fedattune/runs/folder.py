@@ -76,6 +76,11 @@ class RunFolder:
         return self.path / "config.json"
 
     @property
+    def facts(self) -> Path:
+        """What is known of the run from its beginning: clients, classes, the size of the model."""
+        return self.path / "facts.json"
+
+    @property
     def environment(self) -> Path:
         """The versions and the machine that it was begun with."""
         return self.path / "environment.json"

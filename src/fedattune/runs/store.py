@@ -4,6 +4,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ CREATE TABLE IF NOT EXISTS mixing (
     PRIMARY KEY (round, component)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS faults (
     round INTEGER, client INTEGER, reason TEXT, PRIMARY KEY (round, client)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS traffic (
+    direction TEXT, part TEXT, bytes INTEGER, PRIMARY KEY (direction, part)) WITHOUT ROWID;
 """
 
 
@@ -60,6 +63,25 @@ class RunStore:
             self._add_absent()
         except sqlite3.DatabaseError as error:
             raise RunError(f"cannot open {path}: {error}") from error
+
+    @classmethod
+    def snapshot(cls, path: Path) -> "RunStore":
+        """A copy in memory of the store as it is now, while another process may write it.
+
+        Raises:
+            RunError: there is none, or it is damaged.
+
+        """
+        store = cls.__new__(cls)
+        store._db = sqlite3.connect(":memory:")
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source:
+                source.backup(store._db)
+            store._db.executescript(SCHEMA)
+            store._add_absent()
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"cannot read {path}: {error}") from error
+        return store
 
     def _add_absent(self) -> None:
         """Give an older store the column that it lacks, so that its run can be read."""
@@ -107,6 +129,21 @@ class RunStore:
             self._db.execute(
                 "INSERT INTO mixing VALUES (?, ?, ?, ?, ?)", (round_, component, rows, columns, blob)
             )
+
+    def set_traffic(self, total: Mapping[str, Mapping[str, int]]) -> None:
+        """Set the bytes since the start: `up` and `down`, each by layer or other part of what travels."""
+        rows = [(way, part, count) for way, parts in total.items() for part, count in parts.items()]
+        self._db.execute("DELETE FROM traffic")
+        self._db.executemany("INSERT INTO traffic VALUES (?, ?, ?)", rows)
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """Bytes at the last commit: `up` and `down`, each by layer or other part of what travels."""
+        found: dict[str, dict[str, int]] = {"up": {}, "down": {}}
+        for way, part, count in self._db.execute("SELECT direction, part, bytes FROM traffic"):
+            found[way][part] = count
+        return {
+            way: {part: parts[part] for part in sorted(parts, key=_natural)} for way, parts in found.items()
+        }
 
     def commit(self) -> None:
         """Make everything so far durable."""

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..core import MixingMatrices, Payload, ServerUpdate, State
+from ..core import MixingMatrices, Payload, ServerUpdate, State, Traffic
 from ..errors import ConfigError
 from ..params import Params
 from .average import change, shares
@@ -41,11 +41,11 @@ class Around(ServerUpdate):
         """What the rule inside has to say."""
         return self.inner.remarks(state, ids)
 
-    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> int:
+    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> Traffic:
         """As the rule inside counts them."""
         return self.inner.bytes_down(state, ids, sent)
 
-    def bytes_up(self, state: State, ids: Tensor, received: Payload) -> int:
+    def bytes_up(self, state: State, ids: Tensor, received: Payload) -> Traffic:
         """As the rule inside counts them."""
         return self.inner.bytes_up(state, ids, received)
 

@@ -1,5 +1,6 @@
 """L2GD's server: in some rounds a coin says that all clients move towards their mean."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import cast
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import MixingMatrices, Payload, State
+from ..core import MixingMatrices, Payload, State, Traffic
 from ..params import Params
 from .average import Average, Weighting
 
@@ -64,13 +65,13 @@ class Coin(Average):
         own = torch.searchsorted(columns, ids)[:, None]
         return MixingMatrices(ids, columns, {"model": rows.scatter_add(1, own, keep.to(p).expand_as(own))})
 
-    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> int:
+    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> Traffic:
         """Nothing travels without averaging."""
-        return sent.nbytes() if _averages(state) else 0
+        return sent.traffic() if _averages(state) else Counter()
 
-    def bytes_up(self, state: State, ids: Tensor, received: Payload) -> int:
+    def bytes_up(self, state: State, ids: Tensor, received: Payload) -> Traffic:
         """Nothing travels without averaging."""
-        return received.nbytes() if _averages(state) else 0
+        return received.traffic() if _averages(state) else Counter()
 
     def _flipped(self, state: State) -> State:
         number = cast(Tensor, state["number"]) + 1

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Payload, State
+from ..core import Payload, State, Traffic
+from ..messages import traffic
 from ..params import Params
 from .bank import Bank
 
@@ -66,9 +67,9 @@ class Peers(Bank):
         P.index_put_((ids[:, None].expand_as(peers), peers), found.to(P.dtype), accumulate=True)
         return {**super().aggregate(state, ids, sent, received, n), "P": P, "round": state["round"] + 1}
 
-    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> int:
+    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> Traffic:
         """What is sent without the own model."""
-        return sent.nbytes() - sent.params.nbytes()
+        return sent.traffic() - traffic(sent.params)
 
     def join(self, state: State, n: int) -> State:
         """The state with `n` more clients, who know nothing yet of whom to ask."""

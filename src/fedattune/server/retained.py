@@ -6,7 +6,8 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from ..core import Payload, State
+from ..core import Payload, State, Traffic
+from ..messages import traffic
 from ..params import Params, as_slice
 from ..select import groups
 from .bank import mixed
@@ -77,21 +78,23 @@ class Retained(Learned):
             f"retain={self.retain} keeps all of this model's components ({components}): this is training alone",
         )
 
-    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> int:
+    def bytes_down(self, state: State, ids: Tensor, sent: Payload) -> Traffic:
         """What is sent without the retained components."""
         flags = torch.stack(list(sent.extra["retained"].values()), 1)
-        return sent.nbytes() - self._bytes(state, flags)
+        return sent.traffic() - self._traffic(state, flags)
 
-    def bytes_up(self, state: State, ids: Tensor, received: Payload) -> int:
+    def bytes_up(self, state: State, ids: Tensor, received: Payload) -> Traffic:
         """What came back, without the retained components if these are not uploaded."""
-        spared = 0 if self.upload_retained else self._bytes(state, cast(Tensor, state["retained"])[ids])
-        return received.nbytes() - spared
+        if self.upload_retained:
+            return received.traffic()
+        return received.traffic() - self._traffic(state, cast(Tensor, state["retained"])[ids])
 
-    def _bytes(self, state: State, flags: Tensor) -> int:
+    def _traffic(self, state: State, flags: Tensor) -> Traffic:
         """Bytes of the components whose flags (R, L) are set."""
-        one = cast(Params, state["theta"]).rows(0)
-        sizes = [one.only(names).nbytes() for names in groups(one, self.unit).values()]
-        return int((flags * torch.tensor(sizes, device=flags.device)).sum())
+        one, spared = cast(Params, state["theta"]).rows(0), Traffic()
+        for names, times in zip(groups(one, self.unit).values(), flags.sum(0).tolist(), strict=True):
+            spared += traffic(one.only(names), int(times))
+        return spared
 
 
 def _with_own(alpha: Tensor, flags: Tensor, rows: Rows) -> Tensor:

@@ -1,0 +1,151 @@
+"""Read runs from their folders, finished or not, to be looked at beside each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .compare import ALONE
+from .errors import RunError, did_you_mean
+from .numbers import Numbers
+from .runs import RunStore
+from .runs.folder import FREE_TO_CHANGE, RunFolder, read_json
+
+EXPERIMENT = "experiment.yaml"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs on the same clients; `waiting` are folders of runs in which no round is finished yet."""
+
+    results: list[Numbers]
+    folders: list[Path]
+    failed: list[str]
+    waiting: list[Path]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all runs came to their end."""
+        return not self.waiting and all(run.finished for run in self.results)
+
+    @property
+    def title(self) -> str:
+        """The data and the number of clients."""
+        first = self.results[0]
+        return f"{first.config['data']}: {first.n_clients:,} clients"
+
+    def of(self, algorithm: str | None, seed: int | None) -> list[tuple[Numbers, Path]]:
+        """The runs of one method, or of all, and their folders.
+
+        Raises:
+            RunError: there is none such.
+
+        """
+        names = list(dict.fromkeys(run.algorithm for run in self.results))
+        if algorithm is not None and algorithm not in names:
+            raise RunError(f"no run of {algorithm!r} here; {did_you_mean(algorithm, names)}")
+        seeds = sorted({run.settings.seed for run in self.results})
+        if seed is not None and seed not in seeds:
+            raise RunError(f"no run with seed {seed} here; there are {', '.join(map(str, seeds))}")
+        return [
+            (run, folder)
+            for run, folder in zip(self.results, self.folders, strict=True)
+            if algorithm in (None, run.algorithm) and seed in (None, run.settings.seed)
+        ]
+
+
+def read_run(path: Path) -> Numbers | None:
+    """The numbers of one run, which may still be trained; None before its first round is stored.
+
+    Raises:
+        RunError: there is no run, or it is damaged.
+
+    """
+    folder = RunFolder(path)
+    config = read_json(folder.config)
+    finished = folder.finished
+    if not folder.metrics.exists() or not (finished or folder.facts.exists()):
+        return None
+    facts: dict[str, Any] = {"notes": []}
+    facts |= read_json(folder.result)["facts"] if finished else read_json(folder.facts)
+    store = RunStore.snapshot(folder.metrics)
+    return Numbers(config, facts, store, finished) if store.rounds() else None
+
+
+def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
+    """The runs in folders that `run` or `compare` wrote, or that are one of their runs.
+
+    A run that is in two folders counts once. Other runs of one method and seed are told apart by the folder's name.
+
+    Args:
+        paths: the folders.
+        running: take also runs that are still trained, or that were stopped.
+
+    Raises:
+        RunError: a folder holds no run, none that is finished, or the runs are not of the same clients.
+
+    """
+    results: dict[tuple[str, int], Numbers] = {}
+    folders: list[Path] = []
+    failed: list[str] = []
+    waiting: list[Path] = []
+    for path in paths:
+        for folder in _folders(path):
+            run = read_run(folder)
+            if run is None or not (run.finished or running):
+                waiting.append(folder)
+                continue
+            same = [other for other in results.values() if _same(other, run)]
+            if same:
+                continue
+            key = (run.algorithm, run.settings.seed)
+            if key in results:
+                name = f"{run.algorithm} ({path.resolve().name})"
+                name = f"{run.algorithm} ({path})" if (name, key[1]) in results else name
+                run = replace(run, config={**run.config, "algorithm": name})
+            results[run.algorithm, run.settings.seed] = run
+            folders.append(folder)
+        failed += _failed(path)
+    if not results and not running:
+        raise RunError(
+            f"{paths[0]}: no run is finished yet; look at it with fedattune watch, or go on with it by --resume"
+        )
+    found = list(results.values())
+    for run, folder in zip(found, folders, strict=True):
+        if run.config.get("split") != found[0].config.get("split"):
+            raise RunError(
+                f"{folder} and {folders[0]} are not of the same clients (data, partition or its seed differ), so "
+                "their clients cannot be compared; look at them one by one"
+            )
+    order = sorted(range(len(found)), key=lambda i: found[i].algorithm != ALONE)
+    return Runs([found[i] for i in order], [folders[i] for i in order], failed, waiting)
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders of single runs, in the order in which they were asked for."""
+    if RunFolder(path).config.is_file():
+        return [path]
+    found = [file.parent for file in sorted(path.glob("*/seed-*/config.json"))]
+    if not found and not (path / EXPERIMENT).is_file():
+        missing = "" if path.exists() else " (there is no such folder)"
+        raise RunError(f"{path} holds no run{missing}; give a folder that fedattune run or compare wrote")
+    if (path / EXPERIMENT).is_file():
+        from .yaml_file import read_yaml
+
+        asked = read_yaml(path / EXPERIMENT).get("algorithms", [])
+        names = asked.split(",") if isinstance(asked, str) else list(asked)
+        found.sort(key=lambda run: names.index(run.parent.name) if run.parent.name in names else len(names))
+    return found
+
+
+def _same(one: Numbers, other: Numbers) -> bool:
+    """Whether both are the same run, which would give the same numbers."""
+    keys = (one.config.keys() | other.config.keys()) - FREE_TO_CHANGE
+    return one.rounds == other.rounds and all(one.config.get(key) == other.config.get(key) for key in keys)
+
+
+def _failed(path: Path) -> list[str]:
+    """What the comparison says of runs that did not come to an end."""
+    file = path / "result.json"
+    found = read_json(file).get("failed", []) if file.is_file() else []
+    return [f"{one['algorithm']} failed with seed {one['seed']}: {one['error']}" for one in found]

@@ -1,0 +1,207 @@
+"""Who learns from whom: what the mixing matrices of a run say, beside how alike the clients' labels are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compare import ALONE, by_algorithm, client_accuracy
+from .numbers import Numbers
+
+Array = NDArray[np.float64]
+NEAREST = 0.25
+"""The share of the other clients that count as alike."""
+MOST_ORDERED = 600
+"""Clients up to whom rows are put in the best order within their tree; more take too long."""
+FLAT = 1e-6
+"""Differences of weights below which all clients were given the same."""
+
+
+def label_similarity(labels: Array) -> Array:
+    """How alike label distributions are, (N, N) from counts (N, classes): 1 minus the total variation distance.
+
+    1: the same shares of every class; 0: no class in common.
+    """
+    shares = labels / np.maximum(labels.sum(1, keepdims=True), 1)
+    return np.stack([1 - np.abs(shares - row).sum(1) / 2 for row in shares])
+
+
+def seriation(similarity: Array) -> tuple[list[int], list[int]]:
+    """An order of clients in which those that are alike are neighbours, and the cluster of each client.
+
+    Average linkage over 1 minus the symmetric similarity (N, N); the number of clusters, 2 to 10, is that of the
+    largest silhouette. Clients that are all alike are one cluster.
+    """
+    from scipy.cluster.hierarchy import fcluster, leaves_list, linkage, optimal_leaf_ordering
+    from scipy.spatial.distance import squareform
+    from sklearn.metrics import silhouette_score
+
+    n = len(similarity)
+    symmetric = np.nan_to_num((similarity + similarity.T) / 2)
+    distance = np.maximum(symmetric.max() - symmetric, 0)
+    np.fill_diagonal(distance, 0)
+    if n < 3 or np.ptp(distance[~np.eye(n, dtype=bool)]) < 1e-12:
+        return list(range(n)), [0] * n
+    flat = squareform(distance, checks=False)
+    tree = linkage(flat, "average")
+    if n <= MOST_ORDERED:
+        tree = optimal_leaf_ordering(tree, flat)
+    found = [fcluster(tree, k, "maxclust") for k in range(2, min(10, n - 1) + 1)]
+    scored = [
+        (float(silhouette_score(distance, one, metric="precomputed")), one)
+        for one in found
+        if 1 < len(set(one)) < n
+    ]
+    clusters = max(scored, key=lambda pair: pair[0])[1] if scored else np.ones(n, dtype=int)
+    order = [int(i) for i in leaves_list(tree)]
+    names = {c: number for number, c in enumerate(dict.fromkeys(int(clusters[i]) for i in order))}
+    return order, [names[int(c)] for c in clusters]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How a client's, or all clients', weights for others agree with the similarity of labels.
+
+    `correlation` is Spearman's, None where one of both is constant; `share` is how much of what came from others came
+    from the alike (the nearest quarter of the other clients), and `chance` what it would be if all counted the same.
+    """
+
+    correlation: float | None
+    share: float | None
+    chance: float
+
+
+def agreement(weights: Array, similarity: Array, rows: Sequence[int] | None = None) -> Agreement:
+    """Compare weights (N, N) with label similarity (N, N) without the diagonal, over some rows or all known ones."""
+    from scipy.stats import spearmanr
+
+    n = len(weights)
+    rows = range(n) if rows is None else rows
+    given: list[Array] = []
+    alike: list[Array] = []
+    shares: list[float] = []
+    count = max(1, round(NEAREST * (n - 1)))
+    for i in rows:
+        others = np.delete(np.arange(n), i)
+        row, near = weights[i, others], similarity[i, others]
+        if np.isnan(row).any():
+            continue
+        given.append(row)
+        alike.append(near)
+        # Ties at the border of the nearest share its places.
+        nearest = np.zeros(n - 1)
+        border = np.sort(near)[-count]
+        inside, edge = near > border, near == border
+        nearest[inside] = 1
+        nearest[edge] = (count - inside.sum()) / edge.sum()
+        if row.sum() > FLAT:
+            shares.append(float(row @ nearest / row.sum()))
+    a, b = np.concatenate(given or [np.zeros(0)]), np.concatenate(alike or [np.zeros(0)])
+    varied = len(a) > 2 and np.ptp(a) > FLAT and np.ptp(b) > FLAT
+    return Agreement(
+        float(spearmanr(a, b).statistic) if varied else None,
+        float(np.mean(shares)) if shares else None,
+        count / max(n - 1, 1),
+    )
+
+
+class Relations:
+    """The mixing matrices of one run among its evaluated clients, of every round in which any are stored.
+
+    `one_for_all`: all clients were given the same in every round looked at, so that nobody learned from anybody in
+    particular.
+    """
+
+    def __init__(self, run: Numbers) -> None:
+        self.run = run
+        self.numbers = np.array(list(run._numbers), dtype=np.int64)
+        self.names = [str(client["id"]) for client in run.facts["clients"]]
+        self._place = {int(number): i for i, number in enumerate(self.numbers)}
+
+    @cached_property
+    def rounds(self) -> list[int]:
+        """Rounds with matrices."""
+        return list(self.run.mixing)
+
+    def at(self, round_: int) -> dict[str, Array]:
+        """Component -> (N, N) of one round; rows of clients that were given nothing in it are NaN.
+
+        What clients gave that are not among the evaluated ones is missing from the rows, which then sum to less.
+        """
+        rows, columns, weights = self.run.mixing.among(round_)
+        n = len(self.numbers)
+        here = [(i, self._place[r]) for i, r in enumerate(rows) if r in self._place]
+        there = [(k, self._place[c]) for k, c in enumerate(columns) if c in self._place]
+        out: dict[str, Array] = {}
+        for component, matrix in weights.items():
+            full = np.full((n, n), np.nan)
+            if here:
+                full[[to for _, to in here]] = 0
+            if here and there:
+                source = np.ix_([i for i, _ in here], [k for k, _ in there])
+                full[np.ix_([to for _, to in here], [to for _, to in there])] = matrix[source]
+            out[component] = full
+        return out
+
+    def known(self, round_: int, back: int = 50) -> dict[str, Array]:
+        """Component -> (N, N): every client's last row at a round, from that one or one of the `back` before it."""
+        last: dict[str, Array] = {}
+        for r in [r for r in self.rounds if r <= round_][-back:]:
+            for component, matrix in self.at(r).items():
+                before = last.setdefault(component, np.full_like(matrix, np.nan))
+                given = ~np.isnan(matrix).all(1)
+                before[given] = matrix[given]
+        return last
+
+    @cached_property
+    def last(self) -> dict[str, Array]:
+        """Component -> (N, N): every client's last known row."""
+        return self.known(self.rounds[-1]) if self.rounds else {}
+
+    @cached_property
+    def one_for_all(self) -> bool:
+        """Whether all clients were given the same."""
+        return all(
+            len(known) < 2 or float(np.ptp(known, axis=0).max()) < FLAT
+            for matrix in self.last.values()
+            for known in [matrix[~np.isnan(matrix).any(1)]]
+        )
+
+    @property
+    def mixes(self) -> bool:
+        """Whether there is something to see: clients that were given different mixtures."""
+        return bool(self.last) and not self.one_for_all
+
+    @cached_property
+    def mean(self) -> Array:
+        """The last known weights (N, N), averaged over the components."""
+        mean: Array = np.mean(np.stack(list(self.last.values())), axis=0)
+        return mean
+
+    @cached_property
+    def labels(self) -> Array | None:
+        """Samples of each class (N, classes); None where the run's store does not know them."""
+        found = self.run.facts.get("labels")
+        return None if found is None else np.array(found, dtype=np.float64)
+
+    @cached_property
+    def similarity(self) -> Array | None:
+        """How alike the clients' label distributions are (N, N); None where these are not known."""
+        return None if self.labels is None else label_similarity(self.labels)
+
+    def agreement(self, client: int | None = None) -> dict[str, Agreement]:
+        """Component -> how the last weights agree with the similarity of labels, of one client (its row) or of all."""
+        if self.similarity is None:
+            return {}
+        rows = None if client is None else [client]
+        return {name: agreement(matrix, self.similarity, rows) for name, matrix in self.last.items()}
+
+
+def gains(results: Sequence[Numbers], algorithm: str) -> Array | None:
+    """Gain of every client over training alone (N,), in fractions, averaged over the seeds; None without `local`."""
+    groups = by_algorithm(results)
+    if ALONE not in groups or algorithm not in groups:
+        return None
+    return client_accuracy(groups[algorithm]) - client_accuracy(groups[ALONE])
