@@ -17,6 +17,8 @@ MOST_ORDERED = 600
 """Clients up to whom rows are put in the best order within their tree; more take too long."""
 FLAT = 1e-6
 """Differences of weights below which all clients were given the same."""
+BACK = 50
+"""Rounds with matrices in which a client's last row is looked for."""
 
 
 def label_similarity(labels: Array) -> Array:
@@ -25,7 +27,8 @@ def label_similarity(labels: Array) -> Array:
     1: the same shares of every class; 0: no class in common.
     """
     shares = labels / np.maximum(labels.sum(1, keepdims=True), 1)
-    return np.stack([1 - np.abs(shares - row).sum(1) / 2 for row in shares])
+    # Clients that are equally alike on paper are so here, for ranks and nearest ones depend on it.
+    return np.stack([np.round(1 - np.abs(shares - row).sum(1) / 2, 12) for row in shares])
 
 
 def seriation(similarity: Array) -> tuple[list[int], list[int]]:
@@ -39,10 +42,13 @@ def seriation(similarity: Array) -> tuple[list[int], list[int]]:
     from sklearn.metrics import silhouette_score
 
     n = len(similarity)
+    if n < 3:
+        return list(range(n)), [0] * n
     symmetric = np.nan_to_num((similarity + similarity.T) / 2)
-    distance = np.maximum(symmetric.max() - symmetric, 0)
+    # What a client has of its own says nothing of how alike two others are, so the largest is one of two clients.
+    distance = np.maximum(symmetric[~np.eye(n, dtype=bool)].max() - symmetric, 0)
     np.fill_diagonal(distance, 0)
-    if n < 3 or np.ptp(distance[~np.eye(n, dtype=bool)]) < 1e-12:
+    if np.ptp(distance[~np.eye(n, dtype=bool)]) < 1e-12:
         return list(range(n)), [0] * n
     flat = squareform(distance, checks=False)
     tree = linkage(flat, "average")
@@ -78,6 +84,8 @@ def agreement(weights: Array, similarity: Array, rows: Sequence[int] | None = No
     from scipy.stats import spearmanr
 
     n = len(weights)
+    if n < 2:
+        return Agreement(None, None, 1.0)
     rows = range(n) if rows is None else rows
     given: list[Array] = []
     alike: list[Array] = []
@@ -103,7 +111,7 @@ def agreement(weights: Array, similarity: Array, rows: Sequence[int] | None = No
     return Agreement(
         float(spearmanr(a, b).statistic) if varied else None,
         float(np.mean(shares)) if shares else None,
-        count / max(n - 1, 1),
+        count / (n - 1),
     )
 
 
@@ -145,7 +153,7 @@ class Relations:
             out[component] = full
         return out
 
-    def known(self, round_: int, back: int = 50) -> dict[str, Array]:
+    def known(self, round_: int, back: int = BACK) -> dict[str, Array]:
         """Component -> (N, N): every client's last row at a round, from that one or one of the `back` before it."""
         last: dict[str, Array] = {}
         for r in [r for r in self.rounds if r <= round_][-back:]:
@@ -155,6 +163,15 @@ class Relations:
                 before[given] = matrix[given]
         return last
 
+    def since(self, round_: int, back: int = BACK) -> list[int | None]:
+        """Of every client the round that its row in `known` is from; None where it has none."""
+        found: list[int | None] = [None] * len(self.numbers)
+        for r in [r for r in self.rounds if r <= round_][-back:]:
+            for number in self.run.mixing.among(r).rows:
+                if number in self._place:
+                    found[self._place[number]] = r
+        return found
+
     @cached_property
     def last(self) -> dict[str, Array]:
         """Component -> (N, N): every client's last known row."""
@@ -162,11 +179,17 @@ class Relations:
 
     @cached_property
     def one_for_all(self) -> bool:
-        """Whether all clients were given the same."""
+        """Whether all clients that took part in a round were given the same."""
+        # Round by round: one model for all differs from one round to the next, and so do clients' last rows.
+        return all(self._alike(round_) for round_ in reversed(self.rounds[-BACK:]))
+
+    def _alike(self, round_: int) -> bool:
+        """Whether all clients of one round were given the same."""
+        weights = self.run.mixing.among(round_).weights.values()
+        # One client alone was given what all would have been, if only its own model was there to give.
         return all(
-            len(known) < 2 or float(np.ptp(known, axis=0).max()) < FLAT
-            for matrix in self.last.values()
-            for known in [matrix[~np.isnan(matrix).any(1)]]
+            float(np.ptp(matrix, axis=0).max()) < FLAT and (len(matrix) > 1 or matrix.shape[1] == 1)
+            for matrix in weights
         )
 
     @property
