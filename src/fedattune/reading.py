@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from .compare import ALONE
-from .errors import RunError, did_you_mean
+from .errors import RunError, brief, did_you_mean
 from .numbers import Numbers
 from .runs import RunStore
 from .runs.folder import FREE_TO_CHANGE, RunFolder, read_json
@@ -66,16 +68,25 @@ def read_run(path: Path) -> Numbers | None:
     finished = folder.finished
     if not folder.metrics.exists() or not (finished or folder.facts.exists()):
         return None
-    facts: dict[str, Any] = {"notes": []}
-    facts |= read_json(folder.result)["facts"] if finished else read_json(folder.facts)
+    said = folder.result if finished else folder.facts
     store = RunStore.snapshot(folder.metrics)
-    return Numbers(config, facts, store, finished) if store.rounds() else None
+    try:
+        facts = read_json(said)
+        run = Numbers(config, {"notes": [], **(facts["facts"] if finished else facts)}, store, finished)
+        _ = run.settings, run.algorithm, run.facts["clients"], run.headline
+    except (AttributeError, KeyError, TypeError, ValidationError) as error:
+        raise RunError(
+            f"{path} is damaged, or of another version of FedAttune: {said.name} or {folder.config.name} lacks what "
+            f"belongs there ({brief(error)})"
+        ) from error
+    return run if store.rounds() else None
 
 
 def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
     """The runs in folders that `run` or `compare` wrote, or that are one of their runs.
 
-    A run that is in two folders counts once. Other runs of one method and seed are told apart by the folder's name.
+    A run that is in two folders counts once. Runs of one method with other options, which are no further seeds of it,
+    are told apart by the folder's name.
 
     Args:
         paths: the folders.
@@ -86,26 +97,36 @@ def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
 
     """
     results: dict[tuple[str, int], Numbers] = {}
+    read: list[Numbers] = []  # as they call themselves
+    asked: dict[str, dict[str, Any]] = {}  # name -> what its runs have in common
     folders: list[Path] = []
     failed: list[str] = []
     waiting: list[Path] = []
+    seen: set[Path] = set()
     for path in paths:
         for folder in _folders(path):
+            if folder.resolve() in seen:
+                continue
+            seen.add(folder.resolve())
             run = read_run(folder)
             if run is None or not (run.finished or running):
                 waiting.append(folder)
                 continue
-            same = [other for other in results.values() if _same(other, run)]
-            if same:
+            if any(_same(other, run) for other in read):
                 continue
-            key = (run.algorithm, run.settings.seed)
-            if key in results:
-                name = f"{run.algorithm} ({path.resolve().name})"
-                name = f"{run.algorithm} ({path})" if (name, key[1]) in results else name
-                run = replace(run, config={**run.config, "algorithm": name})
-            results[run.algorithm, run.settings.seed] = run
+            read.append(run)
+            own, seed = run.algorithm, run.settings.seed
+            # Every folder is read once, so the last of these names is free.
+            label = path if folder == path else path.resolve().name
+            apart = (own, *(f"{own} ({place})" for place in (label, path, folder, len(read))))
+            name = next(
+                name
+                for name in apart
+                if (name, seed) not in results and _what(run) == asked.setdefault(name, _what(run))
+            )
+            results[name, seed] = replace(run, config={**run.config, "algorithm": name})
             folders.append(folder)
-        failed += _failed(path)
+        failed += [line for line in _failed(path) if line not in failed]
     if not results and not running:
         raise RunError(
             f"{paths[0]}: no run is finished yet; look at it with fedattune watch, or go on with it by --resume"
@@ -125,7 +146,8 @@ def _folders(path: Path) -> list[Path]:
     """The folders of single runs, in the order in which they were asked for."""
     if RunFolder(path).config.is_file():
         return [path]
-    found = [file.parent for file in sorted(path.glob("*/seed-*/config.json"))]
+    found = [file.parent for file in path.glob("*/seed-*/config.json")]
+    found.sort(key=lambda run: (run.parent.name, _seed(run), run.name))
     if not found and not (path / EXPERIMENT).is_file():
         missing = "" if path.exists() else " (there is no such folder)"
         raise RunError(f"{path} holds no run{missing}; give a folder that fedattune run or compare wrote")
@@ -138,10 +160,25 @@ def _folders(path: Path) -> list[Path]:
     return found
 
 
+def _seed(folder: Path) -> int:
+    """The seed by the folder's name, so that 2 comes before 10."""
+    number = folder.name.removeprefix("seed-")
+    return int(number) if number.isdecimal() else -1
+
+
+def _what(run: Numbers) -> dict[str, Any]:
+    """What a run was asked to do, but for its seed and what changes no result."""
+    hidden = {"algorithm", "seed", *FREE_TO_CHANGE}
+    return {key: value for key, value in run.config.items() if key not in hidden and value is not None}
+
+
 def _same(one: Numbers, other: Numbers) -> bool:
     """Whether both are the same run, which would give the same numbers."""
-    keys = (one.config.keys() | other.config.keys()) - FREE_TO_CHANGE
-    return one.rounds == other.rounds and all(one.config.get(key) == other.config.get(key) for key in keys)
+    names = (
+        (one.algorithm, one.settings.seed, one.rounds),
+        (other.algorithm, other.settings.seed, other.rounds),
+    )
+    return names[0] == names[1] and _what(one) == _what(other)
 
 
 def _failed(path: Path) -> list[str]:
