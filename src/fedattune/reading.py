@@ -24,6 +24,7 @@ class Runs:
     folders: list[Path]
     failed: list[str]
     waiting: list[Path]
+    rounds_to: float | None = None  # a mean test accuracy that was asked for
 
     @property
     def finished(self) -> bool:
@@ -33,6 +34,8 @@ class Runs:
     @property
     def title(self) -> str:
         """The data and the number of clients."""
+        if not self.results:
+            return "no round finished yet"
         first = self.results[0]
         return f"{first.config['data']}: {first.n_clients:,} clients"
 
@@ -104,8 +107,9 @@ def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
     waiting: list[Path] = []
     seen: set[Path] = set()
     for path in paths:
+        given_up = _failed(path)
         for folder in _folders(path):
-            if folder.resolve() in seen:
+            if folder.resolve() in seen or folder in given_up:
                 continue
             seen.add(folder.resolve())
             run = read_run(folder)
@@ -126,7 +130,7 @@ def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
             )
             results[name, seed] = replace(run, config={**run.config, "algorithm": name})
             folders.append(folder)
-        failed += [line for line in _failed(path) if line not in failed]
+        failed += [line for line in given_up.values() if line not in failed]
     if not results and not running:
         raise RunError(
             f"{paths[0]}: no run is finished yet; look at it with fedattune watch, or go on with it by --resume"
@@ -139,7 +143,13 @@ def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
                 "their clients cannot be compared; look at them one by one"
             )
     order = sorted(range(len(found)), key=lambda i: found[i].algorithm != ALONE)
-    return Runs([found[i] for i in order], [folders[i] for i in order], failed, waiting)
+    return Runs(
+        [found[i] for i in order],
+        [folders[i] for i in order],
+        failed,
+        waiting,
+        _asked(paths[0]).get("rounds_to"),
+    )
 
 
 def _folders(path: Path) -> list[Path]:
@@ -151,13 +161,17 @@ def _folders(path: Path) -> list[Path]:
     if not found and not (path / EXPERIMENT).is_file():
         missing = "" if path.exists() else " (there is no such folder)"
         raise RunError(f"{path} holds no run{missing}; give a folder that fedattune run or compare wrote")
-    if (path / EXPERIMENT).is_file():
-        from .yaml_file import read_yaml
-
-        asked = read_yaml(path / EXPERIMENT).get("algorithms", [])
-        names = asked.split(",") if isinstance(asked, str) else list(asked)
-        found.sort(key=lambda run: names.index(run.parent.name) if run.parent.name in names else len(names))
+    asked = _asked(path).get("algorithms", [])
+    names = asked.split(",") if isinstance(asked, str) else list(asked)
+    found.sort(key=lambda run: names.index(run.parent.name) if run.parent.name in names else len(names))
     return found
+
+
+def _asked(path: Path) -> dict[str, Any]:
+    """What the comparison in a folder was asked to do; empty where it holds a single run."""
+    from .yaml_file import read_yaml
+
+    return read_yaml(path / EXPERIMENT) if (path / EXPERIMENT).is_file() else {}
 
 
 def _seed(folder: Path) -> int:
@@ -181,8 +195,13 @@ def _same(one: Numbers, other: Numbers) -> bool:
     return names[0] == names[1] and _what(one) == _what(other)
 
 
-def _failed(path: Path) -> list[str]:
-    """What the comparison says of runs that did not come to an end."""
+def _failed(path: Path) -> dict[Path, str]:
+    """The runs of a comparison that did not come to an end, and what it says of them."""
     file = path / "result.json"
     found = read_json(file).get("failed", []) if file.is_file() else []
-    return [f"{one['algorithm']} failed with seed {one['seed']}: {one['error']}" for one in found]
+    return {
+        path
+        / one["algorithm"]
+        / f"seed-{one['seed']}": f"{one['algorithm']} failed with seed {one['seed']}: {one['error']}"
+        for one in found
+    }

@@ -13,6 +13,8 @@ from .numbers import Numbers
 Array = NDArray[np.float64]
 NEAREST = 0.25
 """The share of the other clients that count as alike."""
+MOST = 1_000
+"""Clients among whom relations are looked at: matrices grow with their square."""
 MOST_ORDERED = 600
 """Clients up to whom rows are put in the best order within their tree; more take too long."""
 FLAT = 1e-6
@@ -122,10 +124,16 @@ class Relations:
     particular.
     """
 
-    def __init__(self, run: Numbers) -> None:
+    def __init__(self, run: Numbers, always: Sequence[int] = ()) -> None:
         self.run = run
-        self.numbers = np.array(list(run._numbers), dtype=np.int64)
-        self.names = [str(client["id"]) for client in run.facts["clients"]]
+        n = len(run.facts["clients"])
+        self.places = list(range(n))
+        """Which of the evaluated clients, by their places among these: of more than MOST, some, with `always` in it."""
+        if n > MOST:
+            spread = np.linspace(0, n - 1, MOST).round().astype(int).tolist()
+            self.places = sorted({*spread, *always})
+        self.numbers = np.array(list(run._numbers), dtype=np.int64)[self.places]
+        self.names = [str(run.facts["clients"][i]["id"]) for i in self.places]
         self._place = {int(number): i for i, number in enumerate(self.numbers)}
 
     @cached_property
@@ -156,11 +164,13 @@ class Relations:
     def known(self, round_: int, back: int = BACK) -> dict[str, Array]:
         """Component -> (N, N): every client's last row at a round, from that one or one of the `back` before it."""
         last: dict[str, Array] = {}
-        for r in [r for r in self.rounds if r <= round_][-back:]:
+        for r in reversed([r for r in self.rounds if r <= round_][-back:]):
             for component, matrix in self.at(r).items():
-                before = last.setdefault(component, np.full_like(matrix, np.nan))
-                given = ~np.isnan(matrix).all(1)
-                before[given] = matrix[given]
+                later = last.setdefault(component, np.full_like(matrix, np.nan))
+                unknown = np.isnan(later).all(1)
+                later[unknown] = matrix[unknown]
+            if not any(np.isnan(matrix).all(1).any() for matrix in last.values()):
+                break
         return last
 
     def since(self, round_: int, back: int = BACK) -> list[int | None]:
@@ -207,7 +217,7 @@ class Relations:
     def labels(self) -> Array | None:
         """Samples of each class (N, classes); None where the run's store does not know them."""
         found = self.run.facts.get("labels")
-        return None if found is None else np.array(found, dtype=np.float64)
+        return None if found is None else np.array(found, dtype=np.float64)[self.places]
 
     @cached_property
     def similarity(self) -> Array | None:

@@ -49,16 +49,10 @@ def conclude(
     said = list(dict.fromkeys(said))
     report = out / "report.html" if command == "compare" and results else None
     if report:
+        from ..reading import read_runs
         from ..report import write_report
 
-        write_report(
-            report,
-            plan.federation,
-            results,
-            verdict=content["verdict"],
-            notes=said,
-            rounds_to=rounds_to,
-        )
+        write_report(report, read_runs([out]))
     console = make_console()
     if table:
         print_table(table, console, rounds_to)

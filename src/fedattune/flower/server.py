@@ -66,7 +66,7 @@ def _lead(folder: Path, plan: Plan, nodes: Nodes, say: Say) -> list[Result]:
                 say(f"{name}, seed {seed}: {error}")
     if not results:
         raise RunError("no method finished: training diverged")
-    _conclude(folder, meeting, results, say)
+    _conclude(folder, results, say)
     return results
 
 
@@ -143,11 +143,12 @@ def _train(
     return Result.load(path)
 
 
-def _conclude(folder: Path, meeting: Meeting, results: list[Result], say: Say) -> None:
+def _conclude(folder: Path, results: list[Result], say: Say) -> None:
     """Write what a comparison gives, and say it."""
     from ..cli.conclude import _notes
     from ..compare import ALONE, print_table, rows
     from ..files import write_text
+    from ..reading import read_runs
     from ..report import write_report
     from ..text import make_console
     from ..verdict import verdict
@@ -160,7 +161,7 @@ def _conclude(folder: Path, meeting: Meeting, results: list[Result], say: Say) -
     content = {"runs": [result.to_json() for result in results], "verdict": decided}
     write_text(folder / "result.json", json.dumps(content, indent=2))
     notes = list(dict.fromkeys(_notes(results)))
-    write_report(folder / "report.html", meeting.census, results, verdict=decided, notes=notes)
+    write_report(folder / "report.html", read_runs([folder]))
     print_table(rows(results), make_console())
     for note in notes:
         say(f"note: {note}")

@@ -1,134 +1,128 @@
-"""A comparison as one HTML file that needs no network: verdict, table, who gains, who learns from whom."""
+"""A report: runs as one HTML file that needs no network, made from their stores alone."""
 
-from collections.abc import Sequence
+import base64
+import gzip
+import json
+from datetime import datetime
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from .._version import __version__
-from ..census import Census
-from ..compare import ALONE, by_algorithm, client_accuracy, columns, legend, rows
+from ..compare import by_algorithm, columns, legend, rows
+from ..errors import RunError
+from ..files import write_text
+from ..reading import Runs
+from ..relations import Relations
+from ..runs.folder import RunFolder, read_json
+from ..verdict import Verdict, fairness_notes
+from . import content, findings
 
-if TYPE_CHECKING:
-    from ..data import Federation
-    from ..result import Result
-
-MOST_CLIENTS = 60
-"""Clients shown in the label picture and the mixing matrices; more would not be readable."""
+MOST_BYTES = 3_200_000
+"""Bytes of data in a report; the page and its chart library take a million and a half."""
 
 
-def write_report(
-    path: Path,
-    federation: "Federation | Census",
-    results: "Sequence[Result]",
-    *,
-    verdict: str,
-    notes: Sequence[str],
-    rounds_to: float | None = None,
-) -> None:
-    """Write the report of a comparison to `path`; `rounds_to`: as for the table."""
+def write_report(path: Path, runs: Runs) -> None:
+    """Write the report on some runs to `path`.
+
+    The page holds all it shows and the chart library (Apache ECharts), asks for nothing from any network, and stays
+    below 5 MB: of many clients or rounds, as many mixing matrices are shown as fit.
+    """
+    write_text(path, render(runs))
+
+
+def render(runs: Runs) -> str:
+    """The page as text.
+
+    Raises:
+        RunError: no run has finished a round.
+
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
+    if not runs.results:
+        raise RunError("there is nothing to report yet: no round is finished; look again later")
     environment = Environment(
         loader=PackageLoader("fedattune.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}"
+    here = files("fedattune.report")
+    found = findings.judged(runs)
+    results, rounds_to = runs.results, runs.rounds_to
     table = rows(results, rounds_to)
-    joined = _newcomers(results)
-    text = environment.get_template("report.html").render(
-        title=f"{federation.name}: {federation.n_clients} clients"
-        + (f", {len(joined)} of them joining after training" if joined else ""),
-        verdict=verdict,
+    groups = by_algorithm(results)
+    data, matrices = _fitting(runs, found)
+    joined = findings.newcomers(results)
+    return environment.get_template("report.html").render(
+        title=runs.title + (f", {len(joined)} of them joining after training" if joined else ""),
+        head=findings.headline(runs, found),
+        live=not runs.finished,
+        warnings=findings.warnings(runs, found),
         tables=[
             {
                 "columns": list(group),
-                "rows": [(row.algorithm, [c(row) for c in group.values()]) for row in table],
+                "rows": [(row.algorithm, [cell(row) for cell in group.values()]) for row in table],
             }
             for group in columns(table, rounds_to)
         ],
         legend=legend(table, rounds_to),
         newcomers=joined,
-        clients=_clients(results),
-        methods=list(by_algorithm(results)),
-        classes=federation.classes,
-        labels=[] if isinstance(federation, Census) else _labels(federation),
-        mixing=_mixing(results),
-        trained=[client.id for client in results[0].clients],
-        names=federation.names[:MOST_CLIENTS],
-        hidden=max(0, federation.n_clients - MOST_CLIENTS),
-        notes=notes,
-        config=_config(results[0]),
+        methods=list(groups),
+        mixes=bool(data["mixing"]),
+        notes=_notes(runs),
+        config=findings.configuration(results),
+        environments=_environments(runs),
         version=__version__,
+        made=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+        css=Markup((here / "templates" / "report.css").read_text("utf-8")),  # noqa: S704 (our own)
+        script=Markup((here / "templates" / "report.js").read_text("utf-8")),  # noqa: S704
+        library=Markup((here / "vendor" / "echarts.min.js").read_text("utf-8")),  # noqa: S704
+        data=_packed(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
+        matrices=_packed(matrices),
     )
-    path.write_text(text, encoding="utf-8")
 
 
-def _clients(results: "Sequence[Result]") -> list[dict[str, Any]]:
-    """Per client: samples, accuracy by method, and what each method gains over training alone."""
-    groups = by_algorithm(results)
-    accuracy = {name: client_accuracy(runs) for name, runs in groups.items()}
-    alone = accuracy.get(ALONE)
-    return [
-        {
-            "id": client.id,
-            "n_train": client.n_train,
-            "n_test": client.n_test,
-            "methods": [
-                {"accuracy": a[i], "gain": None if alone is None or name == ALONE else a[i] - alone[i]}
-                for name, a in accuracy.items()
-            ],
-        }
-        for i, client in enumerate(results[0].clients)
-    ]
+def _fitting(runs: Runs, found: Verdict) -> tuple[dict[str, Any], bytes]:
+    """The data of the pictures, with as many mixing matrices as the page has room for."""
+    groups = by_algorithm(runs.results)
+    relations = {name: Relations(of_one[0]) for name, of_one in groups.items()}
+    data: dict[str, Any] = {
+        "method": found.method,
+        "methods": list(groups),
+        "curves": content.curves(groups),
+        "clients": content.clients(groups, relations),
+        "traffic": content.traffic(groups),
+        "seeds": {name: [run.settings.seed for run in of_one] for name, of_one in groups.items()},
+    }
+    cells = content.MOST_CELLS
+    while True:
+        data["mixing"], matrices = content.mixing(relations, cells)
+        if len(gzip.compress(matrices)) * 4 / 3 < MOST_BYTES or cells < 1_000:
+            return data, matrices
+        cells = min(cells, len(matrices)) // 2
 
 
-def _newcomers(results: "Sequence[Result]") -> list[dict[str, Any]]:
-    """Per client that joined after training and per method: its accuracies, averaged over the seeds."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, runs in by_algorithm(results).items():
-        joined = [newcomer for run in runs for newcomer in run.newcomers]
-        for id_ in dict.fromkeys(newcomer.id for newcomer in joined):
-            mine = [newcomer for newcomer in joined if newcomer.id == id_]
-            ways = ("received", "trained", "local")
-            means = {way: float(np.mean([getattr(one, way) for one in mine])) for way in ways}
-            sizes = {"id": id_, "n_train": mine[0].n_train, "n_test": mine[0].n_test, "methods": []}
-            entry = found.setdefault(id_, sizes)
-            entry["methods"].append({"name": name, **means})
+def _packed(raw: bytes) -> str:
+    return base64.b64encode(gzip.compress(raw, mtime=0)).decode()
+
+
+def _notes(runs: Runs) -> list[str]:
+    """What the data and the methods have to say."""
+    said = [note for run in runs.results for note in (*run.facts.get("data_notes", ()), *run.notes)]
+    return list(dict.fromkeys([*said, *fairness_notes(runs.results)]))
+
+
+def _environments(runs: Runs) -> list[dict[str, str]]:
+    """The versions and machines that the runs were made with, each once."""
+    found: dict[str, dict[str, str]] = {}
+    for folder in runs.folders:
+        file = RunFolder(folder).environment
+        if file.is_file():
+            said = read_json(file)
+            packages = ", ".join(f"{name} {version}" for name, version in said.pop("packages", {}).items())
+            text = {key: str(value) for key, value in said.items() if value is not None} | {
+                "packages": packages
+            }
+            found.setdefault(json.dumps(text, sort_keys=True), text)
     return list(found.values())
-
-
-def _labels(federation: "Federation") -> list[list[tuple[int, float]]]:
-    """Per client and class: samples, and their share of the client's."""
-    counts = federation.label_counts()[:MOST_CLIENTS]
-    shares = counts / counts.sum(1, keepdims=True).clip(1)
-    return [list(zip(c.tolist(), s.tolist(), strict=True)) for c, s in zip(counts, shares, strict=True)]
-
-
-def _mixing(results: "Sequence[Result]") -> list[dict[str, Any]]:
-    """For each component of each method that mixes client by client: the last known row of every client."""
-    found = []
-    for name, runs in by_algorithm(results).items():
-        last: dict[str, np.ndarray[Any, np.dtype[np.float32]]] = {}
-        log, shown = runs[0].mixing, min(MOST_CLIENTS, runs[0].n_clients)
-        one_for_all = True  # one global model: every row is the same, and there is nothing to see
-        # A client's last row: in every round only the cohort's rows are known.
-        for round_ in list(log)[-50:]:
-            rows, columns, weights = log.among(round_)
-            seen = np.array([i for i, row in enumerate(rows) if row < shown], dtype=np.int64)
-            for component, matrix in weights.items():
-                one_for_all &= bool(np.ptp(matrix, axis=0).max() < 1e-6)
-                known = last.setdefault(component, np.full((shown, shown), np.nan, dtype=np.float32))
-                full = np.zeros((len(seen), runs[0].n_clients), dtype=np.float32)
-                full[:, columns] = matrix[seen]
-                known[np.array(rows)[seen]] = full[:, :shown]
-        found += [
-            {"method": name, "component": component, "rows": matrix.tolist()}
-            for component, matrix in (() if one_for_all else last.items())
-        ]
-    return found
-
-
-def _config(result: "Result") -> dict[str, Any]:
-    hidden = ("algorithm", "definition", "options", "split")
-    return {key: value for key, value in result.config.items() if key not in hidden}

@@ -1,0 +1,439 @@
+"use strict";
+(async () => {
+  // Okabe and Ito's colours, which colour-blind readers tell apart; lines differ in their dashes as well.
+  const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a6f00", "#5b4b8a"];
+  const DASHES = ["solid", [8, 3], [2, 3], [8, 3, 2, 3], [12, 4], [4, 4], [2, 6], [10, 2, 2, 2]];
+  const SYMBOLS = ["circle", "rect", "triangle", "diamond", "pin", "arrow", "roundRect", "emptyCircle"];
+  const BLUES = ["#ffffff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"];
+  const SIGNED = ["#b35806", "#f1a340", "#fee0b6", "#ffffff", "#d8daeb", "#998ec3", "#542788"];
+  const ALONE = "local", LEVELS = 254, UNKNOWN = 255, ROWS = 500, PARTNERS = 7, LINKS = 2;
+  const INK = "#1c2330", SOFT = "#56606f", RED = "#c1121f";
+  const $ = (id) => document.getElementById(id);
+
+  async function unpack(id) {
+    const packed = Uint8Array.from(atob($(id).textContent.trim()), (c) => c.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Uint8Array(await new Response(stream).arrayBuffer());
+  }
+  if (!window.DecompressionStream) { $("broken").hidden = false; return; }
+  const D = JSON.parse(new TextDecoder().decode(await unpack("data")));
+  const W = await unpack("matrices");
+  const C = D.clients, M = D.mixing;
+  const state = { client: 0, sort: "gain", down: false, shown: ROWS };
+
+  const charts = [];
+  function chart(id, renderer) {
+    if (!$(id)) return null;
+    const one = echarts.init($(id), null, { renderer: renderer || "svg" });
+    charts.push(one);
+    return one;
+  }
+  const fit = () => charts.forEach((one) => one.resize());
+  new ResizeObserver(fit).observe(document.body);
+  addEventListener("beforeprint", fit);
+  addEventListener("afterprint", fit);
+
+  const style = (name) => {
+    const i = D.methods.filter((m) => m !== ALONE).indexOf(name);
+    return name === ALONE ? { colour: "#000000", dash: [3, 3], symbol: "emptyCircle" }
+      : { colour: COLOURS[i % 8], dash: DASHES[i % 8], symbol: SYMBOLS[i % 8] };
+  };
+  const text = (value) => String(value).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+  const points = (value) => (value > 0 ? "+" : value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(2);
+  const bytes = (n) => {
+    const units = ["B", "kB", "MB", "GB", "TB"];
+    let i = 0;
+    while (n >= 1000 && i < 4) { n /= 1000; i += 1; }
+    return `${i && n < 100 ? n.toFixed(1) : Math.round(n)} ${units[i]}`;
+  };
+  const weight = (w) => (w === null ? "not known" : Math.abs(w) >= 0.1 ? w.toFixed(2) : Number(w.toPrecision(2)).toString());
+  const short = (name) => (name.length > 12 ? name.slice(0, 11) + "\u2026" : name);
+  const narrow = () => innerWidth < 640;
+  const base = { animation: false, textStyle: { fontFamily: "system-ui, sans-serif", color: INK } };
+  const axis = { axisLine: { lineStyle: { color: "#8a93a1" } }, axisLabel: { color: SOFT }, nameTextStyle: { color: SOFT } };
+  const tip = { backgroundColor: "#ffffff", textStyle: { color: INK, fontSize: 13 }, confine: true };
+
+  function choose(select, names, chosen, changed) {
+    select.innerHTML = names.map((n) => `<option>${text(n)}</option>`).join("");
+    if (chosen !== undefined) select.value = chosen;
+    select.addEventListener("change", changed);
+  }
+
+  // --- gains ---------------------------------------------------------------------------------------------
+  const gainful = D.methods.filter((m) => C.methods[m].gain);
+  const first = gainful.includes(D.method) ? D.method : gainful[gainful.length - 1] || D.methods[D.methods.length - 1];
+  const gainChart = gainful.length ? chart("gains") : null;
+  function drawGains() {
+    const gain = C.methods[$("gain-method").value].gain;
+    const order = C.ids.map((_, i) => i).filter((i) => gain[i] !== null).sort((a, b) => gain[a] - gain[b]);
+    gainChart.setOption({
+      ...base,
+      grid: { left: 52, right: 16, top: 30, bottom: order.length > 24 ? 70 : 30 },
+      tooltip: { ...tip, trigger: "axis", formatter: ([p]) => {
+        const i = order[p.dataIndex];
+        const samples = gain[i] * C.test[i] / 100;
+        return `client ${text(C.ids[i])}<br>${points(gain[i])} points, ${points(samples).replace(/\.00$/, "")} of ${C.test[i]} test samples`;
+      } },
+      xAxis: { ...axis, type: "category", data: order.map((i) => C.ids[i]), axisTick: { show: false },
+        axisLabel: { color: SOFT, rotate: order.length > 24 ? 90 : 0, formatter: short }, axisLine: { onZero: false } },
+      yAxis: { ...axis, type: "value", name: "points", nameGap: 12, splitLine: { lineStyle: { color: "#eef0f4" } } },
+      series: [{ type: "bar", barMaxWidth: 34, data: order.map((i) => ({ value: gain[i],
+        itemStyle: { color: gain[i] < 0 ? "#d55e00" : "#0072b2",
+          decal: gain[i] < 0 ? { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 4], rotation: 0.8, color: "rgba(255,255,255,.55)" } : { symbol: "none" } } })),
+        markLine: { silent: true, symbol: "none", label: { show: false }, lineStyle: { color: INK, type: "solid" }, data: [{ yAxis: 0 }] } }],
+    }, true);
+  }
+  if (gainChart) {
+    choose($("gain-method"), gainful, first, drawGains);
+    drawGains();
+    gainChart.on("click", (p) => mark(C.ids.indexOf(p.name)));
+  } else { $("gains").parentElement.hidden = true; }
+
+  // --- curves --------------------------------------------------------------------------------------------
+  const curveChart = chart("curves");
+  function drawCurves() {
+    const x = $("x").value, y = $("y").value;
+    const series = [];
+    for (const { method, seeds } of D.curves) {
+      if (!seeds.length) continue;
+      const { colour, dash, symbol } = style(method);
+      const n = Math.min(...seeds.map((s) => s.rounds.length));
+      const at = (s, key, i) => s[key][s.rounds.length === n ? i : Math.min(i, s.rounds.length - 1)];
+      const mean = (key, i) => seeds.reduce((sum, s) => sum + at(s, key, i), 0) / seeds.length;
+      const line = [], low = [], band = [];
+      for (let i = 0; i < n; i += 1) {
+        const values = seeds.map((s) => at(s, y, i));
+        const where = mean(x, i);
+        line.push([where, mean(y, i)]);
+        low.push([where, Math.min(...values)]);
+        band.push([where, Math.max(...values) - Math.min(...values)]);
+      }
+      // The legend takes its mark from the first series of a name.
+      series.push({ type: "line", name: method, data: line, symbol, symbolSize: 6, showSymbol: n < 25, itemStyle: { color: colour },
+        lineStyle: { color: colour, width: method === D.method ? 3 : 2, type: dash }, emphasis: { disabled: true }, z: 3 });
+      if (seeds.length > 1) {
+        const hidden = { type: "line", name: method, stack: `band ${method}`, symbol: "none", silent: true, itemStyle: { color: colour }, lineStyle: { opacity: 0 }, tooltip: { show: false } };
+        series.push({ ...hidden, data: low }, { ...hidden, data: band, areaStyle: { color: colour, opacity: 0.15 } });
+      }
+    }
+    const format = x === "bytes" ? bytes : x === "seconds" ? (v) => `${Number(v.toPrecision(3))} s` : (v) => String(v);
+    curveChart.setOption({
+      ...base,
+      legend: { type: "scroll", top: 0, itemWidth: 36, textStyle: { color: INK } },
+      grid: { left: 52, right: 24, top: 44, bottom: 84 },
+      tooltip: { ...tip, trigger: "axis", formatter: (all) => {
+        const lines = all.filter((p) => series[p.seriesIndex].lineStyle.opacity !== 0);
+        return lines.length ? `${x === "rounds" ? "round " : ""}${format(lines[0].value[0])}<br>` + lines
+          .sort((a, b) => b.value[1] - a.value[1]).map((p) => `${p.marker}${text(p.seriesName)} ${p.value[1].toFixed(2)}%`).join("<br>") : "";
+      } },
+      xAxis: { ...axis, type: "value", name: { rounds: "round", bytes: "bytes up and down", seconds: "seconds" }[x], nameLocation: "middle", nameGap: 26,
+        axisLabel: { color: SOFT, formatter: format, hideOverlap: true }, splitLine: { show: false }, min: "dataMin" },
+      yAxis: { ...axis, type: "value", name: "%", nameGap: 6, scale: true, splitLine: { lineStyle: { color: "#eef0f4" } } },
+      dataZoom: [{ type: "slider", bottom: 8, height: 20, filterMode: "none", labelFormatter: format, borderColor: "#dfe3ea" }],
+      series,
+    }, true);
+  }
+  $("x").addEventListener("change", drawCurves);
+  $("y").addEventListener("change", drawCurves);
+  drawCurves();
+
+  // --- clients: distribution and table --------------------------------------------------------------------
+  const spreadChart = chart("spread");
+  function quantiles(values) {
+    const v = values.filter((a) => a !== null).sort((a, b) => a - b);
+    const q = (p) => { const k = (v.length - 1) * p, f = Math.floor(k); return v[f] + (v[Math.min(f + 1, v.length - 1)] - v[f]) * (k - f); };
+    return v.length ? [v[0], q(0.25), q(0.5), q(0.75), v[v.length - 1]] : [];
+  }
+  function drawSpread() {
+    const groups = [];
+    for (const m of D.methods) {
+      for (const [point, label] of m === ALONE ? [["headline", "alone"]] : [["received", "received"], ["trained", "trained"]]) {
+        if (C.methods[m][point].some((a) => a !== null)) groups.push({ m, label, values: C.methods[m][point] });
+      }
+    }
+    $("spread").style.height = `${90 + groups.length * 26}px`;
+    const spread = (i) => (((i * 7919) % 101) / 101 - 0.5) * 0.5;
+    const dots = groups.flatMap((g, y) => g.values.map((a, i) => (a === null ? null : { value: [a, y + spread(i)], client: i, group: y })).filter((d) => d && d.client !== state.client));
+    const marked = groups.map((g, y) => ({ value: [g.values[state.client], y + spread(state.client)], client: state.client, group: y })).filter((d) => d.value[0] !== null);
+    const about = (p) => `client ${text(C.ids[p.data.client])}<br>${text(groups[p.data.group].m)}, ${groups[p.data.group].label}: ${p.data.value[0].toFixed(2)}%`;
+    spreadChart.resize();
+    spreadChart.setOption({
+      ...base,
+      grid: { left: narrow() ? 118 : 170, right: 24, top: 10, bottom: 46 },
+      tooltip: { ...tip, formatter: (p) => (p.seriesType === "scatter" ? about(p) : "") },
+      xAxis: { ...axis, type: "value", scale: true, name: "test accuracy, %", nameLocation: "middle", nameGap: 26, splitLine: { lineStyle: { color: "#eef0f4" } } },
+      yAxis: [{ ...axis, type: "category", inverse: true, data: groups.map((g) => `${g.m}, ${g.label}`), axisTick: { show: false }, axisLabel: { color: SOFT, width: narrow() ? 110 : 160, overflow: "truncate" } },
+        { type: "value", show: false, min: -0.5, max: groups.length - 0.5, inverse: true }],
+      series: [
+        { type: "boxplot", data: groups.map((g) => ({ value: quantiles(g.values), itemStyle: { borderColor: style(g.m).colour, color: "#f5f7fa" } })), silent: true, boxWidth: [8, 16] },
+        { type: "scatter", yAxisIndex: 1, data: dots, symbolSize: C.ids.length > 300 ? 3 : 6, itemStyle: { color: "#3b4350", opacity: 0.5 } },
+        { type: "scatter", yAxisIndex: 1, data: marked, symbolSize: 12, symbol: "diamond", itemStyle: { color: RED } },
+      ],
+    }, true);
+  }
+  spreadChart.on("click", (p) => p.data && p.data.client !== undefined && mark(p.data.client));
+
+  function columnsOf(m) {
+    const at = C.methods[m];
+    const columns = [
+      { key: "client", title: "client", value: (i) => C.ids[i], html: (i) => text(C.ids[i]) },
+      { key: "train", title: "train", value: (i) => C.train[i] },
+      { key: "test", title: "test", value: (i) => C.test[i] },
+    ];
+    if (C.classes) columns.push({ key: "classes", title: "classes", value: (i) => C.classes[i] });
+    const number = (v) => (v === null || v === undefined ? "-" : v.toFixed(2));
+    const percent = (key, title, values) => columns.push({ key, title, value: (i) => values[i], html: (i) => number(values[i]) });
+    if (C.methods[ALONE] && m !== ALONE) percent("alone", "alone %", C.methods[ALONE].headline);
+    percent("received", "received %", at.received);
+    percent("trained", "trained %", at.trained);
+    if (at.gain) {
+      const tone = (v) => (v < 0 ? "minus" : v > 0 ? "plus" : "");
+      columns.push({ key: "gain", title: "gain", value: (i) => at.gain[i], html: (i) => (at.gain[i] === null ? "-" : `<span class="${tone(at.gain[i])}">${points(at.gain[i])}</span>`) });
+      columns.push({ key: "samples", title: "in samples", value: (i) => at.gain[i] * C.test[i], html: (i) => points(at.gain[i] * C.test[i] / 100).replace(/\d$/, "") });
+    }
+    if (at.own) {
+      percent("own", "own weight %", at.own);
+      columns.push({ key: "partners", title: "learns most from", value: (i) => (at.partners[i][0] || [""])[0], left: true,
+        html: (i) => at.partners[i].map(([n, w]) => `${text(n)} (${w.toFixed(1)}%)`).join(", ") || "nobody" });
+    }
+    return columns;
+  }
+  function drawTable() {
+    const m = $("client-method").value, columns = columnsOf(m), gain = C.methods[m].gain;
+    const by = columns.find((c) => c.key === state.sort) || columns[0];
+    const only = $("only").value, part = $("filter").value.trim().toLowerCase();
+    const keep = C.ids.map((_, i) => i).filter((i) => C.ids[i].toLowerCase().includes(part)
+      && (only === "all" || (gain && (only === "lose" ? gain[i] < 0 : gain[i] > 0))));
+    const compare = (a, b) => {
+      const x = by.value(a), y = by.value(b);
+      if (typeof x === "string") return x.localeCompare(y, undefined, { numeric: true });
+      return (x ?? Infinity) - (y ?? Infinity);
+    };
+    keep.sort((a, b) => (state.down ? compare(b, a) : compare(a, b)) || a - b);
+    const shown = keep.slice(0, state.shown);
+    $("count").textContent = `${keep.length} of ${C.ids.length} clients` + (shown.length < keep.length ? `, the first ${shown.length} shown` : "");
+    const [head, body] = $("clients").children;
+    head.innerHTML = "<tr>" + columns.map((c) => `<th scope="col"${c.left ? ' class="text"' : ""} aria-sort="${c.key === by.key ? (state.down ? "descending" : "ascending") : "none"}"><button type="button" data-key="${c.key}">${c.title}${c.key === by.key ? (state.down ? " \u25be" : " \u25b4") : ""}</button></th>`).join("") + "</tr>";
+    body.innerHTML = shown.map((i) => `<tr data-client="${i}"${i === state.client ? ' class="marked"' : ""}>` + columns.map((c) => `<td${c.left ? ' class="text"' : ""}>${c.html ? c.html(i) : c.value(i)}</td>`).join("") + "</tr>").join("");
+  }
+  choose($("client-method"), D.methods, first, drawTable);
+  $("only").addEventListener("change", drawTable);
+  $("filter").addEventListener("input", drawTable);
+  $("clients").addEventListener("click", (event) => {
+    const key = event.target.closest("button")?.dataset.key, row = event.target.closest("tr[data-client]");
+    if (key) {
+      state.down = state.sort === key ? !state.down : false;
+      state.sort = key;
+      drawTable();
+    } else if (row) { mark(Number(row.dataset.client)); }
+  });
+
+  // --- who learns from whom --------------------------------------------------------------------------------
+  let drawMixing = () => {}, drawMarked = () => {};
+  if (M.methods) {
+    const heat = chart("heat", "canvas"), labels = M.labels ? chart("labels", "canvas") : null;
+    const network = chart("network"), evolution = chart("evolution");
+    const n = M.clients.length, names = M.clients.map((i) => C.ids[i]);
+    const mixed = Object.keys(M.methods);
+    if (!labels) $("label-part").innerHTML = "<h3>Labels</h3><p>Label counts are not in the store: they stay with the clients, or an older version made the run.</p>";
+    $("hidden").textContent = M.hidden ? `${n} of ${n + M.hidden} clients are shown, evenly from all.` : "";
+    const method = () => M.methods[$("mix-method").value];
+    const component = () => $("component").selectedIndex;
+    const round = () => Number($("round").value);
+    const order = () => {
+      const how = $("order").value;
+      return how === "labels" && M.label_order ? M.label_order : how === "order" ? method().order : names.map((_, i) => i);
+    };
+    function byte(c, r, i, k) {
+      const m = method();
+      return W[m.start + ((c * m.rounds.length + r) * n + i) * n + k];
+    }
+    function value(c, r, i, k) {
+      const b = byte(c, r, i, k), { largest, signed } = method().components[c];
+      if (b === UNKNOWN) return null;
+      if (!signed) return largest * (b / LEVELS) ** 2;
+      const s = b / (LEVELS / 2) - 1;
+      return largest * Math.sign(s) * s * s;
+    }
+    const mixColours = () => (method().components[component()].signed ? SIGNED : BLUES);
+
+    function drawHeat() {
+      const c = component(), r = round(), sorted = order(), own = $("own").checked;
+      const cells = [];
+      let most = 0, least = 0;
+      sorted.forEach((i, y) => sorted.forEach((k, x) => {
+        const w = value(c, r, i, k);
+        if (i === k && !own) return;
+        if (w !== null) { most = Math.max(most, w); least = Math.min(least, w); cells.push([x, y, w]); }
+      }));
+      const ticks = { ...axis, type: "category", data: sorted.map((i) => names[i]), axisTick: { show: false }, splitArea: { show: false },
+        axisLabel: { color: SOFT, interval: "auto", formatter: short } };
+      const far = least < 0 ? Math.max(most, -least) : most || 1;
+      heat.setOption({
+        ...base,
+        grid: { left: 70, right: 12, top: 6, bottom: 104, show: true, backgroundColor: "#ececec", borderWidth: 0 },
+        tooltip: { ...tip, formatter: (p) => `client ${text(names[sorted[p.value[1]]])} was given ${weight(p.value[2])}<br>of client ${text(names[sorted[p.value[0]]])}` },
+        xAxis: { ...ticks, axisLabel: { ...ticks.axisLabel, rotate: 90 }, name: "from", nameLocation: "middle", nameGap: 46 },
+        yAxis: { ...ticks, inverse: true },
+        visualMap: { min: least < 0 ? -far : 0, max: far, calculable: false, orient: "horizontal", left: "center", bottom: 0, itemHeight: 120, itemWidth: 12,
+          inRange: { color: mixColours() }, text: [weight(far), least < 0 ? weight(-far) : "0"], textStyle: { color: SOFT } },
+        series: [{ type: "heatmap", data: cells, progressive: 0, emphasis: { itemStyle: { borderColor: RED, borderWidth: 1 } } }],
+      }, true);
+    }
+    function drawLabels() {
+      if (!labels) return;
+      const sorted = order(), cells = [];
+      sorted.forEach((i, y) => {
+        const sum = M.labels[i].reduce((a, b) => a + b, 0) || 1;
+        M.labels[i].forEach((count, x) => count && cells.push([x, y, 100 * count / sum, count]));
+      });
+      labels.setOption({
+        ...base,
+        grid: { left: 70, right: 12, top: 6, bottom: 104 },
+        tooltip: { ...tip, formatter: (p) => `client ${text(names[sorted[p.value[1]]])}, class ${text(M.classes[p.value[0]])}<br>${p.value[3]} samples, ${p.value[2].toFixed(0)}% of its own` },
+        xAxis: { ...axis, type: "category", data: M.classes, axisTick: { show: false }, axisLabel: { color: SOFT, rotate: M.classes.some((c) => c.length > 2) ? 90 : 0, formatter: short }, name: "class", nameLocation: "middle", nameGap: 46 },
+        yAxis: { ...axis, type: "category", data: sorted.map((i) => names[i]), inverse: true, axisTick: { show: false }, axisLabel: { color: SOFT, formatter: short } },
+        visualMap: { min: 0, max: 100, orient: "horizontal", left: "center", bottom: 0, itemHeight: 120, itemWidth: 12, inRange: { color: BLUES }, text: ["100% of its samples", "0"], textStyle: { color: SOFT } },
+        series: [{ type: "heatmap", data: cells, progressive: 0, itemStyle: { borderColor: "#fff", borderWidth: n > 60 ? 0 : 1 } }],
+      }, true);
+    }
+    function drawThumbs() {
+      const m = method(), r = round(), sorted = order(), own = $("own").checked;
+      $("thumbs").hidden = m.components.length < 2;
+      if ($("thumbs").childElementCount !== m.components.length || $("thumbs").dataset.method !== $("mix-method").value) {
+        $("thumbs").dataset.method = $("mix-method").value;
+        $("thumbs").innerHTML = m.components.map((c, i) => `<button type="button" data-component="${i}"><canvas width="${n}" height="${n}"></canvas>${text(c.name)}</button>`).join("");
+      }
+      m.components.forEach((one, c) => {
+        const button = $("thumbs").children[c], context = button.firstChild.getContext("2d"), image = context.createImageData(n, n);
+        button.setAttribute("aria-pressed", String(c === component()));
+        let most = 0;
+        for (let i = 0; i < n; i += 1) for (let k = 0; k < n; k += 1) if (own || i !== k) most = Math.max(most, Math.abs(value(c, r, i, k) ?? 0));
+        sorted.forEach((i, y) => sorted.forEach((k, x) => {
+          const w = i === k && !own ? null : value(c, r, i, k);
+          const share = w === null ? null : Math.min(1, Math.abs(w) / (most || 1)), at = 4 * (y * n + x);
+          const colour = share === null ? [236, 236, 236] : w < 0 ? [255 - 76 * share, 255 - 167 * share, 255 - 249 * share] : [255 - 247 * share, 255 - 207 * share, 255 - 148 * share];
+          image.data.set([...colour, 255], at);
+        }));
+        context.putImageData(image, 0, 0);
+      });
+    }
+    function drawNetwork() {
+      const c = component(), r = round(), m = method(), links = [];
+      const sorted = m.order;
+      const sizes = M.clients.map((i) => C.train[i]), largest = Math.max(...sizes);
+      sorted.forEach((i) => {
+        const row = sorted.filter((k) => k !== i).map((k) => [k, value(c, r, i, k)]).filter(([, w]) => w > 1e-4).sort((a, b) => b[1] - a[1]);
+        row.slice(0, LINKS).forEach(([k, w]) => links.push({ source: names[k], target: names[i], value: w, colour: COLOURS[m.clusters[k] % 8] }));
+      });
+      const strongest = Math.max(...links.map((l) => l.value), 1e-9);
+      const marked = names[M.clients.indexOf(state.client)];
+      network.setOption({
+        ...base,
+        tooltip: { ...tip, formatter: (p) => (p.dataType === "edge" ? `client ${text(p.data.target)} was given ${weight(p.data.value)}<br>of client ${text(p.data.source)}` : `client ${text(p.name)}, cluster ${p.data.cluster + 1}<br>${p.data.train} training samples`) },
+        series: [{ type: "graph", layout: "circular", circular: { rotateLabel: true }, ...(narrow() ? { left: 50, right: 50, top: 50, bottom: 50 } : { left: 80, right: 80, top: 80, bottom: 80 }),
+          label: { show: n <= 60, position: "right", color: INK, formatter: (p) => short(p.name) },
+          edgeSymbol: ["none", "arrow"], edgeSymbolSize: 6,
+          data: sorted.map((i) => ({ name: names[i], cluster: m.clusters[i], train: sizes[i], symbolSize: (n > 60 ? 5 : 9) + 9 * Math.sqrt(sizes[i] / largest),
+            itemStyle: { color: COLOURS[m.clusters[i] % 8], borderColor: names[i] === marked ? RED : "#fff", borderWidth: names[i] === marked ? 4 : 1 } })),
+          links: links.map((l) => ({ ...l, lineStyle: { width: 0.5 + 4 * l.value / strongest, curveness: 0.25, opacity: l.target === marked || l.source === marked ? 0.95 : 0.4, color: l.target === marked ? RED : l.colour } })),
+          emphasis: { focus: "adjacency" } }],
+      }, true);
+    }
+    function drawEvolution() {
+      const i = M.clients.indexOf(state.client), c = component(), m = method();
+      if (i < 0) { evolution.clear(); return; }
+      const rows = m.rounds.map((_, r) => names.map((_, k) => value(c, r, i, k)));
+      const total = names.map((_, k) => rows.reduce((sum, row) => sum + Math.abs(row[k] ?? 0), 0));
+      const top = names.map((_, k) => k).filter((k) => k !== i && total[k] > 1e-6).sort((a, b) => total[b] - total[a]).slice(0, PARTNERS);
+      const parts = [["own", [i], "#3b4350"], ...top.map((k, j) => [`client ${names[k]}`, [k], COLOURS[j % 8]]),
+        ["all others", names.map((_, k) => k).filter((k) => k !== i && !top.includes(k)), "#c9ced6"]];
+      evolution.setOption({
+        ...base,
+        aria: { enabled: true, decal: { show: true } },
+        legend: { type: "scroll", top: 0, textStyle: { color: INK } },
+        grid: { left: 52, right: 24, top: 56, bottom: 48 },
+        tooltip: { ...tip, trigger: "axis", formatter: (all) => `round ${all[0].axisValue}<br>` + all.filter((p) => p.value !== null).map((p) => `${p.marker}${text(p.seriesName)} ${p.value.toFixed(1)}%`).join("<br>") },
+        xAxis: { ...axis, type: "category", data: m.rounds, name: "round", nameLocation: "middle", nameGap: 26, boundaryGap: false },
+        yAxis: { ...axis, type: "value", name: "%", max: m.components[c].signed ? null : 100, splitLine: { lineStyle: { color: "#eef0f4" } } },
+        series: parts.map(([name, members, colour]) => ({ type: "line", name, stack: "all", symbol: "none", lineStyle: { width: 1, color: colour }, itemStyle: { color: colour }, areaStyle: { color: colour, opacity: 0.85 },
+          data: rows.map((row) => (row.every((w) => w === null) ? null : 100 * members.reduce((sum, k) => sum + (row[k] ?? 0), 0))) })),
+      }, true);
+    }
+    function say() {
+      const m = method(), name = m.components[component()].name, a = m.agreement[name];
+      $("round-said").textContent = `round ${m.rounds[round()]}` + (m.rounds.length < m.all_rounds ? ` (${m.rounds.length} of ${m.all_rounds} stored rounds are shown)` : "");
+      if (!a) { $("agreement").textContent = ""; return; }
+      const share = a.share === null ? "" : `At the end, ${(100 * a.share).toFixed(0)}% of what clients were given of others came from the quarter whose labels are most like theirs; ${(100 * a.chance).toFixed(0)}% would be chance. `;
+      const rank = a.correlation === null ? "" : `Rank correlation of weights and label similarity: ${a.correlation.toFixed(2)}.`;
+      $("agreement").textContent = `${name}: ${share}${rank}`;
+    }
+    drawMixing = () => { drawHeat(); drawLabels(); drawThumbs(); drawNetwork(); drawEvolution(); say(); };
+    drawMarked = () => { if (M.clients.includes(state.client)) $("client").value = C.ids[state.client]; drawNetwork(); drawEvolution(); };
+    const turned = () => { drawHeat(); drawThumbs(); drawNetwork(); say(); };
+    function picked() {
+      const m = method();
+      $("component").innerHTML = m.components.map((c) => `<option>${text(c.name)}</option>`).join("");
+      $("component").selectedIndex = Math.max(0, m.components.findIndex((c) => !c.name.endsWith("bias")));
+      $("round").max = m.rounds.length - 1;
+      $("round").value = m.rounds.length - 1;
+      drawMixing();
+    }
+    choose($("mix-method"), mixed, mixed.includes(D.method) ? D.method : mixed[0], picked);
+    $("component").addEventListener("change", drawMixing);
+    $("order").addEventListener("change", drawMixing);
+    $("own").addEventListener("change", () => { drawHeat(); drawThumbs(); });
+    $("round").addEventListener("input", turned);
+    $("thumbs").addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (button) { $("component").selectedIndex = Number(button.dataset.component); drawMixing(); }
+    });
+    choose($("client"), names, names[0], () => mark(C.ids.indexOf($("client").value)));
+    network.on("click", (p) => p.dataType === "node" && mark(C.ids.indexOf(p.name)));
+    let playing = null;
+    $("play").addEventListener("click", () => {
+      const stop = () => { clearInterval(playing); playing = null; $("play").innerHTML = "&#9654;"; };
+      if (playing) { stop(); return; }
+      if (round() === Number($("round").max)) $("round").value = 0;
+      $("play").innerHTML = "&#10073;&#10073;";
+      playing = setInterval(() => {
+        if (round() === Number($("round").max)) { stop(); return; }
+        $("round").value = round() + 1;
+        turned();
+      }, 400);
+    });
+    picked();
+  }
+
+  // --- communication ---------------------------------------------------------------------------------------
+  const trafficChart = chart("traffic");
+  function drawTraffic() {
+    const t = D.traffic[$("traffic-method").value];
+    const parts = t.parts.length ? t.parts : ["all"], up = t.parts.length ? t.up : [t.total[0]], down = t.parts.length ? t.down : [t.total[1]];
+    $("traffic").style.height = `${120 + parts.length * 34}px`;
+    trafficChart.resize();
+    trafficChart.setOption({
+      ...base,
+      aria: { enabled: true, decal: { show: true } },
+      legend: { top: 0, textStyle: { color: INK }, formatter: (name) => `${name}: ${bytes(t.total[name === "up" ? 0 : 1])} in ${t.rounds} rounds` },
+      grid: { left: narrow() ? 96 : 150, right: 70, top: 36, bottom: 34 },
+      tooltip: { ...tip, trigger: "axis", formatter: (all) => `${text(all[0].name)}<br>` + all.map((p) => `${p.marker}${p.seriesName} ${bytes(p.value)}`).join("<br>") },
+      xAxis: { ...axis, type: "value", axisLabel: { color: SOFT, formatter: bytes, hideOverlap: true }, splitLine: { lineStyle: { color: "#eef0f4" } } },
+      yAxis: { ...axis, type: "category", name: "layer", nameLocation: "start", nameGap: 8, inverse: true, data: parts, axisTick: { show: false }, axisLabel: { color: SOFT, width: narrow() ? 90 : 140, overflow: "truncate" } },
+      series: [["up", up, "#0072b2"], ["down", down, "#e69f00"]].map(([name, data, color]) => ({ type: "bar", name, data, barMaxWidth: 14, itemStyle: { color }, label: { show: true, position: "right", color: SOFT, formatter: (p) => bytes(p.value) } })),
+    }, true);
+  }
+  choose($("traffic-method"), D.methods, first, drawTraffic);
+  drawTraffic();
+
+  function mark(client) {
+    if (client < 0) return;
+    state.client = client;
+    drawSpread();
+    drawTable();
+    drawMarked();
+  }
+  const gained = C.methods[first].gain, from = M.methods ? M.clients : C.ids.map((_, i) => i);
+  mark(gained ? from.reduce((worst, i) => ((gained[i] ?? 0) < (gained[worst] ?? 0) ? i : worst), from[0]) : from[0]);
+  document.body.dataset.ready = "yes";
+})();
