@@ -17,6 +17,8 @@ MOST = 1_000
 """Clients among whom relations are looked at: matrices grow with their square."""
 MOST_ORDERED = 600
 """Clients up to whom rows are put in the best order within their tree; more take too long."""
+MOST_CLUSTERS = 30
+"""Clusters that clients are put into."""
 FLAT = 1e-6
 """Differences of weights below which all clients were given the same."""
 BACK = 50
@@ -36,7 +38,7 @@ def label_similarity(labels: Array) -> Array:
 def seriation(similarity: Array) -> tuple[list[int], list[int]]:
     """An order of clients in which those that are alike are neighbours, and the cluster of each client.
 
-    Average linkage over 1 minus the symmetric similarity (N, N); the number of clusters, 2 to 10, is that of the
+    Average linkage over 1 minus the symmetric similarity (N, N); the number of clusters, 2 to 30, is that of the
     largest silhouette. Clients that are all alike are one cluster.
     """
     from scipy.cluster.hierarchy import fcluster, leaves_list, linkage, optimal_leaf_ordering
@@ -56,7 +58,7 @@ def seriation(similarity: Array) -> tuple[list[int], list[int]]:
     tree = linkage(flat, "average")
     if n <= MOST_ORDERED:
         tree = optimal_leaf_ordering(tree, flat)
-    found = [fcluster(tree, k, "maxclust") for k in range(2, min(10, n - 1) + 1)]
+    found = [fcluster(tree, k, "maxclust") for k in range(2, min(MOST_CLUSTERS, n - 1) + 1)]
     scored = [
         (float(silhouette_score(distance, one, metric="precomputed")), one)
         for one in found

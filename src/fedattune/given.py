@@ -1,0 +1,143 @@
+"""What one client was given of the others' models: component by component, and over the rounds of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .relations import BACK, FLAT, Agreement, Array, Relations, agreement
+
+TOP = 3
+"""Partners that count as the top ones."""
+EVEN = 0.1
+"""Spread of the others' weights, as a share of their mean, up to which none of them stands out."""
+MOST_ROUNDS = 60
+"""Rounds looked at for how a client's partners changed, evenly spread over those that are stored."""
+COUNTS = 0.1
+"""Of the largest partner's share, below which another one is no top partner."""
+MISSING = 1e-4
+"""Share of a mixture above which what came from clients that are not looked at is told."""
+
+
+@dataclass(frozen=True)
+class Partner:
+    """A client that another one was given a share of: 0.1 is a tenth of the model."""
+
+    client: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a client was given of one component in one round, in shares of the mixture.
+
+    `partners` are the other clients with a share, the largest first, and `others` is their sum; `unseen` is the sum
+    over clients that are not looked at, as they are not evaluated; `even`: no partner stands out.
+    """
+
+    round: int
+    own: float
+    others: float
+    unseen: float
+    even: bool
+    partners: list[Partner]
+
+    @property
+    def top(self) -> list[Partner]:
+        """The partners with the largest shares, without those that hardly count beside the first."""
+        return [one for one in self.partners[:TOP] if one.weight >= COUNTS * self.partners[0].weight]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One component for one client: what it was given last, and in the first and a middle round before that.
+
+    `settled` is the first round looked at since which the top partners are the same; None where none stands out.
+    """
+
+    name: str
+    last: Given
+    before: list[Given]
+    settled: int | None
+    agreement: Agreement | None
+
+
+def given(names: Sequence[str], i: int, round_: int, row: Array, total: float | None = None) -> Given:
+    """What client `i` was given in a round, from its row of weights (N,); `total`: its sum over all clients."""
+    others = np.delete(np.arange(len(row)), i)
+    order = others[np.argsort(-row[others], kind="stable")]
+    weights = row[others]
+    mean = abs(float(weights.mean())) if len(weights) else 0.0
+    even = len(weights) > 1 and float(np.ptp(weights)) <= EVEN * mean + FLAT
+    rest = 0.0 if total is None else total - float(row.sum())
+    return Given(
+        round_,
+        float(row[i]),
+        float(weights.sum()),
+        rest if abs(rest) > MISSING else 0.0,
+        even,
+        [Partner(names[k], float(row[k])) for k in order if row[k] > FLAT],
+    )
+
+
+def layers(relations: Relations, i: int) -> list[Layer]:
+    """Component by component, what the client at place `i` was given; none if it took part in no stored round."""
+    last = relations.since(relations.rounds[-1])[i] if relations.rounds else None
+    if last is None:
+        return []
+    found: dict[str, list[Given]] = {}
+    for r in sorted({*spread(relations.rounds, MOST_ROUNDS), last}):
+        for component, (row, total) in _rows(relations, r, i).items():
+            found.setdefault(component, []).append(given(relations.names, i, r, row, total))
+    return [_layer(relations, i, component, rows) for component, rows in found.items()]
+
+
+def totals(relations: Relations) -> Array:
+    """The sum (N,) of every client's last row over all clients, evaluated or not; the mean over the components."""
+    sums = np.full(len(relations.numbers), np.nan)
+    place = {int(number): i for i, number in enumerate(relations.numbers)}
+    for r in relations.rounds[-BACK:]:
+        rows, _, weights = relations.run.mixing.among(r)
+        mean = np.mean([matrix.sum(1, dtype=np.float64) for matrix in weights.values()], axis=0)
+        here = [k for k, number in enumerate(rows) if number in place]
+        sums[[place[rows[k]] for k in here]] = mean[here]
+    return sums
+
+
+def spread(rounds: Sequence[int], most: int) -> list[int]:
+    """At most so many of the rounds, the first and the last one among them."""
+    if len(rounds) <= most:
+        return list(rounds)
+    return [rounds[k] for k in np.linspace(0, len(rounds) - 1, most).round().astype(int)]
+
+
+def _rows(relations: Relations, round_: int, i: int) -> dict[str, tuple[Array, float]]:
+    """Component -> the client's row (N,) and its sum over all clients; nothing if it was given none in the round."""
+    rows, columns, weights = relations.run.mixing.among(round_)
+    number = int(relations.numbers[i])
+    if number not in rows:
+        return {}
+    at = {column: k for k, column in enumerate(columns)}
+    there = [(place, at[int(n)]) for place, n in enumerate(relations.numbers) if int(n) in at]
+    out = {}
+    for component, matrix in weights.items():
+        found = matrix[rows.index(number)].astype(np.float64)
+        row = np.zeros(len(relations.numbers))
+        row[[place for place, _ in there]] = found[[k for _, k in there]]
+        out[component] = row, float(found.sum())
+    return out
+
+
+def _layer(relations: Relations, i: int, component: str, rows: list[Given]) -> Layer:
+    last = rows[-1]
+    before = [rows[0], rows[(len(rows) - 1) // 2]] if len(rows) > 2 else rows[:-1]
+    settled = None
+    if last.partners and not last.even:
+        same = {partner.client for partner in last.top}
+        for one in reversed(rows):
+            if {partner.client for partner in one.top} != same:
+                break
+            settled = one.round
+    similarity = relations.similarity
+    agree = None if similarity is None else agreement(relations.last[component], similarity, [i])
+    return Layer(component, last, before, settled, agree)
