@@ -249,6 +249,7 @@ def test_a_kill_while_a_file_is_first_written(
         "config.json",
         "environment.json",
         "facts.json",
+        "inputs.safetensors",
         "metrics.sqlite",
         "models.safetensors",
         "result.json",

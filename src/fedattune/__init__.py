@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .errors import ConfigError, DataError, FedAttuneError, ModelError, RunError
     from .params import Params
     from .personal_models import load_model
+    from .prediction import Predictions, predict
     from .result import ClientResult, Result
     from .trainer import Progress, fit
 
@@ -30,6 +31,7 @@ _MODULE_OF = {
     **dict.fromkeys(("ConfigError", "DataError", "FedAttuneError", "ModelError", "RunError"), "errors"),
     "Params": "params",
     "load_model": "personal_models",
+    **dict.fromkeys(("Predictions", "predict"), "prediction"),
     **dict.fromkeys(("ClientResult", "Result"), "result"),
     **dict.fromkeys(("Progress", "fit"), "trainer"),
 }
@@ -62,6 +64,7 @@ __all__ = [
     "Params",
     "Participation",
     "Payload",
+    "Predictions",
     "Progress",
     "Result",
     "RunError",
@@ -74,4 +77,5 @@ __all__ = [
     "load_federation",
     "load_model",
     "models",
+    "predict",
 ]

@@ -4,12 +4,14 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from .algorithms import ALGORITHMS
+from .checked import explain
 from .core import Algorithm
 from .errors import RunError
 from .models import MODELS, build_model
@@ -19,16 +21,85 @@ from .runs import load_tensors, save_tensors
 from .task import trainable
 
 Card = Mapping[str, Any]
-"""model, model_options, input_shape, classes, and whose model it is."""
+"""What a model's file says beside its weights.
+
+model, model_options, algorithm, options and seed rebuild the network; input_shape, classes and client say what it is
+for; schema and, of a table, preparation are how its inputs are made; input and output say what the network takes and
+gives.
+"""
+
+CARD = "fedattune"
+"""What the card is called in a file, where it is JSON."""
+
+
+class _Checked(BaseModel):
+    """The entries of a card that code relies on: files come from elsewhere."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    model: str
+    model_options: dict[str, Any]
+    algorithm: str
+    options: dict[str, Any] = Field(default_factory=dict)
+    seed: int
+    input_shape: list[Annotated[int, Field(ge=1)]]
+    classes: list[str]
+    client: str = ""
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    preparation: dict[str, Any] | None = None
+
+
+def read_card(text: str | None, file: Path | str) -> Card:
+    """The card of a model's file.
+
+    Raises:
+        RunError: the file is none of FedAttune's, or its card cannot be.
+
+    """
+    if text is None:
+        raise RunError(
+            f"{file} is no model that FedAttune saved; expected one that fedattune export or Result.save_models wrote"
+        )
+    try:
+        _Checked.model_validate_json(text)
+    except ValidationError as error:
+        raise RunError(
+            f"{file} does not say what is needed to rebuild its model: {'; '.join(explain(error))}; export it again"
+        ) from error
+    card: Card = {"options": {}, **json.loads(text)}
+    return card
+
+
+def described(model: nn.Module, card: Card) -> Card:
+    """The card with what the network takes and gives."""
+    kind = str(dtype_of(model)).removeprefix("torch.")
+    schema, shape = card.get("schema") or {}, ", ".join(map(str, ("batch", *card["input_shape"])))
+    how = "samples as they are"
+    if schema.get("target"):
+        how = (
+            "prepared: the numbers, filled and standardised as `preparation` says, 0 and 1 for those of `flagged` that "
+            "are missing, 0 and 1 for each category"
+        )
+    elif schema.get("shift") is not None or schema.get("scale") is not None:
+        how = "prepared: (x - shift) * scale, with the constants of `schema`"
+    made = f"{kind} ({shape}), {how}"
+    out = f"{kind} (batch, {len(card['classes'])}), logits in the order of `classes`; softmax gives probabilities"
+    return {**card, "input": made, "output": out}
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """The type of the model's floating-point weights, which is that of its inputs."""
+    found: torch.dtype = next(v.dtype for v in model.state_dict().values() if v.is_floating_point())
+    return found
 
 
 def save_model(file: Path, model: nn.Module, card: Card) -> None:
-    """Write a model and what is needed to rebuild it."""
-    save_tensors(file, model.state_dict(), {"fedattune": json.dumps(card)})
+    """Write a model and what is needed to rebuild and use it."""
+    save_tensors(file, model.state_dict(), {CARD: json.dumps(described(model, card))})
 
 
 def load_model(file: Path | str, module: nn.Module | None = None) -> nn.Module:
-    """Read a client's model that `Result.save_models` wrote.
+    """Read a client's model that `Result.save_models` or `fedattune export` wrote as safetensors.
 
     Args:
         file: the safetensors file.
@@ -39,9 +110,7 @@ def load_model(file: Path | str, module: nn.Module | None = None) -> nn.Module:
 
     """
     state, meta = load_tensors(Path(file))
-    if "fedattune" not in meta:
-        raise RunError(f"{file} is no model that FedAttune saved; expected one that Result.save_models wrote")
-    return fill(module, state, json.loads(meta["fedattune"]))
+    return fill(module, state, read_card(meta.get(CARD), file))
 
 
 def fill(module: nn.Module | None, state: Mapping[str, Tensor], card: Card) -> nn.Module:
@@ -57,7 +126,7 @@ def fill(module: nn.Module | None, state: Mapping[str, Tensor], card: Card) -> n
     network = algorithm_of(card).network if card["algorithm"] in ALGORITHMS else None
     if network and not state.keys() <= {**dict(module.named_parameters()), **module.state_dict()}.keys():
         module = wrapped(network, module, torch.zeros(2, *card["input_shape"]), card["seed"])
-    dtype = next(v.dtype for v in state.values() if v.is_floating_point())
+    dtype = next((v.dtype for v in state.values() if v.is_floating_point()), torch.float32)
     filled = copy.deepcopy(module).to("cpu", dtype)
     places = {**dict(filled.named_parameters()), **dict(filled.named_buffers())}
     # A saved state also names tied weights a second time.
@@ -82,13 +151,18 @@ def rebuilt(card: Card) -> nn.Module:
         RunError: it was a module of the user's own.
 
     """
-    if card["model"] not in MODELS and ":" not in card["model"]:
+    if not has_name(card):
         raise RunError(f"the run's model was a {card['model']} of your own; give one as `module` to fill")
     with torch.random.fork_rng():
         torch.manual_seed(card["seed"])  # also for frozen parameters, which are no part of a saved model
         return build_model(
             card["model"], tuple(card["input_shape"]), len(card["classes"]), card["model_options"]
         )
+
+
+def has_name(card: Card) -> bool:
+    """Whether the run's model was given by name, so that it can be built again."""
+    return card["model"] in MODELS or ":" in card["model"]
 
 
 def algorithm_of(card: Card) -> Algorithm:

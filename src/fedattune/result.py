@@ -1,6 +1,5 @@
 """What a run gives: its numbers, and every client's model."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from .errors import RunError
+from .exporting import Exported, Format, export, file_name
+from .inputs import Inputs
 from .numbers import ClientResult, NewcomerResult, Numbers, Point
 from .params import Params
 from .personal_models import fill, save_model
@@ -34,6 +35,7 @@ class Result(Numbers):
     module: nn.Module | None = field(default=None, repr=False)
     remains: "Remains | None" = field(default=None, repr=False)
     folder: Path | None = field(default=None, repr=False)
+    inputs: Inputs | None = field(default=None, repr=False)
 
     @classmethod
     def load(cls, path: Path | str) -> "Result":
@@ -59,6 +61,7 @@ class Result(Numbers):
             models=models,
             buffers=buffers,
             folder=folder.path,
+            inputs=Inputs.load(folder.inputs),
         )
 
     def finish(self, folder: RunFolder) -> None:
@@ -134,12 +137,47 @@ class Result(Numbers):
         path.mkdir(parents=True, exist_ok=True)
         files = []
         for number, client in zip(self._numbers, self.facts["clients"], strict=True):
-            safe = re.sub(r"[^A-Za-z0-9_.-]", "_", client["id"])
-            files.append(path / f"{number:04d}-{safe}.safetensors")
+            files.append(path / f"{file_name(number, client['id'])}.safetensors")
             save_model(files[-1], self.model(number), self._card(client["id"]))
         return files
+
+    def export(
+        self,
+        client: str | int,
+        file: Path | str,
+        format: Format = "safetensors",  # noqa: A002 (as the command has it)
+        module: nn.Module | None = None,
+    ) -> Exported:
+        """Write a client's model for use elsewhere, and check that what was written predicts the same.
+
+        The network in the file takes prepared inputs (B, ...) and gives logits (B, classes). How inputs are prepared
+        is in the file, too, and `fedattune.predict` does it.
+
+        Args:
+            client: the id of an evaluated client, or its number.
+            file: what is written; it ends in .safetensors, .pt2 (of torch-export) or .onnx.
+            format: "safetensors", "torch-export" or "onnx".
+            module: as of `model`.
+
+        Raises:
+            ConfigError: the file's name is none of the format, or packages for ONNX are missing.
+            RunError: no such client, it was not kept how inputs are prepared, or the model cannot be written so.
+
+        """
+        model = self.model(client, module)
+        name = client if isinstance(client, str) else self.facts["clients"][self._numbers.index(client)]["id"]
+        card = self._card(name)
+        if "schema" not in card or (card["schema"].get("numbers") and "preparation" not in card):
+            raise RunError(
+                f"the run of {self.algorithm} does not say how inputs are prepared, for it was made with an older "
+                "FedAttune or with clients' files of one, so its models could not be used on new data; train it again"
+            )
+        return export(Path(file), model, card, format)
 
     def _card(self, client: str) -> Entry:
         config = ("model", "model_options", "algorithm", "options", "data", "seed")
         facts = ("input_shape", "classes")
-        return {k: self.config[k] for k in config} | {k: self.facts[k] for k in facts} | {"client": client}
+        card = {k: self.config[k] for k in config} | {k: self.facts[k] for k in facts} | {"client": client}
+        if self.inputs:
+            card |= self.inputs.card([one["id"] for one in self.facts["clients"]].index(client))
+        return card

@@ -20,6 +20,7 @@ from .data import Federation
 from .engines.machine import WORTH_ALL_CORES, threads
 from .errors import DivergedError
 from .evaluation import Scored
+from .inputs import Inputs
 from .messages import joined, traffic
 from .params import Params, concatenate
 from .place import Order, Place, Report
@@ -142,12 +143,18 @@ class Run:
             **client_facts(self),
         }
 
+    @cached_property
+    def _inputs(self) -> Inputs | None:
+        return Inputs.of(self.federation, self.judged.tolist())
+
     def go(self, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Result:
         """Run the rounds that are left."""
         started = time.perf_counter() - self.record.seconds
         saved, cost, stopped = time.perf_counter(), 0.0, False
         if self.folder:
             write_json(self.folder.facts, self._facts)
+            if self._inputs:
+                self._inputs.save(self.folder.inputs)
         for r in range(self.record.round + 1, self.settings.rounds + 1):
             last = r == self.settings.rounds
             self._round(r, evaluate=last or r % self.settings.eval_every == 0)
@@ -297,4 +304,6 @@ class Run:
         if not finished and isinstance(models, Params) and isinstance(buffers, Params):
             # What was evaluated last may be what clients hold, and went on changing.
             models, buffers = owned(models), owned(buffers)
-        return Result(self.config, facts, self.store, finished, models, buffers, self.task.model)
+        return Result(
+            self.config, facts, self.store, finished, models, buffers, self.task.model, inputs=self._inputs
+        )

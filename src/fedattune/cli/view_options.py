@@ -68,7 +68,9 @@ class Export(Choice):
 
     client: str | None = Field(None, description="a client by its name, or all")
     format_: Literal["safetensors", "torch-export", "onnx"] = Field(
-        "safetensors", alias="format", description="how the model is written"
+        "safetensors",
+        alias="format",
+        description="how the model is written; it takes prepared inputs and gives logits",
     )
     out: Path | None = Field(
         None, description="the file, of all clients a new folder (default: CLIENT-METHOD in this folder)"
@@ -81,6 +83,10 @@ class Predict(Checked):
     data: Path | None = Field(None, description="a table with the columns of training, .csv or .parquet")
     out: Path | None = Field(
         None, description="the predictions as .csv or .parquet (default: CSV to standard output)"
+    )
+    factory: str | None = Field(
+        None,
+        description="package.module:factory of your own network, where the model was trained by that name",
     )
 
 

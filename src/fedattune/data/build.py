@@ -16,6 +16,8 @@ from .partition import DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTITIONS, STRATIFIED
 from .parts import check_fractions, part_sizes, split
 
 SmallClients = Literal["error", "drop"]
+"""What becomes of clients that are too small: an error that names them, or they are left out and a note says so."""
+
 LISTED = 5  # clients named in one message
 
 
@@ -225,7 +227,7 @@ def from_manifest(dataset: Dataset, manifest: Mapping[str, Any]) -> Federation:
 def _assemble(
     dataset: Dataset, members: Clients, said: Mapping[str, Any], notes: tuple[str, ...]
 ) -> Federation:
-    x = dataset.x
+    x, preparation = dataset.x, dict[str, Array]()
     if dataset.encode is not None:
         rows = [client.all for client in members]
         joint = np.concatenate(rows)
@@ -234,7 +236,8 @@ def _assemble(
                 f"{dataset.name}: clients that share rows cannot be used, because the "
                 "features are fitted per client"
             )
-        x = dataset.encode([client.train for client in members], rows)
+        x, constants = dataset.encode([client.train for client in members], rows)
+        preparation = dict(zip(members.names, constants, strict=True))
     return Federation(
         name=dataset.name,
         x=torch.from_numpy(x),
@@ -247,4 +250,5 @@ def _assemble(
         notes=(*dataset.notes, *notes),
         source=dataset.fingerprint,
         schema=dataset.schema,
+        preparation=preparation,
     )

@@ -1,8 +1,10 @@
 """One client's samples in one file, so that the clients of a federation can be handed out to nodes."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from .dataset import Array, Dataset
 from .federated import Federation
 from .joined import constant
 from .members import PARTS, Client
+from .preparation import as_card, from_card
 from .schema import Schema
 
 SUFFIX = ".safetensors"
@@ -92,6 +95,8 @@ def _write(folder: Path, federation: Federation, number: int, schema: Schema) ->
     for part, start, stop in zip(PARTS, ends, ends[1:], strict=False):
         tensors[part] = torch.arange(start, stop)  # places in the client's own rows
     about = {"kind": KIND, "name": client.name, "number": str(number), "schema": schema.to_json()}
+    if client.name in federation.preparation:
+        about["preparation"] = json.dumps(as_card(federation.preparation[client.name], schema.numbers))
     plain = re.sub(r"[^\w.-]", "_", client.name)[:100]
     with replacing(folder / f"{number}-{plain}{SUFFIX}") as new:
         save_file(tensors, new, about)
@@ -125,7 +130,18 @@ def read_client(path: Path) -> ClientFile:
         schema = Schema.from_json(about.get("schema", ""))
     except ConfigError as error:
         raise DataError(f"{path}: {error}; export it again") from error
-    return ClientFile(_federation(path, about.get("name", path.stem), schema, found), int(number))
+    read = _federation(path, about.get("name", path.stem), schema, found)
+    return ClientFile(replace(read, preparation=_preparation(path, about, read, schema)), int(number))
+
+
+def _preparation(path: Path, about: dict[str, str], client: Federation, schema: Schema) -> dict[str, Array]:
+    """The client's constants by its name; files of older versions have none."""
+    if "preparation" not in about:
+        return {}
+    try:
+        return {client.names[0]: from_card(json.loads(about["preparation"]), schema.numbers)}
+    except (ValueError, TypeError, RecursionError, DataError) as error:
+        raise DataError(f"{path}: {error}; export it again") from error
 
 
 def _federation(path: Path, name: str, schema: Schema, found: dict[str, Array]) -> Federation:

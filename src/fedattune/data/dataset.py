@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Index = NDArray[np.int64]
-Encode = Callable[[list[Index], list[Index]], Array]
+Encode = Callable[[list[Index], list[Index]], tuple[Array, list[Array]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,8 @@ class Dataset:
 
     The model's input is `(x - shift) * scale`. A table whose features are fitted on each client's own
     training part has `encode` instead: `encode(train, rows)` takes the training rows and all rows of each
-    client and returns the features, float32 (n, F); `x` then only holds the raw values, NaN where missing.
+    client and returns the features, float32 (n, F), and each client's constants (see `preparation`); `x` then only
+    holds the raw values, NaN where missing.
 
     Raises:
         DataError: lengths that differ, values that are not finite, labels that are no class.

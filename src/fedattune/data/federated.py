@@ -40,6 +40,9 @@ class Federation:
     notes: tuple[str, ...] = ()
     source: str = ""  # fingerprint of the data before features were fitted per client; empty: that of x, y
     schema: "Schema | None" = None  # of a table: its columns and categories
+    preparation: Mapping[str, Array] = field(
+        default_factory=dict
+    )  # of a table: each client's constants, by name
 
     def __post_init__(self) -> None:
         held = Clients.of(self.clients)

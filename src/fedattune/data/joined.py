@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ..errors import DataError
+from .dataset import Array
 from .federated import Federation
 from .members import PARTS, Client
 from .schema import Constants, Schema
@@ -45,6 +46,7 @@ def joined(name: str, pieces: Sequence[Federation]) -> Federation:
         partition={**first.partition, "clients": sum(piece.n_clients for piece in pieces)},
         notes=tuple(dict.fromkeys(note for piece in pieces for note in piece.notes)),
         source="",
+        preparation={name: its for piece in pieces for name, its in piece.preparation.items()},
     )
 
 
@@ -62,7 +64,13 @@ def restricted(federation: Federation, numbers: Sequence[int]) -> Federation:
             for client in held
         ],
         source="",
+        preparation=constants_among(federation, [client.name for client in held]),
     )
+
+
+def constants_among(federation: Federation, names: Sequence[str]) -> dict[str, Array]:
+    """The constants of some clients of a table, by name; what others' numbers are like is not told."""
+    return {name: federation.preparation[name] for name in names if name in federation.preparation}
 
 
 def fitted(federation: Federation, schema: Schema, where: str) -> Federation:

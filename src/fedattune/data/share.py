@@ -27,6 +27,7 @@ def share(federation: Federation, members: Index) -> Federation:
         clients=Clients(
             moved(parts["train"]), moved(parts["validation"]), moved(parts["test"]), names=mine.names
         ),
+        preparation={},  # its names would tell of clients that are elsewhere, and training needs none
     )
     return numbered(inside, members, federation.n_clients)
 

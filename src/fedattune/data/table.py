@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import ConfigError, DataError, did_you_mean
 from .dataset import Array, Dataset, Index
+from .preparation import constants_of, standardised
 from .schema import Schema
 from .table_checks import check_text, complete, leave_out, read_numbers, read_target, to_codes
 from .table_columns import Columns, columns_of, one_hot, read_labels, schema_columns
@@ -115,24 +116,21 @@ def _columns(path: Path, content: Any, chosen: Sequence[str]) -> Columns:
     return found
 
 
-def encode(x: Array, n_numbers: int, train: Sequence[Index], rows: Sequence[Index]) -> Array:
-    """Fill and standardise the first `n_numbers` columns client by client; float32 (n, F).
+def encode(
+    x: Array, n_numbers: int, train: Sequence[Index], rows: Sequence[Index]
+) -> tuple[Array, list[Array]]:
+    """Fill and standardise the first `n_numbers` columns client by client.
 
-    A column without any value in a client's training part becomes 0 for that client, as do rows of no client.
+    Returns float32 (n, F) and the constants of each client, float64 (3, n_numbers). A column without any value in a
+    client's training part becomes 0 for that client, as do rows of no client.
     """
-    from sklearn.impute import SimpleImputer
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
     out = np.zeros(x.shape, dtype=np.float32)
+    constants = []
     for mine, every in zip(train, rows, strict=True):
+        constants.append(constants_of(x[mine, :n_numbers]))
+        out[every, :n_numbers] = standardised(x[every, :n_numbers], constants[-1])
         out[every, n_numbers:] = x[every, n_numbers:]
-        known = np.flatnonzero(~np.isnan(x[mine, :n_numbers]).all(axis=0))
-        if len(known):
-            fit = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
-            fit.fit(x[np.ix_(mine, known)])
-            out[np.ix_(every, known)] = fit.transform(x[np.ix_(every, known)])
-    return out
+    return out, constants
 
 
 def _feature_names(

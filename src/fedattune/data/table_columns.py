@@ -178,7 +178,14 @@ def _as_text(values: Array) -> Array:
     return np.array(texts, dtype=object)
 
 
-def _check_known(path: Path, where: str, values: Array, known: Names, what: str) -> None:
+def _check_known(
+    path: Path,
+    where: str,
+    values: Array,
+    known: Names,
+    what: str,
+    advice: str = "mend the cell, or give all nodes a schema with it",
+) -> None:
     strange = set(values.tolist()) - set(known)
     if not strange:
         return
@@ -186,5 +193,5 @@ def _check_known(path: Path, where: str, values: Array, known: Names, what: str)
     shown = "no value" if what == "category" and values[row] == MISSING else repr(values[row])
     raise DataError(
         f"{path}: {where} holds {shown} in data row {row + 1}, which is no {what} of the schema; "
-        f"{did_you_mean(values[row], known)}; mend the cell, or give all nodes a schema with it"
+        f"{did_you_mean(values[row], known)}; {advice}"
     )

@@ -21,6 +21,7 @@ from ..data import Schema, load_node
 from ..data.members import PARTS, Clients
 from ..data.share import numbered
 from ..errors import ConfigError, FedAttuneError, RunError
+from ..inputs import input_card
 from ..params import Params
 from ..personal_models import fill, rebuilt, save_model, wrapped
 from ..rooms import in_memory
@@ -152,11 +153,12 @@ class Host:
         models, buffers = (in_memory(stack) for stack in site.deployed)
         if not models:
             return
+        prepared = self.federation.preparation
         for row, number in enumerate(site.evaluation.judged.tolist()):
             state = {**models.rows(row), **buffers.rows(row)}
             folder.mkdir(parents=True, exist_ok=True)
             safe = re.sub(r"[^A-Za-z0-9_.-]", "_", names[number])[:100]
-            one = {**card, "client": names[number]}
+            one = {**card, "client": names[number], **input_card(self.schema, prepared.get(names[number]))}
             save_model(folder / f"{number:04d}-{safe}.safetensors", fill(site.task.model, state, one), one)
 
 

@@ -81,6 +81,11 @@ class RunFolder:
         return self.path / "facts.json"
 
     @property
+    def inputs(self) -> Path:
+        """How inputs are prepared: the schema of the data, and what each client's numbers are standardised with."""
+        return self.path / "inputs.safetensors"
+
+    @property
     def environment(self) -> Path:
         """The versions and the machine that it was begun with."""
         return self.path / "environment.json"
