@@ -152,6 +152,21 @@ def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
     )
 
 
+def files_of(paths: Sequence[Path]) -> dict[str, Path]:
+    """The files of runs, which no other result may be written over."""
+    files: dict[str, Path] = {}
+    for path in paths:
+        own = [path / name for name in (EXPERIMENT, "result.json", "partition.json", "command.txt")]
+        single = [RunFolder(found) for found in (path, *path.glob("*/seed-*"))]
+        own += [
+            file
+            for run in single
+            for file in (run.config, run.facts, run.environment, run.metrics, run.models, run.result)
+        ]
+        files |= {f"{file.name} of {path}": file for file in own if file.is_file()}
+    return files
+
+
 def _folders(path: Path) -> list[Path]:
     """The folders of single runs, in the order in which they were asked for."""
     if RunFolder(path).config.is_file():

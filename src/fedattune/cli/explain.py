@@ -2,7 +2,6 @@
 
 import json
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..text import make_console
@@ -19,13 +18,13 @@ def explain(space: Namespace, problems: list[str]) -> int:
     from ..files import write_text
     from ..metrics import finite
     from ..output import check_files
-    from ..reading import read_runs
+    from ..reading import files_of, read_runs
     from .explain_client import explain_client
     from .explain_clients import explain_clients
     from .view_options import Explain, asked
 
     options = asked(Explain, space, problems)
-    check_files({"--json": options.json_file}, _inputs(space.run))
+    check_files({"--json": options.json_file}, files_of([space.run]))
     subject = Subject(read_runs([space.run]), options.algorithm, options.seed, options.client)
     console = make_console()
     content = _head(subject, console)
@@ -36,12 +35,6 @@ def explain(space: Namespace, problems: list[str]) -> int:
     if options.json_file:
         write_text(options.json_file, json.dumps(finite(content), indent=2))
     return 0
-
-
-def _inputs(path: Path) -> dict[str, Path]:
-    """Files of the runs, which nothing may be written over."""
-    files = (*path.glob("*"), *path.glob("*/seed-*/*"))
-    return {f"{file.name} of the run": file for file in sorted(files) if file.is_file()}
 
 
 def _head(subject: "Subject", console: "Console") -> dict[str, Any]:
