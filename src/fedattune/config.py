@@ -17,7 +17,18 @@ Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 
 
 class Settings(Checked):
-    """How one algorithm is trained on one federation: everything but the data, the model and the method."""
+    """How one algorithm is trained on one federation: everything but the data, the model and the method.
+
+    Examples:
+        >>> settings = Settings(rounds=20, lr=0.05, cohort=0.5)
+        >>> settings.local_steps, settings.cohort_size(10)
+        (20, 5)
+        >>> Settings.checked(round=20)
+        Traceback (most recent call last):
+        ...
+        fedattune.errors.ConfigError: unknown setting 'round'; did you mean 'rounds'? (known: ...)
+
+    """
 
     model_config = ConfigDict(extra="forbid")
 

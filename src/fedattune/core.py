@@ -167,6 +167,11 @@ class Participation(NamedTuple):
     `cohort` clients are drawn each round and upload. `train="all"`: the others go on training by themselves
     (FedMCSA's Algorithm 1, pFedMe). `receive`: the `cohort` or `all` at the start of the round, or, with
     `reply`, the server answers each upload with the new model right after aggregation.
+
+    Examples:
+        >>> Participation(train="all", receive="reply").forced("cohort")
+        Participation(train='cohort', receive='reply')
+
     """
 
     train: Literal["cohort", "all"] = "cohort"
@@ -181,7 +186,13 @@ class Participation(NamedTuple):
 
 @dataclass(frozen=True)
 class FineTune:
-    """Local SGD from the received model before it is used: `steps` of rate `lr` (None: as in training)."""
+    """Local SGD from the received model before it is used: `steps` of rate `lr` (None: as in training).
+
+    Examples:
+        >>> FineTune(steps=10)
+        FineTune(steps=10, lr=None, part='train')
+
+    """
 
     steps: int | None = None
     lr: float | None = None
@@ -203,6 +214,16 @@ class Algorithm:
         bn_buffers: what becomes of BatchNorm statistics; goes before the run's.
         full_participation: the method is defined for rounds in which all clients take part.
         notes: sentences a user of these options should read.
+
+    Examples:
+        The client rule of FedProx, the server rule of FedMCSA, and a classifier of its own for every client:
+
+        >>> from fedattune.client import SGD, Proximal
+        >>> from fedattune.select import Head
+        >>> from fedattune.server import Attention
+        >>> mine = Algorithm(SGD((Proximal(0.1),)), Attention("layer", sigma=50.0), personal=Head())
+        >>> mine.headline, mine.personal
+        ('trained', Head(layers=1, module=None))
 
     """
 

@@ -14,6 +14,16 @@ class Params(dict[str, Tensor]):
 
     `+ - * /` work tensor by tensor, with another `Params` of the same names or with a number, and are valid
     for one model, for a stack of models, and under `torch.func.vmap`.
+
+    Examples:
+        >>> w = Params(weight=torch.tensor([1.0, 2.0]), bias=torch.tensor([3.0]))
+        >>> g = Params(weight=torch.tensor([10.0, 10.0]), bias=torch.tensor([10.0]))
+        >>> (w - 0.1 * g)["weight"]
+        tensor([0., 1.])
+        >>> clients = w.copies(3)  # a stack of three models
+        >>> clients["weight"].shape, clients.rows(0)["bias"], w.numel()
+        (torch.Size([3, 2]), tensor([3.]), 3)
+
     """
 
     def map(self, f: Callable[..., Tensor], *others: "Params") -> "Params":

@@ -108,6 +108,15 @@ def load_model(file: Path | str, module: nn.Module | None = None) -> nn.Module:
     Raises:
         RunError: the file cannot be read, or its model cannot be rebuilt without `module`.
 
+    Examples:
+        >>> import fedattune
+        >>> data = fedattune.load_federation("digits", partition="dirichlet", clients=4)
+        >>> files = fedattune.fit("local", data, rounds=1).save_models("models")
+        >>> [file.name for file in files]
+        ['0000-0.safetensors', '0001-1.safetensors', '0002-2.safetensors', '0003-3.safetensors']
+        >>> load_model(files[0])(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+
     """
     state, meta = load_tensors(Path(file))
     return fill(module, state, read_card(meta.get(CARD), file))

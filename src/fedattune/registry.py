@@ -17,9 +17,16 @@ from .errors import ConfigError, did_you_mean
 T = TypeVar("T")
 
 Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+"""An option that is a number above 0."""
+
 NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+"""An option that is a number of at least 0."""
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
+"""An option that is a share, from 0 to 1."""
+
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+"""An option that is a whole number of at least 1."""
 
 
 class Option(NamedTuple):
@@ -36,7 +43,14 @@ def summary(factory: Callable[..., Any]) -> str:
 
 
 def options(factory: Callable[..., Any]) -> list[Option]:
-    """The factory's keyword-only parameters, each with its default."""
+    """The factory's keyword-only parameters, each with its default.
+
+    Examples:
+        >>> from fedattune.algorithms import fedprox
+        >>> options(fedprox)
+        [Option(name='mu', default=0.01), Option(name='weighting', default='samples')]
+
+    """
     return [
         Option(p.name, p.default)
         for p in inspect.signature(factory).parameters.values()

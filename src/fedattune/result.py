@@ -28,7 +28,20 @@ __all__ = ["ClientResult", "NewcomerResult", "Point", "Result"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(Numbers):
-    """A run that came to its end, or was stopped: its numbers, and the models of its clients at the headline point."""
+    """A run that came to its end, or was stopped: its numbers, and the models of its clients at the headline point.
+
+    Examples:
+        >>> import fedattune
+        >>> data = fedattune.load_federation("digits", partition="dirichlet", clients=4)
+        >>> result = fedattune.fit("fedavg", data, rounds=2, out="run")
+        >>> result.clients[0].id, result.n_parameters, result.mixing.last()["model"].shape
+        ('0', 650, (4, 4))
+        >>> Result.load("run").metrics == result.metrics
+        True
+        >>> type(result.model("0")).__name__
+        'Sequential'
+
+    """
 
     models: Stack = field(default_factory=Params, repr=False)
     buffers: Stack = field(default_factory=Params, repr=False)

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .errors import ConfigError
 
 Unit = Literal["model", "layer", "tensor"]
+"""What is mixed by one matrix: the whole model, the tensors of a module, or each tensor alone."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ class Head(Selector):
     """The classifier: the last `nn.Linear` of the model, and the `layers` - 1 layers before it.
 
     `module` names another linear layer as the last one.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> Head().names(model)
+        ('2.weight', '2.bias')
+
     """
 
     layers: int = 1
@@ -94,7 +101,14 @@ class Both(Selector):
 
 @dataclass(frozen=True)
 class Named(Selector):
-    """The modules or parameters of the given names, e.g. `Named("features.0", "classifier")`."""
+    """The modules or parameters of the given names.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> Named(("0.bias", "2")).names(model)
+        ('0.bias', '2.weight', '2.bias')
+
+    """
 
     modules: tuple[str, ...]
 

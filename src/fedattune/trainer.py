@@ -64,6 +64,15 @@ def fit(
         ModelError: the model does not fit the data.
         RunError: `out` is in use or belongs to another run, or training diverged on every client.
 
+    Examples:
+        >>> import fedattune
+        >>> data = fedattune.load_federation("digits", partition="dirichlet", clients=4)
+        >>> result = fedattune.fit("fedmcsa", data, rounds=3, lr=0.1, options={"sigma": 20.0})
+        >>> result.rounds, result.headline, len(result.clients)
+        (3, 'trained', 4)
+        >>> 0.5 < result.metrics["acc_uniform"] <= 1
+        True
+
     """
     if not isinstance(federation, Federation):
         raise ConfigError(

@@ -73,6 +73,13 @@ def load_federation(
         ConfigError: unknown names, or options that do not fit.
         DataError: the data cannot be found, read or divided so.
 
+    Examples:
+        >>> data = load_federation("digits", partition="dirichlet", clients=4)
+        >>> data
+        Federation('digits', 4 clients, 1797 samples, 10 classes)
+        >>> int(data.label_counts().sum()), len(data.clients[0].train) > len(data.clients[0].test)
+        (1797, True)
+
     """
     given = dict(options or {})
     makes_clients = not is_table(data) and "clients" in {

@@ -41,6 +41,12 @@ def federation(
         ConfigError: impossible fractions.
         DataError: clients that do not fit together or are too small; the message names the client.
 
+    Examples:
+        >>> x, y = torch.arange(80.0).reshape(40, 2), torch.arange(40) % 2
+        >>> data = federation({"north": (x[:24], y[:24]), "south": (x[24:], y[24:])}, classes=["no", "yes"])
+        >>> list(data.names), data.classes, data.sizes("test").tolist()
+        (['north', 'south'], ('no', 'yes'), [6, 4])
+
     """
     check_fractions(test, validation, seed)
     if isinstance(clients, Mapping):

@@ -12,6 +12,8 @@ from ..errors import DataError
 from .dataset import Array, Index
 
 Part = Literal["train", "validation", "test"]
+"""A part of a client's samples."""
+
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
 AT_ONCE = 1 << 20

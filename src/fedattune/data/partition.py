@@ -183,6 +183,10 @@ PARTITIONS: dict[str, Callable[..., list[Any]]] = {
     "iid": iid,
     "by_column": by_column,
 }
+"""name -> partition of labels, a number of clients and a seed."""
+
 DEFAULT_SEEDS = {"two_class": 1}  # the others: 0
+"""Partitions whose seed is another one than 0 where none is given."""
+
 DEFAULT_CLIENTS = {"pfedla_similarity": 8}  # the others: by the data
 STRATIFIED = {"pfedla", "pfedla_similarity"}  # every class of a client is divided among its parts alike

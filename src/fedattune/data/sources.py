@@ -100,6 +100,7 @@ SOURCES: dict[str, Callable[..., Dataset]] = {
     "femnist": femnist,
     "tiny_imagenet": tiny_imagenet,
 }
+"""name -> data set that can be had by its name."""
 
 
 def is_table(name_or_path: str | Path) -> bool:

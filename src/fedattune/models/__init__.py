@@ -20,6 +20,7 @@ from .networks import cnn, dnn, mlr
 from .resnet import resnet18
 
 EngineName = Literal["auto", "loop", "batched", "ray"]
+"""How clients are run; see `Settings.engine`."""
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlr": mlr,
