@@ -1,6 +1,7 @@
 # Everything from a fresh machine with Python 3.11 or newer:
 #   make demo    train seven methods on real data and say whether collaborating helps
-#   make test    lint, types, tests
+#   make test    lint, types, documentation, tests
+#   make docs    the documentation site, into the folder site
 #   make coverage  the tests once more, with the lines and branches that none of them reaches
 #   make deployed  tests that start real servers, nodes and machines of a cluster, and kill them
 #   make bench   speed and memory beside a plain PyTorch loop; BENCH="W1 W6 --threads 1" makes (a part of) it
@@ -15,17 +16,18 @@ WORKERS ?= auto
 BENCH ?=
 
 # One thread per process: the tests are spread over all cores already, and their models are small.
-TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50 --lr 0.05 --eval-every 5 \
 	--algorithms local,fedavg,fedavg_ft,fedprox,pfedme,heurfedamp,fedmcsa --set fedprox.mu=0.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage deployed bench lint types format venv clean
+.PHONY: help demo test coverage deployed bench docs lint types format venv clean
 
 help:
 	@echo "make demo    compare seven methods on the digits data, into the folder demo"
-	@echo "make test    lint, types, and all tests"
+	@echo "make test    lint, types, the documentation without a warning, and all tests"
+	@echo "make docs    the documentation site, into the folder site"
 	@echo "make coverage  the tests once more, and what none of them reaches"
 	@echo "make deployed  the tests that kill real servers, nodes and machines of a cluster: some ten minutes"
 	@echo "make bench   measure speed and memory beside a plain PyTorch loop (BENCH='W1 --help' and the like)"
@@ -36,7 +38,7 @@ demo: $(if $(wildcard $(VENV)/dev),$(VENV)/dev,$(VENV)/demo)
 	rm -rf demo
 	$(BIN)/fedattune compare $(DEMO) --out demo
 
-test: lint types
+test: lint types docs
 	$(TESTS)
 
 # Apart, for it takes half as long again.
@@ -50,6 +52,10 @@ deployed: $(VENV)/dev
 
 bench: $(VENV)/bench
 	$(BIN)/python -m benchmarks $(BENCH)
+
+# A warning is a failure. Silenced are two notices on the future of MkDocs, by the variables that they name themselves.
+docs: $(VENV)/dev
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -65,7 +71,7 @@ format: $(VENV)/dev
 venv: $(VENV)/dev
 
 clean:
-	rm -rf $(VENV) demo build dist .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo site build dist .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The interpreter, and torch before everything else: nothing installed later may move it.
 $(VENV)/torch: constraints.txt

@@ -1,0 +1,274 @@
+"""A page for every method: what its code says of itself, the page on its paper, and the committed results."""
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+from fedattune.algorithms import ALGORITHMS
+from fedattune.citations import ALGORITHMS as PAPERS
+from fedattune.citations import entries
+from fedattune.core import Algorithm
+from fedattune.registry import options, summary
+from fedattune.reproduce.outcome import Outcome, outcomes
+from fedattune.reproduce.records import Records
+from fedattune.reproduce.study import STUDIES, Study, load_study
+from fedattune.reproduce.table import Found, difference, lacks, ours
+
+from . import links
+from .reference import cleaned
+
+POINTS = {
+    "received": "`received`: the model that a client holds after communication, before it trains on it",
+    "trained": "`trained`: the model that a client holds after local training",
+}
+FAMILIES = {
+    "Training alone": ("local",),
+    "One model for all": (
+        "fedavg", "fedprox", "scaffold", "vrl_sgd", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "igfl", "igfl_c",
+        "igfl_s", "fedmcsa_no_mcsa",
+    ),
+    "One model for all, adapted by each client": ("fedavg_ft", "perfedavg", "fedala"),
+    "Some layers of its own": ("fedper", "fedrep", "fedbn"),
+    "Two heads": ("fedrod", "fedcp", "fedam"),
+    "A model of its own, tied to the others'": ("pfedme", "ditto", "apfl", "l2gd", "mocha"),
+    "A mixture of the clients' models": (
+        "fedamp", "heurfedamp", "fedmcsa", "fedavg_mcsa", "pfedme_mcsa", "pfedla", "heurpfedla", "fedfomo",
+    ),
+    "Generated models": ("pfedhn",),
+    "Any server rule with any client rule": ("combined",),
+}  # fmt: skip
+"""What the pages are sorted by; the first that fits."""
+
+
+def pages() -> dict[str, str]:
+    """Path on the site -> text: the page of every method, their list, and the tables of all studies."""
+    made = {f"algorithms/{name}.md": page(name, factory) for name, factory in ALGORITHMS.items()}
+    made |= {"algorithms/index.md": _index(), "algorithms/SUMMARY.md": _navigation()}
+    return made | dict(_studies())
+
+
+def page(name: str, factory: Callable[..., Algorithm]) -> str:
+    """The page of one method."""
+    first, _, more = cleaned(factory).partition("\n\n")
+    said = ", ".join(f"{option.name}={option.default!r}" for option in options(factory))
+    written = _written(name)
+    facts = [
+        f"| Paper | {'; '.join(map(_paper, PAPERS[name])) or 'none'} |",
+        f"| Scored at | {POINTS[factory().headline]} |",
+        f"| Command line | `fedattune compare --algorithms local,{name}` |",
+        f'| Python | `fedattune.fit("{name}", data)`, or with the object that `fedattune.algorithms.{name}()` makes |',
+    ]
+    return "\n".join(
+        [
+            f"# `{name}`", "", " ".join(first.split()), "", *([more, ""] if more else []),
+            "| | |", "|---|---|", *facts, "",
+            "```text", _wrapped(f"{name}({'*, ' if said else ''}{said})"), "```", "",
+            *_bibtex(name),
+            written, "",
+            "## Results in the repository", "", *_results(name),
+        ]
+    )  # fmt: skip
+
+
+def _wrapped(signature: str) -> str:
+    if len(signature) < 90:
+        return signature
+    head, _, rest = signature.partition("(")
+    return f"{head}(\n    " + rest.removesuffix(")").replace(", ", ",\n    ") + ",\n)"
+
+
+@cache
+def _page_of() -> dict[str, Path]:
+    return {name: file for file in sorted(links.ALGORITHMS.glob("*.md")) for name in links.methods_of(file)}
+
+
+def _written(name: str) -> str:
+    """The page in docs/algorithms without its title and without the options of its other methods."""
+    file = _page_of()[name]
+    text = links.moved(
+        file.read_text(encoding="utf-8"), f"docs/algorithms/{file.name}", f"algorithms/{name}.md"
+    )
+    title, _, text = text.partition("\n")
+    head, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    kept = []
+    for section in sections:
+        found = links.HEADING.match(section)
+        if found is None:
+            kept.append(section)
+        elif found[1] == name:
+            kept.append(section.replace(f"## `{name}`", "## Options", 1))
+    others = [f"[`{one}`]({one}.md)" for one in links.methods_of(file) if one != name]
+    beside = f"Of the same page: {', '.join(others)}.\n\n" if others else ""
+    return f"## {title.removeprefix('# ')}\n\n{beside}{head.strip()}\n\n{''.join(kept)}".rstrip()
+
+
+def _field(entry: str, name: str) -> str:
+    found = re.search(rf"^  {name} = \{{(.*)\}},?$", entry, re.MULTILINE)
+    return re.sub(r"[{}\\\"]", "", found[1]) if found else ""
+
+
+def _paper(key: str) -> str:
+    entry = entries()[key]
+    first = _field(entry, "author").split(" and ")
+    authors = first[0].partition(",")[0] + (" et al." if len(first) > 2 else "")
+    if len(first) == 2:
+        authors += " and " + first[1].partition(",")[0]
+    where = _field(entry, "booktitle") or _field(entry, "journal")
+    printed = f"{authors}, *{_field(entry, 'title')}*, {where + ', ' if where else ''}{_field(entry, 'year')}"
+    number = _field(entry, "eprint")
+    return printed + (f", [arXiv {number}](https://arxiv.org/abs/{number})" if number else "")
+
+
+def _bibtex(name: str) -> list[str]:
+    if not PAPERS[name]:
+        return []
+    text = "\n\n".join(entries()[key] for key in PAPERS[name])
+    block = "\n".join(f"    {line}".rstrip() for line in f"```text\n{text}\n```".splitlines())
+    return ['??? note "BibTeX"', "", block, ""]
+
+
+@cache
+def studies() -> tuple[tuple[Study, Found], ...]:
+    """All studies that have committed results, with the numbers of their cells."""
+    found = []
+    for name in STUDIES:
+        folder = links.ROOT / "results" / name
+        if folder.is_dir():
+            study = load_study(name)
+            found.append((study, outcomes(study, study.cells(), Records(folder))))
+    return tuple(found)
+
+
+def _results(name: str) -> list[str]:
+    out = []
+    short = False
+    for study, found in studies():
+        mine = [one for cell, one in found.items() if study.owner(cell).algorithm == name]
+        if not mine:
+            continue
+        short |= any(lacks(study, one) for one in mine)
+        out += [f"### {study.title}", "", *_of_study(study, mine, found), ""]
+    if not out:
+        return ["No study in the repository has a row of this method.", ""]
+    note = [
+        '!!! warning "Shortened runs"', "",
+        "    Where the last column names fewer rounds or seeds than the paper has, a number tells how the",
+        "    method starts, not where it ends, and says nothing for or against the printed one.", "",
+    ]  # fmt: skip
+    head = [
+        "Test accuracies in %, made from the raw results under `results/` when this site is built. `Local` is the same",
+        "clients, each training alone. How to read them: [The papers' numbers and ours](../papers.md).", "",
+    ]  # fmt: skip
+    return [*head, *(note if short else []), *out]
+
+
+def _of_study(study: Study, mine: list[Outcome], found: Found) -> Iterator[str]:
+    printed = f"paper's gap to {study.gap_to}, ours" if study.gap_to else "paper's"
+    yield f"{study.measure.called}: [the whole table](../studies/{study.name}.md)."
+    yield ""
+    yield f"| data | row | point | {printed} | ours | Local | lacks |"
+    yield "|---|---|---|---|---|---|---|"
+    for one in mine:
+        alone = next(
+            (o for c, o in found.items() if _is_local(study, c.row) and c.column == one.cell.column), None
+        )
+        cells = (
+            one.cell.column, one.cell.row, one.point, _beside(study, one, found), _number(one),
+            _number(alone) if alone else "–", "; ".join(lacks(study, one)) or "nothing",
+        )  # fmt: skip
+        yield f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |"
+
+
+def _is_local(study: Study, row: str) -> bool:
+    return study.rows[row].algorithm == "local"
+
+
+def _beside(study: Study, one: Outcome, found: Found) -> str:
+    printed, _ = study.printed(one.cell)
+    if printed is None:
+        return "–"
+    gap = ours(study, one, found)
+    if study.gap_to:
+        return f"{printed:.2f}, {'–' if gap is None else f'{gap:.2f}'}"
+    off = difference(study, one, found)
+    return f"{printed:.2f}" + ("" if off is None else f" ({off:+.2f})".replace("-", "−"))
+
+
+def _number(one: Outcome) -> str:
+    if one.value is None:
+        return "diverged"
+    return f"{one.value.mean:.2f}" + (f" ±{one.value.std:.2f}" if one.n_seeds > 1 else "")
+
+
+def family_of(name: str) -> str:
+    """The first family that has the method.
+
+    Raises:
+        KeyError: none has it.
+    """
+    for family, names in FAMILIES.items():
+        if name in names:
+            return family
+    raise KeyError(name)
+
+
+def _index() -> str:
+    lines = [
+        "# Methods", "",
+        f"All {len(ALGORITHMS)} names that `--algorithms` takes, with the docstring of each. Which of them to try:",
+        "[Which method when](../concepts/methods.md). A page has the paper, the equations, what stays on the client",
+        "and what travels, all options, every deviation from paper and public code, and the results here.", "",
+    ]  # fmt: skip
+    for family, names in FAMILIES.items():
+        lines += [f"## {family}", ""]
+        lines += [f"- [`{name}`]({name}.md): {summary(ALGORITHMS[name])}" for name in names]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _navigation() -> str:
+    lines = ["- [All methods](index.md)"]
+    for family, names in FAMILIES.items():
+        lines += [f"- {family}", *(f"    - [{name}]({name}.md)" for name in names)]
+    return "\n".join(lines) + "\n"
+
+
+def _studies() -> Iterator[tuple[str, str]]:
+    lines = [
+        "# Results in the repository", "",
+        "Each page is printed by `fedattune reproduce` from the raw results beside it under `results/`. What they say:",
+        "[The papers' numbers and ours](../papers.md). How to make them: [Reproducing](../reproduce.md).", "",
+        "| study | what it lacks |", "|---|---|",
+    ]  # fmt: skip
+    for study, found in studies():
+        page = f"studies/{study.name}.md"
+        file = f"results/{study.name}/table.md"
+        text = links.moved((links.ROOT / file).read_text(encoding="utf-8"), file, page)
+        if figure(study.name).exists():
+            text = f"{text.rstrip()}\n\n## Figure\n\n![{study.title}]({study.name}.svg)\n"
+        yield page, text
+        short = {phrase for one in found.values() for phrase in lacks(study, one)}
+        rounds = sorted(
+            (phrase for phrase in short if phrase.endswith("rounds")), key=lambda p: int(p.split()[0])
+        )
+        some = [p for p in ("no search", "bfloat16 products") if p in short]
+        seeds = sorted(phrase for phrase in short if "seeds" in phrase)
+        lack = "; ".join([*rounds, *seeds, *some]) or "nothing"
+        lines.append(f"| [{study.title}]({study.name}.md) | {lack} |")
+    yield "studies/index.md", "\n".join(lines) + "\n"
+    names = ["- [All studies](index.md)"]
+    names += [f"- [{study.title.split(' (')[0]}]({study.name}.md)" for study, _ in studies()]
+    yield "studies/SUMMARY.md", "\n".join(names) + "\n"
+
+
+def figure(study: str) -> Path:
+    """The picture of a study."""
+    return links.ROOT / "results" / study / "figure.svg"
+
+
+def figures() -> dict[str, bytes]:
+    """Path on the site -> the pictures of all studies."""
+    return {
+        f"studies/{s.name}.svg": figure(s.name).read_bytes() for s, _ in studies() if figure(s.name).exists()
+    }

@@ -1,0 +1,132 @@
+"""Examples in docstrings and on pages run, and so does every command of the tutorials that need no network."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
+from pathlib import Path
+
+import pytest
+import torch
+from sybil import Document, Sybil
+from sybil.document import PythonDocStringDocument
+from sybil.parsers.doctest import DocTestParser
+from sybil.parsers.markdown import PythonCodeBlockParser
+
+from fedattune.cli import main
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+OPTIONS = ELLIPSIS | NORMALIZE_WHITESPACE
+WITH_EXAMPLES = [file for file in sorted(SOURCE.rglob("*.py")) if ">>> " in file.read_text("utf-8")]
+PAGES = [
+    file
+    for file in sorted((ROOT / "docs").rglob("*.md"))  # README.md: see test_docs
+    if "```python\n" in file.read_text("utf-8")
+]
+TUTORIALS = ("researcher", "practitioner")  # the commands of the third one are those of make deployed
+EXAMPLES_OF = (
+    "config", "core", "data/__init__", "data/clients", "params", "personal_models", "registry", "result", "select",
+    "trainer",
+)  # fmt: skip
+"""Modules that users meet first: these must show how they are used."""
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with the repository's examples."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    torch.set_num_threads(1)
+    return tmp_path
+
+
+def evaluate(document: Document) -> int:
+    """Run all examples of a document; how many these were."""
+    examples = list(document.examples())
+    for example in examples:
+        example.evaluate()
+    return len(examples)
+
+
+def of_docstrings(file: Path) -> Document:
+    sybil = Sybil([DocTestParser(OPTIONS)], document_types={".py": PythonDocStringDocument})
+    return sybil.parse(file)
+
+
+def of_page(file: Path) -> Document:
+    return Sybil([PythonCodeBlockParser(doctest_optionflags=OPTIONS)]).parse(file)
+
+
+@pytest.mark.parametrize("file", WITH_EXAMPLES, ids=name_of)
+def test_examples_of_docstrings(file: Path) -> None:
+    assert evaluate(of_docstrings(file))
+
+
+@pytest.mark.parametrize("module", EXAMPLES_OF)
+def test_modules_that_users_meet_first_have_examples(module: str) -> None:
+    assert SOURCE / "fedattune" / f"{module}.py" in WITH_EXAMPLES
+
+
+@pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")  # Flower's
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_of_pages(page: Path) -> None:
+    assert evaluate(of_page(page))
+
+
+def test_an_example_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text('def one():\n    """One.\n\n    >>> 1 + 1\n    3\n    """\n', encoding="utf-8")
+    with pytest.raises(Exception, match="Expected"):
+        evaluate(of_docstrings(wrong))
+    page = tmp_path / "wrong.md"
+    page.write_text("```python\nassert 1 == 2\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError):
+        evaluate(of_page(page))
+
+
+def lines_of_bash(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def run(line: str) -> None:
+    """Do what a line of a page says: a command of ours in this process, others in a shell, and install nothing."""
+    words = shlex.split(line, comments=True)
+    if words[0] == "fedattune":
+        fedattune(words[1:])
+    elif words[0] != "pip":
+        subprocess.run(line, shell=True, check=True)
+
+
+def fedattune(words: Sequence[str]) -> None:
+    if ">" in words:
+        at = words.index(">")
+        with open(words[at + 1], "w", encoding="utf-8") as file, redirect_stdout(file):
+            assert main(list(words[:at])) == 0
+    else:
+        assert main(list(words)) == 0
+
+
+@pytest.mark.parametrize("tutorial", TUTORIALS)
+def test_commands_of_tutorials(tutorial: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = ROOT / "docs" / "tutorials" / f"{tutorial}.md"
+    lines = lines_of_bash(page)
+    assert len([line for line in lines if line.startswith("fedattune ")]) >= 6
+    for line in lines:
+        run(line)
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err, line
+    written = re.findall(r"(?:^|\s)(?:-o|--out|>) (\S+)", "\n".join(lines))
+    assert written
+    assert [name for name in written if not (work / name).exists()] == []

@@ -1,0 +1,180 @@
+"""The pages that are made for the documentation site, and what must not be missing on them."""
+
+import importlib
+import re
+from pathlib import Path
+
+import griffe
+import pytest
+import yaml
+from docs.make import commands, links, methods, offline, pages, reference
+
+from fedattune.algorithms import ALGORITHMS
+from fedattune.citations import ALGORITHMS as PAPERS
+from fedattune.citations import entries
+from fedattune.cli.arguments import WHAT, make_parser
+from fedattune.registry import options, summary
+from fedattune.reproduce.table import lacks
+
+ROOT = Path(__file__).parents[1]
+MODULES = ("fedattune", "fedattune.algorithms", "fedattune.client", "fedattune.server", "fedattune.models",
+           "fedattune.data", "fedattune.core", "fedattune.select", "fedattune.networks")  # fmt: skip
+
+
+def test_every_public_name_is_on_the_reference_pages() -> None:
+    shown = {reference.member(name).path for page in reference.REFERENCE for name in reference.names_on(page)}
+    for module in MODULES:
+        for name in getattr(importlib.import_module(module), "__all__", ()):
+            if module == "fedattune" and name in reference.MODULES_APART:
+                assert f"reference/{name}.md" in reference.pages()
+            else:
+                assert reference.member(f"{module}.{name}").path in shown, f"{module}.{name}"
+    text = "\n".join(reference.pages().values())
+    for page in reference.REFERENCE:
+        for name in reference.names_on(page):
+            assert re.search(rf"^::: {re.escape(name)}$", text, re.MULTILINE)
+
+
+def test_everything_public_has_a_docstring() -> None:
+    assert reference.undocumented(reference.everything()) == []
+    assert [name for name in MODULES if not importlib.import_module(name).__doc__] == []
+
+
+def test_what_has_no_docstring_is_found() -> None:
+    source = '''
+def said():
+    """It is said."""
+
+def unsaid():
+    pass
+
+VALUE = 1
+
+class Half:
+    """Half of it is."""
+
+    def method(self):
+        pass
+
+    def told(self):
+        """It is told."""
+
+    @property
+    def size(self):
+        return 1
+
+    def _own(self):
+        pass
+'''
+    module = griffe.visit("made", filepath=Path("made.py"), code=source)
+    things = [module[name] for name in ("said", "unsaid", "VALUE", "Half")]
+    assert reference.undocumented(things) == [
+        "made.unsaid",
+        "made.VALUE",
+        "made.Half.method",
+        "made.Half.size",
+    ]
+
+
+def test_every_method_has_a_page_of_its_own_and_a_family() -> None:
+    made = methods.pages()
+    assert {f"algorithms/{name}.md" for name in ALGORITHMS} <= made.keys()
+    assert sorted(name for names in methods.FAMILIES.values() for name in names) == sorted(ALGORITHMS)
+    for listed in (made["algorithms/index.md"], made["algorithms/SUMMARY.md"]):
+        assert sorted({*re.findall(r"\((\w+)\.md\)", listed)} - {"index"}) == sorted(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_page_of_a_method_has_docstring_signature_paper_and_what_is_written(name: str) -> None:
+    factory, text = ALGORITHMS[name], methods.page(name, ALGORITHMS[name])
+    flat = " ".join(text.split())
+    assert summary(factory) in flat
+    assert " ".join(reference.cleaned(factory).split()) in flat
+    for option in options(factory):
+        assert f"{option.name}={option.default!r}" in text
+        assert re.search(rf"^\| `{option.name}` \| `", text, re.MULTILINE), option.name
+    assert f"`{factory().headline}`: " in text
+    for key in PAPERS[name]:
+        assert entries()[key].splitlines()[0] in text
+        assert re.search(r"arXiv|doi|20\d\d", text)
+    others = [one for one in links.methods_of(methods._page_of()[name]) if one != name]
+    for other in others:
+        assert f"({other}.md)" in text
+        assert f"## `{other}`" not in text
+
+
+def test_results_on_the_pages_are_those_of_the_tables() -> None:
+    without = []
+    for name, factory in ALGORITHMS.items():
+        text = methods.page(name, factory)
+        sections = re.split(r"^### ", text, flags=re.MULTILINE)
+        lines = 0
+        for study, found in methods.studies():
+            table = (ROOT / "results" / study.name / "table.md").read_text("utf-8")
+            page = next((one for one in sections if f"](../studies/{study.name}.md)" in one), "")
+            for cell, one in found.items():
+                if study.owner(cell).algorithm == name:
+                    lines += 1
+                    (row,) = re.findall(
+                        rf"^\| {re.escape(cell.column)} \| {re.escape(cell.row)} \| (.*) \|$",
+                        page,
+                        re.MULTILINE,
+                    )
+                    point, _, ours, _, lack = row.split(" | ")
+                    assert point == one.point
+                    assert f"| {ours} |" in table or f"| {ours} (" in table or f"| {ours}, gap" in table
+                    assert lack == ("; ".join(lacks(study, one)) or "nothing")
+        assert ("No study in the repository" in text) == (not lines)
+        if not lines:
+            without.append(name)
+    said = " ".join((ROOT / "docs" / "concepts" / "methods.md").read_text("utf-8").split())
+    listed = said.partition("In no study: ")[2].partition(". ")[0]
+    assert re.findall(r"`(\w+)`", listed) == without
+
+
+def test_all_commands_and_options_are_on_their_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = commands.page()
+    monkeypatch.setenv("COLUMNS", "40")
+    assert commands.page() == text
+    sections = dict(re.findall(r"^## `fedattune ([\w ]+)`\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+    assert {name.split()[0] for name in sections} == set(WHAT)
+    for name, parser in commands.parsers():
+        assert f"usage: fedattune {name} " in f"{parser.format_usage()} "
+        for action in parser._actions:
+            for flag in action.option_strings:
+                assert flag in ("-h", "--help") or f"`{flag}`" in sections[name], f"{name} {flag}"
+            if action.help and action.dest != "help":
+                words = re.sub(r"[\\|*<>&;]|lt", "", action.help.replace("%%", "%")).split()
+                assert words[0] in sections[name]
+    assert set(WHAT) == {name for name, _ in commands._children(make_parser(None)).items()}
+
+
+def test_links_to_files_with_another_place_on_the_site() -> None:
+    text = "[a](../results/igfl-fig2/table.md) [b](algorithms/fedopt.md#fedadam) [c](https://x.org/a.md) [d](#here)"
+    there = "[a](studies/igfl-fig2.md) [b](algorithms/fedadam.md#fedadam) [c](https://x.org/a.md) [d](#here)"
+    assert links.moved(text, "docs/papers.md", "papers.md") == there
+    code = "```python\nx = a[0](b/c)\n```\n"
+    assert links.moved(code, "docs/papers.md", "papers.md") == code
+    with pytest.raises(ValueError, match="has no page"):
+        links.moved("[x](../pyproject.toml)", "docs/papers.md", "papers.md")
+
+
+def test_every_written_page_is_in_the_navigation() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    named = set(re.findall(r"[\w/]+\.md", str(config["nav"])))
+    written = {file.relative_to(ROOT / "docs").as_posix() for file in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in written if not page.startswith("algorithms/")} <= named
+    assert named <= written | pages.everything().keys()
+    assert config["strict"] is True
+    assert config["theme"]["font"] is False
+
+
+def test_a_page_that_fetches_something_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    class Page:
+        class file:
+            src_uri = "a.md"
+
+    offline.on_post_page('<a href="https://x.org">x</a><img src="b.png">', page=Page)
+    assert not caplog.records
+    offline.on_post_page('<script src="https://x.org/a.js"></script>', page=Page)
+    assert "a.md fetches https://x.org/a.js" in caplog.text
