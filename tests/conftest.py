@@ -6,7 +6,10 @@ import os
 # tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from typing import Any
+
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from fedattune import Federation
 from federations import make_federation
@@ -28,3 +31,21 @@ def equal() -> Federation:
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches and saved partitions of a test stay with the test run."""
     monkeypatch.setenv("FEDATTUNE_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+
+
+TOGETHER = ("test_ray.py", "test_ray_nodes.py", "test_report_browser.py")
+"""Files whose tests run in one process, one after the other: they share a cluster or a browser."""
+
+
+class Together(LoadScopeScheduling):
+    """Tests go to whoever is free, but for those of a few files."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        # pytest-xdist's own groups are lost on the way to the scheduler with this pytest.
+        file = nodeid.partition("::")[0]
+        return ("ray" if "test_ray" in file else file) if file.endswith(TOGETHER) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Distribute tests over processes."""
+    return Together(config, log)

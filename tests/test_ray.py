@@ -20,7 +20,6 @@ from fedattune.wire import Parcel
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
 
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster after the other
 
 from fedattune.on_ray import cohort as cohorts
 from fedattune.on_ray import connected, products, spread

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
 
-pytestmark = [pytest.mark.deployed, pytest.mark.xdist_group("ray")]  # one cluster after the other
+pytestmark = pytest.mark.deployed
 
 from conformance.table import CASES
 from conformance.test_spread import same_numbers, trained

@@ -1,24 +1,42 @@
-"""The HTML report of a comparison."""
+"""The HTML report: what its page holds; `test_report_browser.py` has what it does in a browser."""
 
+import base64
+import gzip
+import json
+import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+
 import fedattune
 from fedattune import Federation
-from fedattune.report import write_report
+from fedattune.cli import main
+from fedattune.core import MixingMatrices
+from fedattune.engines import Scores
+from fedattune.numbers import Numbers
+from fedattune.reading import Runs, read_runs
+from fedattune.report import frames, render
+from fedattune.runs import RoundRecord, RunStore
+from fedattune.runs.folder import write_json
+from reports import METHODS, train, train_odd
 
-VOID = {"meta", "br", "img", "link", "hr"}
+VOID = {"meta", "br", "img", "link", "hr", "input"}
 
 
 class Page(HTMLParser):
     """Collects text and what would be loaded, and checks that tags are closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, html: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.text = ""
         self.loads: list[str] = []
+        self.feed(re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in VOID:
@@ -32,65 +50,217 @@ class Page(HTMLParser):
         self.text += data + " "  # cells are words of their own
 
 
-def test_report_is_one_self_contained_page(ragged: Federation, tmp_path: Path) -> None:
-    names = ["ward <b>7</b>", *ragged.names[1:]]
-    data = replace(
-        ragged, clients=tuple(replace(c, name=n) for c, n in zip(ragged.clients, names, strict=True))
-    )
-    results = [
-        fedattune.fit(name, data, rounds=3, cohort=3, steps=2, lr=0.1)
-        for name in ("local", "fedavg", "fedmcsa")
-    ]
-    write_report(
-        tmp_path / "report.html", data, results, verdict="Collaborating helps.", notes=["a note to read"]
-    )
-    html = (tmp_path / "report.html").read_text()
-    page = Page()
-    page.feed(html)
+def part(html: str, name: str) -> bytes:
+    """What is packed into a page."""
+    found = re.search(rf'<script type="text/plain" id="{name}">([^<]*)</script>', html)
+    assert found
+    return gzip.decompress(base64.b64decode(found[1]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of three methods with two seeds on clients with odd names."""
+    return train_odd(tmp_path_factory.mktemp("runs"))
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(folder: Path, tmp_path: Path) -> None:
+    assert main(["report", str(folder), "-o", str(tmp_path / "r.html")]) == 0
+    html = (tmp_path / "r.html").read_text("utf-8")
+    page = Page(html)
     assert page.open == []
     assert page.loads == []
-    assert "http" not in html
-    assert "ward <b>7</b>" in page.text
+    assert "default-src 'none'" in html  # nor may a script ask
+    assert html.count("</script>") == 4
     assert "<b>" not in html
-    for words in ("ollaborating", "a note to read", "fedmcsa: 1.weight", "Labels of each client"):
+    assert "Apache License" in html
+    for words in ("Should these clients federate?", "Methods side by side", "Mean gain over training alone"):
         assert words in page.text
-    assert "fedavg: model" not in page.text  # one model for all: nobody learns from anybody in particular
-    accuracy = 100 * (results[2].clients[0].trained or 0)
-    assert f"{accuracy:.1f}" in page.text
 
 
-def test_report_of_clients_that_joined_after_training(ragged: Federation, tmp_path: Path) -> None:
-    """Two of six clients are held out: they are in a table of their own, the mixing has the other four's names."""
-    results = [
-        fedattune.fit(name, ragged, rounds=3, steps=2, lr=0.1, held_out=2)
-        for name in ("local", "fedavg", "fedmcsa")
-    ]
-    joined = results[1].newcomers
-    write_report(tmp_path / "r.html", ragged, results, verdict="v", notes=[], rounds_to=0.01)
-    page = Page()
-    page.feed((tmp_path / "r.html").read_text())
-    assert page.open == []
-    assert "<strong>" not in (tmp_path / "r.html").read_text()  # both points count for those that joined
-    assert len(joined) == 2
-    assert "6 clients, 2 of them joining after training" in page.text
-    section = page.text.partition("Clients that joined after training")[2].partition("Labels of each client")[
+def test_the_data_of_the_pictures_are_those_of_the_runs(folder: Path) -> None:
+    runs = read_runs([folder])
+    html = render(runs)
+    data = json.loads(part(html, "data"))
+    assert data["methods"] == list(METHODS)
+    assert data["clients"]["ids"][:2] == ["ward <b>7</b>", "</script>"]
+    attention = [run for run in runs.results if run.algorithm == "fedmcsa"]
+    alone = [run for run in runs.results if run.algorithm == "local"]
+    curve = next(one for one in data["curves"] if one["method"] == "fedmcsa")["seeds"][1]
+    assert curve["rounds"] == [e["round"] for e in attention[1].history]
+    assert curve["mean"] == [round(100 * e["trained"]["acc_uniform"], 2) for e in attention[1].history]
+    gain = data["clients"]["methods"]["fedmcsa"]["gain"]
+    for i in range(6):
+        with_method, without = (
+            np.mean([run.clients[i].trained for run in one]) for one in (attention, alone)
+        )
+        assert gain[i] == pytest.approx(100 * (with_method - without), abs=0.006)
+    traffic = data["traffic"]["fedmcsa"]
+    assert sum(traffic["up"]) == traffic["total"][0] == attention[0].bytes_up
+    assert data["traffic"]["local"]["parts"] == []
+    assert list(data["mixing"]["methods"]) == [
+        "fedmcsa"
+    ]  # one model for all: nobody learns from anybody in particular
+
+
+def test_the_matrices_of_the_pictures_are_those_of_the_run(folder: Path) -> None:
+    html = render(read_runs([folder]))
+    mixing = json.loads(part(html, "data"))["mixing"]
+    about, raw = mixing["methods"]["fedmcsa"], np.frombuffer(part(html, "matrices"), dtype=np.uint8)
+    result = fedattune.Result.load(folder / "fedmcsa" / "seed-0")
+    assert about["rounds"] == list(result.mixing) == [1, 2, 3, 4]
+    shape = (len(about["components"]), 4, 6, 6)
+    levels = raw[about["start"] :][: int(np.prod(shape))].reshape(shape)
+    for c, component in enumerate(about["components"]):
+        stored = result.mixing[4][component["name"]]
+        given = ~np.isnan(stored).any(1)
+        assert given.sum() == 4  # the cohort
+        got = component["largest"] * (levels[c, 3] / 254) ** 2
+        assert np.abs(got - stored)[given].max() < 0.005
+        assert (levels[c, 0] == frames.UNKNOWN).all(
+            1
+        ).sum() == 2  # clients who were not asked in the first round
+    labels = np.array(mixing["labels"])
+    assert labels.sum(1).tolist() == [14, 20, 31, 41, 50, 60]
+
+
+def test_signed_weights_and_unknown_ones_are_packed_apart() -> None:
+    weights = np.array([[1.0, -0.25], [np.nan, 0.0]])
+    signed = np.frombuffer(frames.pack(weights, 1.0, True), dtype=np.uint8)
+    half = 64  # 127 (1 - sqrt 0.25) = 63.5, rounded to even
+    assert signed.tolist() == [254, half, frames.UNKNOWN, 127]
+    plain = np.frombuffer(frames.pack(np.abs(weights), 1.0, False), dtype=np.uint8)
+    assert plain.tolist() == [254, 127, frames.UNKNOWN, 0]
+
+
+def test_thinned_rounds_keep_both_ends() -> None:
+    assert frames.thinned(range(1, 801), 5) == [1, 201, 401, 600, 800]
+    assert frames.thinned([3, 6], 5) == [3, 6]
+    assert frames.thinned([3, 6], 1) == [6]
+
+
+def made_up(n: int, rounds: int) -> Numbers:
+    """A run whose matrices do not compress: every weight is drawn."""
+    store, generator = RunStore(None), np.random.default_rng(0)
+    everyone = torch.arange(n)
+    for r in range(1, rounds + 1):
+        scores = Scores(torch.full((n,), 10), torch.randint(0, 11, (n,)), torch.rand(n))
+        for point in ("received", "trained"):
+            for share in ("test", "validation"):
+                store.add_scores(r, point, share, scores)
+        weights = {f"{i}.weight": torch.from_numpy(generator.dirichlet(np.ones(n), n)) for i in range(4)}
+        store.add_mixing(r, MixingMatrices(everyone, everyone, weights))
+        store.add_round(RoundRecord(r, float(r), 100 * r, 100 * r, 20 * r, []))
+    clients = [{"id": f"c{i}", "n_train": 30, "n_validation": 0, "n_test": 10} for i in range(n)]
+    facts = {
+        "headline": "trained",
+        "notes": [],
+        "clients": clients,
+        "classes": ["a", "b"],
+        "weight_decay": 0.0,
+    }
+    facts |= {"labels": generator.integers(0, 20, (n, 2)).tolist()}
+    config = {"algorithm": "fedmcsa", "definition": "", "data": "made up", "rounds": rounds}
+    return Numbers({**config, **fedattune.Settings(rounds=rounds).model_dump()}, facts, store)
+
+
+def test_many_clients_and_rounds_stay_below_five_megabytes() -> None:
+    html = render(Runs([made_up(100, 160)], [], [], []))
+    assert len(html.encode()) < 5_000_000
+    mixing = json.loads(part(html, "data"))["mixing"]["methods"]["fedmcsa"]
+    assert mixing["all_rounds"] == 160
+    assert mixing["rounds"][-1] == 160
+    assert 10 < len(mixing["rounds"]) < 160
+
+
+def test_of_hundreds_of_clients_some_are_in_the_pictures_and_all_in_the_table() -> None:
+    data = json.loads(part(render(Runs([made_up(320, 2)], [], [], [])), "data"))
+    assert len(data["clients"]["ids"]) == 320
+    assert len(set(data["mixing"]["clients"])) == 150
+    assert data["mixing"]["hidden"] == 170
+    assert len(data["mixing"]["methods"]["fedmcsa"]["order"]) == 150
+
+
+def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "runs")
+    failed = [{"algorithm": "pfedme", "seed": 0, "error": "training diverged"}]
+    write_json(tmp_path / "runs" / "result.json", {"failed": failed})
+    runs = read_runs([tmp_path / "runs"])
+    store = runs.results[-1].store
+    store.add_round(RoundRecord(5, 1.0, 1, 1, 1, [0, 1], [2]))
+    store.add_faults(5, {2: "the answer is not finite"})
+    text = Page(render(runs)).text
+    assert "pfedme failed with seed 0: training diverged." in text
+    assert "fedmcsa: training diverged 2 times" in text
+    assert "fedmcsa: 1 uploads were lost (clients that were asked and did not answer, 1 of them" in text
+    found = fedattune.verdict.verdict(runs.results)
+    assert found.gains is not None
+    harmed = int((found.gains < 0).sum())
+    assert harmed
+    assert f"{found.method} harms {harmed} of 6 clients" in text
+
+
+def test_a_run_that_is_still_trained_is_shown_as_such(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "runs")
+    (tmp_path / "runs" / "fedmcsa" / "seed-1" / "result.json").unlink()
+    text = Page(render(read_runs([tmp_path / "runs"], running=True))).text
+    assert "Still training." in text
+    assert "Not finished: fedmcsa (round 4 of 4)" in text
+    assert "As it stands now:" in text
+
+
+def test_nothing_to_report_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "experiment.yaml").write_text("data: digits\n")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "no round is finished; look again later" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "absent")]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
+
+
+def test_one_run_without_local_says_that_nothing_can_be_compared(folder: Path) -> None:
+    page = Page(render(read_runs([folder / "fedavg" / "seed-0"])))
+    assert "Nothing to compare" in page.text
+    assert "So nobody learns" in page.text.replace("\n", " ")
+
+
+def test_clients_that_joined_after_training_have_a_table(ragged: Federation, tmp_path: Path) -> None:
+    train(tmp_path, ragged, held_out=2, cohort=1.0)
+    runs = read_runs([tmp_path])
+    page = Page(render(replace(runs, rounds_to=0.01)))
+    assert "4 clients, 2 of them joining after training" in page.text
+    section = page.text.partition("Clients that joined after training")[2].partition("Who learns from whom")[
         0
     ]
     words = section.split()
-    for newcomer in joined:
+    averaged = [run for run in runs.results if run.algorithm == "fedavg"]
+    for number, newcomer in enumerate(averaged[0].newcomers):
         row = words.index("fedavg", words.index(newcomer.id)) + 1
-        expected = [newcomer.received, newcomer.trained, newcomer.local]
-        assert words[row : row + 3] == [f"{100 * value:.1f}" for value in expected]
-    mixing = page.text.partition("fedmcsa: 1.weight")[2].partition("Notes")[0]
-    assert mixing.split() == [client.id for client in results[2].clients]
-    assert "BMTA*: best mean test accuracy of any round, optimistic" in page.text
+        means = [
+            np.mean([getattr(run.newcomers[number], way) for run in averaged])
+            for way in ("received", "trained", "local")
+        ]
+        assert words[row : row + 3] == [f"{100 * mean:.1f}" for mean in means]
     for head in ("global %", "arrived %", "new %", "last 10%", "rounds to 1%"):
         assert head in page.text
 
 
-def test_report_without_such_clients_does_not_mention_them(ragged: Federation, tmp_path: Path) -> None:
-    results = [fedattune.fit(name, ragged, rounds=1, steps=1) for name in ("local", "pfedme")]
-    write_report(tmp_path / "r.html", ragged, results, verdict="v", notes=[])
-    text = (tmp_path / "r.html").read_text()
-    assert "joined" not in text
-    assert "rounds to" not in text
+def test_compare_writes_the_same_report(tmp_path: Path) -> None:
+    words = [
+        "compare",
+        "--data",
+        "digits",
+        "--clients",
+        "5",
+        "--rounds",
+        "2",
+        "--algorithms",
+        "local,fedmcsa",
+    ]
+    assert main([*words, "--rounds-to", "0.1", "--quiet", "--out", str(tmp_path / "out")]) == 0
+    report = tmp_path / "out" / "report.html"
+    before = Page(report.read_text("utf-8")).text
+    assert main(["report", str(tmp_path / "out")]) == 0
+    made = re.compile(r"FedAttune [\d.]+, \S+ \S+ \S+\.")  # the time
+    data = re.compile(r"[A-Za-z0-9+/=]{200,}")
+    clean = [made.sub("", data.sub("", text)) for text in (before, Page(report.read_text("utf-8")).text)]
+    assert clean[0] == clean[1]
+    assert "rounds to 10%" in clean[0]

@@ -222,7 +222,8 @@ def _traffic(runs: Sequence[Numbers]) -> dict[str, dict[str, float]]:
     for run in runs:
         stored = run.store.traffic()
         for way, total in (("up", run.bytes_up), ("down", run.bytes_down)):
-            for part, size in (stored[way] or ({_WHOLE: total} if total else {})).items():
+            parts = stored[way] if any(stored.values()) else {_WHOLE: total} if total else {}
+            for part, size in parts.items():
                 out[way][part] = out[way].get(part, 0) + size / len(runs)
     return out
 

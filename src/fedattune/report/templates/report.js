@@ -255,68 +255,91 @@
       const s = b / (LEVELS / 2) - 1;
       return largest * Math.sign(s) * s * s;
     }
-    const mixColours = () => (method().components[component()].signed ? SIGNED : BLUES);
+    const table = (stops) => { // 256 colours along some stops
+      const rgb = stops.map((c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16)));
+      return Array.from({ length: 256 }, (_, i) => {
+        const at = i / 255 * (rgb.length - 1), k = Math.min(Math.floor(at), rgb.length - 2);
+        return rgb[k].map((c, j) => Math.round(c + (rgb[k + 1][j] - c) * (at - k)));
+      });
+    };
+    const TABLES = { blues: table(BLUES), signed: table(SIGNED) };
+    // One pixel a cell: ECharts' own cells, an object each, take seconds where there are ten thousand.
+    function paint(wide, high, low, most, colours, cell) {
+      const canvas = document.createElement("canvas");
+      canvas.width = wide;
+      canvas.height = high;
+      const context = canvas.getContext("2d"), image = context.createImageData(wide, high);
+      for (let y = 0; y < high; y += 1) {
+        for (let x = 0; x < wide; x += 1) {
+          const v = cell(x, y);
+          const share = v === null ? null : Math.max(0, Math.min(1, (v - low) / (most - low || 1)));
+          image.data.set([...(share === null ? [228, 228, 228] : colours[Math.round(255 * share)]), 255], 4 * (y * wide + x));
+        }
+      }
+      context.putImageData(image, 0, 0);
+      return canvas;
+    }
+    function enlarged(canvas) { // so far that no browser blurs it when it is stretched
+      const large = document.createElement("canvas");
+      large.width = canvas.width * Math.ceil(900 / canvas.width);
+      large.height = canvas.height * Math.ceil(900 / canvas.height);
+      const context = large.getContext("2d");
+      context.imageSmoothingEnabled = false;
+      context.drawImage(canvas, 0, 0, large.width, large.height);
+      return large;
+    }
+    function heatmap(one, { xs, ys, low, most, signed, cell, xname, ends, about }) {
+      const image = enlarged(paint(xs.length, ys.length, low, most, TABLES[signed ? "signed" : "blues"], cell));
+      const ticks = { ...axis, type: "category", axisTick: { show: false }, splitLine: { show: false }, axisLabel: { color: SOFT, fontSize: ys.length > 40 ? 9 : 12, formatter: short } };
+      one.about = about;
+      one.setOption({
+        ...base,
+        grid: { left: 70, right: 12, top: 6, bottom: 104 },
+        tooltip: { show: false },
+        xAxis: { ...ticks, data: xs, axisLabel: { ...ticks.axisLabel, rotate: xs.some((x) => x.length > 1) ? 90 : 0 }, name: xname, nameLocation: "middle", nameGap: 46 },
+        yAxis: { ...ticks, data: ys, inverse: true },
+        visualMap: { seriesIndex: [], min: low, max: most, orient: "horizontal", left: "center", bottom: 0, itemHeight: 120, itemWidth: 12, inRange: { color: signed ? SIGNED : BLUES }, text: ends, textStyle: { color: SOFT } },
+        series: [{ type: "custom", silent: true, data: [0], renderItem: ({ coordSys: { x, y, width, height } }) => ({ type: "image", style: { image, x, y, width, height } }) }],
+      }, true);
+    }
+    function reader(one, output) {
+      one.getZr().on("mousemove", (event) => {
+        const at = [event.offsetX, event.offsetY];
+        if (one.about && one.containPixel({ gridIndex: 0 }, at)) $(output).textContent = one.about(...one.convertFromPixel({ gridIndex: 0 }, at));
+      });
+    }
+    reader(heat, "heat-said");
+    if (labels) reader(labels, "labels-said");
 
     function drawHeat() {
-      const c = component(), r = round(), sorted = order(), own = $("own").checked;
-      const cells = [];
-      let most = 0, least = 0;
-      sorted.forEach((i, y) => sorted.forEach((k, x) => {
-        const w = value(c, r, i, k);
-        if (i === k && !own) return;
-        if (w !== null) { most = Math.max(most, w); least = Math.min(least, w); cells.push([x, y, w]); }
-      }));
-      const ticks = { ...axis, type: "category", data: sorted.map((i) => names[i]), axisTick: { show: false }, splitArea: { show: false },
-        axisLabel: { color: SOFT, interval: "auto", formatter: short } };
-      const far = least < 0 ? Math.max(most, -least) : most || 1;
-      heat.setOption({
-        ...base,
-        grid: { left: 70, right: 12, top: 6, bottom: 104, show: true, backgroundColor: "#ececec", borderWidth: 0 },
-        tooltip: { ...tip, formatter: (p) => `client ${text(names[sorted[p.value[1]]])} was given ${weight(p.value[2])}<br>of client ${text(names[sorted[p.value[0]]])}` },
-        xAxis: { ...ticks, axisLabel: { ...ticks.axisLabel, rotate: 90 }, name: "from", nameLocation: "middle", nameGap: 46 },
-        yAxis: { ...ticks, inverse: true },
-        visualMap: { min: least < 0 ? -far : 0, max: far, calculable: false, orient: "horizontal", left: "center", bottom: 0, itemHeight: 120, itemWidth: 12,
-          inRange: { color: mixColours() }, text: [weight(far), least < 0 ? weight(-far) : "0"], textStyle: { color: SOFT } },
-        series: [{ type: "heatmap", data: cells, progressive: 0, emphasis: { itemStyle: { borderColor: RED, borderWidth: 1 } } }],
-      }, true);
+      const c = component(), r = round(), sorted = order(), own = $("own").checked, { signed } = method().components[c];
+      const cell = (x, y) => (x === y && !own ? null : value(c, r, sorted[y], sorted[x]));
+      let far = 0;
+      sorted.forEach((_, y) => sorted.forEach((__, x) => { far = Math.max(far, Math.abs(cell(x, y) ?? 0)); }));
+      const titles = sorted.map((i) => names[i]);
+      heatmap(heat, { xs: titles, ys: titles, low: signed ? -far : 0, most: far, signed, cell, xname: "from", ends: [weight(far), signed ? weight(-far) : "0"],
+        about: (x, y) => `client ${titles[y]} was given ${weight(value(c, r, sorted[y], sorted[x]))} of client ${titles[x]}` });
     }
     function drawLabels() {
       if (!labels) return;
-      const sorted = order(), cells = [];
-      sorted.forEach((i, y) => {
-        const sum = M.labels[i].reduce((a, b) => a + b, 0) || 1;
-        M.labels[i].forEach((count, x) => count && cells.push([x, y, 100 * count / sum, count]));
-      });
-      labels.setOption({
-        ...base,
-        grid: { left: 70, right: 12, top: 6, bottom: 104 },
-        tooltip: { ...tip, formatter: (p) => `client ${text(names[sorted[p.value[1]]])}, class ${text(M.classes[p.value[0]])}<br>${p.value[3]} samples, ${p.value[2].toFixed(0)}% of its own` },
-        xAxis: { ...axis, type: "category", data: M.classes, axisTick: { show: false }, axisLabel: { color: SOFT, rotate: M.classes.some((c) => c.length > 2) ? 90 : 0, formatter: short }, name: "class", nameLocation: "middle", nameGap: 46 },
-        yAxis: { ...axis, type: "category", data: sorted.map((i) => names[i]), inverse: true, axisTick: { show: false }, axisLabel: { color: SOFT, formatter: short } },
-        visualMap: { min: 0, max: 100, orient: "horizontal", left: "center", bottom: 0, itemHeight: 120, itemWidth: 12, inRange: { color: BLUES }, text: ["100% of its samples", "0"], textStyle: { color: SOFT } },
-        series: [{ type: "heatmap", data: cells, progressive: 0, itemStyle: { borderColor: "#fff", borderWidth: n > 60 ? 0 : 1 } }],
-      }, true);
+      const sorted = order(), sums = M.labels.map((row) => row.reduce((a, b) => a + b, 0) || 1);
+      heatmap(labels, { xs: M.classes, ys: sorted.map((i) => names[i]), low: 0, most: 100, cell: (x, y) => 100 * M.labels[sorted[y]][x] / sums[sorted[y]], xname: "class", ends: ["100% of its samples", "0"],
+        about: (x, y) => `client ${names[sorted[y]]}, class ${M.classes[x]}: ${M.labels[sorted[y]][x]} samples, ${(100 * M.labels[sorted[y]][x] / sums[sorted[y]]).toFixed(0)}% of its own` });
     }
     function drawThumbs() {
       const m = method(), r = round(), sorted = order(), own = $("own").checked;
       $("thumbs").hidden = m.components.length < 2;
-      if ($("thumbs").childElementCount !== m.components.length || $("thumbs").dataset.method !== $("mix-method").value) {
-        $("thumbs").dataset.method = $("mix-method").value;
-        $("thumbs").innerHTML = m.components.map((c, i) => `<button type="button" data-component="${i}"><canvas width="${n}" height="${n}"></canvas>${text(c.name)}</button>`).join("");
-      }
-      m.components.forEach((one, c) => {
-        const button = $("thumbs").children[c], context = button.firstChild.getContext("2d"), image = context.createImageData(n, n);
+      $("thumbs").replaceChildren(...m.components.map((one, c) => {
+        const cell = (x, y) => (x === y && !own ? null : value(c, r, sorted[y], sorted[x]));
+        let far = 0;
+        for (let y = 0; y < n; y += 1) for (let x = 0; x < n; x += 1) far = Math.max(far, Math.abs(cell(x, y) ?? 0));
+        const button = document.createElement("button");
+        button.type = "button";
+        button.dataset.component = c;
         button.setAttribute("aria-pressed", String(c === component()));
-        let most = 0;
-        for (let i = 0; i < n; i += 1) for (let k = 0; k < n; k += 1) if (own || i !== k) most = Math.max(most, Math.abs(value(c, r, i, k) ?? 0));
-        sorted.forEach((i, y) => sorted.forEach((k, x) => {
-          const w = i === k && !own ? null : value(c, r, i, k);
-          const share = w === null ? null : Math.min(1, Math.abs(w) / (most || 1)), at = 4 * (y * n + x);
-          const colour = share === null ? [236, 236, 236] : w < 0 ? [255 - 76 * share, 255 - 167 * share, 255 - 249 * share] : [255 - 247 * share, 255 - 207 * share, 255 - 148 * share];
-          image.data.set([...colour, 255], at);
-        }));
-        context.putImageData(image, 0, 0);
-      });
+        button.append(paint(n, n, one.signed ? -far : 0, far, TABLES[one.signed ? "signed" : "blues"], cell), one.name);
+        return button;
+      }));
     }
     function drawNetwork() {
       const c = component(), r = round(), m = method(), links = [];
@@ -334,9 +357,9 @@
         series: [{ type: "graph", layout: "circular", circular: { rotateLabel: true }, ...(narrow() ? { left: 50, right: 50, top: 50, bottom: 50 } : { left: 80, right: 80, top: 80, bottom: 80 }),
           label: { show: n <= 60, position: "right", color: INK, formatter: (p) => short(p.name) },
           edgeSymbol: ["none", "arrow"], edgeSymbolSize: 6,
-          data: sorted.map((i) => ({ name: names[i], cluster: m.clusters[i], train: sizes[i], symbolSize: (n > 60 ? 5 : 9) + 9 * Math.sqrt(sizes[i] / largest),
+          data: sorted.map((i) => ({ name: names[i], cluster: m.clusters[i], train: sizes[i], symbolSize: (n > 60 ? 3 : 9) + (n > 60 ? 5 : 9) * Math.sqrt(sizes[i] / largest),
             itemStyle: { color: COLOURS[m.clusters[i] % 8], borderColor: names[i] === marked ? RED : "#fff", borderWidth: names[i] === marked ? 4 : 1 } })),
-          links: links.map((l) => ({ ...l, lineStyle: { width: 0.5 + 4 * l.value / strongest, curveness: 0.25, opacity: l.target === marked || l.source === marked ? 0.95 : 0.4, color: l.target === marked ? RED : l.colour } })),
+          links: links.map((l) => ({ ...l, lineStyle: { width: 0.5 + (n > 60 ? 1.5 : 4) * l.value / strongest, curveness: 0.25, opacity: l.target === marked || l.source === marked ? 0.95 : 0.4, color: l.target === marked ? RED : l.colour } })),
           emphasis: { focus: "adjacency" } }],
       }, true);
     }
