@@ -163,7 +163,7 @@ def files_of(paths: Sequence[Path]) -> dict[str, Path]:
             for run in single
             for file in (run.config, run.facts, run.environment, run.metrics, run.models, run.result)
         ]
-        files |= {f"{file.name} of {path}": file for file in own if file.is_file()}
+        files |= {f"{file.relative_to(path)} of {path}": file for file in own if file.is_file()}
     return files
 
 

@@ -54,6 +54,7 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
 def _draw(runs: Runs, options: Plot) -> look.Drawn:
     from ..report import figures
     from ..report.heatmap import heatmap
+    from ..report.traffic import traffic
 
     if options.kind == "heatmap":
         return heatmap(_mixing(runs, options), options.round_, options.component, options.width)
@@ -65,7 +66,7 @@ def _draw(runs: Runs, options: Plot) -> look.Drawn:
         raise RunError(f"no run of {options.algorithm} with seed {options.seed} here")
     if options.kind == "curves":
         return figures.curves(chosen, options.against, options.width)
-    return (figures.clients if options.kind == "clients" else figures.traffic)(chosen, options.width)
+    return (figures.clients if options.kind == "clients" else traffic)(chosen, options.width)
 
 
 def _mixing(runs: Runs, options: Plot) -> Relations:

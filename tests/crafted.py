@@ -1,0 +1,102 @@
+"""Folders of runs that were never trained, with scores, matrices and bytes that a test has chosen."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedattune.config import Settings
+from fedattune.core import MixingMatrices
+from fedattune.engines import Scores
+from fedattune.runs import RoundRecord, RunStore
+from fedattune.runs.folder import write_json
+
+Rows = Sequence[Sequence[float]]
+Mixed = tuple[Sequence[int], Sequence[int], Mapping[str, Rows]]  # rows, columns, component -> weights
+
+
+def craft(
+    folder: Path,
+    algorithm: str,
+    correct: Mapping[int, Sequence[int]],
+    *,
+    n_test: Sequence[int] = (10, 20, 10, 40),
+    seed: int = 0,
+    labels: Rows | None = None,
+    mixing: Mapping[int, Mixed] | None = None,
+    traffic: Mapping[str, Mapping[str, int]] | None = None,
+    moved: int = 0,
+    facts: Mapping[str, Any] | None = None,
+    finished: bool = True,
+    **config: Any,
+) -> Path:
+    """Write the run of clients a, b, c, ... into `folder`/`algorithm`/seed-`seed`, and return `folder`.
+
+    `correct`: round -> right answers of every client; `moved`: bytes in each direction per round.
+    """
+    path = folder / algorithm / f"seed-{seed}"
+    path.mkdir(parents=True)
+    settings = Settings(rounds=max(correct), seed=seed).model_dump(mode="json")
+    write_json(
+        path / "config.json", {**settings, "algorithm": algorithm, "data": "made", "split": "s", **config}
+    )
+    clients = [
+        {"id": chr(ord("a") + i), "n_train": 100 + i, "n_validation": 0, "n_test": n}
+        for i, n in enumerate(n_test)
+    ]
+    told: dict[str, Any] = {"clients": clients, "headline": "trained", "notes": [], "weight_decay": 0.0}
+    told |= ({} if labels is None else {"labels": labels}) | dict(facts or {})
+    write_json(path / "facts.json", told)
+    store = RunStore(path / "metrics.sqlite")
+    ids = torch.tensor(told.get("numbers", range(len(n_test))))
+    n = torch.tensor(n_test)
+    for r, right in correct.items():
+        store.add_round(RoundRecord(r, 2.0 * r, moved * r, moved * r, 5 * r * len(n_test), []))
+        store.add_scores(r, "trained", "test", Scores(n, torch.tensor(right), torch.zeros(len(n_test))), ids)
+    for r, (rows, columns, weights) in (mixing or {}).items():
+        matrices = {name: torch.tensor(matrix) for name, matrix in weights.items()}
+        store.add_mixing(r, MixingMatrices(torch.tensor(rows), torch.tensor(columns), matrices))
+    store.set_traffic(traffic or {})
+    store.commit()
+    store.close()
+    if finished:
+        write_json(path / "result.json", {"facts": told})
+    return folder
+
+
+ALL = (0, 1, 2, 3)
+LABELS = [[10, 0], [10, 0], [0, 10], [0, 10]]  # a and b alike, c and d alike
+EARLY = [[0.7, 0.1, 0.2, 0.0], [0.1, 0.7, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], [0.1, 0.1, 0.1, 0.7]]
+LATE = [[0.5, 0.4, 0.1, 0.0], [0.4, 0.5, 0.0, 0.1], [0.1, 0.0, 0.5, 0.4], [0.0, 0.1, 0.4, 0.5]]
+SAME = [[0.25] * 4] * 4
+
+
+def compared(folder: Path) -> Path:
+    """Local, fedavg and a method that mixes, with two seeds each; the mixing one is best."""
+    for seed in (0, 1):
+        craft(folder, "local", {2: (5, 10, 5, 20), 4: (5, 10, 5, 20)}, seed=seed, labels=LABELS)
+        craft(
+            folder,
+            "fedavg",
+            {2: (4, 9, 4, 20), 4: (4, 9, 4, 20)},
+            seed=seed,
+            labels=LABELS,
+            mixing={r: (ALL, ALL, {"model": SAME}) for r in (2, 4)},
+            moved=100,
+        )
+        craft(
+            folder,
+            "fedmcsa",
+            {2: (5, 10, 5, 20), 4: (7 + seed, 12, 5, 19)},
+            seed=seed,
+            labels=LABELS,
+            mixing={
+                2: (ALL, ALL, {"fc.weight": EARLY, "fc.bias": SAME}),
+                3: (ALL, ALL, {"fc.weight": LATE, "fc.bias": SAME}),
+                4: (ALL, ALL, {"fc.weight": LATE, "fc.bias": SAME}),
+            },
+            traffic={"up": {"fc": 300, "conv": 100}, "down": {"fc": 300}},
+            moved=100,
+        )
+    return folder

@@ -1,0 +1,245 @@
+"""`fedattune plot`: what the figures show, their files, and what is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crafted import ALL, LABELS, LATE, compared, craft
+from fedattune.cli import main
+from fedattune.reading import read_runs
+from fedattune.relations import Relations
+from fedattune.report.figure_style import Drawn, looks, save_figure, style
+from fedattune.report.figures import clients, curves
+from fedattune.report.heatmap import heatmap
+from fedattune.report.traffic import traffic
+
+Said = pytest.CaptureFixture[str]
+STARTS = {".pdf": b"%PDF", ".svg": b"<?xml", ".eps": b"%!PS-Adobe", ".png": b"\x89PNG"}
+
+
+def refused(capsys: Said, *words: object) -> str:
+    assert main(["plot", *map(str, words)]) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return said.err
+
+
+def names_below(drawn: Drawn) -> list[str]:
+    return [text.get_text() for text in drawn.figure.legends[0].get_texts()]
+
+
+def test_curves_are_means_over_clients_and_seeds(tmp_path: Path) -> None:
+    """Round 4 of the method: (7/10 + 12/20 + 5/10 + 19/40) / 4, and with 8/10 by the other seed."""
+    runs = read_runs([compared(tmp_path)]).results
+    with style():
+        drawn = curves(runs)
+    axes = drawn.figure.axes[0]
+    assert names_below(drawn) == ["local", "fedavg", "fedmcsa"]
+    lines = {str(line.get_label()): line for line in axes.lines}
+    assert lines["local"].get_linestyle() == "--"
+    assert lines["local"].get_color() == "black"
+    np.testing.assert_allclose(np.asarray(lines["fedmcsa"].get_xdata()), [2, 4])
+    np.testing.assert_allclose(np.asarray(lines["fedmcsa"].get_ydata()), [50, 56.875 + 1.25])
+    low, high = (side(axes.collections[2].get_paths()[0].vertices[:, 1]) for side in (np.min, np.max))
+    assert (low, high) == pytest.approx((50, 56.875 + 2.5))  # the standard deviation over two seeds is 1.25
+    assert "mean over 2 seeds, band: one standard deviation" in drawn.caption
+
+
+def test_curves_against_bytes_and_seconds(tmp_path: Path) -> None:
+    """100 bytes each way and round; training alone sends nothing, so it is level at what it reaches."""
+    runs = read_runs([compared(tmp_path)]).results
+    with style():
+        lines = {str(line.get_label()): line for line in curves(runs, "bytes").figure.axes[0].lines}
+        seconds = curves(runs, "seconds", width=7).figure
+    np.testing.assert_allclose(np.asarray(lines["fedavg"].get_xdata()), [400, 800])
+    np.testing.assert_allclose(np.asarray(lines["local"].get_ydata()), [50, 50])
+    assert seconds.get_figwidth() == 7
+    np.testing.assert_allclose(np.asarray(seconds.axes[0].lines[0].get_xdata()), [4, 8])
+
+
+def test_heatmap_is_in_the_order_of_labels_on_one_scale(tmp_path: Path) -> None:
+    """a and c have like labels, and b and d: they are neighbours in rows and columns of every matrix."""
+    labels = [LABELS[0], LABELS[2], LABELS[1], LABELS[3]]
+    swapped = [0, 2, 1, 3]
+    late = np.array(LATE)[np.ix_(swapped, swapped)].tolist()
+    mixing = {2: (ALL, ALL, {"fc": late, "conv": np.eye(4).tolist()})}
+    craft(tmp_path, "m", {2: (1, 1, 1, 1)}, mixing=mixing, labels=labels)
+    relations = Relations(read_runs([tmp_path]).results[0])
+    with style():
+        figure = heatmap(relations).figure
+    assert [axes.get_title() for axes in figure.axes[:3]] == ["conv", "fc", "label similarity"]
+    assert figure.axes[3].get_ylabel() == "Weight"
+    order = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset("ac"), frozenset("bd")}
+    meshes = [axes.collections[0] for axes in figure.axes[:3]]
+    place = ["abcd".index(name) for name in order]
+    np.testing.assert_allclose(meshes[1].get_array(), np.array(late)[np.ix_(place, place)], rtol=1e-6)
+    assert [mesh.get_clim() for mesh in meshes[:2]] == [(0, pytest.approx(0.4))] * 2
+    similarity = relations.similarity
+    assert similarity is not None
+    np.testing.assert_allclose(meshes[2].get_array(), similarity[np.ix_(place, place)])
+
+
+@pytest.mark.parametrize("n", [30, 70])
+def test_heatmap_of_many_clients_without_labels_and_with_missing_rows(tmp_path: Path, n: int) -> None:
+    rng = np.random.default_rng(0)
+    matrix = rng.dirichlet(np.ones(n), n - 1)
+    mixing = {1: (list(range(n - 1)), list(range(n)), {"model": matrix.tolist()})}
+    craft(tmp_path, "m", {1: [1] * n}, n_test=[5] * n, mixing=mixing)
+    with style():
+        drawn = heatmap(Relations(read_runs([tmp_path]).results[0]))
+        save_figure(drawn.figure, tmp_path / "m.pdf")
+    assert len(drawn.figure.axes) == 2  # the matrix and the scale
+    assert list(drawn.figure.axes[0].get_yticklabels()) == []
+    assert "hatched: clients without a stored row" in drawn.caption
+
+
+def test_clients_are_dots_and_boxes_of_accuracy_and_gain(tmp_path: Path) -> None:
+    runs = read_runs([compared(tmp_path)]).results
+    with style():
+        figure = clients(runs).figure
+        alone = clients(runs[4:5]).figure
+    accuracy, gain = figure.axes
+    assert [text.get_text() for text in accuracy.get_yticklabels()] == ["local", "fedavg", "fedmcsa"]
+    assert [text.get_text() for text in gain.get_yticklabels()] == ["fedavg", "fedmcsa"]
+    dots = [
+        np.asarray(line.get_xdata())
+        for line in gain.lines
+        if line.get_marker() == looks(["x", "y"])["y"]["marker"]
+    ]
+    np.testing.assert_allclose(dots[0], [25, 10, 0, -2.5])
+    assert len(alone.axes) == 1  # without local there are no gains
+
+
+def test_bytes_are_stacked_by_layer_up_and_down(tmp_path: Path) -> None:
+    """fedmcsa stored 300 and 100 up, 300 down; fedavg, as older runs, only how much it was: 4 rounds of 100."""
+    runs = read_runs([compared(tmp_path)]).results
+    with style():
+        drawn = traffic(runs)
+    axes = drawn.figure.axes[0]
+    ticks = [text.get_text() for text in axes.get_yticklabels()]
+    assert ticks == ["fedavg  up", "down", "fedmcsa  up", "down"]
+    bars = [(bars.get_label(), bar.get_x(), bar.get_width()) for bars in axes.containers for bar in bars]
+    whole = [("all of it", 0, 400)] * 2
+    assert bars == [*whole, ("conv", 0, 100), ("fc", 100, 300), ("fc", 0, 300)]
+    assert "nothing was sent by local; not stored by layer: fedavg" in drawn.caption
+
+
+def test_of_many_layers_the_smallest_are_taken_together(tmp_path: Path) -> None:
+    parts = {f"layer{i}": 10 * (i + 1) for i in range(12)}
+    craft(tmp_path, "fedavg", {1: (1, 1, 1, 1)}, traffic={"up": parts, "down": {}}, moved=1)
+    with style():
+        drawn = traffic(read_runs([tmp_path]).results)
+    assert names_below(drawn) == [*(f"layer{i}" for i in range(5, 12)), "other layers"]
+    widths = {str(bars.get_label()): bars[0].get_width() for bars in drawn.figure.axes[0].containers}
+    assert widths["other layers"] == 10 + 20 + 30 + 40 + 50
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        *((kind, ".pdf") for kind in ("curves", "heatmap", "clients", "bytes")),
+        *(("curves", end) for end in STARTS),
+    ][1:],
+)
+def test_files_are_of_their_kind_and_the_same_each_time(
+    tmp_path: Path, capsys: Said, kind: str, suffix: str
+) -> None:
+    compared(tmp_path)
+    files = [tmp_path / name for name in (f"one{suffix}", f"two{suffix}")]
+    for file in files:
+        assert main(["plot", str(tmp_path), "--kind", kind, "-o", str(file)]) == 0
+        said = capsys.readouterr()
+        assert f"The figure is {file}" in said.out
+        assert said.err == ""
+    first, second = (file.read_bytes() for file in files)
+    assert first.startswith(STARTS[suffix])
+    assert first == second
+    assert b"CreationDate" not in first
+    if suffix == ".svg":
+        assert b"<text" in first
+        assert b"dc:date" not in first
+    if suffix == ".pdf":
+        assert b"/Subtype /Type3" not in first
+
+
+def test_options_of_curves_and_heatmaps(tmp_path: Path, capsys: Said) -> None:
+    compared(tmp_path)
+    out = tmp_path / "figure.svg"
+    command = ["plot", str(tmp_path), "-o", str(out), "--algorithm", "fedmcsa", "--seed", "1"]
+    assert main(command) == 0
+    text = out.read_text()
+    assert ">local<" in text  # what the method is compared with stays
+    assert ">fedavg<" not in text
+    assert "one seed" in capsys.readouterr().out
+    assert (
+        main([*command, "--kind", "heatmap", "--round", "2", "--component", "fc.weight", "--width", "4"]) == 0
+    )
+    assert "by fedmcsa, seed 1, round 2" in capsys.readouterr().out
+    text = out.read_text()
+    assert ">fc.weight<" in text
+    assert ">fc.bias<" not in text
+    assert 'width="288pt"' in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-o", "figure.jpg"], "expected a file ending in .pdf, .svg, .eps, .png"),
+        (["-o", "nowhere/figure.pdf"], "there is no folder nowhere"),
+        (["--kind", "heat"], "--kind"),
+        (["--kind", "heatmap", "--round", "7"], "there are those of 3 rounds from 2 to 4, near it 2, 3, 4"),
+        (
+            ["--kind", "heatmap", "--component", "fc.weigh"],
+            "did you mean 'fc.weight'? (known: fc.bias, fc.weight)",
+        ),
+        (["--kind", "heatmap", "--algorithm", "fedavg"], "mixtures of their own; these do: fedmcsa"),
+        (["--kind", "bytes", "--algorithm", "local"], "nothing was sent in these runs (local)"),
+        (["--round", "4"], "--round is an option of --kind heatmap, not of --kind curves"),
+        (["--kind", "clients", "--against", "bytes"], "--against is an option of --kind curves"),
+        (["--algorithm", "fedmsca"], "did you mean 'fedmcsa'?"),
+        (["--width", "0"], "--width"),
+        (["--seed", "9"], "no run with seed 9 here; there are 0, 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    compared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, tmp_path, *words)
+    assert not (tmp_path / "figure.pdf").exists()
+
+
+def test_a_heatmap_of_runs_that_do_not_mix(tmp_path: Path, capsys: Said) -> None:
+    craft(tmp_path, "local", {1: (1, 1, 1, 1)})
+    said = refused(capsys, tmp_path, "--kind", "heatmap", "-o", tmp_path / "f.pdf")
+    assert "no method in these runs does" in said
+
+
+def test_runs_that_are_not_finished_are_drawn_and_named(tmp_path: Path, capsys: Said) -> None:
+    craft(tmp_path, "local", {1: (5, 10, 5, 20), 2: (6, 10, 5, 20)}, finished=False)
+    assert main(["plot", str(tmp_path), "-o", str(tmp_path / "f.png")]) == 0
+    assert "note: local, seed 0, is at round 2, not finished" in capsys.readouterr().out
+
+
+def test_without_matplotlib_it_says_what_to_install(
+    tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install 'fedattune[plot]'" in refused(capsys, compared(tmp_path), "-o", tmp_path / "f.pdf")
+
+
+def test_drawing_leaves_matplotlib_as_it_was_and_pyplot_alone(tmp_path: Path) -> None:
+    compared(tmp_path)
+    code = (
+        "import sys, matplotlib; before = matplotlib.rcParams.copy()\n"
+        "from fedattune.cli import main\n"
+        f"assert main(['plot', {str(tmp_path)!r}, '-o', {str(tmp_path / 'f.pdf')!r}]) == 0\n"
+        "assert matplotlib.rcParams.copy() == before\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

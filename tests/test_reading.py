@@ -1,0 +1,137 @@
+"""Runs from their folders: one, a comparison, several, unfinished ones, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from crafted import compared, craft
+from fedattune.errors import RunError
+from fedattune.reading import Runs, files_of, read_run, read_runs
+
+SCORES = {1: (5, 10, 5, 20)}
+
+
+def names(runs: Runs) -> list[tuple[str, int]]:
+    return [(run.algorithm, run.settings.seed) for run in runs.results]
+
+
+def test_one_run_by_its_own_folder_or_the_one_around_it(tmp_path: Path) -> None:
+    craft(tmp_path, "fedavg", SCORES, seed=3)
+    own = tmp_path / "fedavg" / "seed-3"
+    for path in (tmp_path, own):
+        runs = read_runs([path])
+        assert names(runs) == [("fedavg", 3)]
+        assert runs.folders == [own]
+        assert runs.finished
+    assert [client.trained for client in runs.results[0].clients] == [0.5, 0.5, 0.5, 0.5]
+    assert runs.title == "made: 4 clients"
+
+
+def test_a_comparison_is_in_the_order_asked_for_with_local_first(tmp_path: Path) -> None:
+    compared(tmp_path)
+    for seed in (2, 10):
+        craft(tmp_path, "fedmcsa", {4: SCORES[1]}, seed=seed)
+    (tmp_path / "experiment.yaml").write_text("algorithms: [fedmcsa, fedavg, local]\n")
+    failed = [{"algorithm": "ditto", "seed": 1, "error": "it diverged"}]
+    (tmp_path / "result.json").write_text(json.dumps({"failed": failed}))
+    runs = read_runs([tmp_path, tmp_path])
+    mixing = [("fedmcsa", seed) for seed in (0, 1, 2, 10)]
+    assert names(runs) == [("local", 0), ("local", 1), *mixing, ("fedavg", 0), ("fedavg", 1)]
+    assert runs.failed == ["ditto failed with seed 1: it diverged"]
+    assert [run.settings.seed for run, _ in runs.of("fedavg", None)] == [0, 1]
+    assert [folder.name for _, folder in runs.of("fedmcsa", 10)] == ["seed-10"]
+
+
+def test_the_same_run_in_two_folders_counts_once_and_further_seeds_join(tmp_path: Path) -> None:
+    craft(tmp_path / "one", "fedavg", SCORES)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    config = tmp_path / "copy" / "fedavg" / "seed-0" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"device": "cuda"}))  # changes no result
+    craft(tmp_path / "more", "fedavg", SCORES, seed=1)
+    paths = [tmp_path / name for name in ("one", "copy", "more")]
+    assert names(read_runs(paths)) == [("fedavg", 0), ("fedavg", 1)]
+
+
+def test_other_options_are_named_apart_by_their_folder_whatever_the_seed(tmp_path: Path) -> None:
+    craft(tmp_path / "slow", "fedavg", SCORES, lr=0.1)
+    for seed in (0, 1):
+        craft(tmp_path / "fast", "fedavg", SCORES, lr=0.5, seed=seed)
+    slow, fast = tmp_path / "slow", tmp_path / "fast"
+    runs = read_runs([slow, fast, fast / "fedavg" / "seed-1", fast])
+    assert names(runs) == [("fedavg", 0), ("fedavg (fast)", 0), ("fedavg (fast)", 1)]
+    assert [run.settings.lr for run in runs.results] == [0.1, 0.5, 0.5]
+    (tmp_path / "again").mkdir()
+    craft(tmp_path / "again" / "fast", "fedavg", SCORES, lr=0.9)
+    third = names(read_runs([slow, fast, tmp_path / "again" / "fast"]))[-1]
+    assert third == (f"fedavg ({tmp_path / 'again' / 'fast'})", 0)
+
+
+def test_runs_of_other_clients_are_refused(tmp_path: Path) -> None:
+    craft(tmp_path / "one", "fedavg", SCORES)
+    craft(tmp_path / "two", "local", SCORES, split="another")
+    with pytest.raises(RunError, match=r"are not of the same clients .* look at them one by one"):
+        read_runs([tmp_path / "one", tmp_path / "two"])
+
+
+def test_unfinished_runs_are_taken_only_when_asked_for(tmp_path: Path) -> None:
+    craft(tmp_path, "local", SCORES, finished=False, rounds=9)
+    with pytest.raises(RunError, match="no run is finished yet; look at it with fedattune watch"):
+        read_runs([tmp_path])
+    begun = tmp_path / "fedavg" / "seed-0"
+    begun.mkdir(parents=True)
+    (begun / "config.json").write_text((tmp_path / "local" / "seed-0" / "config.json").read_text())
+    runs = read_runs([tmp_path], running=True)
+    assert (names(runs), runs.waiting, runs.finished) == ([("local", 0)], [begun], False)
+    assert "round 1 of 9, not finished" in repr(runs.results[0])
+    craft(tmp_path, "fedmcsa", SCORES)
+    runs = read_runs([tmp_path])
+    assert names(runs) == [("fedmcsa", 0)]
+    assert len(runs.waiting) == 2
+
+
+def test_no_run_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"no run; give a folder that fedattune run or compare wrote"):
+        read_runs([tmp_path])
+    with pytest.raises(RunError, match=r"\(there is no such folder\)"):
+        read_runs([tmp_path / "nowhere"])
+    (tmp_path / "experiment.yaml").write_text("algorithms: fedavg,local\n")  # begun, and no run yet
+    assert read_runs([tmp_path], running=True).results == []
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", '{"algorithm": "m", "rounds": "many"}'),
+        ("result.json", "{}"),
+        ("result.json", '{"facts": {"notes": []}}'),
+        ("result.json", '{"facts": 3}'),
+        ("metrics.sqlite", "no database, but text that is longer than the header of one. " * 9),
+    ],
+)
+def test_a_damaged_file_is_one_sentence(tmp_path: Path, file: str, content: str) -> None:
+    craft(tmp_path, "m", SCORES)
+    (tmp_path / "m" / "seed-0" / file).write_text(content)
+    with pytest.raises(RunError, match=r"cannot read|damaged"):
+        read_runs([tmp_path])
+
+
+def test_a_method_or_seed_that_is_not_there(tmp_path: Path) -> None:
+    runs = read_runs([compared(tmp_path)])
+    with pytest.raises(RunError, match=r"no run of 'fedmcs' here; did you mean 'fedmcsa'\?"):
+        runs.of("fedmcs", None)
+    with pytest.raises(RunError, match="no run with seed 5 here; there are 0, 1"):
+        runs.of(None, 5)
+
+
+def test_files_of_runs_are_known_and_others_are_not(tmp_path: Path) -> None:
+    craft(tmp_path, "m", SCORES)
+    (tmp_path / "figure.pdf").write_text("")
+    own = tmp_path / "m" / "seed-0"
+    inside = {own / name for name in ("config.json", "facts.json", "metrics.sqlite", "result.json")}
+    assert set(files_of([tmp_path]).values()) == inside  # every file under a name of its own
+    assert set(files_of([own]).values()) == inside
+    assert read_run(own) is not None
