@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .params import Params
     from .personal_models import load_model
     from .prediction import Predictions, predict
+    from .reading import Runs, read_runs
+    from .report import write_report
     from .result import ClientResult, Result
     from .trainer import Progress, fit
 
@@ -32,6 +34,8 @@ _MODULE_OF = {
     "Params": "params",
     "load_model": "personal_models",
     **dict.fromkeys(("Predictions", "predict"), "prediction"),
+    **dict.fromkeys(("Runs", "read_runs"), "reading"),
+    "write_report": "report",
     **dict.fromkeys(("ClientResult", "Result"), "result"),
     **dict.fromkeys(("Progress", "fit"), "trainer"),
 }
@@ -68,6 +72,7 @@ __all__ = [
     "Progress",
     "Result",
     "RunError",
+    "Runs",
     "ServerUpdate",
     "Settings",
     "__version__",
@@ -78,4 +83,6 @@ __all__ = [
     "load_model",
     "models",
     "predict",
+    "read_runs",
+    "write_report",
 ]

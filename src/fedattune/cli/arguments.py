@@ -259,7 +259,7 @@ def _metavar(name: str, field: "FieldInfo") -> str:
         return "DIR" if "folder" in said and "file" not in said else "FILE"
     if name == "cells":
         return "FILTER"
-    if float in kinds:
+    if float in kinds or any(float in get_args(kind) for kind in kinds):
         return "X"
     return "N" if int in kinds or any(int in get_args(kind) for kind in kinds) else "NAME"
 

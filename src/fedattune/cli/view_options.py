@@ -32,6 +32,9 @@ class Report(Checked):
 class Explain(Choice):
     """Whom to explain."""
 
+    algorithm: str | None = Field(
+        None, description="the method (default: the verdict's if it mixes clients' models, else one that does)"
+    )
     client: str | None = Field(None, description="a client by its name (default: all, in short)")
     json_file: Path | None = Field(None, alias="json", description="also write what is said to this file")
 
@@ -46,6 +49,9 @@ class Watch(Report):
 class Plot(Choice):
     """What to draw."""
 
+    algorithm: str | None = Field(
+        None, description="only this method (default: all; of heatmap, one that mixes clients' models)"
+    )
     kind: Literal["curves", "heatmap", "clients", "bytes"] = Field(
         "curves",
         description="accuracy by rounds; who learns from whom; accuracy of clients; bytes by layer",
