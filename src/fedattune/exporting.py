@@ -1,20 +1,22 @@
 """A client's model as a file for use elsewhere, checked to predict the same."""
 
+import io
 import json
 import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .errors import ConfigError, RunError, brief
 from .files import replacing
+from .onnx_files import Logits, need_onnx, onnx_logits
 from .personal_models import CARD, Card, described, dtype_of, has_name, load_model, save_model
 
 Format = Literal["safetensors", "torch-export", "onnx"]
@@ -29,7 +31,10 @@ BATCHES = (1, 7)
 TOLERANCE = {torch.float64: 1e-9}
 """Largest difference of logits, in parts of the largest one; another order of sums is no fault."""
 
-Logits = Callable[[Tensor], Tensor]
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+CHATTY = ("torch.onnx._internal.exporter._registration", "torch.fx.experimental.symbolic_shapes")
+"""Logs of what is no concern of the user: that torchvision is not here, where a graph broke that is told anyway."""
 
 
 @dataclass(frozen=True)
@@ -98,49 +103,6 @@ def check_format(format: str) -> None:  # noqa: A002
         need_onnx("onnx", "onnxscript", "onnxruntime")
 
 
-def need_onnx(*packages: str) -> None:
-    """Refuse to go on without packages for ONNX.
-
-    Raises:
-        ConfigError: some are missing.
-
-    """
-    from importlib.util import find_spec
-
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"ONNX needs {' and '.join(missing)}; pip install 'fedattune[export]'")
-
-
-def onnx_logits(file: Path) -> tuple[Logits, dict[str, str]]:
-    """The network of an ONNX file, run by ONNX Runtime on the CPU, and the text that the file holds.
-
-    Raises:
-        ConfigError: ONNX Runtime is missing.
-        RunError: the file cannot be read as ONNX.
-
-    """
-    need_onnx("onnxruntime")
-    import onnxruntime  # type: ignore[import-untyped, unused-ignore]
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what is wrong is said by its exceptions
-    options.intra_op_num_threads = torch.get_num_threads()
-    try:
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no class in common
-        raise RunError(f"{file} cannot be read as ONNX: {brief(error)}") from error
-    name = session.get_inputs()[0].name
-
-    def logits(x: Tensor) -> Tensor:
-        try:
-            return torch.from_numpy(session.run(None, {name: x.numpy()})[0])
-        except Exception as error:
-            raise RunError(f"{file} cannot be run: {brief(error)}") from error
-
-    return logits, dict(session.get_modelmeta().custom_metadata_map)
-
-
 def _write_torch(file: Path, model: nn.Module, card: Card) -> None:
     torch.export.save(_graph(model, card), file, extra_files={f"{CARD}.json": json.dumps(card)})
 
@@ -155,6 +117,14 @@ def _read_torch(file: Path, _model: nn.Module, _card: Card) -> Logits:
     return torch.export.load(file).module()
 
 
+def _read_onnx(file: Path, _model: nn.Module, _card: Card) -> Logits:
+    """By ONNX Runtime, which has no layers of every type, such as convolutions of float64."""
+    try:
+        return onnx_logits(file)[0]
+    except RunError as error:
+        raise _impossible("onnx", error) from error
+
+
 def _write_onnx(file: Path, model: nn.Module, card: Card) -> None:
     size = sum(v.numel() * v.element_size() for v in model.state_dict().values())
     if size > LARGEST:
@@ -162,11 +132,9 @@ def _write_onnx(file: Path, model: nn.Module, card: Card) -> None:
             f"the model has {size / 1e9:.1f} GB of weights, and an ONNX file holds 2 GB; export it as safetensors"
         )
     names: dict[str, Any] = {"input_names": ["input"], "output_names": ["logits"]}
-    axes = ({0: torch.export.Dim("batch")},)
+    axes, graph = ({0: torch.export.Dim("batch")},), _graph(model, card)
     try:
-        made = torch.onnx.export(
-            _graph(model, card), dynamo=True, dynamic_shapes=axes, verbose=False, **names
-        )
+        made = torch.onnx.export(graph, dynamo=True, dynamic_shapes=axes, verbose=False, **names)
     except Exception as error:
         raise _impossible("onnx", error) from error
     assert made is not None
@@ -180,18 +148,19 @@ def _graph(model: nn.Module, card: Card) -> torch.export.ExportedProgram:
     """The model as a graph of prepared inputs (B, ...), B any number."""
     x = torch.zeros(3, *card["input_shape"], dtype=dtype_of(model))
     try:
-        found = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        with redirect_stderr(io.StringIO()):  # to which it prints the code that it cannot follow
+            found = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     except Exception as error:
-        raise _impossible("a graph", error) from error
+        raise _impossible("a graph, as torch-export and onnx are", error) from error
     for node in found.graph.nodes:
         node.meta.pop("stack_trace", None)  # names folders of this machine
     return found
 
 
-def _impossible(what: str, error: Exception) -> RunError:
+def _impossible(what: str, error: BaseException) -> RunError:
+    why = COLOURS.sub("", brief(error.__cause__ or error))
     return RunError(
-        f"the model cannot be written as {what}: {re.sub(chr(27) + r'[[0-9;]*m', '', brief(error))}; export it as "
-        "safetensors, which keeps its weights"
+        f"the model cannot be written as {what}: {why}; export it as safetensors, which keeps its weights"
     )
 
 
@@ -223,20 +192,22 @@ def _compare(logits: Logits, model: nn.Module, card: Card, format: str) -> float
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what PyTorch says of its own code while it writes ONNX."""
-    log = logging.getLogger("torch.onnx._internal.exporter._registration")  # that torchvision is not here
-    before = log.level
-    log.setLevel(logging.ERROR)
+    """Without what PyTorch says of its own code while it writes graphs."""
+    logs = [logging.getLogger(name) for name in CHATTY]
+    before = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r".*LeafSpec.*is deprecated", category=FutureWarning)
             yield
     finally:
-        log.setLevel(before)
+        for log, level in zip(logs, before, strict=True):
+            log.setLevel(level)
 
 
 WAYS: dict[str, tuple[Callable[[Path, nn.Module, Card], None], Callable[[Path, nn.Module, Card], Logits]]] = {
     "safetensors": (save_model, _read_safetensors),
     "torch-export": (_write_torch, _read_torch),
-    "onnx": (_write_onnx, lambda file, _model, _card: onnx_logits(file)[0]),
+    "onnx": (_write_onnx, _read_onnx),
 }

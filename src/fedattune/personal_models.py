@@ -61,13 +61,16 @@ def read_card(text: str | None, file: Path | str) -> Card:
             f"{file} is no model that FedAttune saved; expected one that fedattune export or Result.save_models wrote"
         )
     try:
-        _Checked.model_validate_json(text)
-    except ValidationError as error:
+        card = json.loads(text)
+        if not isinstance(card, dict):
+            raise ValueError("it is no object")
+        _Checked.model_validate(card)
+    except (ValueError, RecursionError) as error:  # ValidationError is a ValueError, too
+        why = "; ".join(explain(error)) if isinstance(error, ValidationError) else str(error)
         raise RunError(
-            f"{file} does not say what is needed to rebuild its model: {'; '.join(explain(error))}; export it again"
+            f"{file} does not say what is needed to rebuild its model: {why}; export it again"
         ) from error
-    card: Card = {"options": {}, **json.loads(text)}
-    return card
+    return {"options": {}, **card}
 
 
 def described(model: nn.Module, card: Card) -> Card:

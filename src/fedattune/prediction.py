@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .data import Schema
 from .data.dataset import Array
@@ -19,9 +18,9 @@ from .data.joined import constant
 from .data.new_rows import read_rows
 from .data.preparation import from_card
 from .errors import ConfigError, DataError, RunError, brief
-from .exporting import onnx_logits
 from .files import replacing
 from .models import build_model
+from .onnx_files import Logits, onnx_logits
 from .personal_models import CARD, Card, dtype_of, fill, read_card
 from .runs import load_tensors
 
@@ -157,9 +156,7 @@ def check_output(file: Path) -> None:
         raise ConfigError(f"{file}: predictions are written as .csv or .parquet; name the file so")
 
 
-def _opened(
-    file: Path, module: nn.Module | None, factory: str | None
-) -> tuple[Callable[[Tensor], Tensor], Card, torch.dtype]:
+def _opened(file: Path, module: nn.Module | None, factory: str | None) -> tuple[Logits, Card, torch.dtype]:
     """The network of a file, its card, and the type of its inputs."""
     kind = file.suffix.lower()
     if kind == ".pt2":
@@ -174,13 +171,18 @@ def _opened(
     if kind == ".onnx":
         logits, text = onnx_logits(file)
         card = read_card(text.get(CARD), file)
-        return logits, card, torch.float64 if "float64" in card.get("input", "") else torch.float32
+        return logits, card, _type(card)
     state, meta = load_tensors(file)
     card = read_card(meta.get(CARD), file)
     if module is None and ":" in card["model"]:
         module = _own(file, card, factory)
     model = fill(module, state, card)
     return model, card, dtype_of(model)
+
+
+def _type(card: Card) -> torch.dtype:
+    """The type of the inputs, as the card begins to say."""
+    return torch.float64 if str(card.get("input")).startswith("float64") else torch.float32
 
 
 def _own(file: Path, card: Card, factory: str | None) -> nn.Module:

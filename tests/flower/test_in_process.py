@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from flwr.app import Message
 from conformance.table import Case
 from conformance.test_conformance import RUN, every_method
 from conformance.test_spread import same_numbers
-from fedattune import Algorithm, Federation, Result, RunError, fit, load_model
+from fedattune import Algorithm, Federation, Result, RunError, fit, load_federation, load_model, predict
 from fedattune.client import SGD
 from fedattune.data import Schema, export_clients
 from fedattune.flower.client_app import make_client_app
@@ -99,6 +100,19 @@ def test_each_client_finds_its_model_on_its_node(name: str, ragged: Federation, 
         assert all(torch.allclose(v, got[k], atol=1e-12, rtol=0) for k, v in expected.items())
     with pytest.raises(RunError, match="on its client's node"):
         result.model("0")
+
+
+def test_a_nodes_model_predicts_for_new_rows_of_its_client(tmp_path: Path) -> None:
+    """The file on the node says how rows are prepared, as that of the simulator does."""
+    table = Path(__file__).parents[2] / "examples" / "hospitals.csv"
+    hospitals = load_federation(table, client_column="hospital", target="outcome")
+    deployed(hospitals, tmp_path, algorithms="fedavg", groups=[range(6), range(6, 12)])
+    simulated("fedavg", hospitals).export("H09", tmp_path / "m.safetensors")
+    ours, theirs = (
+        predict(file, table) for file in (tmp_path / "m.safetensors", models(tmp_path, "fedavg")["H09"])
+    )
+    np.testing.assert_allclose(theirs.probabilities, ours.probabilities, atol=1e-12)
+    assert theirs.notes == ours.notes
 
 
 def test_what_travels_is_what_is_accounted(ragged: Federation, tmp_path: Path) -> None:

@@ -1,0 +1,315 @@
+"""Models that leave: every method in every format, what is checked, and the command."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedattune
+from conformance.table import CASES, Case
+from fedattune import ConfigError, Federation, Result, RunError, exporting
+from fedattune.cli import export as command
+from fedattune.cli import main
+from fedattune.exporting import Format
+from fedattune.personal_models import save_model
+from fedattune.verdict import Verdict
+
+RUN: dict[str, Any] = {"rounds": 2, "cohort": 3, "steps": 2, "batch_size": 16, "lr": 0.1}
+SUFFIX: dict[str, str] = {"safetensors": "safetensors", "torch-export": "pt2", "onnx": "onnx"}
+
+
+class Normed(nn.Module):
+    """What predicts otherwise in training: BatchNorm and dropout."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(features, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, classes)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+def normed(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+    return Normed(input_shape[0], n_classes)
+
+
+class Branching(nn.Linear):
+    """In evaluation it decides by a value, which no graph can."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out if self.training or float(x.sum()) > 0 else out * 1
+
+
+def fit(name: str, data: Federation, model: Any = "dnn", **more: Any) -> Result:
+    hidden = {"hidden": 6} if model == "dnn" else {}
+    return fedattune.fit(name, data, model, model_options=hidden, **(RUN | more))
+
+
+def outside(file: Path) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
+    """A file opened by the libraries of its format alone, and its card."""
+    if file.suffix == ".pt2":
+        extra = {"fedattune.json": ""}
+        found = torch.export.load(file, extra_files=extra)
+        return found.module(), json.loads(extra["fedattune.json"])
+    if file.suffix == ".onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        card = session.get_modelmeta().custom_metadata_map["fedattune"]
+        return lambda x: torch.from_numpy(session.run(["logits"], {"input": x.numpy()})[0]), json.loads(card)
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        card = opened.metadata()["fedattune"]
+    return fedattune.load_model(file), json.loads(card)
+
+
+def check(result: Result, client: str, data: Federation, kind: Format, folder: Path) -> None:
+    """The file gives, for any number of samples of the data, the logits of the run's model."""
+    file = folder / f"model.{SUFFIX[kind]}"
+    written = result.export(client, file, kind)
+    assert (written.file, written.format, written.bytes) == (file, kind, file.stat().st_size)
+    assert list(folder.iterdir()) == [file]
+    found, card = outside(file)
+    assert (card["client"], card["algorithm"], card["schema"]["classes"]) == (
+        client,
+        result.algorithm,
+        list(data.classes),
+    )
+    model = result.model(client)
+    room = 0.0 if kind == "safetensors" else 1e-5
+    assert written.difference <= room
+    for n in (1, 5, 20):
+        x = data.features(torch.arange(n), next(model.parameters()).dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(found(x), model(x), atol=room, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch-export"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_model_of_every_method(case: Case, kind: Format, ragged: Federation, tmp_path: Path) -> None:
+    check(fit(case.name, ragged), "3", ragged, kind, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fedmcsa", "fedrod", "fedam", "fedcp"])
+def test_onnx_of_each_network(name: str, ragged: Federation, tmp_path: Path) -> None:
+    check(fit(name, ragged), "2", ragged, "onnx", tmp_path)
+
+
+@pytest.mark.parametrize("kind", SUFFIX)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_batchnorm_and_dropout(dtype: str, kind: Format, ragged: Federation, tmp_path: Path) -> None:
+    """A model of one's own by name, as it is in evaluation; its statistics go with it."""
+    result = fit("fedbn", ragged, "test_export:normed", dtype=dtype)
+    check(result, "1", ragged, kind, tmp_path)
+    assert outside(next(tmp_path.iterdir()))[1]["input"].startswith(f"{dtype} (batch, 5)")
+
+
+def test_images_in_onnx(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randint(0, 255, (24, 1, 16, 16), generator=generator).byte(), torch.arange(24) % 3)
+        for _ in range(3)
+    ]
+    data = fedattune.federation(clients)
+    options = {"width": 2, "features": 5}
+    result = fedattune.fit("fedavg", data, "cnn", model_options=options, **(RUN | {"cohort": 2}))
+    check(result, "0", data, "onnx", tmp_path)
+
+
+def test_a_network_of_ones_own(ragged: Federation, tmp_path: Path) -> None:
+    own = Normed(5, 3)
+    fit("fedavg", ragged, own, out=tmp_path / "run")
+    read = Result.load(tmp_path / "run")
+    with pytest.raises(RunError, match="of your own; give one as `module`"):
+        read.export("0", tmp_path / "m.pt2", "torch-export")
+    assert read.export("0", tmp_path / "m.pt2", "torch-export", own).difference < 1e-6
+    assert read.export(0, tmp_path / "m.safetensors", module=own).difference == 0
+
+
+def test_no_folder_of_this_machine_is_in_a_file(ragged: Federation, tmp_path: Path) -> None:
+    result = fit("fedavg", ragged)
+    source = str(Path(fedattune.__file__).parent).encode()
+    result.export("0", tmp_path / "m.onnx", "onnx")
+    assert source not in (tmp_path / "m.onnx").read_bytes()
+    result.export("0", tmp_path / "m.pt2", "torch-export")
+    with zipfile.ZipFile(tmp_path / "m.pt2") as file:
+        assert not any(source in file.read(name) for name in file.namelist())
+
+
+def test_what_predicts_otherwise_is_not_left_there(
+    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = fit("fedavg", ragged)
+    file = tmp_path / "m.safetensors"
+    file.write_text("before")
+    monkeypatch.setitem(
+        exporting.WAYS, "safetensors", (save_model, lambda _f, model, _c: lambda x: model(x) + 0.1)
+    )
+    with pytest.raises(RunError, match=r"logits differ by 0\.1.*removed"):
+        result.export("0", file)
+    monkeypatch.setitem(
+        exporting.WAYS, "safetensors", (save_model, lambda _f, model, _c: lambda x: model(x) * torch.nan)
+    )
+    with pytest.raises(RunError, match="differ by nan"):
+        result.export("0", file)
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("m.safetensors", "before")]
+
+
+def test_what_cannot_be_exported(ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = fit("fedavg", ragged, Branching(5, 3), engine="loop")
+    for kind in ("torch-export", "onnx"):
+        with pytest.raises(RunError, match=r"cannot be written as a graph.*export it as safetensors"):
+            result.export("0", tmp_path / f"m.{SUFFIX[kind]}", kind)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match=r"m\.onnx: a file of the format safetensors ends in \.safetensors"):
+        result.export("0", tmp_path / "m.onnx")
+    with pytest.raises(ConfigError, match="format: expected safetensors, torch-export, onnx, got 'h5'"):
+        result.export("0", tmp_path / "m.h5", "h5")  # type: ignore[arg-type]
+    monkeypatch.setattr(exporting, "LARGEST", 10)
+    with pytest.raises(RunError, match="holds 2 GB; export it as safetensors"):
+        result.export("0", tmp_path / "m.onnx", "onnx")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedattune\[export\]'"):
+        result.export("0", tmp_path / "m.onnx", "onnx")
+
+
+# The command.
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("compared") / "o"
+    data = ("--data", "digits", "--partition", "iid", "--clients", "3")
+    asked = ("--algorithms", "fedavg", "--seeds", "2", "--rounds", "2", "--steps", "1", "--lr", "0.1")
+    assert main(["compare", *data, *asked, "--quiet", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    capsys.readouterr()
+    assert main(["export", *map(str, argv)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    return line
+
+
+def test_the_command(compared: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["export", str(compared), "--client", "1", "--algorithm", "fedavg"]) == 0
+    said = capsys.readouterr()
+    assert "that of fedavg, seed 0: as asked" in said.err
+    assert said.out.startswith("1-fedavg.safetensors: 1, safetensors, ")
+    assert "logits differ by at most 0\n" in said.out
+    assert "\npredict: fedattune predict 1-fedavg.safetensors --data new.csv\n" in said.out
+    model = fedattune.load_model(here / "1-fedavg.safetensors")
+    x = torch.rand(4, 1, 8, 8)
+    assert torch.equal(model(x), Result.load(compared / "fedavg" / "seed-0").model("1")(x))
+    # Which format, is said by the file's ending, too; another seed.
+    argv = ["export", str(compared), "--client", "1", "--algorithm", "local", "--seed", "1", "-o", "m.pt2"]
+    assert main(argv) == 0
+    said = capsys.readouterr()
+    assert "torch.export.load('m.pt2')" in said.out
+    found, card = outside(here / "m.pt2")
+    assert (card["algorithm"], card["seed"]) == ("local", 1)
+    torch.testing.assert_close(found(x), Result.load(compared / "local" / "seed-1").model("1")(x))
+
+
+def test_all_clients(compared: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = compared / "local" / "seed-1"
+    assert main(["export", str(one), "--client", "all"]) == 0
+    said = capsys.readouterr()
+    assert "that of local, seed 1: the only method here" in said.err
+    files = sorted((here / "all-local").iterdir())
+    assert [file.name for file in files] == [f"000{k}-{k}.safetensors" for k in range(3)]
+    assert said.out.count("safetensors, ") == 3
+    assert said.out.count("input: ") == 1
+    assert "the folder is not empty" in refused(capsys, one, "--client", "all")
+
+
+def test_bad_input(
+    compared: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = compared / "fedavg" / "seed-0"
+    assert "--client is missing: name one of 0, 1, 2, or all" in refused(capsys, one)
+    assert "no such client (known: 0, 1, 2, or all)" in refused(capsys, one, "--client", "x")
+    assert "no run of 'fedavgg'" in refused(capsys, compared, "--client", "1", "--algorithm", "fedavgg")
+    assert "no run with seed 9" in refused(capsys, compared, "--client", "1", "--seed", "9")
+    assert "--format" in refused(capsys, one, "--client", "1", "--format", "keras")
+    got = refused(capsys, one, "--client", "1", "-o", "m.bin")
+    assert "m.bin: a file of the format safetensors ends in .safetensors" in got
+    got = refused(capsys, one, "--client", "1", "-o", "m.onnx", "--format", "torch-export")
+    assert "torch-export ends in .pt2" in got
+    got = refused(capsys, one, "--client", "1", "-o", one / "models.safetensors")
+    assert "the run's models, which would be written over" in got
+    assert "there is no folder" in refused(capsys, one, "--client", "1", "-o", "no/m.onnx")
+    assert "holds no run" in refused(capsys, here / "nothing", "--client", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda _: None)
+        got = refused(capsys, one, "--client", "1", "--format", "onnx")
+    assert "pip install 'fedattune[export]'" in got
+    assert list(here.iterdir()) == []
+
+
+def failed(capsys: pytest.CaptureFixture[str], run: Path) -> str:
+    capsys.readouterr()
+    assert main(["export", str(run), "--client", "0"]) == 2
+    return capsys.readouterr().err
+
+
+def test_runs_that_cannot_be_exported(
+    ragged: Federation, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit("fedavg", ragged, out="old")
+    (here / "old" / "inputs.safetensors").unlink()
+    assert "made with an older FedAttune" in failed(capsys, here / "old")
+    fit("fedavg", ragged, out="server")
+    (here / "server" / "models.safetensors").unlink()
+    assert "each is on its client's node" in failed(capsys, here / "server")
+    fit("fedavg", ragged, Normed(5, 3), out="own")
+    assert "a Normed of your own" in failed(capsys, here / "own")
+    assert not list(here.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("said", "method", "why"),
+    [
+        (Verdict("", "yes", "fedavg"), "fedavg", "the verdict's"),
+        (Verdict("", "no", "fedavg"), "local", "does not help"),
+        (Verdict("", "unclear", "fedavg"), "fedavg", "best one by validation"),
+        (Verdict(""), "fedavg", "best one by validation"),
+    ],
+)
+def test_the_method_that_is_taken(
+    said: Verdict, method: str, why: str, ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the verdict is open, the best by validation, whoever it is."""
+    runs = [fit(name, ragged, rounds=rounds) for name, rounds in (("local", 1), ("fedavg", 20))]
+    assert np.mean([run.validation for run in runs[1:]]) > (runs[0].validation or 0)
+    monkeypatch.setattr("fedattune.verdict.verdict", lambda _: said)
+    monkeypatch.setattr("fedattune.verdict.left_out", lambda _: {})
+    found = command._best(runs)
+    assert found[0] == method
+    assert why in found[1]
+
+
+def test_training_alone_is_taken_where_it_is_best(ragged: Federation) -> None:
+    runs = [fit(name, ragged, rounds=rounds) for name, rounds in (("local", 20), ("fedavg", 1))]
+    assert command._best(runs)[0] == "local"
