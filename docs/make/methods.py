@@ -13,7 +13,7 @@ from fedattune.registry import options, summary
 from fedattune.reproduce.outcome import Outcome, outcomes
 from fedattune.reproduce.records import Records
 from fedattune.reproduce.study import STUDIES, Study, load_study
-from fedattune.reproduce.table import Found, difference, lacks, ours
+from fedattune.reproduce.table import Found, difference, lacks, ours, what_is_shown
 
 from . import links
 from .reference import cleaned
@@ -165,7 +165,7 @@ def _results(name: str) -> list[str]:
 
 def _of_study(study: Study, mine: list[Outcome], found: Found) -> Iterator[str]:
     printed = f"paper's gap to {study.gap_to}, ours" if study.gap_to else "paper's"
-    yield f"{study.measure.called}: [the whole table](../studies/{study.name}.md)."
+    yield f"{what_is_shown(study)} [The whole table](../studies/{study.name}.md)."
     yield ""
     yield f"| data | row | point | {printed} | ours | Local | lacks |"
     yield "|---|---|---|---|---|---|---|"

@@ -1,5 +1,8 @@
 """All pages that differ from the files in docs/."""
 
+import json
+from pathlib import Path
+
 from . import commands, links, methods, reference
 
 EXAMPLES = """# Examples
@@ -45,7 +48,20 @@ def _moved() -> dict[str, str]:
 def _examples() -> str:
     files = sorted((links.ROOT / "examples").glob("*.py"))
     blocks = [f"## {file.name}\n\n```python\n{file.read_text('utf-8')}```\n" for file in files]
+    blocks += [_notebook(file) for file in sorted((links.ROOT / "examples").glob("*.ipynb"))]
     table = (links.ROOT / "examples" / "hospitals.csv").read_text("utf-8").splitlines()
     rows = "\n".join(table[:6])
     blocks.append(f"## hospitals.csv\n\nThe first of its {len(table) - 1:,} rows:\n\n```text\n{rows}\n```\n")
     return "\n".join([EXAMPLES, *blocks])
+
+
+def _notebook(file: Path) -> str:
+    """What is written in a notebook, without what came out."""
+    parts = [f"## {file.name}"]
+    for cell in json.loads(file.read_text("utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            parts.append(f"```python\n{text}\n```")
+        else:
+            parts.append("\n".join(f"##{line}" if line.startswith("#") else line for line in text.splitlines()))
+    return "\n\n".join(parts) + "\n"
