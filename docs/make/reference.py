@@ -49,6 +49,12 @@ REFERENCE = {
     "models": Reference(
         "fedattune.models", "fedattune.models", "Networks by name; which paper has which: [Data](../data.md#models)."
     ),
+    "verdict": Reference("fedattune.verdict", "fedattune.verdict", "See [The verdict](../results.md#the-verdict).",
+        ("verdict", "Verdict", "interval"),
+    ),
+    "relations": Reference("fedattune.relations", "fedattune.relations", "Who learns from whom, of a finished run.",
+        ("Relations", "gains", "label_similarity", "agreement", "Agreement", "seriation"),
+    ),
     "registry": Reference(
         "fedattune.registry",
         "fedattune.registry",
