@@ -27,7 +27,7 @@ PAGES = [
     for file in sorted((ROOT / "docs").rglob("*.md"))  # README.md: see test_docs
     if "```python\n" in file.read_text("utf-8")
 ]
-TUTORIALS = ("researcher", "practitioner")  # the commands of the third one are those of make deployed
+RUN = ("tutorials/researcher", "tutorials/practitioner", "looking")  # that of deployment: make deployed
 EXAMPLES_OF = (
     "config", "core", "data/__init__", "data/clients", "params", "personal_models", "registry", "result", "select",
     "trainer",
@@ -118,9 +118,8 @@ def fedattune(words: Sequence[str]) -> None:
         assert main(list(words)) == 0
 
 
-@pytest.mark.parametrize("tutorial", TUTORIALS)
-def test_commands_of_tutorials(tutorial: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = ROOT / "docs" / "tutorials" / f"{tutorial}.md"
+@pytest.mark.parametrize("page", [ROOT / "docs" / f"{name}.md" for name in RUN], ids=RUN)
+def test_commands_of_pages(page: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of_bash(page)
     assert len([line for line in lines if line.startswith("fedattune ")]) >= 6
     for line in lines:

@@ -71,7 +71,7 @@ def outside(file: Path) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
 
     with safe_open(file, "pt") as opened:
         card = opened.metadata()["fedattune"]
-    return fedattune.load_model(file), json.loads(card)
+    return fedattune.load_model(file, factory=json.loads(card)["model"]), json.loads(card)
 
 
 def check(result: Result, client: str, data: Federation, kind: Format, folder: Path) -> None:

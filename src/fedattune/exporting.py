@@ -109,7 +109,7 @@ def _write_torch(file: Path, model: nn.Module, card: Card) -> None:
 
 def _read_safetensors(file: Path, model: nn.Module, card: Card) -> Logits:
     """As one reads it elsewhere; a module of the user's own must be given."""
-    return load_model(file, None if has_name(card) else model)
+    return load_model(file, None if has_name(card) else model, factory=card["model"])
 
 
 def _read_torch(file: Path, _model: nn.Module, _card: Card) -> Logits:

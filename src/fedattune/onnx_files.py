@@ -35,7 +35,7 @@ def onnx_logits(file: Path) -> tuple[Logits, dict[str, str]]:
 
     """
     need_onnx("onnxruntime")
-    import onnxruntime  # type: ignore[import-untyped, unused-ignore]
+    import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what is wrong is said by its exceptions

@@ -101,15 +101,17 @@ def save_model(file: Path, model: nn.Module, card: Card) -> None:
     save_tensors(file, model.state_dict(), {CARD: json.dumps(described(model, card))})
 
 
-def load_model(file: Path | str, module: nn.Module | None = None) -> nn.Module:
+def load_model(file: Path | str, module: nn.Module | None = None, *, factory: str | None = None) -> nn.Module:
     """Read a client's model that `Result.save_models` or `fedattune export` wrote as safetensors.
 
     Args:
         file: the safetensors file.
         module: a model of the same architecture to fill; needed for a module of the user's own.
+        factory: the "package.module:factory" that the model was trained with; it runs only where it is named here,
+            and not because a file names it.
 
     Raises:
-        RunError: the file cannot be read, or its model cannot be rebuilt without `module`.
+        RunError: the file cannot be read, or its model cannot be rebuilt without `module` or `factory`.
 
     Examples:
         >>> import fedattune
@@ -121,8 +123,27 @@ def load_model(file: Path | str, module: nn.Module | None = None) -> nn.Module:
         torch.Size([2, 10])
 
     """
-    state, meta = load_tensors(Path(file))
-    return fill(module, state, read_card(meta.get(CARD), file))
+    return read_model(Path(file), module, factory)[0]
+
+
+def read_model(file: Path, module: nn.Module | None, factory: str | None) -> tuple[nn.Module, Card]:
+    """The model of a file, and its card; for the arguments and errors see `load_model`."""
+    state, meta = load_tensors(file)
+    card = read_card(meta.get(CARD), file)
+    if module is None and ":" in card["model"]:
+        module = _own(file, card, factory)
+    return fill(module, state, card), card
+
+
+def _own(file: Path, card: Card, factory: str | None) -> nn.Module:
+    """The network of the user's own factory, which must be named by the user, too."""
+    if factory is None or factory != card["model"]:
+        raise RunError(
+            f"{file} was trained with {card['model']!r}, which is code of somebody's own and is not run because a file "
+            f"names it; if it is yours, say so by factory={card['model']!r} (--factory {card['model']}), or export the "
+            "model as onnx"
+        )
+    return rebuilt(card)
 
 
 def fill(module: nn.Module | None, state: Mapping[str, Tensor], card: Card) -> nn.Module:

@@ -19,10 +19,8 @@ from .data.new_rows import read_rows
 from .data.preparation import from_card
 from .errors import ConfigError, DataError, RunError, brief
 from .files import replacing
-from .models import build_model
 from .onnx_files import Logits, onnx_logits
-from .personal_models import CARD, Card, dtype_of, fill, read_card
-from .runs import load_tensors
+from .personal_models import CARD, Card, dtype_of, read_card, read_model
 
 AT_ONCE = 4096
 """Rows that are given to the model together."""
@@ -172,31 +170,13 @@ def _opened(file: Path, module: nn.Module | None, factory: str | None) -> tuple[
         logits, text = onnx_logits(file)
         card = read_card(text.get(CARD), file)
         return logits, card, _type(card)
-    state, meta = load_tensors(file)
-    card = read_card(meta.get(CARD), file)
-    if module is None and ":" in card["model"]:
-        module = _own(file, card, factory)
-    model = fill(module, state, card)
+    model, card = read_model(file, module, factory)
     return model, card, dtype_of(model)
 
 
 def _type(card: Card) -> torch.dtype:
     """The type of the inputs, as the card begins to say."""
     return torch.float64 if str(card.get("input")).startswith("float64") else torch.float32
-
-
-def _own(file: Path, card: Card, factory: str | None) -> nn.Module:
-    """The network of the user's own factory, which must be named by the user, too."""
-    if factory is None or factory != card["model"]:
-        raise RunError(
-            f"{file} was trained with {card['model']!r}, which is code of somebody's own and is not run because a file "
-            f"names it; if it is yours, add --factory {card['model']}, or export the model as onnx"
-        )
-    with torch.random.fork_rng():
-        torch.manual_seed(card["seed"])
-        return build_model(
-            factory, tuple(card["input_shape"]), len(card["classes"]), dict(card["model_options"])
-        )
 
 
 def _inputs(file: Path, card: Card) -> tuple[Schema, Array | None]:
