@@ -118,6 +118,11 @@ def test_browser_on_a_phone_has_nothing_wider_than_the_screen(opened: Any) -> No
 
 
 def test_browser_prints_it(opened: Any) -> None:
+    widths = "[...document.querySelectorAll('.chart svg, .chart canvas')].map((e) => e.getBoundingClientRect().width)"
+    opened.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert max(opened.evaluate(widths)) <= 700  # pixels, less than the 190 mm between the margins of A4
+    opened.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert max(opened.evaluate(widths)) > 1000
     pdf = opened.pdf(format="A4")
     assert pdf.startswith(b"%PDF")
     assert len(pdf) > 50_000

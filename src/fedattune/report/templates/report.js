@@ -30,8 +30,13 @@
   }
   const fit = () => charts.forEach((one) => one.resize());
   new ResizeObserver(fit).observe(document.body);
-  addEventListener("beforeprint", fit);
-  addEventListener("afterprint", fit);
+  // Pictures keep their size when the page is laid out for paper, so they are drawn as wide as paper before.
+  const printing = (on) => () => {
+    document.body.classList.toggle("printing", on);
+    charts.forEach((one) => { one.resize(); one.getZr().flush(); }); // now, for paper does not wait for the next frame
+  };
+  addEventListener("beforeprint", printing(true));
+  addEventListener("afterprint", printing(false));
 
   const style = (name) => {
     const i = D.methods.filter((m) => m !== ALONE).indexOf(name);
