@@ -107,8 +107,8 @@ def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
     waiting: list[Path] = []
     seen: set[Path] = set()
     for path in paths:
-        given_up = _failed(path)
-        for folder in _folders(path):
+        given_up = failed_in(path)
+        for folder in run_folders(path):
             if folder.resolve() in seen or folder in given_up:
                 continue
             seen.add(folder.resolve())
@@ -148,7 +148,7 @@ def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
         [folders[i] for i in order],
         failed,
         waiting,
-        _asked(paths[0]).get("rounds_to"),
+        asked_of(paths[0]).get("rounds_to"),
     )
 
 
@@ -167,7 +167,7 @@ def files_of(paths: Sequence[Path]) -> dict[str, Path]:
     return files
 
 
-def _folders(path: Path) -> list[Path]:
+def run_folders(path: Path) -> list[Path]:
     """The folders of single runs, in the order in which they were asked for."""
     if RunFolder(path).config.is_file():
         return [path]
@@ -176,13 +176,13 @@ def _folders(path: Path) -> list[Path]:
     if not found and not (path / EXPERIMENT).is_file():
         missing = "" if path.exists() else " (there is no such folder)"
         raise RunError(f"{path} holds no run{missing}; give a folder that fedattune run or compare wrote")
-    asked = _asked(path).get("algorithms", [])
+    asked = asked_of(path).get("algorithms", [])
     names = asked.split(",") if isinstance(asked, str) else list(asked)
     found.sort(key=lambda run: names.index(run.parent.name) if run.parent.name in names else len(names))
     return found
 
 
-def _asked(path: Path) -> dict[str, Any]:
+def asked_of(path: Path) -> dict[str, Any]:
     """What the comparison in a folder was asked to do; empty where it holds a single run."""
     from .yaml_file import read_yaml
 
@@ -210,7 +210,7 @@ def _same(one: Numbers, other: Numbers) -> bool:
     return names[0] == names[1] and _what(one) == _what(other)
 
 
-def _failed(path: Path) -> dict[Path, str]:
+def failed_in(path: Path) -> dict[Path, str]:
     """The runs of a comparison that did not come to an end, and what it says of them."""
     file = path / "result.json"
     found = read_json(file).get("failed", []) if file.is_file() else []

@@ -37,6 +37,10 @@ CHECKPOINT_SHARE = 0.1
 """Share of the time that may go into checkpoints; a killed run repeats at most the rounds since the last one."""
 
 
+SHOWN_AFTER = 2.0
+"""Seconds after which rounds are committed even where no checkpoint is due, to be seen from outside."""
+
+
 class Progress(NamedTuple):
     """Where a run stands; `accuracy` is the mean over clients at the headline point, at the last evaluation."""
 
@@ -151,6 +155,7 @@ class Run:
         """Run the rounds that are left."""
         started = time.perf_counter() - self.record.seconds
         saved, cost, stopped = time.perf_counter(), 0.0, False
+        shown = saved
         if self.folder:
             write_json(self.folder.facts, self._facts)
             if self._inputs:
@@ -168,8 +173,11 @@ class Run:
             due = self.place.commits_every_round or now - saved > cost / CHECKPOINT_SHARE
             if last or stopped or due:
                 self._save()
-                saved = time.perf_counter()
+                saved = shown = time.perf_counter()
                 cost = saved - now
+            elif now - shown > SHOWN_AFTER:
+                self._commit()
+                shown = now
             if stopped:
                 break
         return self._result(finished=not stopped)
@@ -264,9 +272,13 @@ class Run:
             f"finite); lower the learning rate (lr is {self.settings.lr:g}), or a hyper-parameter that is too large"
         )
 
-    def _save(self) -> None:
+    def _commit(self) -> None:
+        """Store all numbers so far; those after the last checkpoint are computed again where the run goes on."""
         self.store.set_traffic({"up": self.up, "down": self.down})
         self.store.commit()
+
+    def _save(self) -> None:
+        self._commit()
         if self.folder:
             tree = {"server": self.server, "clients": self.place.tree()}
             meta: dict[str, Any] = {"record": self.record, "accuracy": self.accuracy, "said": self.said}

@@ -114,7 +114,11 @@ def fit(
         return Result.load(folder.path)
     with spread(settings) as places:
         run = Run(algorithm, training, trained, settings, config, folder, places)
-        result = run.go(watch or (lambda _: None), stop or (lambda: False))
+        try:
+            result = run.go(watch or (lambda _: None), stop or (lambda: False))
+        except BaseException:
+            run.store.close()  # else it stays locked for as long as somebody has the traceback, as notebooks do
+            raise
     if not result.finished:
         return result
     remains = Remains(run.algorithm, module, run.task.model, run.server, run.place.common, training.n_clients)

@@ -2,7 +2,8 @@
 
 from .checkpoint import disk_rows, load_tensors, restore, save_tensors
 from .checkpoints import Checkpoints
-from .store import MixingLog, RoundRecord, RunStore
+from .mixing import MixingLog
+from .store import RoundRecord, RunStore
 
 __all__ = [
     "Checkpoints",

@@ -1,7 +1,6 @@
 """The store of one run: per-client scores, traffic and mixing matrices in SQLite."""
 
 import json
-import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -15,9 +14,10 @@ from torch import Tensor
 from ..core import MixingMatrices
 from ..engines import Scores
 from ..errors import RunError
+from .mixing import MixingLog, natural
 
-MOST_CLIENTS = 5_000
-"""Clients of whom there are mixing matrices with a row and a column for everybody."""
+OTHERS, PATIENCE = 5.0, 600.0
+"""Seconds for which another writer is waited for, and until nobody reads: a reader may be halted in a copy."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
@@ -52,13 +52,15 @@ class RoundRecord(NamedTuple):
 
 
 class RunStore:
-    """Appends what each round gives; nothing is durable before `commit`."""
+    """Appends what each round gives; nothing is durable, or to be seen by other processes, before `commit`."""
 
     def __init__(self, path: Path | None) -> None:
         try:
-            self._db = sqlite3.connect(":memory:" if path is None else path)
+            self._db = sqlite3.connect(":memory:" if path is None else path, timeout=OTHERS)
             # A commit must survive what a checkpoint, written right after it, survives.
             self._db.execute("PRAGMA synchronous=FULL")
+            # In KiB. What does not fit is written before the commit, and from then to the commit nobody can read.
+            self._db.execute("PRAGMA cache_size=-65536")
             self._db.executescript(SCHEMA)
             self._add_absent()
         except sqlite3.DatabaseError as error:
@@ -75,7 +77,7 @@ class RunStore:
         store = cls.__new__(cls)
         store._db = sqlite3.connect(":memory:")
         try:
-            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source:
+            with closing(_reader(path)) as source:
                 source.backup(store._db)
             store._db.executescript(SCHEMA)
             store._add_absent()
@@ -83,10 +85,32 @@ class RunStore:
             raise RunError(f"cannot read {path}: {error}") from error
         return store
 
+    @classmethod
+    def beside(cls, path: Path) -> "RunStore":
+        """The store to read while another process may write it, which must wait for as long as an answer takes.
+
+        It is not copied, so that little can be asked of a large one, and one answer may be older than the next.
+
+        Raises:
+            RunError: there is none, it is damaged, or it is locked.
+
+        """
+        store = cls.__new__(cls)
+        try:
+            store._db = _reader(path)
+            if store._lacks_absent():
+                store.close()
+                return cls.snapshot(path)
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"cannot read {path}: {error}") from error
+        return store
+
+    def _lacks_absent(self) -> bool:
+        return "absent" not in [row[1] for row in self._db.execute("PRAGMA table_info(rounds)")]
+
     def _add_absent(self) -> None:
         """Give an older store the column that it lacks, so that its run can be read."""
-        columns = [row[1] for row in self._db.execute("PRAGMA table_info(rounds)")]
-        if "absent" not in columns:
+        if self._lacks_absent():
             self._db.execute("ALTER TABLE rounds ADD COLUMN absent TEXT NOT NULL DEFAULT '[]'")
 
     def add_round(self, record: RoundRecord) -> None:
@@ -137,17 +161,30 @@ class RunStore:
         self._db.executemany("INSERT INTO traffic VALUES (?, ?, ?)", rows)
 
     def traffic(self) -> dict[str, dict[str, int]]:
-        """Bytes at the last commit: `up` and `down`, each by layer or other part of what travels."""
+        """Bytes since the start: `up` and `down`, each by layer or other part of what travels."""
         found: dict[str, dict[str, int]] = {"up": {}, "down": {}}
         for way, part, count in self._db.execute("SELECT direction, part, bytes FROM traffic"):
             found[way][part] = count
         return {
-            way: {part: parts[part] for part in sorted(parts, key=_natural)} for way, parts in found.items()
+            way: {part: parts[part] for part in sorted(parts, key=natural)} for way, parts in found.items()
         }
 
     def commit(self) -> None:
-        """Make everything so far durable."""
-        self._db.commit()
+        """Make everything so far durable, and seen by other processes.
+
+        Raises:
+            RunError: it cannot be written, or somebody has read for longer than PATIENCE.
+
+        """
+        try:
+            self._db.execute(f"PRAGMA busy_timeout={1000 * PATIENCE:.0f}")
+            self._db.commit()
+            self._db.execute(f"PRAGMA busy_timeout={1000 * OTHERS:.0f}")
+        except sqlite3.OperationalError as error:
+            raise RunError(
+                f"cannot write the numbers of the run: {error}; see that there is room on the disk, and that no "
+                "halted process is reading them, then go on with --resume"
+            ) from error
 
     def forget_after(self, round_: int) -> None:
         """Delete what was stored after a round, before it is computed again."""
@@ -155,19 +192,20 @@ class RunStore:
             self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))  # noqa: S608 (no user input)
         self._db.commit()
 
-    def rounds(self) -> list[RoundRecord]:
-        """All finished rounds in order."""
-        found = self._db.execute("SELECT * FROM rounds ORDER BY round")
+    def rounds(self, since: int = 0) -> list[RoundRecord]:
+        """The finished rounds in order, from round `since` on."""
+        found = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (since,))
         return [
             RoundRecord(r, s, up, down, steps, json.loads(dropped), json.loads(absent))
             for r, s, up, down, steps, dropped, absent in found
         ]
 
-    def scores(self, part: str) -> Iterator[tuple[int, str, NDArray[Any]]]:
-        """(round, point, samples, right answers and summed loss, each (E,)) of one part, in order."""
+    def scores(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any]]]:
+        """(round, point, samples, right answers and summed loss, each (E,)) of one part, in order, from `since` on."""
         found = self._db.execute(
-            "SELECT round, point, n, correct, loss FROM scores WHERE part = ? ORDER BY round, point, client",
-            (part,),
+            "SELECT round, point, n, correct, loss FROM scores WHERE round >= ? AND part = ? "
+            "ORDER BY round, point, client",
+            (since, part),
         )
         key: tuple[int, str] | None = None
         block: list[tuple[float | None, ...]] = []
@@ -180,6 +218,15 @@ class RunStore:
         if key is not None:
             yield *key, _numbers(block)
 
+    def means(self, point: str, since: int = 0) -> dict[int, float]:
+        """Evaluated round -> mean test accuracy over clients at one point, from round `since` on."""
+        found = self._db.execute(
+            "SELECT round, AVG(1.0 * correct / n) FROM scores "
+            "WHERE round >= ? AND point = ? AND part = 'test' AND n > 0 GROUP BY round",
+            (since, point),
+        )
+        return dict(found.fetchall())
+
     def last(self, part: str) -> dict[tuple[int, str], float]:
         """(client, point) -> accuracy on one part, when the client was last evaluated at that point."""
         found = self._db.execute(
@@ -189,7 +236,7 @@ class RunStore:
         )
         return {(client, point): correct / n for client, point, n, correct, _ in found if n}
 
-    def mixing(self, n_clients: int) -> "MixingLog":
+    def mixing(self, n_clients: int) -> MixingLog:
         """The mixing matrices, read when they are looked at."""
         return MixingLog(self._db, n_clients)
 
@@ -198,80 +245,24 @@ class RunStore:
         self._db.close()
 
 
-class Mixed(NamedTuple):
-    """Matrices (R, K) of one round: how much client `rows[i]` was given of the model of client `columns[k]`."""
-
-    rows: list[int]
-    columns: list[int]
-    weights: dict[str, NDArray[np.float32]]
-
-
-class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
-    """round -> component -> (N, N) matrix: how much of client k's model (column) client i (row) was given.
-
-    Clients that were not part of the round have rows of NaN. `among` has the matrices without those, which is all
-    that there is for more than MOST_CLIENTS clients. Components are in the order of their names, numbers in
-    them counting as numbers.
-    """
-
-    def __init__(self, db: sqlite3.Connection, n_clients: int) -> None:
-        self._db = db
-        self._n = n_clients
-
-    def __iter__(self) -> Iterator[int]:
-        return (r for (r,) in self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round").fetchall())
-
-    def __len__(self) -> int:
-        return int(self._db.execute("SELECT COUNT(DISTINCT round) FROM mixing").fetchone()[0])
-
-    def __getitem__(self, round_: int) -> dict[str, NDArray[np.float32]]:
-        rows, columns, weights = self.among(round_)
-        if self._n > MOST_CLIENTS:
-            raise RunError(
-                f"a mixing matrix of {self._n:,} x {self._n:,} is too large; mixing.among({round_}) has the rows and "
-                "columns of the clients that took part"
-            )
-        out: dict[str, NDArray[np.float32]] = {}
-        for component, matrix in weights.items():
-            out[component] = np.full((self._n, self._n), np.nan, dtype=np.float32)
-            out[component][rows] = 0.0
-            out[component][np.ix_(rows, columns)] = matrix
-        return out
-
-    def among(self, round_: int) -> Mixed:
-        """The matrices of one round, of the clients that took part alone.
-
-        Raises:
-            KeyError: there are none of this round.
-
-        """
-        found = self._db.execute(
-            "SELECT component, row_clients, column_clients, weights FROM mixing WHERE round = ?", (round_,)
-        ).fetchall()
-        if not found:
-            raise KeyError(f"no mixing matrices of round {round_}; there are those of rounds {list(self)}")
-        rows, columns = json.loads(found[0][1]), json.loads(found[0][2])
-        found.sort(key=lambda row: _natural(row[0]))
-        return Mixed(
-            rows,
-            columns,
-            {
-                component: np.frombuffer(blob, dtype=np.float32).reshape(len(rows), len(columns))
-                for component, _, _, blob in found
-            },
-        )
-
-    def last(self) -> dict[str, NDArray[np.float32]]:
-        """The matrices of the last round that has any; empty if none has."""
-        rounds = list(self)
-        return self[rounds[-1]] if rounds else {}
-
-
 def _numbers(block: list[tuple[float | None, ...]]) -> NDArray[Any]:
     """Columns of rows; NaN where SQLite, which has none, holds NULL."""
     return np.array(block, dtype=float).T
 
 
-def _natural(name: str) -> list[str | int]:
-    """A key by which layer 4 comes before layer 11; text and numbers alternate, text first."""
-    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]
+def _reader(path: Path) -> sqlite3.Connection:
+    """A connection that reads, also where the writer was killed in the middle of a commit."""
+    where = path.absolute().as_uri()
+    db = sqlite3.connect(f"{where}?mode=ro", uri=True)
+    try:
+        db.execute("PRAGMA schema_version")
+    except sqlite3.OperationalError as error:
+        db.close()
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        # Half a commit is there, which only one who may write can take back, as resuming would.
+        db = sqlite3.connect(f"{where}?mode=rw", uri=True)
+    except BaseException:
+        db.close()
+        raise
+    return db

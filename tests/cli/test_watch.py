@@ -1,0 +1,381 @@
+"""fedattune watch: what is shown of runs that wait, train, were stopped, failed or finished, and when it ends."""
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import Done
+from rich.console import Console
+
+import fedattune.report
+from crafted import craft
+from fedattune.cli import watch as watching_command
+from fedattune.cli.watch_table import _clock, show, tell, view
+from fedattune.errors import RunError
+from fedattune.runs import RoundRecord, RunStore
+from fedattune.runs.folder import write_json
+from fedattune.watching import Line, Look
+
+Cli = Callable[..., Done]
+HALF = {1: (5, 10, 5, 20), 2: (5, 12, 5, 20)}
+BETTER = {1: (6, 10, 5, 20), 2: (9, 12, 5, 20)}
+
+
+def experiment(folder: Path, names: str = "local, fedavg", seeds: int = 1, **more: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    lines = [f"algorithms: [{names}]", f"seeds: {seeds}", "seed: 0", "rounds: 10"]
+    (folder / "experiment.yaml").write_text("\n".join(lines) + "\n")
+    (folder / "command.txt").write_text("compare\n")
+    return folder
+
+
+def going(folder: Path, name: str, correct: dict[int, Any], **more: Any) -> Path:
+    return craft(folder, name, correct, finished=False, rounds=10, moved=500, definition="", **more)
+
+
+def shown(folder: Path) -> dict[str, Line]:
+    return {line.method: line for line in Look(folder).lines()}
+
+
+def test_an_experiment_is_all_waiting_before_its_first_round(tmp_path: Path) -> None:
+    lines = Look(experiment(tmp_path / "out", seeds=2)).lines()
+    assert [(line.method, line.seed, line.state) for line in lines] == [
+        (name, seed, "waiting") for name in ("local", "fedavg") for seed in (0, 1)
+    ]
+    assert {line.rounds for line in lines} == {10}
+
+
+def test_what_is_seen_of_a_running_one_beside_local(tmp_path: Path) -> None:
+    out = experiment(tmp_path / "out", "local, fedavg, ditto")
+    craft(out, "local", HALF | {10: (1, 2, 3, 4)}, rounds=10)
+    going(out, "fedavg", BETTER)
+    lines = shown(out)
+    assert [line.state for line in lines.values()] == ["finished", "running", "waiting"]
+    run = lines["fedavg"]
+    assert (run.round, run.rounds, run.bytes, run.seconds) == (2, 10, 2_000, 4.0)
+    assert run.accuracy == pytest.approx((0.9 + 0.6 + 0.5 + 0.5) / 4)
+    assert run.worst10 == 0.5
+    assert run.gain == pytest.approx(0.1)  # to local in round 2, not in its last one
+    assert run.left == pytest.approx(16.0)
+    assert lines["local"].gain is None
+    assert lines["local"].left is None
+
+
+def test_only_new_rounds_are_read_and_a_run_that_was_taken_back_is_read_again(tmp_path: Path) -> None:
+    out = experiment(tmp_path / "out")
+    going(out, "fedavg", {1: (5, 10, 5, 20), 2: (5, 12, 5, 20)})
+    look = Look(out)
+    assert look.lines()[1].round == 2
+    store = RunStore(out / "fedavg" / "seed-0" / "metrics.sqlite")
+    store.add_round(RoundRecord(3, 9.0, 700, 800, 60, [1], [0, 2]))
+    store.commit()
+    line = look.lines()[1]
+    assert (line.round, line.seconds, line.bytes, line.diverged, line.absent) == (3, 9.0, 1_500, 1, 2)
+    assert line.accuracy == pytest.approx(0.525)  # round 3 was not evaluated
+    store.forget_after(1)
+    line = look.lines()[1]
+    assert (line.round, line.diverged, line.absent) == (1, 0, 0)
+    assert line.accuracy == pytest.approx(0.5)
+    assert look.lines()[1] == line or look.lines()[1].quiet > line.quiet
+    store.close()
+
+
+def test_without_anything_new_for_long_it_may_have_been_stopped(tmp_path: Path) -> None:
+    out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
+    folder = out / "fedavg" / "seed-0"
+
+    def age(seconds: float) -> None:
+        for file in folder.iterdir():
+            os.utime(file, (time.time() - seconds,) * 2)
+
+    age(50)
+    assert shown(out)["fedavg"].state == "running"
+    age(100)
+    assert shown(out)["fedavg"].state == "stopped?"
+    (folder / "metrics.sqlite").unlink()  # in its first round, which may take long
+    age(300)
+    assert shown(out)["fedavg"].state == "running"
+
+
+def test_a_failed_run_is_failed_until_it_goes_on(tmp_path: Path) -> None:
+    out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
+    craft(out, "local", HALF, rounds=2)
+    failed = [{"algorithm": "fedavg", "seed": 0, "error": "it diverged"}]
+    (out / "result.json").write_text(json.dumps({"failed": failed}))
+    line = shown(out)["fedavg"]
+    assert (line.state, line.why) == ("failed", "fedavg failed with seed 0: it diverged")
+    before = time.time() - 20
+    os.utime(out / "result.json", (before, before))
+    assert shown(out)["fedavg"].state == "running"
+
+
+def test_a_single_run_by_its_own_folder_and_folders_without_an_experiment(tmp_path: Path) -> None:
+    craft(tmp_path, "fedavg", HALF, rounds=2)
+    going(tmp_path, "ditto", HALF, seed=3)
+    assert [(line.method, line.seed) for line in Look(tmp_path / "ditto" / "seed-3").lines()] == [
+        ("ditto", 3)
+    ]
+    assert [(line.method, line.state) for line in Look(tmp_path).lines()] == [
+        ("ditto", "running"),
+        ("fedavg", "finished"),
+    ]
+
+
+def test_a_damaged_run_is_said(tmp_path: Path) -> None:
+    out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
+    look = Look(out)
+    look.lines()
+    (out / "fedavg" / "seed-0" / "metrics.sqlite").write_text("nonsense" * 1000)
+    with pytest.raises(RunError, match=r"cannot read .*metrics\.sqlite"):
+        look.lines()
+
+
+# --- what is printed ----------------------------------------------------------------------------------
+
+
+def terminal(width: int, height: int) -> Console:
+    return Console(file=StringIO(), force_terminal=True, width=width, height=height, color_system=None)
+
+
+def frame(lines: list[Line], width: int, height: int, run: Path = Path("out")) -> list[str]:
+    console = terminal(width, height)
+    console.print(view(lines, run, console))
+    assert isinstance(console.file, StringIO)
+    return [row.rstrip() for row in console.file.getvalue().splitlines()]
+
+
+MANY = [
+    *(
+        Line(f"method{i}", 0, "finished", 300, 300, 0.95, 0.8, 0.01, 10**7, 400.0, absent=3)
+        for i in range(20)
+    ),
+    Line("running-one", 0, "running", 10, 300, 0.9, 0.7, -0.05, 10**6, 20.0, 580.0, absent=1),
+    *(Line(f"waiting{i}", 0, "waiting", 0, 300) for i in range(10)),
+]
+
+
+@pytest.mark.parametrize(("width", "height"), [(120, 50), (100, 24), (60, 24), (45, 12)])
+def test_the_live_table_fits_the_terminal_and_shows_who_trains(width: int, height: int) -> None:
+    rows = frame(MANY, width, height)
+    assert len(rows) < height
+    assert max(map(len, rows)) <= width
+    assert any("running-one" in row and "running" in row and "90.00" in row for row in rows)
+    hidden = height < 40
+    assert any(row.startswith("and ") and "waiting" in row for row in rows) == hidden
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    text = "\n".join(frame([Line("local", 0, "running", 1, 9, 0.5, 0.5)], 120, 30))
+    assert not any(title in text for title in ("seed", "- local", "absent", "diverged"))
+    two = [Line("local", s, "running", 1, 9, 0.5, 0.5, diverged=2) for s in (0, 1)]
+    text = "\n".join(frame(two, 120, 30))
+    assert "seed" in text
+    assert "diverged" in text
+
+
+def test_who_was_stopped_is_told_how_to_go_on(tmp_path: Path) -> None:
+    line = Line("fedavg", 0, "stopped?", 3, 9, 0.5, quiet=754.0)
+    console = terminal(200, 30)
+    show([line], experiment(tmp_path / "an out"), console)
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert "nothing new for 12:34; if nothing trains there any more, go on with: " in text
+    assert f"fedattune compare --resume '{tmp_path}/an out'" in text
+
+
+def test_plain_lines_only_of_what_changed() -> None:
+    def told(lines: list[Line], before: list[Line]) -> str:
+        console = Console(file=StringIO(), width=500)
+        tell(lines, before, console)
+        assert isinstance(console.file, StringIO)
+        return console.file.getvalue()
+
+    first = [
+        Line("local", 0, "running", 3, 9, 0.5, 0.25, None, 0, 3.0, 6.0),
+        Line("fedavg", 0, "waiting", 0, 9),
+    ]
+    assert told(first, []) == (
+        "local: running, round 3 of 9, mean 50.00%, worst 10% 25.00%, 0 B, 3 s so far, about 6 s left\n"
+        "fedavg: waiting\n"
+    )
+    assert told(first, first) == ""
+    after = [
+        first[0],
+        Line("fedavg", 0, "failed", 2, 9, absent=4, diverged=1, why="fedavg failed with seed 0: x"),
+    ]
+    assert told(after, first) == (
+        "fedavg: failed, round 2 of 9, 0 B, 0 s so far, 4 absent, 1 diverged; fedavg failed with seed 0: x\n"
+    )
+
+
+def test_clock() -> None:
+    assert [_clock(s) for s in (0.4, 59, 60, 754, 18_754)] == ["0 s", "59 s", "1:00", "12:34", "5:12:34"]
+
+
+# --- the command --------------------------------------------------------------------------------------
+
+
+def finished(folder: Path) -> Path:
+    out = experiment(folder)
+    craft(out, "local", HALF, rounds=2, definition="")
+    craft(out, "fedavg", BETTER, rounds=2, definition="", moved=500)
+    return out
+
+
+def test_of_finished_runs_come_table_verdict_and_report(cli: Cli, work: Path) -> None:
+    done = cli("watch", finished(work / "out"), "-o", "r.html")
+    assert done.code == 0
+    assert "fedavg: finished, round 2 of 2, mean 62.50%, +10.00 points to local" in done.out
+    assert "BMTA*" in done.out
+    assert "4 clients are too few to say" in done.out
+    assert done.out.endswith("The report is r.html\n")
+    assert "<html" in (work / "r.html").read_text()
+
+
+def test_once_prints_where_they_stand_and_leaves(cli: Cli, work: Path) -> None:
+    out = going(experiment(work / "out"), "local", HALF)
+    done = cli("watch", out, "--once", "-o", "r.html")
+    assert done.code == 0
+    assert "2 of 10" in done.out
+    assert "waiting" in done.out
+    assert "BMTA*" not in done.out
+    assert "Not finished" in (work / "r.html").read_text()
+    empty = cli("watch", experiment(work / "empty"), "--once", "-o", "e.html")
+    assert empty.code == 0
+    assert "No round is finished yet." in empty.out
+    assert not (work / "e.html").exists()
+
+
+def test_it_ends_by_itself_and_renews_the_report_when_something_is_new(
+    cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = going(experiment(work / "out"), "local", HALF)
+    craft(out, "fedavg", HALF, rounds=2)
+    written: list[list[int]] = []
+    monkeypatch.setattr(
+        fedattune.report,
+        "write_report",
+        lambda path, runs: written.append([run.rounds for run in runs.results]),
+    )
+    looks: list[float] = []
+
+    def later(seconds: float) -> None:
+        """What happens between two looks: nothing, then a round, then the end."""
+        looks.append(seconds)
+        if len(looks) == 1:
+            return
+        store = RunStore(out / "local" / "seed-0" / "metrics.sqlite")
+        store.add_round(RoundRecord(len(looks) + 1, 9.0, 1, 1, 1, []))
+        store.commit()
+        store.close()
+        if len(looks) == 3:
+            facts = json.loads((out / "local" / "seed-0" / "facts.json").read_text())
+            write_json(out / "local" / "seed-0" / "result.json", {"facts": facts})
+
+    monkeypatch.setattr(watching_command.time, "sleep", later)
+    monkeypatch.setattr(watching_command, "REPORT_SHARE", 1e9)  # at every look
+    done = cli("watch", out, "--every", "7", "-o", "r.html")
+    assert done.code == 0
+    assert looks == [7.0] * 3
+    assert written == [[2, 2], [3, 2], [4, 2]]
+    assert [line for line in done.out.splitlines() if line.startswith("local:")] == [
+        "local: running, round 2 of 10, mean 52.50%, worst 10% 50.00%, 2.0 kB, 4 s so far, about 16 s left",
+        "local: running, round 3 of 10, mean 52.50%, worst 10% 50.00%, 2 B, 9 s so far, about 21 s left",
+        "local: finished, round 4 of 10, mean 52.50%, worst 10% 50.00%, 2 B, 9 s so far",
+    ]
+
+
+def test_a_failed_run_gives_exit_code_1_as_of_compare(cli: Cli, work: Path) -> None:
+    out = experiment(work / "out")
+    craft(out, "local", HALF, rounds=2)
+    failed = [{"algorithm": "fedavg", "seed": 0, "error": "it diverged"}]
+    (out / "result.json").write_text(json.dumps({"failed": failed}))
+    done = cli("watch", out)
+    assert done.code == 1
+    assert "note: fedavg failed with seed 0: it diverged" in done.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["none"], "none holds no run (there is no such folder)"),
+        (["."], ". holds no run"),
+        (["out", "--every", "0.1"], "--every: input should be greater than or equal to 0.5"),
+        (["out", "--evry", "3"], "unknown option --evry, did you mean '--every'?"),
+        (["out", "-o", "no/r.html"], "there is no folder no"),
+        (["out", "-o", "out/experiment.yaml"], "would be written over"),
+        ([], "RUN"),
+    ],
+)
+def test_what_cannot_be_is_exit_code_2(cli: Cli, work: Path, argv: list[str], message: str) -> None:
+    finished(work / "out")
+    done = cli("watch", *argv)
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_ctrl_c_leaves_without_a_trace(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching_command.time, "sleep", leave)
+    done = cli("watch", experiment(work / "out"))
+    assert (done.code, done.err) == (130, "fedattune: left; the runs go on\n")
+
+
+def test_a_comparison_is_watched_on_a_real_terminal_to_its_end(start: Any, work: Path) -> None:
+    from conftest import environment
+
+    trains = start(
+        "compare", "--data", "digits", "--clients", 4, "--algorithms", "local,fedavg", "--rounds", 60, "-o", "out",
+        "--quiet",
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while not (work / "out" / "experiment.yaml").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    mine, theirs = pty.openpty()
+    command = [sys.executable, "-m", "fedattune", "watch", "out", "--every", "0.5"]
+    env = environment() | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    watches = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, cwd=work, env=env)
+    os.close(theirs)
+    text = b""
+    while True:
+        try:
+            piece = os.read(mine, 65_536)
+        except OSError:  # it has left
+            break
+        if not piece:
+            break
+        text += piece
+    os.close(mine)
+    trains.communicate(timeout=60)
+    assert trains.returncode == 0
+    assert watches.wait(timeout=60) == 0
+    seen = text.decode()
+    assert "\x1b[?25l" in seen  # live: the cursor is hidden while it is
+    assert "\x1b[?25h" in seen
+    assert "60 of 60" in seen
+    assert "BMTA*" in seen
+
+
+def test_a_kill_while_it_watches_harms_nothing(start: Any, work: Path) -> None:
+    watches = start("watch", experiment(work / "out"), "--every", "0.5")
+    going(work / "out", "fedavg", BETTER)
+    line = watches.stdout.readline()
+    assert "waiting" in line
+    watches.send_signal(signal.SIGINT)
+    _, err = watches.communicate(timeout=30)
+    assert watches.returncode == 130
+    assert "Traceback" not in err
+    shutil.rmtree(work / "out")

@@ -1,0 +1,175 @@
+"""A run's store is read while another process writes it: nothing is lost, nobody fails, nothing half-done is seen."""
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedattune
+from fedattune import Federation, rounds
+from fedattune.core import MixingMatrices
+from fedattune.engines import Scores
+from fedattune.errors import RunError
+from fedattune.reading import read_run
+from fedattune.runs import RoundRecord, RunStore, store
+
+ROUNDS, CLIENTS = 400, 30
+
+
+def fill(kept: RunStore, r: int) -> None:
+    everybody = torch.arange(CLIENTS)
+    n = torch.full((CLIENTS,), 10)
+    for point in ("received", "trained"):
+        kept.add_scores(r, point, "test", Scores(n, everybody % 11, torch.zeros(CLIENTS)))
+    kept.add_mixing(r, MixingMatrices(everybody, everybody, {"w": torch.full((CLIENTS, CLIENTS), float(r))}))
+    kept.add_round(RoundRecord(r, float(r), r, r, r, [], []))
+
+
+def write(path: Path) -> None:
+    """Commit a round every few milliseconds."""
+    kept = RunStore(path)
+    for r in range(1, ROUNDS + 1):
+        fill(kept, r)
+        kept.commit()
+        time.sleep(0.002)
+
+
+def begin(path: Path, what: Any = write) -> Any:
+    writer = multiprocessing.get_context("fork").Process(target=what, args=(path,))
+    writer.start()
+    return writer
+
+
+def consistent(kept: RunStore) -> int:
+    """All of every round or nothing of it; the last one."""
+    known = [record.round for record in kept.rounds()]
+    assert known == list(range(1, len(known) + 1))
+    assert list(kept.means("received")) == known
+    assert [r for r, point, _ in kept.scores("test") if point == "trained"] == known
+    assert list(kept.mixing(CLIENTS)) == known
+    return len(known)
+
+
+def test_a_writer_that_commits_all_the_time_and_readers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sqlite"
+    RunStore(path).close()
+    writer = begin(path)
+    seen: list[int] = []
+    while writer.is_alive():
+        with closing(RunStore.snapshot(path)) as copy:
+            seen.append(consistent(copy))
+        with closing(RunStore.beside(path)) as beside:
+            last = beside.rounds()[-1:]
+            assert not last or last[0].round >= seen[-1]
+            if last and last[0].round > 1:
+                assert beside.rounds(last[0].round)[0].round == last[0].round
+                assert min(r for r, *_ in beside.scores("test", last[0].round)) == last[0].round
+    writer.join()
+    assert writer.exitcode == 0
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 5
+    with closing(RunStore.snapshot(path)) as copy:
+        assert consistent(copy) == ROUNDS
+
+
+def spill_and_die(path: Path) -> None:
+    kept = RunStore(path)
+    fill(kept, 1)
+    kept.commit()
+    kept._db.execute("PRAGMA cache_size=5")  # so that half a commit is on the disk
+    kept._db.execute("UPDATE scores SET correct = 0")
+    for r in range(2, 100):
+        fill(kept, r)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("way", [RunStore.snapshot, RunStore.beside])
+def test_of_a_writer_killed_in_the_middle_all_that_was_committed_is_read(way: Any, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sqlite"
+    writer = begin(path, spill_and_die)
+    writer.join()
+    assert (tmp_path / "metrics.sqlite-journal").stat().st_size
+    with closing(way(path)) as kept:
+        assert consistent(kept) == 1
+        assert kept.means("trained")[1] > 0.4  # not what the half commit made of it
+        assert kept.means("received", 2) == {}
+
+
+def test_a_reader_that_never_ends_is_said_and_the_writer_goes_on_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "PATIENCE", 0.2)
+    path = tmp_path / "metrics.sqlite"
+    kept = RunStore(path)
+    fill(kept, 1)
+    kept.commit()
+    reader = RunStore.beside(path)
+    halted = reader._db.execute("SELECT * FROM scores")
+    halted.fetchone()
+    fill(kept, 2)
+    with pytest.raises(
+        RunError, match="database is locked; see that there is room on the disk, and that no halted"
+    ):
+        kept.commit()
+    halted.close()
+    kept.commit()
+    assert consistent(reader) == 2
+
+
+def test_an_older_store_is_read_beside_too_and_none_or_a_broken_one_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "old.sqlite"
+    with closing(sqlite3.connect(path)) as old:
+        old.execute(
+            "CREATE TABLE rounds (round INTEGER PRIMARY KEY, s REAL, u INTEGER, d INTEGER, n INTEGER, x TEXT)"
+        )
+        old.execute("INSERT INTO rounds VALUES (1, 2.0, 3, 4, 5, '[]')")
+        old.commit()
+    with closing(RunStore.beside(path)) as kept:
+        assert kept.rounds() == [RoundRecord(1, 2.0, 3, 4, 5, [], [])]
+    with pytest.raises(RunError, match="cannot read"):
+        RunStore.beside(tmp_path / "none.sqlite")
+    (tmp_path / "broken.sqlite").write_text("x" * 5_000)
+    with pytest.raises(RunError, match="cannot read"):
+        RunStore.beside(tmp_path / "broken.sqlite")
+
+
+RUN = {"rounds": 8, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
+
+
+def strip(result: fedattune.Result) -> list[dict[str, Any]]:
+    return [{k: v for k, v in entry.items() if k != "seconds"} for entry in result.history]
+
+
+def test_rounds_are_seen_before_a_checkpoint_and_computed_again_after_a_kill(
+    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Committed earlier than checkpoints, a run that is killed still gives the same numbers, each round once."""
+    whole = fedattune.fit("fedmcsa", ragged, **RUN)
+    monkeypatch.setattr(rounds, "SHOWN_AFTER", 0.0)
+    monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e-9)  # the first checkpoint is due at once, no other
+    out, seen = tmp_path / "run", []
+
+    def killed(progress: fedattune.Progress) -> None:
+        found = read_run(out)
+        seen.append(found.rounds if found else 0)
+        if progress.round == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedattune.fit("fedmcsa", ragged, out=out, watch=killed, **RUN)
+    assert seen == [0, 1, 2, 3, 4, 5]
+    assert [path.stem for path in (out / "checkpoints").iterdir()] == ["000001"]
+    half = read_run(out)
+    assert half is not None
+    assert half.bytes_up == sum(half.store.traffic()["up"].values())
+    resumed = fedattune.fit("fedmcsa", ragged, out=out, resume=True, **RUN)
+    assert strip(resumed) == strip(whole)
+    assert [record.round for record in resumed.store.rounds()] == list(range(1, 9))
+    assert list(resumed.mixing) == list(whole.mixing)
