@@ -43,6 +43,9 @@ class Output(BaseModel):
     json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
     resume: Path | None = Field(None, description="go on with the interrupted run in this folder")
     quiet: bool = Field(False, description="no progress, only the result")
+    tensorboard: bool = Field(
+        False, description="also write event files, to be looked at with tensorboard --logdir RUN-FOLDER"
+    )
     processes: Processes = "auto"
 
 

@@ -23,6 +23,7 @@ from .registry import build, lookup
 from .result import Result
 from .rounds import Progress, Run
 from .runs.folder import RunFolder
+from .tensorboard import check_tensorboard, logged
 
 __all__ = ["Progress", "fit"]
 
@@ -39,6 +40,7 @@ def fit(
     resume: bool = False,
     watch: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    tensorboard: Path | str | None = None,
     settings: Settings | None = None,
     **more: Any,
 ) -> Result:
@@ -56,11 +58,12 @@ def fit(
         resume: go on in `out`; a finished run is returned as it is.
         watch: called after every round.
         stop: asked after every round; when it says yes, the run is saved and returned unfinished.
+        tensorboard: a folder of this run alone for event files, which TensorBoard shows while the run goes on.
         settings: rounds, learning rate and so on; single ones can be given by keyword instead: `rounds=100`.
         more: single settings.
 
     Raises:
-        ConfigError: unknown names or options, impossible values.
+        ConfigError: unknown names or options, impossible values, or TensorBoard is not installed.
         ModelError: the model does not fit the data.
         RunError: `out` is in use or belongs to another run, or training diverged on every client.
 
@@ -81,6 +84,8 @@ def fit(
     settings = Settings.checked(**({**settings.model_dump(), **more} if settings else more))
     check_device(settings)
     check_ray(settings)
+    if tensorboard is not None:
+        check_tensorboard()
     training, joining = divide(federation, settings)
     if isinstance(algorithm, str):
         name = name or algorithm
@@ -114,8 +119,10 @@ def fit(
         return Result.load(folder.path)
     with spread(settings) as places:
         run = Run(algorithm, training, trained, settings, config, folder, places)
+        events = None if tensorboard is None else Path(tensorboard)
         try:
-            result = run.go(watch or (lambda _: None), stop or (lambda: False))
+            with logged(events, run, watch or (lambda _: None)) as tell:
+                result = run.go(tell, stop or (lambda: False))
         except BaseException:
             run.store.close()  # else it stays locked for as long as somebody has the traceback, as notebooks do
             raise

@@ -174,6 +174,10 @@ def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
 
     command: str = space.command
     experiment, output, given = _read(space, problems, {"algorithm": "fedmcsa"} if command == "run" else {})
+    if output.tensorboard:
+        from ..tensorboard import check_tensorboard
+
+        check_tensorboard()
     files = {"--json": output.json_file}
     if output.resume:
         out = output.resume

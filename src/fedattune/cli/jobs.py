@@ -44,6 +44,7 @@ class Job:
     Attributes:
         title: what it is called; methods of one seed need not say which.
         folder: where it is kept; what is there already goes on, and a finished run is not trained again.
+        tensorboard: whether event files are written into the folder too.
 
     """
 
@@ -55,6 +56,7 @@ class Job:
     folder: Path
     options: Mapping[str, Any]
     model_options: Mapping[str, Any]
+    tensorboard: bool = False
 
     @property
     def finished(self) -> bool:
@@ -77,6 +79,7 @@ class Job:
             resume=self.folder.is_dir(),
             watch=tell,
             stop=stop,
+            tensorboard=self.folder if self.tensorboard else None,
             settings=self.settings,
         )
 

@@ -211,6 +211,6 @@ def execute(
         StoppedError: a stop was asked for; checkpoints are kept.
         DivergedError, KilledError: a run failed, and the others are not to go on.
     """
-    jobs = jobs_of(plan, out)
+    jobs = [replace(job, tensorboard=output.tensorboard) for job in jobs_of(plan, out)]
     with watch(quiet=output.quiet) as shown:
         return train_all(jobs, stop, shown, scratch=out, go_on=go_on, processes=output.processes)

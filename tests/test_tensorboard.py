@@ -1,0 +1,183 @@
+"""Event files for TensorBoard say what the result says, each round once, wherever and however often a run trains."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import fedattune
+from fedattune import Federation, tensorboard
+from fedattune.cli import main
+from fedattune.errors import ConfigError
+from fedattune.result import Result
+from fedattune.runs.mixing import Mixed
+from fedattune.tensorboard import entropy, own_weight
+
+RUN: dict[str, Any] = {"rounds": 6, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1, "eval_every": 2}
+
+
+def read(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
+    events.Reload()
+    return events
+
+
+def scalars(events: EventAccumulator, tag: str) -> dict[int, float]:
+    found = [(event.step, event.value) for event in events.Scalars(tag)]
+    assert len(dict(found)) == len(found), "a step that is there twice"
+    return dict(found)
+
+
+def agree(folder: Path, result: Result) -> EventAccumulator:
+    """Everything logged is what the result has, of every evaluated round."""
+    events = read(folder)
+    told = {tag: scalars(events, tag) for tag in events.Tags()["scalars"]}
+    assert set(told) >= {"headline/acc_uniform", "test_trained/acc_worst10", "cost/bytes_up", "cost/seconds"}
+    for entry in result.history:
+        r = entry["round"]
+        groups = {f"test_{point}": entry[point] for point in ("received", "trained")}
+        groups |= {f"validation_{point}": numbers for point, numbers in (entry["validation"] or {}).items()}
+        groups["headline"] = entry[result.headline]
+        groups["cost"] = {"bytes_up": entry["bytes"]["up"], "bytes_down": entry["bytes"]["down"]}
+        if "global" in entry:
+            groups["test_global"] = entry["global"]
+        for group, numbers in groups.items():
+            for name, value in numbers.items():
+                assert told[f"{group}/{name}"][r] == pytest.approx(value, rel=1e-6)
+    rounds = [entry["round"] for entry in result.history]
+    assert all(list(steps) == rounds for tag, steps in told.items() if not tag.startswith("mixing"))
+    return events
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "local"])
+def test_what_is_logged_is_what_the_result_has(name: str, ragged: Federation, tmp_path: Path) -> None:
+    result = fedattune.fit(name, ragged, tensorboard=tmp_path, **RUN)
+    events = agree(tmp_path, result)
+    final = [client.trained for client in result.clients]
+    last = events.Histograms("clients/trained")[-1]
+    assert last.step == 6
+    assert last.histogram_value.num == len(final)
+    assert last.histogram_value.sum == pytest.approx(sum(one for one in final if one is not None))
+    mixing = [tag for tag in events.Tags()["scalars"] if tag.startswith("mixing")]
+    assert bool(mixing) == bool(len(result.mixing))
+    for r in result.mixing:
+        mixed = result.mixing.among(r)
+        for component, matrix in mixed.weights.items():
+            own = np.mean([matrix[i, mixed.columns.index(client)] for i, client in enumerate(mixed.rows)])
+            assert scalars(events, f"mixing_own/{component}")[r] == pytest.approx(own, rel=1e-5)
+
+
+def test_lost_clients_are_counted_since_the_evaluation_before(ragged: Federation, tmp_path: Path) -> None:
+    result = fedattune.fit("fedavg", ragged, tensorboard=tmp_path, drop_out=0.5, **RUN)
+    records = {record.round: len(record.absent) for record in result.store.rounds()}
+    assert scalars(read(tmp_path), "lost/absent") == {r: records[r - 1] + records[r] for r in (2, 4, 6)}
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_resumed_run_has_every_round_once(before: bool, ragged: Federation, tmp_path: Path) -> None:
+    """Also rounds that were trained before it was asked for."""
+    out, seen = tmp_path / "run", []
+    fedattune.fit(
+        "fedmcsa",
+        ragged,
+        out=out,
+        tensorboard=out if before else None,
+        watch=lambda p: seen.append(p.round),
+        stop=lambda: seen[-1] == 5,
+        **RUN,
+    )
+    result = fedattune.fit("fedmcsa", ragged, out=out, resume=True, tensorboard=out, **RUN)
+    assert len(list(out.glob("events.out.tfevents.*"))) == 1 + before
+    agree(out, result)
+
+
+def test_a_killed_run_that_trains_rounds_again_has_them_once(ragged: Federation, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def kill(progress: fedattune.Progress) -> None:
+        if progress.round == 4:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedattune.rounds.CHECKPOINT_SHARE", 1e-9)
+        with pytest.raises(KeyboardInterrupt):
+            fedattune.fit("fedavg", ragged, out=out, tensorboard=out, watch=kill, **RUN)
+    assert list(scalars(read(out), "headline/acc_uniform")) == [2, 4]
+    agree(out, fedattune.fit("fedavg", ragged, out=out, resume=True, tensorboard=out, **RUN))
+
+
+def test_logging_changes_no_number(ragged: Federation, tmp_path: Path) -> None:
+    plain, logged = (fedattune.fit("fedmcsa", ragged, tensorboard=to, **RUN) for to in (None, tmp_path))
+    assert [e["trained"] for e in plain.history] == [e["trained"] for e in logged.history]
+
+
+def test_own_weight_and_entropy() -> None:
+    matrix = np.array([[1, 0, 0], [0.2, 0.4, 0.4]], dtype=np.float32)
+    mixed = Mixed([7, 9], [7, 8, 9], {"w": matrix})
+    assert own_weight(mixed, matrix) == pytest.approx((1 + 0.4) / 2)
+    assert own_weight(Mixed([1, 2], [7, 8, 9], {"w": matrix}), matrix) == 0
+    assert entropy(np.full((3, 4), 0.25, dtype=np.float32)) == pytest.approx(np.log(4))
+    assert entropy(np.eye(5, dtype=np.float32)) == 0
+    assert entropy(np.zeros((2, 3), dtype=np.float32)) == 0
+
+
+# --- the command --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    monkeypatch.chdir(tmp_path)
+    return lambda *argv: main([str(one) for one in argv])
+
+
+SMALL = ("--data", "digits", "--clients", 4, "--rounds", 6, "--steps", 2, "--eval-every", 2, "--quiet")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_runs_of_a_comparison_are_in_its_folder(
+    processes: int, command: Callable[..., int], tmp_path: Path
+) -> None:
+    more = ("--algorithms", "local,fedmcsa", "--seeds", 2, "--processes", processes, "--tensorboard")
+    assert command("compare", *SMALL, *more, "-o", "out") == 0
+    for name in ("local", "fedmcsa"):
+        for seed in (0, 1):
+            folder = tmp_path / "out" / name / f"seed-{seed}"
+            agree(folder, Result.load(folder))
+
+
+def test_it_can_be_asked_for_in_a_file_and_is_off_otherwise(
+    command: Callable[..., int], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text("tensorboard: true\nalgorithm: fedavg\n")
+    assert command("run", *SMALL, "--config", "c.yaml", "-o", "with") == 0
+    assert command("run", *SMALL, "--algorithm", "fedavg", "-o", "without") == 0
+    assert len(list((tmp_path / "with").rglob("events.out.tfevents.*"))) == 1
+    assert not list((tmp_path / "without").rglob("events*"))
+
+
+def test_without_it_installed_nothing_is_begun(
+    command: Callable[..., int],
+    ragged: Federation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    assert command("run", *SMALL, "--tensorboard", "-o", "out") == 2
+    assert "pip install 'fedattune[tensorboard]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="TensorBoard is not installed"):
+        fedattune.fit("fedavg", ragged, tensorboard=tmp_path / "events", **RUN)
+
+
+def test_it_is_not_imported_unless_asked_for() -> None:
+    code = (
+        "import sys, fedattune; d = fedattune.load_federation('digits', partition='dirichlet', clients=4); "
+        "fedattune.fit('fedavg', d, rounds=1, steps=1); sys.exit('tensorboard' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
