@@ -60,31 +60,46 @@ def _line(progress: "Progress", left: float) -> str:
     return f"round {progress.round} of {progress.rounds}{accuracy}{wait}"
 
 
+WIDE, FAIR = 76, 60
+"""Characters of a terminal from which there are bars, and from which accuracy is called by its name."""
+
+
 class Bar(Watch):
-    """A live bar for each run: round, accuracy, time left."""
+    """A live bar for each run: round, accuracy, time left; those of finished runs go when the terminal is full."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        console = Console(stderr=True)
+        self._fair = console.width >= FAIR
         self._bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            *([BarColumn(bar_width=24)] if console.width >= WIDE else []),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]:>16}"),
+            TextColumn(f"{{task.fields[accuracy]:>{16 if self._fair else 7}}}"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=Console(stderr=True),
+            console=console,
         )
 
     def start(self, title: str, rounds: int) -> Tell:
         """A run begins."""
+        self._make_room()
         task = self._bars.add_task(title, total=rounds, accuracy="")
+        name = "accuracy " * self._fair
 
         def tell(progress: "Progress") -> None:
-            accuracy = "" if progress.accuracy is None else f"accuracy {100 * progress.accuracy:.2f}%"
+            accuracy = "" if progress.accuracy is None else f"{name}{100 * progress.accuracy:.2f}%"
             self._bars.update(task, completed=progress.round, accuracy=accuracy)
 
         return tell
+
+    def _make_room(self) -> None:
+        """Let bars of finished runs go, the first ones first, until one more fits."""
+        shown = [task for task in self._bars.tasks if task.visible]
+        full = len(shown) + 2 - self._bars.console.height  # the last line stays free
+        for task in [task for task in shown if task.finished][: max(full, 0)]:
+            self._bars.update(task.id, visible=False)
 
     def say(self, sentence: str) -> None:
         """One line above the bars."""

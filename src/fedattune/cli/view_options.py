@@ -33,7 +33,8 @@ class Explain(Choice):
     """Whom to explain."""
 
     algorithm: str | None = Field(
-        None, description="the method (default: the verdict's if it mixes clients' models, else one that does)"
+        None,
+        description="the method (default: the verdict's if it mixes clients' models, else one that does)",
     )
     client: str | None = Field(None, description="a client by its name (default: all, in short)")
     json_file: Path | None = Field(None, alias="json", description="also write what is said to this file")

@@ -1,0 +1,39 @@
+"""Bars of many runs in terminals of any size: those that train are always to be seen."""
+
+import pytest
+
+from fedattune.cli.progress import Bar
+from fedattune.trainer import Progress
+
+
+@pytest.mark.parametrize(("height", "seen"), [(10, 9), (5, 4), (2, 2), (50, 22)])
+def test_bars_of_finished_runs_go_when_the_terminal_is_full(
+    height: int, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINES", str(height))
+    monkeypatch.setenv("COLUMNS", "100")
+    bar = Bar()
+    for i in range(20):
+        bar.start(f"done {i}", 3)(Progress(3, 3, 0.5, 1.0))
+    train = [bar.start(f"trains {i}", 3) for i in range(2)]
+    for tell in train:
+        tell(Progress(1, 3, 0.5, 1.0))
+    shown = [str(task.description) for task in bar._bars.tasks if task.visible]
+    assert shown[-2:] == ["trains 0", "trains 1"]
+    assert len(shown) == seen
+
+
+@pytest.mark.parametrize("width", [100, 76, 60, 44])
+def test_nothing_is_cut_in_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", "30")
+    bar = Bar()
+    bar.start("fedavg (seed 0)", 300)(Progress(299, 300, 0.9, 10.0))
+    console = bar._bars.console
+    with console.capture() as captured:
+        console.print(bar._bars.get_renderable())
+    (line,) = captured.get().splitlines()
+    assert "299/300" in line
+    assert "90.00%" in line
+    assert "…" not in line
+    assert ("━" in line) == (width >= 76)
