@@ -183,6 +183,7 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--run-config",  # of Flower
         "--write-docs",  # of the benchmarks
         "--list",
+        "--logdir",  # of TensorBoard
         "--head",  # of Ray
         "--address",
     }
