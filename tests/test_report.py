@@ -264,3 +264,6 @@ def test_compare_writes_the_same_report(tmp_path: Path) -> None:
     clean = [made.sub("", data.sub("", text)) for text in (before, Page(report.read_text("utf-8")).text)]
     assert clean[0] == clean[1]
     assert "rounds to 10%" in clean[0]
+    # Settings as a reader writes them; those that nobody gave are left out.
+    assert "fractions: (test: 0.25, validation: 0.1)" in clean[0]
+    assert "None" not in clean[0].partition("Configuration and environment")[2].partition("Algorithm(")[0]

@@ -81,14 +81,30 @@ def configuration(results: Sequence[Numbers]) -> dict[str, dict[str, str]]:
     same = {key for key in keys if len({str(config.get(key)) for config in configs.values()}) == 1} - {
         "options"
     }
-    said = {"all": {key: str(next(iter(configs.values()))[key]) for key in keys if key in same}}
+    first = next(iter(configs.values()))
+    said = {
+        "all": {key: _written(first[key]) for key in keys if key in same and first[key] not in ({}, None)}
+    }
     said["all"]["seeds"] = ", ".join(map(str, sorted({run.settings.seed for run in results})))
     for name, config in configs.items():
         own = {
-            key: str(config.get(key)) for key in keys if key not in same and config.get(key) not in ({}, None)
+            key: _written(config.get(key))
+            for key in keys
+            if key not in same and config.get(key) not in ({}, None)
         }
         said[name] = own | {"as": str(config["definition"])}
     return said
+
+
+def _written(value: Any) -> str:
+    """A setting as a reader would write it: what is not set, and braces and quotes, say nothing."""
+    if not isinstance(value, dict):
+        return str(value)
+    parts = {key: one for key, one in value.items() if one not in ({}, None)}
+    return ", ".join(
+        f"{key}: ({_written(one)})" if isinstance(one, dict) else f"{key}: {one}"
+        for key, one in parts.items()
+    )
 
 
 def headline(runs: Runs, found: Verdict) -> dict[str, Any]:

@@ -199,7 +199,7 @@
     if (at.own) {
       percent("own", "own weight %", at.own);
       columns.push({ key: "partners", title: "learns most from", value: (i) => (at.partners[i][0] || [""])[0], left: true,
-        html: (i) => at.partners[i].map(([n, w]) => `${text(n)} (${w.toFixed(1)}%)`).join(", ") || "nobody" });
+        html: (i) => at.own[i] === null ? "-" : at.partners[i].map(([n, w]) => `${text(n)} (${w.toFixed(1)}%)`).join(", ") || "nobody" });
     }
     return columns;
   }
