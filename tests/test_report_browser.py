@@ -6,9 +6,11 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedattune.reading import read_runs
+from fedattune.relations import Relations
 from fedattune.report import write_report
 from reports import train_odd
 
@@ -29,11 +31,12 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     file = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(file, read_runs([train_odd(tmp_path_factory.mktemp("runs"))]))
+    runs = read_runs([train_odd(tmp_path_factory.mktemp("runs"))])
+    write_report(file, runs)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         page = browser.new_context(offline=True, viewport={"width": 1200, "height": 900}).new_page()
-        page.said, page.asked = [], []
+        page.said, page.asked, page.runs = [], [], runs
         page.on("console", lambda message: page.said.append(message.text))
         page.on("pageerror", lambda error: page.said.append(str(error)))
         page.on("request", lambda request: page.asked.append(request.url))
@@ -72,6 +75,20 @@ def test_browser_filters_clients(opened: Any) -> None:
     opened.select_option("#only", "all")
     opened.select_option("#client-method", "fedmcsa")
     assert opened.locator("#clients tbody tr").count() == 6
+
+
+def test_browser_shows_first_the_component_in_which_clients_choose_and_how_it_agrees(opened: Any) -> None:
+    relations = Relations(next(run for run in opened.runs.results if run.algorithm == "fedmcsa"))
+    others = ~np.eye(6, dtype=bool)
+    choosing = {name: m[others].max() / m[others].mean() for name, m in relations.last.items()}
+    assert len(choosing) == 2
+    shown = opened.input_value("#component")
+    assert shown == max((name for name in choosing if not name.endswith("bias")), key=choosing.__getitem__)
+    agreement = relations.agreement()
+    said = [f"{100 * agreement[name].share:.0f}% from the alike" for name in choosing]
+    assert opened.locator("#thumbs small").all_inner_texts() == said
+    own = np.diag(relations.last[shown]).mean()
+    assert f"own weight was {100 * own:.0f}% on average" in opened.inner_text("#agreement")
 
 
 def test_browser_slides_through_the_rounds(opened: Any) -> None:

@@ -342,7 +342,9 @@
         button.type = "button";
         button.dataset.component = c;
         button.setAttribute("aria-pressed", String(c === component()));
-        button.append(paint(n, n, one.signed ? -far : 0, far, TABLES[one.signed ? "signed" : "blues"], cell), one.name);
+        const share = m.agreement[one.name]?.share ?? null, said = document.createElement("small");
+        if (share !== null) said.textContent = `${(100 * share).toFixed(0)}% from the alike`;
+        button.append(paint(n, n, one.signed ? -far : 0, far, TABLES[one.signed ? "signed" : "blues"], cell), one.name, said);
         return button;
       }));
     }
@@ -392,9 +394,11 @@
       const m = method(), name = m.components[component()].name, a = m.agreement[name];
       $("round-said").textContent = `round ${m.rounds[round()]}` + (m.rounds.length < m.all_rounds ? ` (${m.rounds.length} of ${m.all_rounds} stored rounds are shown)` : "");
       if (!a) { $("agreement").textContent = ""; return; }
-      const share = a.share === null ? "" : `At the end, ${(100 * a.share).toFixed(0)}% of what clients were given of others came from the quarter whose labels are most like theirs; ${(100 * a.chance).toFixed(0)}% would be chance. `;
+      const last = m.rounds.length - 1, own = names.map((_, i) => value(component(), last, i, i)).filter((w) => w !== null);
+      const kept = own.length ? `At the end, a client's own weight was ${(100 * own.reduce((sum, w) => sum + w, 0) / own.length).toFixed(0)}% on average. ` : "";
+      const share = a.share === null ? "" : `${(100 * a.share).toFixed(0)}% of what came from others came from the quarter whose labels are most like theirs; ${(100 * a.chance).toFixed(0)}% would be chance. `;
       const rank = a.correlation === null ? "" : `Rank correlation of weights and label similarity: ${a.correlation.toFixed(2)}.`;
-      $("agreement").textContent = `${name}: ${share}${rank}`;
+      $("agreement").textContent = `${name}: ${kept}${share}${rank}`;
     }
     drawMixing = () => { drawHeat(); drawLabels(); drawThumbs(); drawNetwork(); drawEvolution(); say(); };
     drawMarked = () => { if (M.clients.includes(state.client)) $("client").value = C.ids[state.client]; drawNetwork(); drawEvolution(); };
@@ -402,9 +406,15 @@
     function picked() {
       const m = method();
       $("component").innerHTML = m.components.map((c) => `<option>${text(c.name)}</option>`).join("");
-      $("component").selectedIndex = Math.max(0, m.components.findIndex((c) => !c.name.endsWith("bias")));
       $("round").max = m.rounds.length - 1;
       $("round").value = m.rounds.length - 1;
+      // First the component in which clients choose most, whomever they choose: one with alike rows shows nothing.
+      const choosing = m.components.map((one, c) => {
+        const weights = names.flatMap((_, i) => names.map((__, k) => (i === k ? 0 : Math.abs(value(c, round(), i, k) ?? 0))));
+        const most = Math.max(...weights), mean = weights.reduce((sum, w) => sum + w, 0) / (n * (n - 1));
+        return one.name.endsWith("bias") || !mean ? 0 : most / mean;
+      });
+      $("component").selectedIndex = choosing.indexOf(Math.max(...choosing));
       drawMixing();
     }
     choose($("mix-method"), mixed, mixed.includes(D.method) ? D.method : mixed[0], picked);
