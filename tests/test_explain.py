@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedattune
 from crafted import ALL, LABELS, LATE, SAME, compared, craft
 from fedattune import Federation
 from fedattune.cli import main
+from fedattune.clusters import arranged
 from fedattune.explanation import Subject
 from fedattune.given import layers
 from fedattune.reading import read_runs
@@ -89,22 +91,47 @@ def test_all_clients_in_short(tmp_path: Path, capsys: Said) -> None:
     text = explained(capsys, compared(tmp_path), "--json", file)
     assert cells(text, "a")[:7] == ["a", "100", "10", "50.00", "75.00", "+25.00 ±5.0", "+2.5"]
     assert "b 32.5%, c 17.5%" in text  # the mean of 0.4 and 0.25, of 0.1 and 0.25
-    assert "  1: a, b\n" in text
-    assert "  2: c, d\n" in text
-    assert "alike by 1.00, of two clusters by 0.00" in text
+    assert "No clusters" in text  # of four clients, weights in any order would seem to have some
     content = json.loads(file.read_text())
     assert content["method"] == "fedmcsa"
     assert content["seeds"] == [0, 1]
     assert [one["client"] for one in content["clients"]] == ["a", "b", "c", "d"]
     assert content["clients"][0]["gain"]["by_seed"] == pytest.approx({"0": 20, "1": 30})
     assert content["clients"][0]["given"]["partners"][0] == {"client": "b", "weight": pytest.approx(0.325)}
-    assert content["clusters"]["clients"] == [["a", "b"], ["c", "d"]]
-    # Of 0.625 given by others, 0.325 by the own cluster: the mean of 0.4 and 0.25.
-    assert content["clusters"]["kept"] == pytest.approx(0.325 / 0.625)
-    assert content["clusters"]["chance"] == pytest.approx(1 / 3)
+    assert content["clusters"] is None
     weight = next(one for one in content["components"] if one["name"] == "fc.weight")
     assert weight["own"] == pytest.approx(0.5)
     assert weight["agreement"]["share"] == pytest.approx(0.8)
+
+
+def test_clusters_by_hand(tmp_path: Path, capsys: Said) -> None:
+    """Every second client is of one group: it is given 0.2 of each of its own, and 0.025 of each of the other four."""
+    odd = np.arange(8) % 2
+    weights = np.where(odd[:, None] == odd, 0.2, 0.025) + 0.1 * np.eye(8)
+    every = range(8)
+    for method, mixing in (("local", None), ("fedmcsa", {1: (every, every, {"fc": weights.tolist()})})):
+        labels = [[10, 0], [0, 10]] * 4
+        craft(tmp_path, method, {1: [5] * 8}, n_test=[10] * 8, labels=labels, mixing=mixing, moved=1)
+    file = tmp_path / "said.json"
+    text = explained(capsys, tmp_path, "--json", file)
+    assert "  1: a, c, e, g\n" in text
+    assert "  2: b, d, f, h\n" in text
+    assert "alike by 1.00, of two clusters by 0.00" in text
+    found = json.loads(file.read_text())["clusters"]
+    assert found["kept"] == pytest.approx(0.6 / 0.7)
+    assert found["chance"] == pytest.approx(3 / 7)
+
+
+def test_no_clusters_are_seen_in_noise() -> None:
+    everyone = np.ones((12, 12), dtype=bool)
+    draws = [np.random.default_rng(k).dirichlet(np.ones(12), 12) for k in range(30)]
+    assert sum(arranged(one, everyone).kept is not None for one in draws) <= 4
+    # Cohorts of six, everybody in them given the same: nobody chose.
+    weights, offered = np.zeros((12, 12)), np.zeros((12, 12), dtype=bool)
+    for cohort in (range(6), range(6, 12)):
+        weights[np.ix_(cohort, cohort)] = 1 / 6
+        offered[np.ix_(cohort, cohort)] = True
+    assert arranged(weights, offered).kept is None
 
 
 def test_the_file_of_one_client_has_what_is_printed(tmp_path: Path, capsys: Said) -> None:

@@ -8,8 +8,9 @@ import pytest
 import fedattune
 from crafted import ALL, EARLY, LABELS, LATE, SAME, compared, craft
 from fedattune import Federation
+from fedattune.compare import by_algorithm, gains
 from fedattune.reading import read_runs
-from fedattune.relations import Relations, agreement, gains, label_similarity, seriation
+from fedattune.relations import Relations, agreement, label_similarity, seriation
 
 
 def relations(folder: Path, algorithm: str = "fedmcsa") -> Relations:
@@ -87,6 +88,24 @@ def test_agreement_of_what_is_constant_missing_or_alone() -> None:
     assert (alone.correlation, alone.share) == (None, None)
 
 
+def test_agreement_is_with_those_whose_models_there_were_and_of_those_who_were_given_some() -> None:
+    """Client 0 could choose among 1, 2 and 3: 0.3 of 0.4 is of the most alike of them; 1 was given next to nothing."""
+    similarity = np.eye(5)
+    similarity[0] = [1, 0.5, 0.2, 0.1, 0.9]
+    weights = np.eye(5)
+    weights[0] = [0.6, 0.3, 0.06, 0.04, 0.0]
+    weights[1] = [0.004, 0.995, 0.001, 0.0, 0.0]
+    offered = np.ones((5, 5), dtype=bool)
+    offered[0, 4] = False
+    found = agreement(weights, similarity, [0, 1], offered)
+    assert found.share == pytest.approx(0.75)
+    assert found.chance == pytest.approx(1 / 3)
+    assert found.correlation == pytest.approx(1)
+    offered[0, 2:] = False  # no choice
+    found = agreement(weights, similarity, [0, 1], offered)
+    assert (found.correlation, found.share, found.chance) == (None, None, 1.0)
+
+
 def test_matrices_of_cohorts_and_the_last_row_of_each_client(tmp_path: Path) -> None:
     mixing = {
         1: ((0, 1), (0, 1), {"l": [[0.9, 0.1], [0.2, 0.8]]}),
@@ -104,6 +123,8 @@ def test_matrices_of_cohorts_and_the_last_row_of_each_client(tmp_path: Path) -> 
     assert found.since(2, back=1) == [None, 2, None, 2]
     assert np.isnan(found.known(2, back=1)["l"][0]).all()
     assert found.mixes
+    offered = [[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0], [0, 1, 1, 1]]
+    assert found.offered.tolist() == np.array(offered, dtype=bool).tolist()
     assert found.similarity is None
     assert found.agreement() == {}
 
@@ -140,7 +161,10 @@ def test_fedavg_of_cohorts_is_one_model_for_all(ragged: Federation, tmp_path: Pa
 
 def test_gains_are_means_over_seeds_at_the_headline_point(tmp_path: Path) -> None:
     results = read_runs([compared(tmp_path)]).results
-    np.testing.assert_allclose(gains(results, "fedmcsa"), [0.25, 0.1, 0.0, -0.025])
-    assert gains(results[2:], "fedmcsa") is None
+    np.testing.assert_allclose(gains(by_algorithm(results), "fedmcsa"), [0.25, 0.1, 0.0, -0.025])
+    assert gains(by_algorithm(results[2:]), "fedmcsa") is None
+    # Over the seeds that both have: without one of local's, that of the other.
+    one = by_algorithm([run for run in results if (run.algorithm, run.settings.seed) != ("local", 0)])
+    np.testing.assert_allclose(gains(one, "fedmcsa"), [0.3, 0.1, 0.0, -0.025])
     assert relations(tmp_path).mean[0].tolist() == pytest.approx([0.375, 0.325, 0.175, 0.125])
     assert np.array(EARLY).sum() == np.array(SAME).sum() == pytest.approx(len(ALL))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedattune
+from crafted import craft
 from fedattune import Federation
 from fedattune.cli import main
 from fedattune.core import MixingMatrices
@@ -114,8 +115,8 @@ def test_the_matrices_of_the_pictures_are_those_of_the_run(folder: Path) -> None
         stored = result.mixing[4][component["name"]]
         given = ~np.isnan(stored).any(1)
         assert given.sum() == 4  # the cohort
-        got = component["largest"] * (levels[c, 3] / 254) ** 2
-        assert np.abs(got - stored)[given].max() < 0.005
+        got = component["largest"] * (levels[c, 3] / 254) ** 4
+        assert np.abs(got - stored)[given].max() < 0.01
         assert (levels[c, 0] == frames.UNKNOWN).all(
             1
         ).sum() == 2  # clients who were not asked in the first round
@@ -126,10 +127,14 @@ def test_the_matrices_of_the_pictures_are_those_of_the_run(folder: Path) -> None
 def test_signed_weights_and_unknown_ones_are_packed_apart() -> None:
     weights = np.array([[1.0, -0.25], [np.nan, 0.0]])
     signed = np.frombuffer(frames.pack(weights, 1.0, True), dtype=np.uint8)
-    half = 64  # 127 (1 - sqrt 0.25) = 63.5, rounded to even
-    assert signed.tolist() == [254, half, frames.UNKNOWN, 127]
+    quarter = 37  # 127 (1 - 0.25 ** 0.25) = 37.2
+    assert signed.tolist() == [254, quarter, frames.UNKNOWN, 127]
+    # Weights of a ten thousandth beside own ones of nearly all are still told apart.
+    small = np.array([[1.0, 2e-4], [5e-6, 0.0]])
+    levels = np.frombuffer(frames.pack(small, 1.0, False), dtype=np.uint8)
+    np.testing.assert_allclose((levels / 254.0) ** 4, small.ravel(), rtol=0.15)
     plain = np.frombuffer(frames.pack(np.abs(weights), 1.0, False), dtype=np.uint8)
-    assert plain.tolist() == [254, 127, frames.UNKNOWN, 0]
+    assert plain.tolist() == [254, 180, frames.UNKNOWN, 0]  # 254 * 0.25 ** 0.25 = 179.6
 
 
 def test_thinned_rounds_keep_both_ends() -> None:
@@ -206,6 +211,50 @@ def test_a_run_that_is_still_trained_is_shown_as_such(folder: Path, tmp_path: Pa
     assert "Still training." in text
     assert "Not finished: fedmcsa (round 4 of 4)" in text
     assert "As it stands now:" in text
+    assert "So far" in text.partition("Should these clients federate?")[2][:80]
+    # One that was asked for, and has not begun.
+    shutil.rmtree(tmp_path / "runs" / "fedmcsa" / "seed-1")
+    (tmp_path / "runs" / "experiment.yaml").write_text("algorithms: local,fedavg,fedmcsa\nseeds: 2\n")
+    runs = read_runs([tmp_path / "runs"])
+    text = Page(render(runs)).text
+    assert not runs.finished
+    assert "Not finished: fedmcsa, seed-1 (no round yet)" in text
+    assert "fedmcsa (seeds 0) and local (seeds 0, 1) are compared over seeds 0 alone" in text
+
+
+def test_seeds_that_differ_are_said(folder: Path, tmp_path: Path) -> None:
+    for name, seed in (("local", 0), ("fedmcsa", 1)):
+        shutil.copytree(folder / name / f"seed-{seed}", tmp_path / name / f"seed-{seed}")
+    text = Page(render(read_runs([tmp_path]))).text
+    assert "fedmcsa (seeds 1) and local (seeds 0) have no seed in common" in text
+    assert "no common seed" in text
+
+
+def test_a_client_that_is_right_as_often_does_not_lose_by_rounding(tmp_path: Path) -> None:
+    """Of 51 test samples 49 and 49 alone, 48 and 50 with the method: means that differ in the last bit."""
+    assert np.mean([48 / 51, 50 / 51]) != np.mean([49 / 51, 49 / 51])
+    for seed, (alone, shared) in enumerate(((49, 48), (49, 50))):
+        for name, right in (("local", alone), ("fedmcsa", shared)):
+            craft(tmp_path, name, {1: [right] * 5}, n_test=[51] * 5, seed=seed, moved=1)
+    found = fedattune.verdict.verdict(read_runs([tmp_path]).results)
+    assert "none of the 5 clients would lose" in found.text
+    assert "-0.00" not in found.text
+    assert found.by_seed == pytest.approx((-100 / 51, 100 / 51))
+
+
+def test_a_report_does_not_take_the_place_of_a_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder, tmp_path / "runs")
+    run = tmp_path / "runs" / "fedmcsa" / "seed-0"
+    checkpoint = next((run / "checkpoints").iterdir())
+    for file in (run / "metrics.sqlite", run / "config.json", run / "inputs.safetensors", checkpoint):
+        if not file.exists():
+            continue
+        before = file.read_bytes()
+        assert main(["report", str(tmp_path / "runs"), "-o", str(file)]) == 2
+        assert "would be written over" in capsys.readouterr().err
+        assert file.read_bytes() == before
 
 
 def test_nothing_to_report_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

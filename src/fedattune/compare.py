@@ -1,6 +1,6 @@
 """Results side by side, as a table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -67,6 +67,25 @@ def client_accuracy(runs: Sequence["Numbers"]) -> Array:
     return mean
 
 
+def paired(groups: Mapping[str, list[Run]], algorithm: str) -> tuple[list[Run], list[Run]]:
+    """The runs of a method and those of `local` with the same seeds; all of both where they share no seed."""
+    mine, alone = groups[algorithm], groups[ALONE]
+    both = {run.settings.seed for run in mine} & {run.settings.seed for run in alone}
+    if not both:
+        return mine, alone
+    first, second = ([run for run in runs if run.settings.seed in both] for runs in (mine, alone))
+    return first, second
+
+
+def gains(groups: Mapping[str, list[Run]], algorithm: str) -> Array | None:
+    """Gain of every client over training alone (N,), in fractions, averaged over the seeds; None without `local`."""
+    if ALONE not in groups or algorithm not in groups:
+        return None
+    mine, alone = paired(groups, algorithm)
+    # A client that was right as often with both must not lose by the rounding of means.
+    return np.round(client_accuracy(mine) - client_accuracy(alone), 12) + 0.0
+
+
 def spread(values: Sequence[float]) -> Spread:
     """Mean and population standard deviation of some numbers."""
     return Spread(float(np.mean(values)), float(np.std(values)))
@@ -91,13 +110,12 @@ def _of_newcomers(run: "Numbers", point: "Point") -> float | None:
 def rows(results: Sequence["Numbers"], rounds_to: float | None = None) -> list[Row]:
     """One row per method, in the order given; `rounds_to`: a mean test accuracy, a fraction, to be reached."""
     groups = by_algorithm(results)
-    alone = client_accuracy(groups[ALONE]) if ALONE in groups else None
     table = []
     for name, runs in groups.items():
         final = [run.metrics for run in runs]
         best = [run.best_validation["acc_uniform"] if run.best_validation else None for run in runs]
         late = [run.mean_last_10pct["acc_uniform"] if run.mean_last_10pct else None for run in runs]
-        better = None if alone is None or name == ALONE else float(np.mean(client_accuracy(runs) > alone))
+        gained = None if name == ALONE else gains(groups, name)
         table.append(
             Row(
                 algorithm=name,
@@ -106,7 +124,7 @@ def rows(results: Sequence["Numbers"], rounds_to: float | None = None) -> list[R
                 pooled=spread([one["acc_pooled"] for one in final]),
                 std=spread([one["acc_std"] for one in final]),
                 worst10=spread([one["acc_worst10"] for one in final]),
-                better_than_local=better,
+                better_than_local=None if gained is None else float(np.mean(gained > 0)),
                 best_validation=_maybe(best),
                 bmta=_maybe([_best(run, "uniform") for run in runs]),
                 bmta_pooled=_maybe([_best(run, "pooled") for run in runs]),

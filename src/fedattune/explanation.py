@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from .clusters import Clusters, clusters
-from .compare import ALONE, by_algorithm
+from .compare import ALONE, by_algorithm, paired
 from .errors import RunError, did_you_mean, near
 from .given import Given, given, totals
 from .numbers import Numbers
@@ -149,31 +149,26 @@ class Subject:
         n_test = self.run.clients[place].n_test
         if self.method == ALONE or ALONE not in self.groups or not n_test:
             return None
-        mine, alone = self._accuracy(self.method, place), self._accuracy(ALONE, place)
+        mine, alone = (_accuracy(runs, place) for runs in paired(self.groups, self.method))
         method, local = float(np.mean([*mine.values()])), float(np.mean([*alone.values()]))
-        points = method - local
+        points = round(method - local, 10) + 0.0
         if not np.isfinite(points):
             return None
-        by_seed = {seed: mine[seed] - alone[seed] for seed in mine if seed in alone}
+        by_seed = {seed: round(mine[seed] - alone[seed], 10) + 0.0 for seed in mine if seed in alone}
         std = float(np.std([*by_seed.values()])) if len(by_seed) > 1 else None
         return Gain(points, local, method, n_test, points / 100 * n_test, by_seed, std)
-
-    def _accuracy(self, method: str, place: int) -> dict[int, float]:
-        """Seed -> test accuracy of a client in percent at the headline point; NaN where it was never evaluated."""
-        found = {run.settings.seed: getattr(run.clients[place], run.headline) for run in self.groups[method]}
-        return {seed: np.nan if value is None else 100 * value for seed, value in found.items()}
 
     def brief(self, i: int) -> Brief:
         """The client at place `i` in short."""
         place = self.relations.places[i]
         one = self.run.clients[place]
-        accuracy = float(np.mean([*self._accuracy(self.method, place).values()]))
+        accuracy = float(np.mean([*_accuracy(self.groups[self.method], place).values()]))
         known, agree = None, None
         if self.mixes and (since := self._since[i]) is not None:
             mean = self.relations.mean
             known = given(self.relations.names, i, since, mean[i], float(self._totals[i]))
             if self.relations.similarity is not None:
-                agree = agreement(mean, self.relations.similarity, [i])
+                agree = agreement(mean, self.relations.similarity, [i], self.relations.offered)
         finite = accuracy if np.isfinite(accuracy) else None
         return Brief(self.relations.names[i], one.n_train, one.n_test, finite, self.gain(i), known, agree)
 
@@ -206,9 +201,14 @@ class Subject:
 
     @cached_property
     def clusters(self) -> Clusters | None:
-        """Clients that learn from each other; None where no partner stands out, or there are none apart."""
-        even = all(one.given is None or one.given.even for one in self.clients)
-        return None if not self.mixes or even else clusters(self.relations)
+        """Clients that learn from each other more than chance would have it, if there are any."""
+        return clusters(self.relations) if self.mixes else None
+
+
+def _accuracy(runs: Sequence[Numbers], place: int) -> dict[int, float]:
+    """Seed -> test accuracy of a client in percent at the headline point; NaN where it was never evaluated."""
+    found = {run.settings.seed: getattr(run.clients[place], run.headline) for run in runs}
+    return {seed: np.nan if value is None else 100 * value for seed, value in found.items()}
 
 
 def _place(run: Numbers, client: str) -> int:

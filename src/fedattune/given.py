@@ -139,5 +139,9 @@ def _layer(relations: Relations, i: int, component: str, rows: list[Given]) -> L
                 break
             settled = one.round
     similarity = relations.similarity
-    agree = None if similarity is None else agreement(relations.last[component], similarity, [i])
+    agree = (
+        None
+        if similarity is None
+        else agreement(relations.last[component], similarity, [i], relations.offered)
+    )
     return Layer(component, last, before, settled, agree)

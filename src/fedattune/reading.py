@@ -1,6 +1,6 @@
 """Read runs from their folders, finished or not, to be looked at beside each other."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def read_run(path: Path) -> Numbers | None:
     return run if store.rounds() else None
 
 
-def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
+def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
     """The runs in folders that `run` or `compare` wrote, or that are one of their runs.
 
     A run that is in two folders counts once. Runs of one method with other options, which are no further seeds of it,
@@ -106,8 +106,12 @@ def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
     failed: list[str] = []
     waiting: list[Path] = []
     seen: set[Path] = set()
-    for path in paths:
+    places = [Path(path) for path in paths]
+    for path in places:
         given_up = failed_in(path)
+        waiting += [
+            folder for folder, *_ in asked_runs(path) if not folder.exists() and folder not in given_up
+        ]
         for folder in run_folders(path):
             if folder.resolve() in seen or folder in given_up:
                 continue
@@ -133,14 +137,22 @@ def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
         failed += [line for line in given_up.values() if line not in failed]
     if not results and not running:
         raise RunError(
-            f"{paths[0]}: no run is finished yet; look at it with fedattune watch, or go on with it by --resume"
+            f"{places[0]}: no run is finished yet; look at it with fedattune watch, or go on with it by --resume"
         )
     found = list(results.values())
+    clients = [one["id"] for one in found[0].facts["clients"]] if found else []
     for run, folder in zip(found, folders, strict=True):
-        if run.config.get("split") != found[0].config.get("split"):
+        differ = (
+            "data, partition or its seed differ"
+            if run.config.get("split") != found[0].config.get("split")
+            else ""
+        )
+        if not differ and [one["id"] for one in run.facts["clients"]] != clients:
+            differ = "other clients were evaluated: --eval-clients or --held-out differ"
+        if differ:
             raise RunError(
-                f"{folder} and {folders[0]} are not of the same clients (data, partition or its seed differ), so "
-                "their clients cannot be compared; look at them one by one"
+                f"{folder} and {folders[0]} are not of the same clients ({differ}), so they cannot be compared; look "
+                "at them one by one"
             )
     order = sorted(range(len(found)), key=lambda i: found[i].algorithm != ALONE)
     return Runs(
@@ -148,7 +160,7 @@ def read_runs(paths: Sequence[Path], *, running: bool = False) -> Runs:
         [folders[i] for i in order],
         failed,
         waiting,
-        asked_of(paths[0]).get("rounds_to"),
+        asked_of(places[0]).get("rounds_to"),
     )
 
 
@@ -161,7 +173,10 @@ def files_of(paths: Sequence[Path]) -> dict[str, Path]:
         own += [
             file
             for run in single
-            for file in (run.config, run.facts, run.environment, run.metrics, run.models, run.result)
+            for file in (
+                *(run.config, run.facts, run.environment, run.metrics, run.models, run.inputs, run.result),
+                *(run.path / "checkpoints").glob("*"),
+            )
         ]
         files |= {f"{file.relative_to(path)} of {path}": file for file in own if file.is_file()}
     return files
@@ -187,6 +202,15 @@ def asked_of(path: Path) -> dict[str, Any]:
     from .yaml_file import read_yaml
 
     return read_yaml(path / EXPERIMENT) if (path / EXPERIMENT).is_file() else {}
+
+
+def asked_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
+    """Folder, method, seed and rounds of the runs that the comparison in a folder was asked for, begun or not."""
+    asked = asked_of(path)
+    names, first = asked.get("algorithms", []), int(asked.get("seed", 0))
+    for name in names.split(",") if isinstance(names, str) else names:
+        for seed in range(first, first + int(asked.get("seeds", 1))):
+            yield path / name / f"seed-{seed}", name, seed, int(asked.get("rounds", 0))
 
 
 def _seed(folder: Path) -> int:

@@ -7,10 +7,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .compare import ALONE, by_algorithm, client_accuracy
 from .numbers import Numbers
 
 Array = NDArray[np.float64]
+Choices = NDArray[np.bool_]
 NEAREST = 0.25
 """The share of the other clients that count as alike."""
 MOST = 1_000
@@ -21,6 +21,8 @@ MOST_CLUSTERS = 30
 """Clusters that clients are put into."""
 FLAT = 1e-6
 """Differences of weights below which all clients were given the same."""
+LITTLE = 0.01
+"""Share of others in a mixture below which a client learned from nobody, so that it cannot be said from whom."""
 BACK = 50
 """Rounds with matrices in which a client's last row is looked for."""
 
@@ -48,10 +50,7 @@ def seriation(similarity: Array) -> tuple[list[int], list[int]]:
     n = len(similarity)
     if n < 3:
         return list(range(n)), [0] * n
-    symmetric = np.nan_to_num((similarity + similarity.T) / 2)
-    # What a client has of its own says nothing of how alike two others are, so the largest is one of two clients.
-    distance = np.maximum(symmetric[~np.eye(n, dtype=bool)].max() - symmetric, 0)
-    np.fill_diagonal(distance, 0)
+    distance = _distance(similarity)
     if np.ptp(distance[~np.eye(n, dtype=bool)]) < 1e-12:
         return list(range(n)), [0] * n
     flat = squareform(distance, checks=False)
@@ -70,12 +69,32 @@ def seriation(similarity: Array) -> tuple[list[int], list[int]]:
     return order, [names[int(c)] for c in clusters]
 
 
+def linked(similarity: Array, count: int) -> NDArray[np.int_]:
+    """The cluster of each of three or more clients, as `seriation` finds them, where there are to be `count`, (N,)."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    tree = linkage(squareform(_distance(similarity), checks=False), "average")
+    found: NDArray[np.int_] = fcluster(tree, count, "maxclust")
+    return found
+
+
+def _distance(similarity: Array) -> Array:
+    """How far clients are apart (N, N), 0 for the two that are most alike."""
+    symmetric = np.nan_to_num((similarity + similarity.T) / 2)
+    # What a client has of its own says nothing of how alike two others are, so the largest is one of two clients.
+    distance: Array = np.maximum(symmetric[~np.eye(len(symmetric), dtype=bool)].max() - symmetric, 0)
+    np.fill_diagonal(distance, 0)
+    return distance
+
+
 @dataclass(frozen=True)
 class Agreement:
-    """How a client's, or all clients', weights for others agree with the similarity of labels.
+    """How weights for others agree with the similarity of labels, of those clients that were given any of others.
 
     `correlation` is Spearman's, None where one of both is constant; `share` is how much of what came from others came
-    from the alike (the nearest quarter of the other clients), and `chance` what it would be if all counted the same.
+    from the alike (the nearest quarter of the others whose models there were to give), and `chance` what it would be if
+    all of these counted the same. All are None or 1 where nobody was given anything of others, or had no choice.
     """
 
     correlation: float | None
@@ -83,39 +102,43 @@ class Agreement:
     chance: float
 
 
-def agreement(weights: Array, similarity: Array, rows: Sequence[int] | None = None) -> Agreement:
-    """Compare weights (N, N) with label similarity (N, N) without the diagonal, over some rows or all known ones."""
+def agreement(
+    weights: Array, similarity: Array, rows: Sequence[int] | None = None, offered: Choices | None = None
+) -> Agreement:
+    """Compare weights (N, N) with label similarity (N, N) without the diagonal, over some rows or all known ones.
+
+    `offered` (N, N) says whose models there were to give to each client; without it, everybody's.
+    """
     from scipy.stats import spearmanr
 
     n = len(weights)
-    if n < 2:
-        return Agreement(None, None, 1.0)
-    rows = range(n) if rows is None else rows
+    offered = np.ones((n, n), dtype=bool) if offered is None else offered
     given: list[Array] = []
     alike: list[Array] = []
     shares: list[float] = []
-    count = max(1, round(NEAREST * (n - 1)))
-    for i in rows:
-        others = np.delete(np.arange(n), i)
+    chances: list[float] = []
+    for i in range(n) if rows is None else rows:
+        others = np.flatnonzero(offered[i] & (np.arange(n) != i))
         row, near = weights[i, others], similarity[i, others]
-        if np.isnan(row).any():
+        if len(others) < 2 or np.isnan(row).any() or row.sum() < LITTLE:
             continue
         given.append(row)
         alike.append(near)
         # Ties at the border of the nearest share its places.
-        nearest = np.zeros(n - 1)
+        count = max(1, round(NEAREST * len(others)))
+        nearest = np.zeros(len(others))
         border = np.sort(near)[-count]
         inside, edge = near > border, near == border
         nearest[inside] = 1
         nearest[edge] = (count - inside.sum()) / edge.sum()
-        if row.sum() > FLAT:
-            shares.append(float(row @ nearest / row.sum()))
+        shares.append(float(row @ nearest / row.sum()))
+        chances.append(count / len(others))
     a, b = np.concatenate(given or [np.zeros(0)]), np.concatenate(alike or [np.zeros(0)])
     varied = len(a) > 2 and np.ptp(a) > FLAT and np.ptp(b) > FLAT
     return Agreement(
         float(spearmanr(a, b).statistic) if varied else None,
         float(np.mean(shares)) if shares else None,
-        count / (n - 1),
+        float(np.mean(chances)) if chances else 1.0,
     )
 
 
@@ -185,6 +208,19 @@ class Relations:
         return found
 
     @cached_property
+    def offered(self) -> Choices:
+        """Whose models (columns) there were to give to each client (rows) in the round of its last row, (N, N)."""
+        n = len(self.numbers)
+        found = np.zeros((n, n), dtype=bool)
+        for r in self.rounds[-BACK:]:
+            rows, columns, _ = self.run.mixing.among(r)
+            here = [self._place[number] for number in rows if number in self._place]
+            there = [self._place[number] for number in columns if number in self._place]
+            found[here] = False
+            found[np.ix_(here, there)] = True
+        return found
+
+    @cached_property
     def last(self) -> dict[str, Array]:
         """Component -> (N, N): every client's last known row."""
         return self.known(self.rounds[-1]) if self.rounds else {}
@@ -231,12 +267,6 @@ class Relations:
         if self.similarity is None:
             return {}
         rows = None if client is None else [client]
-        return {name: agreement(matrix, self.similarity, rows) for name, matrix in self.last.items()}
-
-
-def gains(results: Sequence[Numbers], algorithm: str) -> Array | None:
-    """Gain of every client over training alone (N,), in fractions, averaged over the seeds; None without `local`."""
-    groups = by_algorithm(results)
-    if ALONE not in groups or algorithm not in groups:
-        return None
-    return client_accuracy(groups[algorithm]) - client_accuracy(groups[ALONE])
+        return {
+            name: agreement(matrix, self.similarity, rows, self.offered) for name, matrix in self.last.items()
+        }

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from .compare import ALONE, Array, by_algorithm, client_accuracy
+from .compare import ALONE, Array, by_algorithm, client_accuracy, paired
+from .compare import gains as gains_of
 
 if TYPE_CHECKING:
     from .numbers import Numbers
@@ -55,7 +56,12 @@ def verdict(results: Sequence["Numbers"]) -> Verdict:
     """Whether collaborating helps here, with which method, and how many clients would lose."""
     groups = by_algorithm(results)
     if ALONE not in groups or len(groups) == 1:
-        return Verdict("Nothing to compare: give at least one method beside local.")
+        missing = (
+            f"give at least one method beside {ALONE}"
+            if ALONE in groups
+            else f"there is no run of {ALONE}, training alone, with which the others are compared"
+        )
+        return Verdict(f"Nothing to compare: {missing}.")
     out = left_out(results)
     others = [name for name in groups if name != ALONE and name not in out]
     if not others:
@@ -69,8 +75,11 @@ def verdict(results: Sequence["Numbers"]) -> Verdict:
     )
     how = "by validation accuracy" if validated else "by test accuracy, there being no validation data"
     method = max(others, key=score)
-    alone, chosen = client_accuracy(groups[ALONE]), client_accuracy(groups[method])
-    gains = 100 * (chosen - alone)
+    mine, local = paired(groups, method)
+    alone, chosen = client_accuracy(local), client_accuracy(mine)
+    found = gains_of(groups, method)
+    assert found is not None
+    gains = 100 * found
     low, high = interval(gains)
     few = len(gains) < FEWEST
     spread = "" if few else f"; 95% interval of the gain over clients {low:+.2f} to {high:+.2f}"
@@ -100,7 +109,7 @@ def verdict(results: Sequence["Numbers"]) -> Verdict:
         )
     else:
         text = f"{conclusion}: {method}, the best method {how}, is {numbers}; {losers}."
-    by_seed = _by_seed(groups[method], groups[ALONE])
+    by_seed = _by_seed(mine, local)
     return Verdict(text, answer, method, gains, None if few else (low, high), by_seed)
 
 
@@ -108,7 +117,34 @@ def _by_seed(runs: Sequence["Numbers"], alone: Sequence["Numbers"]) -> tuple[flo
     """The mean gain of every seed that both were run with, in points."""
     of = {run.settings.seed: run for run in alone}
     pairs = [(run, of[run.settings.seed]) for run in runs if run.settings.seed in of]
-    return tuple(float(100 * (client_accuracy([a]) - client_accuracy([b])).mean()) for a, b in pairs)
+    means = [float((client_accuracy([a]) - client_accuracy([b])).mean()) for a, b in pairs]
+    return tuple(round(100 * mean, 10) + 0.0 for mean in means)
+
+
+def seed_gaps(results: Sequence["Numbers"]) -> list[str]:
+    """What to say where methods were not run with the same seeds, so that chance is not taken for a gain."""
+    groups = by_algorithm(results)
+    if ALONE not in groups:
+        return []
+    seeds = {name: {run.settings.seed for run in runs} for name, runs in groups.items()}
+    said = []
+    for name in groups:
+        both = seeds[name] & seeds[ALONE]
+        if not both:
+            said.append(
+                f"{name} (seeds {_listed(seeds[name])}) and {ALONE} (seeds {_listed(seeds[ALONE])}) have no seed in "
+                "common: a part of what seems to be a gain is that of other seeds"
+            )
+        elif seeds[name] != seeds[ALONE]:
+            said.append(
+                f"{name} (seeds {_listed(seeds[name])}) and {ALONE} (seeds {_listed(seeds[ALONE])}) are compared over "
+                f"seeds {_listed(both)} alone, which both were run with"
+            )
+    return said
+
+
+def _listed(seeds: set[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))
 
 
 def left_out(results: Sequence["Numbers"]) -> dict[str, str]:
@@ -143,6 +179,7 @@ def fairness_notes(results: Sequence["Numbers"]) -> list[str]:
     if out := left_out(results):
         said = "; ".join(f"{name} {why}" for name, why in out.items())
         notes.append(f"left out of the conclusion on collaborating: {said}")
+    notes += seed_gaps(results)
     steps = {name: float(np.mean([run.local_steps for run in runs])) for name, runs in groups.items()}
     counts = {name: f"{count:,.0f}" for name, count in steps.items()}
     apart = max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values())

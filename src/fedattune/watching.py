@@ -10,7 +10,7 @@ from typing import Any, Literal
 from .compare import ALONE
 from .errors import RunError
 from .metrics import summarise
-from .reading import asked_of, failed_in, run_folders
+from .reading import asked_runs, failed_in, run_folders
 from .runs import RunStore
 from .runs.folder import RunFolder, read_json
 
@@ -102,13 +102,9 @@ class Look:
 
     def _expected(self) -> Iterator[tuple[Path, str, int, int]]:
         """Folder, method, seed and rounds of all runs, begun or not."""
-        asked = asked_of(self.path)
-        names = asked.get("algorithms", [])
-        first = int(asked.get("seed", 0))
-        for name in names.split(",") if isinstance(names, str) else names:
-            for seed in range(first, first + int(asked.get("seeds", 1))):
-                yield self.path / name / f"seed-{seed}", name, seed, int(asked.get("rounds", 0))
-        if not names:
+        asked = list(asked_runs(self.path))
+        yield from asked
+        if not asked:
             for folder in run_folders(self.path):
                 config = read_json(RunFolder(folder).config)
                 name, seed = config.get("algorithm", folder.parent.name), config.get("seed", 0)
@@ -142,6 +138,8 @@ class _Seen:
         if stamp != self.stamp and kept.metrics.exists() and kept.facts.exists():
             try:
                 facts, config = read_json(kept.facts), read_json(kept.config)
+                if "headline" not in facts:
+                    raise RunError(f"{kept.facts} is damaged: it lacks the headline")
                 self._read(kept.metrics, str(facts["headline"]))
                 self.rounds = int(config.get("rounds", 0))
             except RunError:

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import sqlite3
 import sys
 import traceback
 from argparse import Namespace
@@ -42,6 +43,11 @@ def main(argv: list[str] | None = None) -> int:
         return INTERNAL
     except (FedAttuneError, OSError) as error:
         _say(f"error: {error}")
+        return BAD_INPUT
+    except sqlite3.DatabaseError as error:  # what opening a store does not find, reading it does
+        _say(
+            f"error: a run's metrics.sqlite is damaged ({error}); restore it from a copy, or train that run again"
+        )
         return BAD_INPUT
     except MemoryError as error:
         _say(f"error: there is not enough memory ({error}); give fewer clients, or smaller data or models")

@@ -39,6 +39,8 @@ def explain(space: Namespace, problems: list[str]) -> int:
 
 def _head(subject: "Subject", console: "Console") -> dict[str, Any]:
     """Say which run is told of."""
+    from ..verdict import seed_gaps
+
     run, seeds = subject.run, [one.settings.seed for one in subject.groups[subject.method]]
     last = subject.relations.rounds[-1] if subject.relations.rounds else run.rounds
     console.print(
@@ -47,6 +49,7 @@ def _head(subject: "Subject", console: "Console") -> dict[str, Any]:
         style="bold",
     )
     notes = [note for note in (subject.why, subject.sends, subject.no_gain) if note]
+    notes += [f"{gap}." for gap in seed_gaps(subject.runs.results) if gap.startswith(f"{subject.method} ")]
     waiting = len(subject.runs.waiting)
     if waiting:
         notes.append(f"{waiting} run{'s are' if waiting > 1 else ' is'} not finished and left out.")

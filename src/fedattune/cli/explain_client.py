@@ -74,8 +74,9 @@ def _print_layers(subject: "Subject", found: list[Layer], console: "Console") ->
     if unseen:
         console.print("not shown: from clients that are not among those looked at.")
     if labels:
-        chance = next(layer.agreement.chance for layer in found if layer.agreement)
-        console.print(legend(chance, "it"))
+        known = [layer.agreement for layer in found if layer.agreement and layer.agreement.share is not None]
+        if known:
+            console.print(legend(known[0].chance, "it"))
     if found[0].before:
         _print_change(found, console)
     if labels:

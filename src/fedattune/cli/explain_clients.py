@@ -118,8 +118,11 @@ def _print_components(subject: "Subject", console: "Console") -> None:
     print_whole(table, console)
     console.print("own: what clients keep of their own model, on average.")
     if labels:
-        chance = next(one.agreement.chance for one in subject.components if one.agreement)
-        console.print(legend(chance, "a client"))
+        known = [
+            one.agreement for one in subject.components if one.agreement and one.agreement.share is not None
+        ]
+        if known:
+            console.print(legend(known[0].chance, "a client"))
         console.print(CORRELATION)
     console.print("More of one client: --client NAME.")
 

@@ -39,9 +39,11 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
         raise RunError(f"{paths[0]}: no round is finished yet, so there is nothing to draw")
     with look.style():
         drawn = _draw(runs, options)
-    look.save_figure(drawn.figure, options.out)
+    complete = look.save_figure(drawn.figure, options.out)
     console = make_console()
     console.print(f"{drawn.caption}.")
+    if not complete:
+        console.print("note: the font lacks letters of clients' names, which are boxes in the figure")
     for run in runs.results:
         if not run.finished:
             console.print(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..output import check_files
-from ..reading import read_runs
+from ..reading import files_of, read_runs
 from ..report import write_report
 from ..text import make_console
 from .view_options import Report, asked
@@ -24,7 +24,7 @@ def report(space: Namespace, problems: Sequence[str]) -> int:
     options = asked(Report, space, problems)
     found = read_runs(runs, running=True)
     out = options.out or runs[0] / "report.html"
-    check_files({"--out": out}, {})
+    check_files({"--out": out}, files_of(runs))
     write_report(out, found)
     console = make_console()
     console.print(judged(found).text, style="bold")

@@ -20,7 +20,9 @@ class Choice(Checked):
     algorithm: str | None = Field(
         None, description="the method (default: the verdict's; of one method, that one)"
     )
-    seed: Seed | None = Field(None, description="the seed (default: the first one)")
+    seed: Seed | None = Field(
+        None, description="the seed (default: the first one where one run is shown, else all)"
+    )
 
 
 class Report(Checked):

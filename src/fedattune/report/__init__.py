@@ -15,20 +15,20 @@ from ..files import write_text
 from ..reading import Runs
 from ..relations import Relations
 from ..runs.folder import RunFolder, read_json
-from ..verdict import Verdict, fairness_notes
+from ..verdict import Verdict, fairness_notes, seed_gaps
 from . import content, findings
 
 MOST_BYTES = 3_200_000
 """Bytes of data in a report; the page and its chart library take a million and a half."""
 
 
-def write_report(path: Path, runs: Runs) -> None:
+def write_report(path: Path | str, runs: Runs) -> None:
     """Write the report on some runs to `path`.
 
     The page holds all it shows and the chart library (Apache ECharts), asks for nothing from any network, and stays
     below 5 MB: of many clients or rounds, as many mixing matrices are shown as fit.
     """
-    write_text(path, render(runs))
+    write_text(Path(path), render(runs))
 
 
 def render(runs: Runs) -> str:
@@ -110,7 +110,8 @@ def _packed(raw: bytes) -> str:
 def _notes(runs: Runs) -> list[str]:
     """What the data and the methods have to say."""
     said = [note for run in runs.results for note in (*run.facts.get("data_notes", ()), *run.notes)]
-    return list(dict.fromkeys([*said, *fairness_notes(runs.results)]))
+    warned = seed_gaps(runs.results)
+    return [note for note in dict.fromkeys([*said, *fairness_notes(runs.results)]) if note not in warned]
 
 
 def _environments(runs: Runs) -> list[dict[str, str]]:

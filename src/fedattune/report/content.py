@@ -1,13 +1,15 @@
 """What the pictures of a report show, from the runs' stores."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..compare import ALONE
+from ..clusters import Arranged, arranged
+from ..compare import ALONE, gains
 from ..numbers import Numbers
-from ..relations import Relations, gains, seriation
+from ..relations import Relations, seriation
 from .frames import frames, thinned
 
 MOST_SHOWN = 150
@@ -52,7 +54,7 @@ def clients(groups: dict[str, list[Numbers]], relations: dict[str, Relations]) -
             point: [_percent(a) for a in _accuracy(runs, point)] for point in ("received", "trained")
         }
         at["headline"] = at[runs[0].headline]
-        gain = None if name == ALONE else gains([r for g in groups.values() for r in g], name)
+        gain = None if name == ALONE else gains(groups, name)
         at["gain"] = None if gain is None else [_percent(g) for g in gain]
         if name in relations and relations[name].mixes:
             at |= _partners(relations[name])
@@ -106,12 +108,13 @@ def mixing(relations: dict[str, Relations], cells: int) -> tuple[dict[str, Any],
     for name, one in mixed.items():
         packed = frames(one, shown, most, len(content))
         content += packed.content
-        order, clusters = seriation(one.mean[square])
+        found = arranged(one.mean[square], one.offered[square])
         methods[name] = {
             **packed.about,
-            "order": order,
-            "clusters": clusters,
+            "order": found.order,
+            "clusters": _numbered(found),
             "all_rounds": len(one.rounds),
+            "own": {component: float(np.nanmean(np.diag(matrix))) for component, matrix in one.last.items()},
             "agreement": {
                 component: {"correlation": a.correlation, "share": a.share, "chance": a.chance}
                 for component, a in one.agreement().items()
@@ -125,6 +128,15 @@ def mixing(relations: dict[str, Relations], cells: int) -> tuple[dict[str, Any],
         "label_order": None if similarity is None else seriation(similarity[square])[0],
         "methods": methods,
     }, content
+
+
+def _numbered(found: Arranged) -> list[int]:
+    """The cluster of each client from 1, in their order; 0 of one that is in none."""
+    sizes = Counter(found.clusters)
+    several = [c for c in dict.fromkeys(found.clusters[i] for i in found.order) if sizes[c] > 1]
+    if found.kept is None:
+        return [0] * len(found.clusters)
+    return [several.index(c) + 1 if c in several else 0 for c in found.clusters]
 
 
 def traffic(groups: dict[str, list[Numbers]]) -> dict[str, Any]:

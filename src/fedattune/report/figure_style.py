@@ -1,6 +1,7 @@
 """How figures for papers look, and how they are written: fonts, colours, strokes and files that do not change."""
 
 import io
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,11 +103,16 @@ def new_figure(
     return Figure(figsize=(width, height), layout=layout)
 
 
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a figure in the format of the file's suffix; the same figure gives the same bytes."""
+def save_figure(figure: "Figure", path: Path) -> bool:
+    """Write a figure in the format of the file's suffix; the same figure gives the same bytes.
+
+    Returns whether the font has all its letters; others, such as Chinese ones in clients' names, are boxes.
+
+    """
     suffix = path.suffix.lower()
     buffer = io.BytesIO()
-    with style():
+    with style(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         if suffix == ".eps":
             _opaque(figure)
         figure.savefig(buffer, format=suffix[1:], metadata=UNDATED.get(suffix))
@@ -116,6 +122,11 @@ def save_figure(figure: "Figure", path: Path) -> None:
         content = b"\n".join(line for line in lines if not line.startswith(b"%%CreationDate:"))
     with replacing(path) as new:
         new.write_bytes(content)
+    lacking = [one for one in said if "missing from font" in str(one.message)]
+    for one in said:
+        if one not in lacking:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return not lacking
 
 
 def _opaque(figure: "Figure") -> None:

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..compare import ALONE, Array, by_algorithm, client_accuracy
+from ..compare import ALONE, Array, by_algorithm, client_accuracy, gains
 from ..errors import RunError
 from ..numbers import Numbers
-from ..relations import gains
 from .figure_style import COLUMN, Drawn, legend_below, looks, new_figure
 from .traffic import unit_of
 
@@ -76,7 +75,9 @@ def clients(runs: Sequence[Numbers], width: float | None = None) -> Drawn:
     accuracy = {name: values for name, values in accuracy.items() if np.isfinite(values).any()}
     if not accuracy:
         raise RunError("no client has a test accuracy in these runs, so there is nothing to draw")
-    gained = {name: found for name in accuracy if name != ALONE and (found := gains(runs, name)) is not None}
+    gained = {
+        name: found for name in accuracy if name != ALONE and (found := gains(groups, name)) is not None
+    }
     width = width or COLUMN
     panels = 2 if gained else 1
     beside = panels == 2 and width >= 5

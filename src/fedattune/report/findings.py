@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from ..compare import ALONE, by_algorithm, client_accuracy
+from ..compare import ALONE, by_algorithm, client_accuracy, gains, paired
 from ..numbers import Numbers
 from ..reading import Runs
-from ..relations import gains
-from ..verdict import Verdict, left_out, verdict
+from ..verdict import Verdict, left_out, seed_gaps, verdict
 
 
 def judged(runs: Runs) -> Verdict:
@@ -32,8 +31,12 @@ def warnings(runs: Runs, found: Verdict) -> list[str]:
     unfinished = [run for run in runs.results if not run.finished]
     if unfinished or runs.waiting:
         parts = [f"{run.algorithm} (round {run.rounds} of {run.config['rounds']})" for run in unfinished]
-        parts += [f"{folder.parent.name} (no round yet)" for folder in runs.waiting]
-        said.append(f"Not finished: {', '.join(parts)}. All numbers may still change.")
+        parts += [f"{folder.parent.name}, {folder.name} (no round yet)" for folder in runs.waiting]
+        said.append(f"Not finished: {'; '.join(parts)}. All numbers may still change.")
+        if len({run.rounds for run in runs.results}) > 1:
+            said.append(
+                "Runs are at different rounds: those that are further have an advantage that may not last."
+            )
     said += _harm(runs, found)
     for name, of_one in groups.items():
         records = [record for run in of_one for record in run.store.rounds()]
@@ -54,6 +57,7 @@ def warnings(runs: Runs, found: Verdict) -> list[str]:
                 "There is one seed: the interval is over clients alone, and says nothing of chance in training. "
                 "Give --seeds 3."
             )
+    said += [f"{one}." for one in seed_gaps(runs.results)]
     said += [f"{name} is left out of the verdict: it {why}." for name, why in left_out(runs.results).items()]
     return said
 
@@ -116,6 +120,12 @@ def headline(runs: Runs, found: Verdict) -> dict[str, Any]:
         "unclear": "Not shown: no clear gain from federating.",
         "nothing": "Nothing to compare.",
     }
+    if not runs.finished:
+        answers |= {
+            "yes": "So far it pays to federate.",
+            "no": "So far it does not pay to federate.",
+            "unclear": "So far no clear gain from federating.",
+        }
     facts: list[tuple[str, str, str]] = []
     if found.gains is not None and found.method:
         mean = float(found.gains.mean())
@@ -127,17 +137,20 @@ def headline(runs: Runs, found: Verdict) -> dict[str, Any]:
         facts.append(("Mean gain over training alone", f"{mean:+.2f} points", f"{found.method}; {between}"))
         seeds = ", ".join(f"{gain:+.2f}" for gain in found.by_seed)
         several = len(found.by_seed) > 1
-        spread = f"±{np.std(found.by_seed):.2f}" if several else "one seed"
+        count = "one seed" if found.by_seed else "no common seed"
         facts.append(
-            ("Over seeds", spread, f"mean gain of each: {seeds}" if several else "spread is not known")
+            (
+                "Over seeds",
+                f"±{np.std(found.by_seed):.2f}" if several else count,
+                f"mean gain of each: {seeds}" if several else "spread is not known",
+            )
         )
         better, worse = int((found.gains > 0).sum()), int((found.gains < 0).sum())
         same = len(found.gains) - better - worse
         facts.append(
             ("Clients that gain / lose", f"{better} / {worse}", f"{same} neither" if same else "all others")
         )
-        alone = 100 * float(client_accuracy(groups[ALONE]).mean())
-        best = 100 * float(client_accuracy(groups[found.method]).mean())
+        best, alone = (100 * float(client_accuracy(of).mean()) for of in paired(groups, found.method))
         facts.append(("Mean accuracy", f"{best:.2f}%", f"alone: {alone:.2f}%"))
     return {"answer": found.answer, "short": answers[found.answer], "text": found.text, "facts": facts}
 
@@ -145,7 +158,7 @@ def headline(runs: Runs, found: Verdict) -> dict[str, Any]:
 def _harm(runs: Runs, found: Verdict) -> list[str]:
     """Clients that are worse off than alone: with the method of the verdict, and in short with the others."""
     groups = by_algorithm(runs.results)
-    each = {name: gains(runs.results, name) for name in groups if name != ALONE}
+    each = {name: gains(groups, name) for name in groups if name != ALONE}
     counts = {name: int((gain < 0).sum()) for name, gain in each.items() if gain is not None}
     said = []
     if found.gains is not None and found.method and counts[found.method]:

@@ -17,6 +17,8 @@ NAMED = 24
 NAME = 6.2
 """Points that a client's name needs; the letters are 0.85 of that, and not smaller than SMALLEST."""
 SMALLEST = 4.0
+LONGEST = 16
+"""Letters of a client's name that are shown."""
 AS_VECTORS = 60
 """Clients up to whom cells are drawn one by one: viewers blur images of few pixels."""
 ACROSS = 4
@@ -76,7 +78,7 @@ def heatmap(
         last = axes[panels - 1]
         _matrix(last, similarity[np.ix_(order, order)], "Greys", 0.0, 1.0)
         last.set_title("label similarity")
-    _name(axes[:panels], [relations.names[i] for i in order], across, letters)
+    _name(axes[:panels], [_short(relations.names[i]) for i in order], across, letters)
     given = "labels" if similarity is not None else "weights"
     said = (
         f"Who learns from whom by {relations.run.algorithm}, seed {relations.run.settings.seed}, round {round_}: row "
@@ -84,6 +86,8 @@ def heatmap(
     )
     if similarity is not None:
         said += "; label similarity from 0 (white) to 1 (black): 1 minus the total variation distance"
+    if any(one not in (None, round_) for one in relations.since(round_)):
+        said += "; of clients that did not take part in that round, what they were given last"
     if any(np.isnan(matrix).any() for matrix in shown.values()):
         said += "; hatched: clients without a stored row"
     return Drawn(figure, said)
@@ -107,6 +111,12 @@ def _chosen(relations: Relations, round_: int | None, component: str | None) -> 
     if component not in known:
         raise RunError(f"no component {component!r} in round {round_}; {did_you_mean(component, known)}")
     return {component: known[component]}, round_
+
+
+def _short(name: str) -> str:
+    """A client's name in one line that leaves room for the picture."""
+    line = " ".join(name.split())
+    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 
 
 def _matrix(axes: "Axes", matrix: Array, colours: str, low: float, top: float) -> Any:

@@ -6,8 +6,8 @@
   const SYMBOLS = ["circle", "rect", "triangle", "diamond", "pin", "arrow", "roundRect", "emptyCircle"];
   const BLUES = ["#ffffff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"];
   const SIGNED = ["#b35806", "#f1a340", "#fee0b6", "#ffffff", "#d8daeb", "#998ec3", "#542788"];
-  const ALONE = "local", LEVELS = 254, UNKNOWN = 255, ROWS = 500, PARTNERS = 7, LINKS = 2;
-  const INK = "#1c2330", SOFT = "#56606f", RED = "#c1121f";
+  const ALONE = "local", LEVELS = 254, UNKNOWN = 255, ROWS = 500, PARTNERS = 7, LINKS = 2, LITTLE = 0.01, FAINT = 0.05;
+  const INK = "#1c2330", SOFT = "#56606f", RED = "#c1121f", GREY = "#8a93a1";
   const $ = (id) => document.getElementById(id);
 
   async function unpack(id) {
@@ -256,9 +256,9 @@
     function value(c, r, i, k) {
       const b = byte(c, r, i, k), { largest, signed } = method().components[c];
       if (b === UNKNOWN) return null;
-      if (!signed) return largest * (b / LEVELS) ** 2;
+      if (!signed) return largest * (b / LEVELS) ** 4;
       const s = b / (LEVELS / 2) - 1;
-      return largest * Math.sign(s) * s * s;
+      return largest * Math.sign(s) * s ** 4;
     }
     const table = (stops) => { // 256 colours along some stops
       const rgb = stops.map((c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16)));
@@ -319,7 +319,7 @@
     function drawHeat() {
       const c = component(), r = round(), sorted = order(), own = $("own").checked, { signed } = method().components[c];
       const cell = (x, y) => (x === y && !own ? null : value(c, r, sorted[y], sorted[x]));
-      let far = 0;
+      let far = FAINT / n;
       sorted.forEach((_, y) => sorted.forEach((__, x) => { far = Math.max(far, Math.abs(cell(x, y) ?? 0)); }));
       const titles = sorted.map((i) => names[i]);
       heatmap(heat, { xs: titles, ys: titles, low: signed ? -far : 0, most: far, signed, cell, xname: "from", ends: [weight(far), signed ? weight(-far) : "0"],
@@ -336,7 +336,7 @@
       $("thumbs").hidden = m.components.length < 2;
       $("thumbs").replaceChildren(...m.components.map((one, c) => {
         const cell = (x, y) => (x === y && !own ? null : value(c, r, sorted[y], sorted[x]));
-        let far = 0;
+        let far = FAINT / n;
         for (let y = 0; y < n; y += 1) for (let x = 0; x < n; x += 1) far = Math.max(far, Math.abs(cell(x, y) ?? 0));
         const button = document.createElement("button");
         button.type = "button";
@@ -350,22 +350,22 @@
     }
     function drawNetwork() {
       const c = component(), r = round(), m = method(), links = [];
-      const sorted = m.order;
+      const sorted = m.order, of = (i) => (m.clusters[i] ? COLOURS[(m.clusters[i] - 1) % 8] : GREY);
       const sizes = M.clients.map((i) => C.train[i]), largest = Math.max(...sizes);
       sorted.forEach((i) => {
         const row = sorted.filter((k) => k !== i).map((k) => [k, value(c, r, i, k)]).filter(([, w]) => w > 1e-4).sort((a, b) => b[1] - a[1]);
-        row.slice(0, LINKS).forEach(([k, w]) => links.push({ source: names[k], target: names[i], value: w, colour: COLOURS[m.clusters[k] % 8] }));
+        row.slice(0, LINKS).forEach(([k, w]) => links.push({ source: names[k], target: names[i], value: w, colour: of(k) }));
       });
       const strongest = Math.max(...links.map((l) => l.value), 1e-9);
       const marked = names[M.clients.indexOf(state.client)];
       network.setOption({
         ...base,
-        tooltip: { ...tip, formatter: (p) => (p.dataType === "edge" ? `client ${text(p.data.target)} was given ${weight(p.data.value)}<br>of client ${text(p.data.source)}` : `client ${text(p.name)}, cluster ${p.data.cluster + 1}<br>${p.data.train} training samples`) },
+        tooltip: { ...tip, formatter: (p) => (p.dataType === "edge" ? `client ${text(p.data.target)} was given ${weight(p.data.value)}<br>of client ${text(p.data.source)}` : `client ${text(p.name)}, ${p.data.cluster ? `cluster ${p.data.cluster}` : "in no cluster"}<br>${p.data.train} training samples`) },
         series: [{ type: "graph", layout: "circular", circular: { rotateLabel: true }, ...(narrow() ? { left: 50, right: 50, top: 50, bottom: 50 } : { left: 80, right: 80, top: 80, bottom: 80 }),
           label: { show: n <= 60, position: "right", color: INK, formatter: (p) => short(p.name) },
           edgeSymbol: ["none", "arrow"], edgeSymbolSize: 6,
           data: sorted.map((i) => ({ name: names[i], cluster: m.clusters[i], train: sizes[i], symbolSize: (n > 60 ? 3 : 9) + (n > 60 ? 5 : 9) * Math.sqrt(sizes[i] / largest),
-            itemStyle: { color: COLOURS[m.clusters[i] % 8], borderColor: names[i] === marked ? RED : "#fff", borderWidth: names[i] === marked ? 4 : 1 } })),
+            itemStyle: { color: of(i), borderColor: names[i] === marked ? RED : "#fff", borderWidth: names[i] === marked ? 4 : 1 } })),
           links: links.map((l) => ({ ...l, lineStyle: { width: 0.5 + (n > 60 ? 1.5 : 4) * l.value / strongest, curveness: 0.25, opacity: l.target === marked || l.source === marked ? 0.95 : 0.4, color: l.target === marked ? RED : l.colour } })),
           emphasis: { focus: "adjacency" } }],
       }, true);
@@ -390,14 +390,14 @@
           data: rows.map((row) => (row.every((w) => w === null) ? null : 100 * members.reduce((sum, k) => sum + (row[k] ?? 0), 0))) })),
       }, true);
     }
+    // Shares of a mixture that are nearly all of it must not be read as all.
+    const percent = (w) => `${(100 * w).toFixed(w > 0.99 && w < 1 || w < 0.01 && w > 0 ? 2 : 0)}%`;
     function say() {
       const m = method(), name = m.components[component()].name, a = m.agreement[name];
       $("round-said").textContent = `round ${m.rounds[round()]}` + (m.rounds.length < m.all_rounds ? ` (${m.rounds.length} of ${m.all_rounds} stored rounds are shown)` : "");
-      if (!a) { $("agreement").textContent = ""; return; }
-      const last = m.rounds.length - 1, own = names.map((_, i) => value(component(), last, i, i)).filter((w) => w !== null);
-      const kept = own.length ? `At the end, a client's own weight was ${(100 * own.reduce((sum, w) => sum + w, 0) / own.length).toFixed(0)}% on average. ` : "";
-      const share = a.share === null ? "" : `${(100 * a.share).toFixed(0)}% of what came from others came from the quarter whose labels are most like theirs; ${(100 * a.chance).toFixed(0)}% would be chance. `;
-      const rank = a.correlation === null ? "" : `Rank correlation of weights and label similarity: ${a.correlation.toFixed(2)}.`;
+      const kept = `At the end, a client's own weight was ${percent(m.own[name])} on average. `;
+      const share = !a ? "" : a.share === null ? "Too little came from others, or from too few, to say whether from the alike. " : `${(100 * a.share).toFixed(0)}% of what came from others came from the quarter whose labels are most like theirs; ${(100 * a.chance).toFixed(0)}% would be chance. `;
+      const rank = !a || a.correlation === null ? "" : `Rank correlation of weights and label similarity: ${a.correlation.toFixed(2)}.`;
       $("agreement").textContent = `${name}: ${kept}${share}${rank}`;
     }
     drawMixing = () => { drawHeat(); drawLabels(); drawThumbs(); drawNetwork(); drawEvolution(); say(); };
@@ -408,11 +408,13 @@
       $("component").innerHTML = m.components.map((c) => `<option>${text(c.name)}</option>`).join("");
       $("round").max = m.rounds.length - 1;
       $("round").value = m.rounds.length - 1;
-      // First the component in which clients choose most, whomever they choose: one with alike rows shows nothing.
+      // First the component in which clients choose most, whomever they choose: one with alike rows shows nothing, and
+      // neither does one in which hardly anything comes from others.
       const choosing = m.components.map((one, c) => {
         const weights = names.flatMap((_, i) => names.map((__, k) => (i === k ? 0 : Math.abs(value(c, round(), i, k) ?? 0))));
-        const most = Math.max(...weights), mean = weights.reduce((sum, w) => sum + w, 0) / (n * (n - 1));
-        return one.name.endsWith("bias") || !mean ? 0 : most / mean;
+        const sum = weights.reduce((total, w) => total + w, 0);
+        const chosen = sum ? Math.max(...weights) / sum : 0;
+        return chosen + (sum / n >= LITTLE ? 2 : 0) + (one.name.endsWith("bias") ? 0 : 4);
       });
       $("component").selectedIndex = choosing.indexOf(Math.max(...choosing));
       drawMixing();
