@@ -53,7 +53,7 @@ REFERENCE = {
         ("verdict", "Verdict", "interval"),
     ),
     "relations": Reference("fedattune.relations", "fedattune.relations", "Who learns from whom, of a finished run.",
-        ("Relations", "gains", "label_similarity", "agreement", "Agreement", "seriation"),
+        ("Relations", "label_similarity", "agreement", "Agreement", "seriation"),
     ),
     "registry": Reference(
         "fedattune.registry",
