@@ -16,7 +16,7 @@ from conformance.table import CASES, Case
 from fedattune import ConfigError, Federation, Result, RunError, exporting
 from fedattune.cli import export as command
 from fedattune.cli import main
-from fedattune.exporting import Format
+from fedattune.exporting import Format, plain_name
 from fedattune.personal_models import save_model
 from fedattune.verdict import Verdict
 
@@ -127,6 +127,34 @@ def test_images_in_onnx(tmp_path: Path) -> None:
     check(result, "0", data, "onnx", tmp_path)
 
 
+class Changed(Normed):
+    """The same weights, used otherwise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = -super().forward(x)
+        return found
+
+
+def test_a_network_whose_code_has_changed_is_refused(ragged: Federation, tmp_path: Path) -> None:
+    fit("fedavg", ragged, Normed(5, 3), out=tmp_path / "run")
+    read = Result.load(tmp_path / "run")
+    with pytest.raises(RunError, match="gives other outputs than when it was trained"):
+        read.export("1", tmp_path / "m.safetensors", module=Changed(5, 3))
+    read.export("1", tmp_path / "m.safetensors", module=Normed(5, 3))
+    fedattune.load_model(tmp_path / "m.safetensors", Normed(5, 3))
+    with pytest.raises(RunError, match=r"m\.safetensors: the network Normed gives other outputs"):
+        fedattune.load_model(tmp_path / "m.safetensors", Changed(5, 3))
+
+
+def test_names_of_files_keep_letters() -> None:
+    assert [plain_name(one) for one in ("北京", "Zürich", 'St. "Anna" 1/2', "007")] == [
+        "北京",
+        "Zürich",
+        "St.__Anna__1_2",
+        "007",
+    ]
+
+
 def test_a_network_of_ones_own(ragged: Federation, tmp_path: Path) -> None:
     own = Normed(5, 3)
     fit("fedavg", ragged, own, out=tmp_path / "run")
@@ -216,12 +244,14 @@ def test_the_command(compared: Path, here: Path, capsys: pytest.CaptureFixture[s
     assert main(["export", str(compared), "--client", "1", "--algorithm", "fedavg"]) == 0
     said = capsys.readouterr()
     assert "that of fedavg, seed 0: as asked" in said.err
-    assert said.out.startswith("1-fedavg.safetensors: 1, safetensors, ")
+    assert said.out.startswith("1-fedavg-seed0.safetensors: 1, safetensors, ")
     assert "logits differ by at most 0\n" in said.out
-    assert "\npredict: fedattune predict 1-fedavg.safetensors --data new.csv\n" in said.out
-    model = fedattune.load_model(here / "1-fedavg.safetensors")
+    assert "\npredict: fedattune predict 1-fedavg-seed0.safetensors --data new.csv\n" in said.out
+    model = fedattune.load_model(here / "1-fedavg-seed0.safetensors")
     x = torch.rand(4, 1, 8, 8)
     assert torch.equal(model(x), Result.load(compared / "fedavg" / "seed-0").model("1")(x))
+    # A file that nobody named is not written over.
+    assert "is there already" in refused(capsys, compared, "--client", "1", "--algorithm", "fedavg")
     # Which format, is said by the file's ending, too; another seed.
     argv = ["export", str(compared), "--client", "1", "--algorithm", "local", "--seed", "1", "-o", "m.pt2"]
     assert main(argv) == 0
@@ -237,7 +267,7 @@ def test_all_clients(compared: Path, here: Path, capsys: pytest.CaptureFixture[s
     assert main(["export", str(one), "--client", "all"]) == 0
     said = capsys.readouterr()
     assert "that of local, seed 1: the only method here" in said.err
-    files = sorted((here / "all-local").iterdir())
+    files = sorted((here / "all-local-seed1").iterdir())
     assert [file.name for file in files] == [f"000{k}-{k}.safetensors" for k in range(3)]
     assert said.out.count("safetensors, ") == 3
     assert said.out.count("input: ") == 1

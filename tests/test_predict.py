@@ -168,6 +168,7 @@ def test_new_rows_by_hand(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.probabilities, wanted, atol=1e-6)
     assert (found.accuracy, found.target) == (None, None)
     assert found.notes == (
+        "the model is that of client 'b': local, seed 0",
         "not used: the column 'extra'",
         f"column 'age' lacks 1 of 2 values; they become the client's median {statistics.median(ages):g}, "
         "though none was missing in training",
@@ -195,6 +196,41 @@ def test_rows_that_the_model_does_not_know(change: Cells, message: str, tmp_path
     row = {key: value for key, value in row.items() if value is not None}
     with pytest.raises(DataError, match=message):
         fedattune.predict(model, write_rows(tmp_path / "new.csv", [row]))
+
+
+def test_a_category_called_na_is_one(tmp_path: Path) -> None:
+    """Parquet tells NA from a missing value; the same rows as CSV, where empty cells are missing, give the same."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    countries = ["NA", "DE", None, "null"]
+    n = 80
+    content = {
+        "site": [f"s{k // 40}" for k in range(n)],
+        "country": [countries[k % 4] for k in range(n)],
+        "age": [float(k % 13) for k in range(n)],
+        "y": ["yes" if k % 4 == 0 else "no" for k in range(n)],
+    }
+    table = tmp_path / "t.parquet"
+    parquet.write_table(pa.table(content), table)
+    rows = [{name: values[k] for name, values in content.items()} for k in range(n)]
+    text = write_rows(tmp_path / "t.csv", rows)
+    data = fedattune.load_federation(table, client_column="site", target="y")
+    fedattune.fit("local", data, **RUN).export("s0", tmp_path / "m.safetensors")
+    found = [fedattune.predict(tmp_path / "m.safetensors", one) for one in (table, text)]
+    assert np.array_equal(found[0].probabilities, found[1].probabilities)
+    by_country = found[0].probabilities[0], found[0].probabilities[2]
+    assert not np.allclose(*by_country)  # NA is not a gap
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_table_of_another_encoding(encoding: str, file: Path, tmp_path: Path) -> None:
+    table = tmp_path / "new.csv"
+    table.write_bytes(HOSPITALS.read_text("utf-8").replace("H01", "Zürich").encode(encoding))
+    with pytest.raises(DataError, match=r"new\.csv is not UTF-8 .*save it as CSV UTF-8"):
+        fedattune.predict(file, table)
+    with pytest.raises(DataError, match="is not UTF-8"):
+        fedattune.load_federation(table, client_column="hospital", target="outcome")
 
 
 def test_accuracy_counts_rows_whose_class_is_known(tmp_path: Path) -> None:
@@ -237,6 +273,7 @@ def test_digits_from_columns_of_numbers(tmp_path: Path) -> None:
     assert found.target is not None
     assert np.array_equal(found.target, data.y[rows].numpy())
     assert found.notes == (
+        "the model is that of client '1': fedavg, seed 0",
         "not used: the column 'who'",
         "the columns 'p0' to 'p63' are taken as they stand, as samples of shape (1, 8, 8)",
     )

@@ -245,6 +245,8 @@ class Algorithm:
             if not isinstance(getattr(self, name), kind):
                 got = getattr(self, name)
                 raise ConfigError(f"Algorithm: {name}: got {got!r}, expected a {kind.__name__}")
+        if self.headline not in ("received", "trained"):
+            raise ConfigError(f"Algorithm: headline: got {self.headline!r}, expected 'received' or 'trained'")
 
 
 def newest(sent: Params, own: Params, fresh: Tensor) -> Params:

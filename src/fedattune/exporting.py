@@ -66,7 +66,7 @@ def file_name(number: int, client: str) -> str:
 
 def plain_name(client: str) -> str:
     """A client's name with nothing that a file's name cannot hold."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", client)
+    return re.sub(r"[^\w.-]", "_", client)
 
 
 def export(file: Path, model: nn.Module, card: Card, format: Format) -> Exported:  # noqa: A002

@@ -25,7 +25,7 @@ Card = Mapping[str, Any]
 
 model, model_options, algorithm, options and seed rebuild the network; input_shape, classes and client say what it is
 for; schema and, of a table, preparation are how its inputs are made; input and output say what the network takes and
-gives.
+gives; of a network of the user's own, probe is what it gave for fixed inputs, by which changed code is noticed.
 """
 
 CARD = "fedattune"
@@ -47,6 +47,7 @@ class _Checked(BaseModel):
     client: str = ""
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     preparation: dict[str, Any] | None = None
+    probe: list[list[float]] | None = None
 
 
 def read_card(text: str | None, file: Path | str) -> Card:
@@ -87,7 +88,39 @@ def described(model: nn.Module, card: Card) -> Card:
         how = "prepared: (x - shift) * scale, with the constants of `schema`"
     made = f"{kind} ({shape}), {how}"
     out = f"{kind} (batch, {len(card['classes'])}), logits in the order of `classes`; softmax gives probabilities"
-    return {**card, "input": made, "output": out}
+    probed = {} if card["model"] in MODELS else {"probe": probe(model, card)}
+    return {**card, "input": made, "output": out, **probed}
+
+
+def probe(model: nn.Module, card: Card) -> list[list[float]] | None:
+    """The logits of two inputs that are always the same, (2, classes); None if the network cannot say."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, *card["input_shape"], generator=generator, dtype=dtype_of(model))
+    try:
+        with torch.no_grad():
+            logits = model(x).double()
+    except Exception:  # of code that we do not know, and no reason to lose a model
+        return None
+    found: list[list[float]] | None = logits.tolist() if bool(logits.isfinite().all()) else None
+    return found
+
+
+def check_probe(model: nn.Module, card: Card, before: list[list[float]] | None, file: Path | str) -> None:
+    """Refuse a network that gives something else than it did when it was trained.
+
+    Raises:
+        RunError: it does.
+
+    """
+    now = None if before is None else probe(model, card)
+    if before is None or now is None:
+        return
+    old, new = torch.tensor(before), torch.tensor(now)
+    if old.shape != new.shape or not torch.allclose(old, new, rtol=1e-3, atol=1e-3 * float(old.abs().max())):
+        raise RunError(
+            f"{file}: the network {card['model']} gives other outputs than when it was trained, so its code, or what "
+            "that depends on, has changed since; take the code of that time, or train again"
+        )
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
@@ -132,7 +165,9 @@ def read_model(file: Path, module: nn.Module | None, factory: str | None) -> tup
     card = read_card(meta.get(CARD), file)
     if module is None and ":" in card["model"]:
         module = _own(file, card, factory)
-    return fill(module, state, card), card
+    model = fill(module, state, card)
+    check_probe(model, card, card.get("probe"), file)
+    return model, card
 
 
 def _own(file: Path, card: Card, factory: str | None) -> nn.Module:

@@ -140,7 +140,8 @@ def predict(
             logits(gather(x, index, shift, scale, dtype)).softmax(1)
             for index in torch.split(torch.arange(len(x)), AT_ONCE)
         ]
-    return Predictions(schema.classes, torch.cat(found).numpy(), rows.y, tuple(rows.notes))
+    whose = f"the model is that of client {card.get('client')!r}: {card['algorithm']}, seed {card['seed']}"
+    return Predictions(schema.classes, torch.cat(found).numpy(), rows.y, (whose, *rows.notes))
 
 
 def check_output(file: Path) -> None:

@@ -10,9 +10,10 @@ from torch import nn
 from .errors import RunError
 from .exporting import Exported, Format, export, file_name
 from .inputs import Inputs
+from .models import MODELS
 from .numbers import ClientResult, NewcomerResult, Numbers, Point
 from .params import Params
-from .personal_models import fill, save_model
+from .personal_models import check_probe, fill, probe, save_model
 from .rooms import Stack
 from .runs import RunStore, load_tensors
 from .runs.folder import RunFolder, read_json, write_json
@@ -79,7 +80,10 @@ class Result(Numbers):
 
     def finish(self, folder: RunFolder) -> None:
         """Write `result.json`, which makes the run a finished one."""
-        write_json(folder.result, self.to_json() | {"facts": dict(self.facts)})
+        facts = dict(self.facts)
+        if self.config["model"] not in MODELS and (not isinstance(self.models, Params) or self.models):
+            facts["probe"] = probe(self.model(self._numbers[0]), self._card(self.facts["clients"][0]["id"]))
+        write_json(folder.result, self.to_json() | {"facts": facts})
 
     def model(self, client: str | int, module: nn.Module | None = None) -> nn.Module:
         """The model that a client predicts with after the last round, at the headline point.
@@ -185,6 +189,8 @@ class Result(Numbers):
                 f"the run of {self.algorithm} does not say how inputs are prepared, for it was made with an older "
                 "FedAttune or with clients' files of one, so its models could not be used on new data; train it again"
             )
+        if before := self.facts.get("probe"):
+            check_probe(self.model(self._numbers[0], module), card, before, self.folder or "the run")
         return export(Path(file), model, card, format)
 
     def _card(self, client: str) -> Entry:

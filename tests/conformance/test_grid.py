@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 import fedattune
 from conformance.test_conformance import RUN, distance
@@ -19,6 +21,8 @@ from fedattune.server import (
     Generated,
     HeurAMP,
     Learned,
+    Mixing,
+    Pool,
     UpdateAttention,
 )
 from federations import make_federation
@@ -101,6 +105,20 @@ def test_what_goes_around_generated_models_lets_clients_join(around: Any, ragged
     assert all(v.isfinite().all() for v in joined.models.values())
 
 
+class Wide(Mixing):
+    """A mixing rule that forgets who is to be given something."""
+
+    def weights(self, pool: Pool) -> Tensor:
+        return torch.eye(pool.allowed.shape[1])
+
+
+def test_a_mixing_matrix_of_another_shape_is_named(ragged: Federation) -> None:
+    with pytest.raises(
+        ConfigError, match=r"Wide.weights: got a matrix \(\d, \d\), expected \(3, \d\): a row for each"
+    ):
+        fedattune.fit(Algorithm(SGD(), Wide()), ragged, rounds=4, cohort=3, steps=1)
+
+
 def test_parts_that_do_not_go_together_are_named(ragged: Federation) -> None:
     for algorithm, said in (
         (Algorithm(SGD((ControlVariates(),)), Attention()), "SGD cannot go with Attention.*rule Controls"),
@@ -111,6 +129,10 @@ def test_parts_that_do_not_go_together_are_named(ragged: Federation) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             run(algorithm, ragged, "batched")
+    with pytest.raises(
+        ConfigError, match=r"Algorithm: headline: got 'last', expected 'received' or 'trained'"
+    ):
+        Algorithm(SGD(), Average(), headline="last")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Algorithm: client: got Average.*, expected a ClientUpdate"):
         Algorithm(Average(), SGD())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"SGD: corrections: got Proximal.*, expected a tuple"):

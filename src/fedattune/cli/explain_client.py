@@ -47,7 +47,7 @@ def _gain_said(subject: "Subject", brief: "Brief") -> str:
     if len(gain.by_seed) > 1:
         by = ", ".join(f"{points:+.2f}" for points in gain.by_seed.values())
         said += f"; by seed {by} (std {gain.std:.2f})"
-    if abs(gain.samples) < 1 and gain.points:
+    if round(abs(gain.samples), 6) < 1 and gain.points:
         said += ". That is less than one sample: too little to tell from chance"
     elif len(gain.by_seed) > 1 and min(gain.by_seed.values()) < 0 < max(gain.by_seed.values()):
         said += ". Seeds do not agree on whether it gains"

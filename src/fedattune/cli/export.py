@@ -34,9 +34,12 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
     runs = read_runs([space.run])
     run, folder, why = _chosen(runs, options)
     ids = [client["id"] for client in run.facts["clients"]]
-    client = _client(options.client, ids)
+    client = _client(options.client, ids, bool(run.config.get("held_out")))
     one = client != EVERYONE or EVERYONE in ids
-    out = options.out or Path(f"{plain_name(client)}-{run.algorithm}{SUFFIXES[wanted] if one else ''}")
+    name = f"{plain_name(client)}-{run.algorithm}-seed{run.settings.seed}{SUFFIXES[wanted] if one else ''}"
+    out = options.out or Path(name)
+    if options.out is None and one and out.exists():
+        raise RunError(f"{out} is there already, maybe of another run; name the file by --out")
     if one and out.suffix.lower() != SUFFIXES[wanted]:
         raise ConfigError(
             f"--out {out}: a file of the format {wanted} ends in {SUFFIXES[wanted]}; name it so"
@@ -70,7 +73,7 @@ def _format(options: Export) -> "Format":
     return names.get(options.out.suffix.lower(), options.format_)
 
 
-def _client(given: str | None, ids: Sequence[str]) -> str:
+def _client(given: str | None, ids: Sequence[str], held_out: bool) -> str:
     """The client that was asked for, or `EVERYONE`.
 
     Raises:
@@ -83,8 +86,10 @@ def _client(given: str | None, ids: Sequence[str]) -> str:
         raise ConfigError(f"--client is missing: name one of {known}, or {EVERYONE}")
     if given not in (*ids, EVERYONE):
         hint = near(given, ids)
+        joined = "; models of clients that joined after training are not kept" if held_out else ""
         raise RunError(
             f"--client {given}: there is no such client{f', {hint}' if hint else ''} (known: {known}, or {EVERYONE})"
+            + joined
         )
     return given
 

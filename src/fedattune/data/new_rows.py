@@ -75,7 +75,7 @@ def _of_table(path: Path, content: Any, schema: Schema, constants: Array) -> Row
     flags = [np.isnan(values) for name, values in numbers.items() if name in schema.flagged]
     hot = []
     for name, categories in schema.categories.items():
-        values = _texts(path, name, content.column(name))
+        values = _texts(path, name, content.column(name), categories)
         values = np.where(missing(values), MISSING, values)
         advice = "mend the cell: the model knows no other"
         _check_known(path, f"column {name!r}", values, categories, "category", advice)

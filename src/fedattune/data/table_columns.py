@@ -11,7 +11,7 @@ from ..errors import ConfigError, DataError, did_you_mean
 from .dataset import Array
 from .schema import MISSING, Names, Schema
 from .table_checks import NUMBER, missing, read_numbers
-from .table_file import _delimiter, column_values, is_categorical, is_numeric
+from .table_file import column_values, is_categorical, is_numeric, texts_of
 
 
 @dataclass
@@ -120,7 +120,7 @@ def columns_of(path: Path, content: Any, schema: Schema) -> Columns:
             )
         found.add_numbers(name, values, name in schema.flagged)
     for name, categories in schema.categories.items():
-        values = _texts(path, name, content.column(name))
+        values = _texts(path, name, content.column(name), categories)
         found.add_text(name, values, categories)
         _check_known(path, f"column {name!r}", found.texts[name], categories, "category")
     return found
@@ -149,18 +149,13 @@ def _numbers(path: Path, name: str, column: Any) -> Array:
     )
 
 
-def _texts(path: Path, name: str, column: Any) -> Array:
+def _texts(path: Path, name: str, column: Any, categories: Names) -> Array:
     """Text, None where missing; numbers are read as they are written."""
+    if path.suffix.lower() == ".csv" and (column.null_count or not is_categorical(column.type)):
+        # Pyarrow took 01 and true for something else, and a category called NA for a missing value.
+        column = texts_of(path, [name], None, categories)[name]
     if column.null_count == len(column):
         return np.full(len(column), None)
-    if not is_categorical(column.type) and path.suffix.lower() == ".csv":
-        # Categories such as 01 and true may be all that this node has, and pyarrow took them for something else.
-        from pyarrow import csv, string
-
-        as_text = csv.ConvertOptions(
-            include_columns=[name], column_types={name: string()}, strings_can_be_null=True
-        )
-        column = csv.read_csv(path, parse_options=_delimiter(path), convert_options=as_text).column(name)
     if is_categorical(column.type) or is_numeric(column.type):
         return _as_text(column_values(column))
     raise DataError(

@@ -25,6 +25,8 @@ def read_table(path: Path, client_column: str, target: str) -> Any:
         raise DataError(f"no such table file: {path}")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
+    if path.suffix.lower() == ".csv":
+        _check_encoding(path)
     try:
         if path.suffix.lower() == ".csv":
             as_text = {client_column: pa.string()}
@@ -47,7 +49,7 @@ def read_table(path: Path, client_column: str, target: str) -> Any:
 
 def _with_names(path: Path, content: Any, *columns: str) -> Any:
     """The table of a CSV file with those of the columns that are text read again: only "" is missing there."""
-    from pyarrow import csv, string, types
+    from pyarrow import types
 
     names = content.column_names
     again = [
@@ -59,16 +61,45 @@ def _with_names(path: Path, content: Any, *columns: str) -> Any:
     ]
     if not again:
         return content
+    for name, column in texts_of(path, again, set()).items():
+        content = content.set_column(names.index(name), name, column)
+    return content
+
+
+def texts_of(
+    path: Path, columns: list[str], missing: set[str] | None, known: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Columns of a CSV file as text; empty cells are missing, and so are those with the words `missing`.
+
+    Without any, these are the words that pyarrow takes for it, such as NA and null, but for those that are `known`
+    values.
+    """
+    from pyarrow import csv, string
+
+    words = set(csv.ConvertOptions().null_values) if missing is None else missing
     convert = csv.ConvertOptions(
-        include_columns=again,
-        column_types=dict.fromkeys(again, string()),
+        include_columns=columns,
+        column_types=dict.fromkeys(columns, string()),
         strings_can_be_null=True,
-        null_values=[""],
+        null_values=sorted({*words, ""} - set(known)),
     )
     found = csv.read_csv(path, parse_options=_delimiter(path), convert_options=convert)
-    for name in again:
-        content = content.set_column(names.index(name), name, found.column(name))
-    return content
+    return {name: found.column(name) for name in columns}
+
+
+def _check_encoding(path: Path) -> None:
+    """Refuse a file of another encoding, which pyarrow would read as bytes, or as one column.
+
+    Raises:
+        DataError: it is not UTF-8.
+
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            while file.read(1 << 20):
+                pass
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as CSV UTF-8") from error
 
 
 def _delimiter(path: Path) -> Any:

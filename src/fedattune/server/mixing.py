@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core import MixingMatrices, Payload, State
+from ..errors import ConfigError
 from ..params import Params, as_slice
 from ..select import Unit, groups
 from .bank import Bank
@@ -127,7 +128,7 @@ class Mixing(Bank):
         """The matrices of all components for clients `ids`."""
         who = self.receivers(state, ids, members(state))
         components = self.components(state).items()
-        weights = {component: self.weights(self.one(state, names, who)) for component, names in components}
+        weights = {component: self._checked(self.one(state, names, who)) for component, names in components}
         return MixingMatrices(ids, who.columns, weights)
 
     def broadcast(self, state: State, ids: Tensor) -> Payload:
@@ -142,9 +143,19 @@ class Mixing(Bank):
                 self._mix(self.one(state, names, who), new, i * len(blocks[0]), len(ids))
         return Payload(Params({name: new[name] for name in theta}))
 
+    def _checked(self, pool: Pool) -> Tensor:
+        """The mixing matrix, which must be one of these models."""
+        weights, shape = self.weights(pool), (len(pool.own), pool.allowed.shape[1])
+        if tuple(weights.shape) != shape:
+            raise ConfigError(
+                f"{type(self).__name__}.weights: got a matrix {tuple(weights.shape)}, expected {shape}: a row for each "
+                "client that is sent a mixture, and a column for each model in the pool"
+            )
+        return weights
+
     def _mix(self, pool: Pool, out: dict[str, Tensor], start: int, n: int) -> None:
         """Write the mixtures of one component into rows `start` and on of the stacks `out` of n models."""
-        weights = self.weights(pool)
+        weights = self._checked(pool)
         for name in pool.models:
             _write(weights, pool.tensor(name), out, name, start, n)
 
