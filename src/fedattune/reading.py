@@ -159,7 +159,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
         [found[i] for i in order],
         [folders[i] for i in order],
         failed,
-        waiting,
+        list(dict.fromkeys(waiting)),
         asked_of(places[0]).get("rounds_to"),
     )
 
