@@ -30,7 +30,8 @@ keep() {
     shift
     mkdir -p "$state"
     # $! is the command or the pause, whichever runs.
-    trap 'kill "$!" 2>/dev/null; wait; exit 0' TERM
+    # A signal to the whole group comes twice, from outside and from `stop_with_me`; only one may be handed on.
+    trap 'trap "" TERM; kill "$!" 2>/dev/null; wait; exit 0' TERM
     while :; do
         env FLWR_HOME="$state" FEDATTUNE_STATE="$state" python3 -c "$apart" "$@" &
         echo "$!" > "$state/pid"
@@ -46,6 +47,6 @@ keep() {
 stop_with_me() {
     jobs_to_stop=$*
     job=
-    trap 'for job in $jobs_to_stop; do kill "$job" 2>/dev/null; wait "$job"; done; exit 0' TERM INT HUP
+    trap 'trap "" TERM INT HUP; for job in $jobs_to_stop; do kill "$job" 2>/dev/null; wait "$job"; done; exit 0' TERM INT HUP
     wait
 }
