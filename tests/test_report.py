@@ -21,6 +21,7 @@ from fedattune.core import MixingMatrices
 from fedattune.engines import Scores
 from fedattune.numbers import Numbers
 from fedattune.reading import Runs, read_runs
+from fedattune.relations import thinned
 from fedattune.report import frames, render
 from fedattune.runs import RoundRecord, RunStore
 from fedattune.runs.folder import write_json
@@ -138,9 +139,9 @@ def test_signed_weights_and_unknown_ones_are_packed_apart() -> None:
 
 
 def test_thinned_rounds_keep_both_ends() -> None:
-    assert frames.thinned(range(1, 801), 5) == [1, 201, 401, 600, 800]
-    assert frames.thinned([3, 6], 5) == [3, 6]
-    assert frames.thinned([3, 6], 1) == [6]
+    assert thinned(range(1, 801), 5) == [1, 201, 401, 600, 800]
+    assert thinned([3, 6], 5) == [3, 6]
+    assert thinned([3, 6], 1) == [6]
 
 
 def made_up(n: int, rounds: int) -> Numbers:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from .text import make_table, print_whole, width_of
+from .text import make_table, print_whole, said_bytes, width_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,13 +77,17 @@ def paired(groups: Mapping[str, list[Run]], algorithm: str) -> tuple[list[Run], 
     return first, second
 
 
+def gap(mine: Array, alone: Array) -> Array:
+    """How much one is above the other; who was right as often neither gains nor loses by the rounding of means."""
+    return np.round(mine - alone, 12) + 0.0
+
+
 def gains(groups: Mapping[str, list[Run]], algorithm: str) -> Array | None:
     """Gain of every client over training alone (N,), in fractions, averaged over the seeds; None without `local`."""
     if ALONE not in groups or algorithm not in groups:
         return None
     mine, alone = paired(groups, algorithm)
-    # A client that was right as often with both must not lose by the rounding of means.
-    return np.round(client_accuracy(mine) - client_accuracy(alone), 12) + 0.0
+    return gap(client_accuracy(mine), client_accuracy(alone))
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -162,12 +166,6 @@ def _percent(spread: Spread | None, n_seeds: int) -> str:
     return f"{100 * spread.mean:.2f}" + (f" ±{100 * spread.std:.1f}" if n_seeds > 1 else "")
 
 
-def _bytes(count: float) -> str:
-    from rich.filesize import decimal
-
-    return decimal(round(count)).replace(" bytes", " B").replace(" byte", " B")
-
-
 def _rounds(row: Row) -> str:
     """The mean round in which the accuracy was reached, and of how many seeds where not all reached it."""
     reached = [round_ for round_ in row.rounds_to or () if round_ is not None]
@@ -199,8 +197,8 @@ ROUNDS: dict[str, Cell] = {
     "pooled BMTA*": lambda row: _percent(row.bmta_pooled, row.n_seeds),
 }
 COST: dict[str, Cell] = {
-    "up": lambda row: _bytes(row.bytes_up),
-    "down": lambda row: _bytes(row.bytes_down),
+    "up": lambda row: said_bytes(row.bytes_up),
+    "down": lambda row: said_bytes(row.bytes_down),
     "seconds": lambda row: f"{row.seconds:.1f}",
     "steps": lambda row: f"{row.local_steps:,.0f}",
 }

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from .clusters import Clusters, clusters
-from .compare import ALONE, by_algorithm, paired
+from .compare import ALONE, by_algorithm, gap, paired
 from .errors import RunError, did_you_mean, near
 from .given import Given, given, totals
 from .numbers import Numbers
@@ -151,10 +151,11 @@ class Subject:
             return None
         mine, alone = (_accuracy(runs, place) for runs in paired(self.groups, self.method))
         method, local = float(np.mean([*mine.values()])), float(np.mean([*alone.values()]))
-        points = round(method - local, 10) + 0.0
+        points = float(gap(np.array(method), np.array(local)))
         if not np.isfinite(points):
             return None
-        by_seed = {seed: round(mine[seed] - alone[seed], 10) + 0.0 for seed in mine if seed in alone}
+        both = [seed for seed in mine if seed in alone]
+        by_seed = {seed: float(gap(np.array(mine[seed]), np.array(alone[seed]))) for seed in both}
         std = float(np.std([*by_seed.values()])) if len(by_seed) > 1 else None
         return Gain(points, local, method, n_test, points / 100 * n_test, by_seed, std)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .relations import BACK, FLAT, Agreement, Array, Relations, agreement
+from .relations import BACK, FLAT, Agreement, Array, Relations, agreement, thinned
 
 TOP = 3
 """Partners that count as the top ones."""
@@ -86,7 +86,7 @@ def layers(relations: Relations, i: int) -> list[Layer]:
     if last is None:
         return []
     found: dict[str, list[Given]] = {}
-    for r in sorted({*spread(relations.rounds, MOST_ROUNDS), last}):
+    for r in sorted({*thinned(relations.rounds, MOST_ROUNDS), last}):
         for component, (row, total) in _rows(relations, r, i).items():
             found.setdefault(component, []).append(given(relations.names, i, r, row, total))
     return [_layer(relations, i, component, rows) for component, rows in found.items()]
@@ -102,13 +102,6 @@ def totals(relations: Relations) -> Array:
         here = [k for k, number in enumerate(rows) if number in place]
         sums[[place[rows[k]] for k in here]] = mean[here]
     return sums
-
-
-def spread(rounds: Sequence[int], most: int) -> list[int]:
-    """At most so many of the rounds, the first and the last one among them."""
-    if len(rounds) <= most:
-        return list(rounds)
-    return [rounds[k] for k in np.linspace(0, len(rounds) - 1, most).round().astype(int)]
 
 
 def _rows(relations: Relations, round_: int, i: int) -> dict[str, tuple[Array, float]]:

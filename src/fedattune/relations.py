@@ -27,6 +27,14 @@ BACK = 50
 """Rounds with matrices in which a client's last row is looked for."""
 
 
+def thinned(rounds: Sequence[int], most: int) -> list[int]:
+    """At most `most` of some rounds, evenly spread, the first and the last one among them; the last one of one."""
+    if len(rounds) <= most:
+        return list(rounds)
+    places = np.unique(np.linspace(0, len(rounds) - 1, max(most, 1)).round().astype(int))
+    return [rounds[i] for i in places] if most > 1 else [rounds[-1]]
+
+
 def label_similarity(labels: Array) -> Array:
     """How alike label distributions are, (N, N) from counts (N, classes): 1 minus the total variation distance.
 

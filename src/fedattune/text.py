@@ -8,6 +8,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+def said_bytes(count: float) -> str:
+    """Bytes as people read them: 146.4 kB."""
+    from rich.filesize import decimal
+
+    return decimal(round(count)).replace(" bytes", " B").replace(" byte", " B")
+
+
 def make_console() -> "Console":
     """A console on standard output that neither wraps nor colours text in a pipe."""
     import sys

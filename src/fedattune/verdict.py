@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from .compare import ALONE, Array, by_algorithm, client_accuracy, paired
-from .compare import gains as gains_of
+from .compare import ALONE, Array, by_algorithm, client_accuracy, gap, paired
 
 if TYPE_CHECKING:
     from .numbers import Numbers
@@ -77,9 +76,7 @@ def verdict(results: Sequence["Numbers"]) -> Verdict:
     method = max(others, key=score)
     mine, local = paired(groups, method)
     alone, chosen = client_accuracy(local), client_accuracy(mine)
-    found = gains_of(groups, method)
-    assert found is not None
-    gains = 100 * found
+    gains = 100 * gap(chosen, alone)
     low, high = interval(gains)
     few = len(gains) < FEWEST
     spread = "" if few else f"; 95% interval of the gain over clients {low:+.2f} to {high:+.2f}"
@@ -117,26 +114,25 @@ def _by_seed(runs: Sequence["Numbers"], alone: Sequence["Numbers"]) -> tuple[flo
     """The mean gain of every seed that both were run with, in points."""
     of = {run.settings.seed: run for run in alone}
     pairs = [(run, of[run.settings.seed]) for run in runs if run.settings.seed in of]
-    means = [float((client_accuracy([a]) - client_accuracy([b])).mean()) for a, b in pairs]
-    return tuple(round(100 * mean, 10) + 0.0 for mean in means)
+    return tuple(100 * float(gap(client_accuracy([a]), client_accuracy([b])).mean()) for a, b in pairs)
 
 
-def seed_gaps(results: Sequence["Numbers"]) -> list[str]:
-    """What to say where methods were not run with the same seeds, so that chance is not taken for a gain."""
+def seed_gaps(results: Sequence["Numbers"]) -> dict[str, str]:
+    """Methods that were not run with the seeds of `local`, and what to say, so that chance is not taken for a gain."""
     groups = by_algorithm(results)
     if ALONE not in groups:
-        return []
+        return {}
     seeds = {name: {run.settings.seed for run in runs} for name, runs in groups.items()}
-    said = []
+    said = {}
     for name in groups:
         both = seeds[name] & seeds[ALONE]
         if not both:
-            said.append(
+            said[name] = (
                 f"{name} (seeds {_listed(seeds[name])}) and {ALONE} (seeds {_listed(seeds[ALONE])}) have no seed in "
                 "common: a part of what seems to be a gain is that of other seeds"
             )
         elif seeds[name] != seeds[ALONE]:
-            said.append(
+            said[name] = (
                 f"{name} (seeds {_listed(seeds[name])}) and {ALONE} (seeds {_listed(seeds[ALONE])}) are compared over "
                 f"seeds {_listed(both)} alone, which both were run with"
             )
@@ -179,7 +175,7 @@ def fairness_notes(results: Sequence["Numbers"]) -> list[str]:
     if out := left_out(results):
         said = "; ".join(f"{name} {why}" for name, why in out.items())
         notes.append(f"left out of the conclusion on collaborating: {said}")
-    notes += seed_gaps(results)
+    notes += seed_gaps(results).values()
     steps = {name: float(np.mean([run.local_steps for run in runs])) for name, runs in groups.items()}
     counts = {name: f"{count:,.0f}" for name, count in steps.items()}
     apart = max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values())

@@ -49,7 +49,8 @@ def _head(subject: "Subject", console: "Console") -> dict[str, Any]:
         style="bold",
     )
     notes = [note for note in (subject.why, subject.sends, subject.no_gain) if note]
-    notes += [f"{gap}." for gap in seed_gaps(subject.runs.results) if gap.startswith(f"{subject.method} ")]
+    if gap := seed_gaps(subject.runs.results).get(subject.method):
+        notes.append(f"{gap}.")
     waiting = len(subject.runs.waiting)
     if waiting:
         notes.append(f"{waiting} run{'s are' if waiting > 1 else ' is'} not finished and left out.")

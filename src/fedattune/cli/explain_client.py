@@ -1,5 +1,6 @@
 """What `fedattune explain` says of one client, and the cells and words that it shares with that of all clients."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +75,7 @@ def _print_layers(subject: "Subject", found: list[Layer], console: "Console") ->
     if unseen:
         console.print("not shown: from clients that are not among those looked at.")
     if labels:
-        known = [layer.agreement for layer in found if layer.agreement and layer.agreement.share is not None]
-        if known:
-            console.print(legend(known[0].chance, "it"))
+        print_legend([layer.agreement for layer in found], "it", console)
     if found[0].before:
         _print_change(found, console)
     if labels:
@@ -119,9 +118,12 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def legend(chance: float, who: str) -> str:
-    """What the two cells of agreement mean."""
-    return (
-        f"Spearman: rank correlation of the others' shares with how alike their labels are; from alike: of what {who} "
-        f"was given by others, the part from the nearest quarter by labels, where {100 * chance:.0f}% would be chance."
-    )
+def print_legend(found: Sequence[Agreement | None], who: str, console: "Console") -> None:
+    """Say what the two cells of agreement mean, where there are any."""
+    known = [one for one in found if one and one.share is not None]
+    if known:
+        console.print(
+            "Spearman: rank correlation of the others' shares with how alike their labels are; from alike: of what "
+            f"{who} was given by others, the part from the nearest quarter by labels, where "
+            f"{100 * known[0].chance:.0f}% would be chance."
+        )

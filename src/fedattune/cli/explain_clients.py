@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..given import TOP
 from ..text import make_table, print_whole
-from .explain_client import CORRELATION, agreement_cells, legend, partners, percent
+from .explain_client import CORRELATION, agreement_cells, partners, percent, print_legend
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,11 +118,7 @@ def _print_components(subject: "Subject", console: "Console") -> None:
     print_whole(table, console)
     console.print("own: what clients keep of their own model, on average.")
     if labels:
-        known = [
-            one.agreement for one in subject.components if one.agreement and one.agreement.share is not None
-        ]
-        if known:
-            console.print(legend(known[0].chance, "a client"))
+        print_legend([one.agreement for one in subject.components], "a client", console)
         console.print(CORRELATION)
     console.print("More of one client: --client NAME.")
 

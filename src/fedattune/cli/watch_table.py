@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..text import make_table, print_whole, width_of
+from ..text import make_table, print_whole, said_bytes, width_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -23,7 +23,7 @@ CELLS: dict[str, Cell] = {
     "mean %": lambda line: _percent(line.accuracy),
     "- local": lambda line: "-" if line.gain is None else f"{100 * line.gain:+.2f}",
     "worst 10%": lambda line: _percent(line.worst10),
-    "bytes": lambda line: _bytes(line.bytes) if line.round else "-",
+    "bytes": lambda line: said_bytes(line.bytes) if line.round else "-",
     "time": lambda line: _clock(line.seconds) if line.round else "-",
     "left": lambda line: "-" if line.left is None else _clock(line.left),
     "absent": lambda line: f"{line.absent:,}",
@@ -46,12 +46,6 @@ ORDER: "tuple[State, ...]" = ("running", "stopped?", "failed", "finished", "wait
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f}"
-
-
-def _bytes(count: int) -> str:
-    from rich.filesize import decimal
-
-    return decimal(count).replace(" bytes", " B").replace(" byte", " B")
 
 
 def _clock(seconds: float) -> str:
@@ -167,7 +161,7 @@ def _sentence(line: "Line", several: bool) -> str:
     if line.worst10 is not None:
         said.append(f"worst 10% {100 * line.worst10:.2f}%")
     if line.round:
-        said += [_bytes(line.bytes), f"{_clock(line.seconds)} so far"]
+        said += [said_bytes(line.bytes), f"{_clock(line.seconds)} so far"]
     if line.left is not None and line.left >= 1:
         said.append(f"about {_clock(line.left)} left")
     said += [

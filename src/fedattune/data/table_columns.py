@@ -153,7 +153,9 @@ def _texts(path: Path, name: str, column: Any, categories: Names) -> Array:
     """Text, None where missing; numbers are read as they are written."""
     if path.suffix.lower() == ".csv" and (column.null_count or not is_categorical(column.type)):
         # Pyarrow took 01 and true for something else, and a category called NA for a missing value.
-        column = texts_of(path, [name], None, categories)[name]
+        from pyarrow import csv
+
+        column = texts_of(path, [name], set(csv.ConvertOptions().null_values) - set(categories))[name]
     if column.null_count == len(column):
         return np.full(len(column), None)
     if is_categorical(column.type) or is_numeric(column.type):

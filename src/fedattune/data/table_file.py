@@ -25,18 +25,20 @@ def read_table(path: Path, client_column: str, target: str) -> Any:
         raise DataError(f"no such table file: {path}")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
-    if path.suffix.lower() == ".csv":
-        _check_encoding(path)
     try:
         if path.suffix.lower() == ".csv":
             as_text = {client_column: pa.string()}
             convert = csv.ConvertOptions(column_types=as_text, strings_can_be_null=True)
             content = csv.read_csv(path, parse_options=_delimiter(path), convert_options=convert)
+            if any(pa.types.is_binary(kind) for kind in content.schema.types):
+                _check_encoding(path)
             content = _with_names(path, content, client_column, target)
         else:
             content = parquet.ParquetFile(path).read()  # read_table would take columns from folder names
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         kind = "CSV" if path.suffix.lower() == ".csv" else "Parquet"
+        if kind == "CSV":
+            _check_encoding(path)
         raise DataError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from error
     names = content.column_names
     repeated = sorted({name for name in names if names.count(name) > 1})
@@ -61,27 +63,20 @@ def _with_names(path: Path, content: Any, *columns: str) -> Any:
     ]
     if not again:
         return content
-    for name, column in texts_of(path, again, set()).items():
+    for name, column in texts_of(path, again, {""}).items():
         content = content.set_column(names.index(name), name, column)
     return content
 
 
-def texts_of(
-    path: Path, columns: list[str], missing: set[str] | None, known: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Columns of a CSV file as text; empty cells are missing, and so are those with the words `missing`.
-
-    Without any, these are the words that pyarrow takes for it, such as NA and null, but for those that are `known`
-    values.
-    """
+def texts_of(path: Path, columns: list[str], missing: set[str]) -> dict[str, Any]:
+    """Columns of a CSV file as text; cells with one of the words `missing` are."""
     from pyarrow import csv, string
 
-    words = set(csv.ConvertOptions().null_values) if missing is None else missing
     convert = csv.ConvertOptions(
         include_columns=columns,
         column_types=dict.fromkeys(columns, string()),
         strings_can_be_null=True,
-        null_values=sorted({*words, ""} - set(known)),
+        null_values=sorted(missing),
     )
     found = csv.read_csv(path, parse_options=_delimiter(path), convert_options=convert)
     return {name: found.column(name) for name in columns}

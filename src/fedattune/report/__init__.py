@@ -110,7 +110,7 @@ def _packed(raw: bytes) -> str:
 def _notes(runs: Runs) -> list[str]:
     """What the data and the methods have to say."""
     said = [note for run in runs.results for note in (*run.facts.get("data_notes", ()), *run.notes)]
-    warned = seed_gaps(runs.results)
+    warned = seed_gaps(runs.results).values()
     return [note for note in dict.fromkeys([*said, *fairness_notes(runs.results)]) if note not in warned]
 
 

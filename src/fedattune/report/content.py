@@ -9,8 +9,8 @@ import numpy as np
 from ..clusters import Arranged, arranged
 from ..compare import ALONE, gains
 from ..numbers import Numbers
-from ..relations import Relations, seriation
-from .frames import frames, thinned
+from ..relations import Relations, seriation, thinned
+from .frames import frames
 
 MOST_SHOWN = 150
 """Clients in the pictures of who learns from whom; more could not be told apart."""

@@ -57,7 +57,7 @@ def warnings(runs: Runs, found: Verdict) -> list[str]:
                 "There is one seed: the interval is over clients alone, and says nothing of chance in training. "
                 "Give --seeds 3."
             )
-    said += [f"{one}." for one in seed_gaps(runs.results)]
+    said += [f"{one}." for one in seed_gaps(runs.results).values()]
     said += [f"{name} is left out of the verdict: it {why}." for name, why in left_out(runs.results).items()]
     return said
 

@@ -6,17 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..relations import Array, Relations
+from ..relations import Array, Relations, thinned
 
 LEVELS, UNKNOWN = 254, 255
-
-
-def thinned(rounds: Sequence[int], most: int) -> list[int]:
-    """At most `most` of some rounds, evenly spread, the first and the last one among them."""
-    if len(rounds) <= most:
-        return list(rounds)
-    places = np.unique(np.linspace(0, len(rounds) - 1, max(most, 1)).round().astype(int))
-    return [rounds[i] for i in places] if most > 1 else [rounds[-1]]
 
 
 def pack(weights: Array, largest: float, signed: bool) -> bytes:
