@@ -79,12 +79,12 @@ def render(runs: Runs) -> str:
         script=Markup((here / "templates" / "report.js").read_text("utf-8")),  # noqa: S704
         library=Markup((here / "vendor" / "echarts.min.js").read_text("utf-8")),  # noqa: S704
         data=_packed(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
-        matrices=_packed(matrices),
+        matrices=matrices,
     )
 
 
-def _fitting(runs: Runs, found: Verdict) -> tuple[dict[str, Any], bytes]:
-    """The data of the pictures, with as many mixing matrices as the page has room for."""
+def _fitting(runs: Runs, found: Verdict) -> tuple[dict[str, Any], str]:
+    """The data of the pictures, and as many mixing matrices, packed, as the page has room for."""
     groups = by_algorithm(runs.results)
     relations = {name: Relations(of_one[0]) for name, of_one in groups.items()}
     data: dict[str, Any] = {
@@ -98,8 +98,9 @@ def _fitting(runs: Runs, found: Verdict) -> tuple[dict[str, Any], bytes]:
     cells = content.MOST_CELLS
     while True:
         data["mixing"], matrices = content.mixing(relations, cells)
-        if len(gzip.compress(matrices)) * 4 / 3 < MOST_BYTES or cells < 1_000:
-            return data, matrices
+        packed = _packed(matrices)
+        if len(packed) < MOST_BYTES or cells < 1_000:
+            return data, packed
         cells = min(cells, len(matrices)) // 2
 
 
