@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedattune.engines import make_engine
-from fedattune.params import Params
+from fedattune.core.params import Params
+from fedattune.training.engine import make_engine
 
 from .floors import WRITTEN_OUT
 from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure

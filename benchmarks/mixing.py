@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from fedattune.core import Payload, ServerUpdate, State
-from fedattune.engines.machine import keep_freed_memory
+from fedattune.algorithms.fedmcsa import Attention
+from fedattune.algorithms.pfedla import PFedLAServer
+from fedattune.core.algorithm import ServerUpdate
+from fedattune.core.hardware import keep_freed_memory
+from fedattune.core.params import Params
+from fedattune.core.payload import Payload, ServerState
+from fedattune.core.selectors import group_names
 from fedattune.models import build_model
-from fedattune.params import Params
-from fedattune.select import groups
-from fedattune.server import Attention, Learned
 
 from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure
 
@@ -81,14 +83,14 @@ def ours(rule: ServerUpdate, cohort: Cohort, device: torch.device, uploaded: Upl
     uploads, ids = uploaded(), torch.arange(cohort.clients, device=device)
     n = torch.ones_like(ids)
     torch.manual_seed(1)
-    state: State = rule.init(w0, cohort.clients)
+    state: ServerState = rule.init(w0, cohort.clients)
     sent = Payload(w0.repeat(cohort.clients))
 
     def run(_: int) -> Params:
         nonlocal state, sent
         state = rule.aggregate(state, ids, sent, Payload(uploads), n)
         new = rule.broadcast(state, ids)
-        if isinstance(rule, Learned):
+        if isinstance(rule, PFedLAServer):
             sent = new  # it learns from what was sent
         return new.params
 
@@ -104,7 +106,7 @@ def plain_attention(cohort: Cohort, device: torch.device, uploaded: Uploads) -> 
         new: dict[str, Tensor] = {}
         for name, tensor in uploads.items():
             bank[name].copy_(tensor)
-        for names in groups(bank, "layer").values():
+        for names in group_names(bank, "layer").values():
             theta = torch.cat([bank[name].flatten(1) for name in names], 1)
             unit = theta / theta.norm(dim=1, keepdim=True).clamp_min(1e-12)
             mixture = torch.softmax(SIGMA * (unit @ unit.T), 1) @ theta
@@ -120,9 +122,9 @@ def plain_learned(cohort: Cohort, device: torch.device, uploaded: Uploads, lr: f
     w0 = cohort.params(device)
     uploads, bank, n = uploaded(), w0.copies(cohort.clients), cohort.clients
     torch.manual_seed(1)
-    networks = Learned(embedding=WIDTH, hidden=WIDTH).init(w0, n)["hypernetworks"]
+    networks = PFedLAServer(embedding=WIDTH, hidden=WIDTH).init(w0, n)["hypernetworks"]
     assert isinstance(networks, Params)
-    components = groups(bank, "layer")
+    components = group_names(bank, "layer")
     sent = w0.repeat(n)
 
     def alpha(values: dict[str, Tensor]) -> Tensor:
@@ -195,14 +197,14 @@ def case(name: str, about: str, cohort: Cohort, rule: ServerUpdate) -> Case:
     def run(setting: Setting) -> Figures:
         group = replace(cohort, clients=min(cohort.clients, 5), model=small) if setting.quick else cohort
         C, P = group.clients, group.params(torch.device("cpu")).numel()
-        learns = isinstance(rule, Learned)
+        learns = isinstance(rule, PFedLAServer)
         heads = 0.0
-        if isinstance(rule, Learned):
-            layers = len(groups(group.params(torch.device("cpu")), rule.unit))
+        if isinstance(rule, PFedLAServer):
+            layers = len(group_names(group.params(torch.device("cpu")), rule.unit))
             heads = C * C * layers * rule.hidden
         uploaded = cache(lambda: group.uploads(group.params(setting.device)))
         floor: Callable[[], Way] = lambda: plain_attention(group, setting.device, uploaded)  # noqa: E731
-        if isinstance(rule, Learned):
+        if isinstance(rule, PFedLAServer):
             lr = rule.hn_lr
             floor = lambda: plain_learned(group, setting.device, uploaded, lr)  # noqa: E731
         return measure(
@@ -228,7 +230,7 @@ def case(name: str, about: str, cohort: Cohort, rule: ServerUpdate) -> Case:
 
 
 ATTENTION = Attention("layer", sigma=SIGMA)
-LEARNED = Learned(embedding=WIDTH, hidden=WIDTH)
+LEARNED = PFedLAServer(embedding=WIDTH, hidden=WIDTH)
 
 CASES = (
     case("W7-mcsa-resnet", "MCSA over 100 clients of ResNet-18", Cohort(100, resnet18), ATTENTION),

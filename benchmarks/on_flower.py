@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import fedattune
-from fedattune import Federation
+from fedattune.data.federated import Federation
 
 from .measure import Case, Figures, Setting, Skip
 
@@ -36,12 +36,12 @@ def images(n_clients: int) -> Federation:
 
 def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[float]:
     """Seconds of the rounds of a run over nodes in this process."""
-    from fedattune.data import Schema, divided, export_clients
-    from fedattune.flower.client_app import make_client_app
-    from fedattune.flower.in_process import InProcessGrid
-    from fedattune.flower.server import lead
+    from fedattune.data import Schema, deal_clients, export_clients
+    from fedattune.experiments.deploy.client_app import make_client_app
+    from fedattune.experiments.deploy.in_process import InProcessGrid
+    from fedattune.experiments.deploy.server_app import run_server
 
-    folders = export_clients(data, folder / "data", divided(data.n_clients, 5))
+    folders = export_clients(data, folder / "data", deal_clients(data.n_clients, 5))
     config = {
         "algorithms": "fedavg",
         "model": "mlr",
@@ -58,7 +58,7 @@ def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[f
         if ": round " in sentence:
             moments.append(time.perf_counter())
 
-    lead(InProcessGrid(make_client_app(), nodes, config), config, say=say)
+    run_server(InProcessGrid(make_client_app(), nodes, config), config, say=say)
     return np.diff(moments)[1:-1].tolist()
 
 

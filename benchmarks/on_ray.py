@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 import fedattune
-from fedattune import Federation, Settings
-from fedattune.server.products import dots, elsewhere, mix
+from fedattune.core.settings import Settings
+from fedattune.data.federated import Federation
+from fedattune.server.products import dots, mix, offload_products
 
 from .measure import Case, Figures, Setting, Skip, Target, Workload, measure
 from .population import population
@@ -102,7 +103,7 @@ def seconds(job: Job, method: str, data: Federation, rounds: int, **engine: Any)
 def measured(name: str, setting: Setting) -> Figures:
     """One job in one process and on actors."""
     _needs_ray()
-    from fedattune.on_ray import connected
+    from fedattune.training.backends.ray import connect_ray
 
     job = JOBS[name]
     data = job.data(setting.quick)
@@ -111,7 +112,7 @@ def measured(name: str, setting: Setting) -> Figures:
     found: dict[str, list[float]] = {}
     values: dict[str, dict[str, float]] = {}
     more = {"cohort": 1.0, "steps": 1} if setting.quick else {}
-    with connected(Settings(engine="ray")):
+    with connect_ray(Settings(engine="ray")):
         seconds(job, "fedavg", data, 3, **engines["actors"], **more)  # the actors start
         for _ in range(1 if setting.quick else setting.repeats or 3):
             for method in job.methods:
@@ -131,10 +132,10 @@ MIXING = "the Gram matrix of 1,000 models of 100,000 values, and their mixture"
 def mixing(setting: Setting) -> Figures:
     """The mixing of one round here and by actors, one for each core of the machine or of a cluster that is joined."""
     _needs_ray()
-    from fedattune.on_ray import connected
-    from fedattune.on_ray.products import Products, unchanged
+    from fedattune.training.backends.ray import connect_ray
+    from fedattune.training.backends.ray.offload import ProductOffloader, return_models
 
-    class Always(Products):
+    class Always(ProductOffloader):
         """Does every product by actors."""
 
         def pays(self, flops: float, nbytes: float) -> bool:
@@ -145,7 +146,7 @@ def mixing(setting: Setting) -> Figures:
     bank = torch.randn(n, p, generator=generator)
     weights = torch.softmax(torch.randn(n, n, generator=generator), 1)
     ray = Settings(engine="ray")
-    with connected(ray) as cluster:
+    with connect_ray(ray) as cluster:
         actors = [cluster.lend(0.0) for _ in range(cluster.n_actors(ray, n))]
         away = Always(cluster, lambda: actors)
 
@@ -153,7 +154,7 @@ def mixing(setting: Setting) -> Figures:
             return mix(weights, bank), dots([lambda: bank], slice(None), (n, n))
 
         def spread(round_: int) -> Any:
-            with elsewhere(away):
+            with offload_products(away):
                 return here(round_)
 
         def same(results: dict[str, Any]) -> None:
@@ -165,7 +166,7 @@ def mixing(setting: Setting) -> Figures:
             MIXING,
             ways={
                 "here": here,
-                "only shipped": lambda _: away.asked(unchanged, bank, None),
+                "only shipped": lambda _: away.asked(return_models, bank, None),
                 "actors": spread,
             },
             floor="here",

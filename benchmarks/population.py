@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import fedattune
-from fedattune.data import Clients, Lists
+from fedattune.data import ClientIndex, RaggedIndex
 
 from . import machine
 from .measure import Case, Figures, Setting, Target
@@ -34,11 +34,11 @@ def population(n: int, pool: int = 60_000) -> fedattune.Federation:
     y = torch.randint(0, 10, (pool,), generator=generator)
     starts = np.random.default_rng(0).integers(pool, size=n, dtype=np.int32)[:, None]
 
-    def lists(first: int, size: int) -> Lists:
+    def lists(first: int, size: int) -> RaggedIndex:
         taken = (starts + np.arange(first, first + size, dtype=np.int32)) % pool
-        return Lists(taken.reshape(-1), np.arange(n + 1) * size)
+        return RaggedIndex(taken.reshape(-1), np.arange(n + 1) * size)
 
-    clients = Clients(lists(0, TRAIN), lists(0, 0), lists(TRAIN, TEST))
+    clients = ClientIndex(lists(0, TRAIN), lists(0, 0), lists(TRAIN, TEST))
     scale = torch.full((1, 28, 28), 1 / 255)
     return fedattune.Federation(
         "population", x, y, tuple("0123456789"), clients, scale=scale, source="population"

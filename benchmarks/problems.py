@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedattune.data import Client, Federation, load_federation
-from fedattune.data.build import federate
+from fedattune.core.task import Task
+from fedattune.data import Client, Federation
+from fedattune.data.build import federate, load_federation
 from fedattune.data.dataset import Dataset
-from fedattune.engines import Work
 from fedattune.models import build_model
-from fedattune.task import Task
+from fedattune.training.engine import LocalTraining
 
 CLASSES = 10
 TRAIN = 1  # stream of random numbers
@@ -41,9 +41,9 @@ class Problem:
         model = build_model(self.model, self.data.input_shape, self.data.n_classes, self.options)
         return Task(model, self.mixed_precision).to(self.data.device, torch.float32)
 
-    def work(self, round_: int) -> Work:
+    def work(self, round_: int) -> LocalTraining:
         """The round as the package's engines want it."""
-        return Work(
+        return LocalTraining(
             seed=0, stream=TRAIN, round=round_, lr=self.lr, batch_size=self.batch,
             steps=self.steps, epochs=self.epochs, drop_last=self.task.uses_batch_statistics,
         )  # fmt: skip

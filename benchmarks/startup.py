@@ -74,7 +74,7 @@ def first_round(setting: Setting) -> Figures:
 
 def decoding(setting: Setting) -> Figures:
     """One data set: decoded by hand, by FedAttune without its cache, and from the cache."""
-    from fedattune.data import load
+    from fedattune.data import load_data
 
     name = "mnist"
     given = os.environ.get("FEDATTUNE_DATA")
@@ -97,7 +97,7 @@ def decoding(setting: Setting) -> Figures:
                     if way == "floor":
                         _by_hand(files)
                     else:
-                        load(name, data_dir=folder).fingerprint  # noqa: B018 (its computation is measured)
+                        load_data(name, data_dir=folder).fingerprint  # noqa: B018 (its computation is measured)
                     took.append(time.perf_counter() - start)
     finally:
         os.environ.pop("FEDATTUNE_CACHE")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedattune.client import SGD
-from fedattune.core import Payload
-from fedattune.engines import Inputs, make_engine
+from fedattune.core.payload import Payload
+from fedattune.training.engine import ClientInputs, make_engine
 
 from . import in_jax
 from .floors import Train, plain
@@ -46,7 +46,7 @@ def engine(problem: Problem, name: EngineName) -> Way:
         engine = make_engine(name, task, data)
         n, device = data.n_clients, data.device
         yes = torch.ones(n, dtype=torch.bool, device=device)
-        inputs = Inputs(Payload(task.params.repeat(n)), {}, task.buffers.repeat(n), yes, yes)
+        inputs = ClientInputs(Payload(task.params.repeat(n)), {}, task.buffers.repeat(n), yes, yes)
         ids = torch.arange(n, device=device)
 
         def run(round_: int) -> list[Tensor]:

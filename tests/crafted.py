@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from fedattune.config import Settings
-from fedattune.core import MixingMatrices
-from fedattune.engines import Scores
-from fedattune.runs import RoundRecord, RunStore
-from fedattune.runs.folder import write_json
+from fedattune.core.io import write_json
+from fedattune.core.payload import MixingMatrices
+from fedattune.core.settings import Settings
+from fedattune.training.engine import Scores
+from fedattune.training.storage import RoundRecord, RunStore
 
 Rows = Sequence[Sequence[float]]
 Mixed = tuple[Sequence[int], Sequence[int], Mapping[str, Rows]]  # rows, columns, component -> weights

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import fedattune
-from fedattune import rounds
+from fedattune.training import loop as rounds
 from federations import make_federation
 
 CASES = [  # method, engine, where clients' rows are

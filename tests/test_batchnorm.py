@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 import fedattune
-from fedattune import Federation, Params, Result
-from fedattune.select import Norms
-from fedattune.task import Task
+from fedattune.core.params import Params
+from fedattune.core.selectors import BatchNorms
+from fedattune.core.task import Task
+from fedattune.data.federated import Federation
+from fedattune.training.result import Result
 from federations import make_federation
 
 RUN: dict[str, Any] = {"rounds": 2, "cohort": 6, "steps": 3, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
@@ -32,7 +34,7 @@ def alike(stack: torch.Tensor) -> bool:
 
 
 def test_layers_are_found_by_type() -> None:
-    assert Norms().names(network()) == ("0.1.weight", "0.1.bias")
+    assert BatchNorms().names(network()) == ("0.1.weight", "0.1.bias")
     assert set(Task(network()).bn_statistics) == STATISTICS
 
 

@@ -13,11 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedattune
-from fedattune import Federation, rounds
-from fedattune.errors import RunError
-from fedattune.result import Result
-from fedattune.runs import checkpoints, load_tensors, restore
-from fedattune.runs.checkpoints import Checkpoints
+from fedattune.core.errors import RunError
+from fedattune.core.io import load_tensors
+from fedattune.data.federated import Federation
+from fedattune.training import loop as rounds
+from fedattune.training.result import Result
+from fedattune.training.storage import checkpoint as checkpoints
+from fedattune.training.storage import restore_tree
+from fedattune.training.storage.checkpoint import CheckpointFolder
 from killing import CASES
 
 RUN = {"rounds": 6, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
@@ -163,7 +166,7 @@ def test_a_newer_format_is_no_damage(
     ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(checkpoints, "FORMAT", 2)
+        newer.setattr(checkpoints, "CHECKPOINT_FORMAT", 2)
         stopped("fedavg", ragged, tmp_path / "run")
     with pytest.raises(
         RunError, match="is of a newer FedAttune: got format 2, expected at most 1; go on with"
@@ -172,13 +175,13 @@ def test_a_newer_format_is_no_damage(
 
 
 def test_no_single_bit_can_be_wrong(tmp_path: Path) -> None:
-    kept = Checkpoints(tmp_path / "checkpoints", tmp_path / "old")
+    kept = CheckpointFolder(tmp_path / "checkpoints", tmp_path / "old")
     kept.save(3, TREE, {"record": "[1, 2]"})
     (file,) = kept.folder.iterdir()
     raw = file.read_bytes()
     whole = kept.last()
     assert whole.meta == {"record": "[1, 2]", "format": "1"}
-    tree = restore(TREE, whole.flat)
+    tree = restore_tree(TREE, whole.flat)
     assert all(torch.equal(v, tree[part][k]) for part in TREE for k, v in TREE[part].items())
     assert all(v.data_ptr() % 64 == 0 for v in tree["server"].values())  # what products give may depend on it
     for place in range(len(raw)):

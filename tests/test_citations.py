@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 import fedattune
-from fedattune import Federation, citations
 from fedattune.algorithms import ALGORITHMS
-from fedattune.citations import FEDATTUNE, TABLES, Used, bibtex, entries
+from fedattune.analysis import citations
+from fedattune.analysis.citations import FEDATTUNE, TABLES, UsedItem, format_bibtex, load_entries
 from fedattune.data import PARTITIONS, SOURCES
+from fedattune.data.federated import Federation
 from fedattune.models import MODELS
 
 BIB = Path(citations.__file__).with_suffix(".bib")
@@ -35,12 +36,12 @@ def parse(entry: str) -> tuple[str, str, dict[str, str]]:
 
 
 def test_the_file_holds_entries_and_nothing_else() -> None:
-    assert "\n\n".join(entries().values()) + "\n" == BIB.read_text("utf-8")
+    assert "\n\n".join(load_entries().values()) + "\n" == BIB.read_text("utf-8")
 
 
-@pytest.mark.parametrize("key", entries())
+@pytest.mark.parametrize("key", load_entries())
 def test_every_entry_is_whole(key: str) -> None:
-    kind, own, fields = parse(entries()[key])
+    kind, own, fields = parse(load_entries()[key])
     assert own == key
     assert {"author", "title", "year"} <= fields.keys()
     assert all(fields.values())
@@ -59,7 +60,7 @@ def test_every_entry_is_whole(key: str) -> None:
 
 
 def test_no_two_entries_are_the_same_paper() -> None:
-    titles = [parse(entry)[2]["title"].lower() for entry in entries().values()]
+    titles = [parse(entry)[2]["title"].lower() for entry in load_entries().values()]
     assert len(set(titles)) == len(titles)
 
 
@@ -78,11 +79,13 @@ def test_what_is_of_no_paper_is_listed_here() -> None:
 
 def test_keys_exist_and_none_is_unused() -> None:
     used = {key for table in TABLES.values() for keys in table.values() for key in keys}
-    assert used | {FEDATTUNE} == entries().keys()
+    assert used | {FEDATTUNE} == load_entries().keys()
 
 
 def test_each_entry_once_with_what_it_is_cited_for() -> None:
-    text = bibtex([Used("method", "fedavg"), Used("method", "fedavg_ft"), Used("method", "igfl")], "1.2.3")
+    text = format_bibtex(
+        [UsedItem("method", "fedavg"), UsedItem("method", "fedavg_ft"), UsedItem("method", "igfl")], "1.2.3"
+    )
     assert re.findall(r"^@\w+\{(\w+),", text, re.MULTILINE) == [
         "fedattune",
         "mcmahan2017communication",
@@ -94,7 +97,9 @@ def test_each_entry_once_with_what_it_is_cited_for() -> None:
 
 
 def test_what_has_no_entry_is_said() -> None:
-    text = bibtex([Used("method", "local"), Used("model", "pkg:net"), Used("data", "patients.csv")])
+    text = format_bibtex(
+        [UsedItem("method", "local"), UsedItem("model", "pkg:net"), UsedItem("data", "patients.csv")]
+    )
     assert "% Nothing to cite for method local." in text
     assert "% Not part of FedAttune, to be cited by who knows the source: model pkg:net, data pat" in text
     assert text.count("@") == 1
@@ -105,6 +110,6 @@ def test_a_run_of_python(equal: Federation, tmp_path: Path) -> None:
     fedattune.fit("fedprox", equal, "mlr", rounds=1, steps=1, out=tmp_path / "run")
     environment = tmp_path / "run" / "environment.json"
     environment.write_text(environment.read_text().replace(fedattune.__version__, "0.0.7"))
-    used, version = citations.used_by([tmp_path / "run"])
-    assert used == [Used("method", "fedprox"), Used("data", equal.name), Used("model", "mlr")]
+    used, version = citations.collect_used_items([tmp_path / "run"])
+    assert used == [UsedItem("method", "fedprox"), UsedItem("data", equal.name), UsedItem("model", "mlr")]
     assert version == "0.0.7"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedattune.errors import RunError
-from fedattune.params import Params
-from fedattune.runs.rows import DiskRows
+from fedattune.core.errors import RunError
+from fedattune.core.params import Params
+from fedattune.training.storage.rows import DiskRows
 
 FIRST = Params(
     {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(7), "none": torch.zeros(0), "b": torch.ones(2)}
@@ -107,9 +107,9 @@ def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch):
 
 def test_rows_that_wait_to_be_written_are_read(monkeypatch: pytest.MonkeyPatch):
     """Writing is held up until all that waits was read; a batch is of two rows, so that some wait and some do not."""
-    from fedattune.runs import behind
+    from fedattune.training.storage import slot_file as behind
 
-    monkeypatch.setattr(behind, "AT_ONCE", 2 * DiskRows(FIRST, 1).row_bytes)
+    monkeypatch.setattr(behind, "QUEUE_BYTES", 2 * DiskRows(FIRST, 1).row_bytes)
     go, real = threading.Event(), os.pwrite
     disk, rows = DiskRows(FIRST, 9), changed(FIRST.copies(2), 5)
     disk.put_rows(torch.tensor([6, 1]), changed(rows, 1))

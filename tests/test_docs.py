@@ -14,25 +14,24 @@ import yaml
 
 import fedattune
 from fedattune.algorithms import ALGORITHMS
-from fedattune.checked import Checked
-from fedattune.cli import view_options
-from fedattune.cli.arguments import WHAT, _flags, make_parser, parse
+from fedattune.cli import options as view_options
+from fedattune.cli.parser import COMMANDS, make_parser, option_flags, parse_arguments
+from fedattune.core.options import StrictSchema, list_options
 from fedattune.data import PARTITIONS, SOURCES, Schema
-from fedattune.experiment import Experiment, load_experiment, parse_set
+from fedattune.experiments.config import Experiment, load_experiment, parse_set
+from fedattune.experiments.studies import load_study
 from fedattune.models import MODELS
-from fedattune.registry import options
-from fedattune.reproduce import load_study
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = ROOT / "examples"
-VIEWS: dict[str, type[Checked]] = {
-    "report": view_options.Report,
-    "explain": view_options.Explain,
-    "watch": view_options.Watch,
-    "plot": view_options.Plot,
-    "export": view_options.Export,
-    "predict": view_options.Predict,
+VIEWS: dict[str, type[StrictSchema]] = {
+    "report": view_options.ReportOptions,
+    "explain": view_options.ExplainOptions,
+    "watch": view_options.WatchOptions,
+    "plot": view_options.PlotOptions,
+    "export": view_options.ExportOptions,
+    "predict": view_options.PredictOptions,
 }
 """Commands that look at runs, in place of an experiment of their own."""
 
@@ -74,7 +73,7 @@ def option_tables() -> dict[str, dict[str, str]]:
 
 def test_every_method_and_every_option_stands_on_a_page_with_its_default() -> None:
     assert option_tables() == {
-        name: {option.name: said(option.default) for option in options(factory)}
+        name: {option.name: said(option.default) for option in list_options(factory)}
         for name, factory in ALGORITHMS.items()
     }
 
@@ -97,7 +96,7 @@ def test_options_of_data_partitions_and_models_stand_on_the_data_page() -> None:
         row = next((row for row in rows if f"`{name}`" in row.split("|")[1]), None)
         assert row, f"{name} has no row"
         cell = row.split("|")[2]
-        assert cell.strip() == ", ".join(f"`{o.name}={said(o.default)}`" for o in options(factory)), name
+        assert cell.strip() == ", ".join(f"`{o.name}={said(o.default)}`" for o in list_options(factory)), name
 
 
 def test_readme_lists_every_method_with_its_headline() -> None:
@@ -127,17 +126,17 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_have_options_that_exist_and_values_that_can_be(page: Path) -> None:
     owned = {**ALGORITHMS, **SOURCES, **PARTITIONS, **MODELS}
     for words in commands(page):
-        space, problems = parse(words)
+        space, problems = parse_arguments(words)
         assert not problems, words
         if space.command in VIEWS:
-            view_options.asked(VIEWS[space.command], space, problems)
+            view_options.parse_options(VIEWS[space.command], space, problems)
             continue
         given = {key: value for key, value in vars(space).items() if key in Experiment.model_fields}
         given["set"] = parse_set(given.get("set", []))
         experiment = load_experiment(None, given)
         for key in given["set"]:
             name, _, option = key.rpartition(".")
-            assert option in {o.name for o in options(owned[name])}, key
+            assert option in {o.name for o in list_options(owned[name])}, key
         if experiment.data not in SOURCES:
             assert (ROOT / experiment.data).is_file()
 
@@ -174,11 +173,13 @@ def typed() -> list[list[str]]:
         "watch": ["R"],
         "export": ["R"],
     }
-    return [[name, *needs.get(name, ["M"] if name == "predict" else [])] for name in WHAT]
+    return [[name, *needs.get(name, ["M"] if name == "predict" else [])] for name in COMMANDS]
 
 
 def test_every_command_line_option_that_the_pages_name_exists() -> None:
-    known = {flag for words in typed() for flag in _flags(make_parser(words[0]), parse(words)[0])}
+    known = {
+        flag for words in typed() for flag in option_flags(make_parser(words[0]), parse_arguments(words)[0])
+    }
     known |= {
         "--run-config",  # of Flower
         "--write-docs",  # of the benchmarks

@@ -13,18 +13,30 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedattune
-from fedattune import Federation
-from fedattune.client import SGD, Moreau, Proximal
-from fedattune.core import Payload
-from fedattune.engines import Batched, Engine, Inputs, Loop, Trained, Work
-from fedattune.engines.graph import fuse, simplify
-from fedattune.engines.kernels import Prediction, in_blocks, narrow, pool
-from fedattune.engines.lanes import laid_out, lay
-from fedattune.engines.machine import run_all, threads
-from fedattune.engines.running import Batches
-from fedattune.engines.span import reuse_products
-from fedattune.engines.step import Recorder, dense, record
-from fedattune.task import Task, sample_losses
+from fedattune.algorithms.pfedme import PFedMeClient
+from fedattune.client import SGD, Proximal
+from fedattune.core.hardware import run_parallel, use_threads
+from fedattune.core.payload import Payload
+from fedattune.core.task import Task, sample_losses
+from fedattune.data.federated import Federation
+from fedattune.training.engine import (
+    ClientInputs,
+    ClientOutputs,
+    Engine,
+    LocalTraining,
+    SequentialEngine,
+    VectorizedEngine,
+)
+from fedattune.training.engine.kernels import (
+    FastPrediction,
+    linear_in_blocks,
+    max_pool_with_indices,
+    multiply_narrow,
+)
+from fedattune.training.engine.product_reuse import reuse_products
+from fedattune.training.engine.recorder import StepRecorder, copy_dense, record_step
+from fedattune.training.engine.rewrites import fuse, simplify
+from fedattune.training.engine.runner import BatchSequence, batch_indices, pack_lanes
 
 aten = torch.ops.aten
 
@@ -35,7 +47,7 @@ aten = torch.ops.aten
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any), st.integers(1, 4))
 def test_lanes_train_every_client_once_and_finish_with_the_longest(counts: list[int], at_once: int) -> None:
-    groups = lay(counts, at_once)
+    groups = pack_lanes(counts, at_once)
     every = [lane for lanes in groups for lane in lanes.clients]
     assert sorted(i for lane in every for i in lane) == [i for i, n in enumerate(counts) if n]
     for lanes in groups:
@@ -50,9 +62,9 @@ def test_what_a_lane_does_is_its_clients_batches_one_after_the_other() -> None:
     import numpy as np
 
     batches = [np.full((n, 1, 2), 10 * n) + np.arange(n)[:, None, None] for n in (3, 1, 2)]
-    (lanes,) = lay([3, 1, 2])
+    (lanes,) = pack_lanes([3, 1, 2])
     assert lanes.clients == [[0], [2, 1]]
-    index = laid_out(lanes, batches)
+    index = batch_indices(lanes, batches)
     assert index[:, :, 0, 0].T.tolist() == [[30, 31, 32], [20, 21, 10]]
 
 
@@ -60,7 +72,7 @@ def test_a_short_batch_is_padded_and_a_lane_with_nothing_left_repeats_its_last_s
     import numpy as np
 
     batches = [np.arange(6).reshape(3, 1, 2), np.array([[[7]], [[8]]])]
-    index = laid_out(lay([3, 2])[0], batches)
+    index = batch_indices(pack_lanes([3, 2])[0], batches)
     assert index[:, 1, 0].tolist() == [[7, -1], [8, -1], [8, -1]]
 
 
@@ -71,9 +83,9 @@ Tensors = list[Tensor]
 
 def _replayed(function: Any, fixed: Tensors, leaves: Tensors, batches: list[Tensors]) -> Tensors:
     """The leaves after all batches, by a recorded step."""
-    step = record(function, fixed, leaves, batches[0])
+    step = record_step(function, fixed, leaves, batches[0])
     assert step.operations, "the step was not recorded"
-    here = [dense(a) if i in step.moving else a for i, a in enumerate(leaves)]
+    here = [copy_dense(a) if i in step.moving else a for i, a in enumerate(leaves)]
     ready = step.before(*fixed, *step.staying(here))
     for batch in batches:
         for i, new in zip(step.moving, step.body(ready, [here[i] for i in step.moving], batch), strict=True):
@@ -148,8 +160,10 @@ class LastIterate(SGD):
 @pytest.mark.parametrize("recording", [False, True])
 def test_leaves_that_begin_as_one_tensor_and_part(steps: int, single: bool, recording: bool) -> None:
     task, data = Task(NETWORKS["mlp"]().double()), _federation([40, 13, 30])
-    want = _train(Loop(task, data), task, 3, LastIterate(), steps=steps)
-    got = _train(Batched(task, data, single=single, recording=recording), task, 3, LastIterate(), steps=steps)
+    want = _train(SequentialEngine(task, data), task, 3, LastIterate(), steps=steps)
+    got = _train(
+        VectorizedEngine(task, data, single=single, recording=recording), task, 3, LastIterate(), steps=steps
+    )
     for a, b in (
         (want.upload.params, got.upload.params),
         (want.upload.extra["last"], got.upload.extra["last"]),
@@ -163,7 +177,7 @@ def test_what_does_not_move_is_computed_once_before_the_first_step() -> None:
         w, anchor = leaves
         return [w - (anchor.exp() / fixed[0]).sin() * batch[0], anchor]
 
-    step = record(
+    step = record_step(
         function,
         [torch.tensor(2.0)],
         [torch.randn(4), torch.randn(4)],
@@ -177,7 +191,7 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is() -> None:
     def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
         return [leaves[0] + (1.0 if batch[0].sum() > 0 else -1.0)]
 
-    step = record(function, [], [torch.zeros(2)], [torch.ones(2), torch.zeros(2).long()])
+    step = record_step(function, [], [torch.zeros(2)], [torch.ones(2), torch.zeros(2).long()])
     assert not step.operations
     assert step.body([], [torch.zeros(2)], [-torch.ones(2)])[0].tolist() == [-1, -1]
 
@@ -188,15 +202,15 @@ def test_a_recording_that_computes_something_else_is_not_used(monkeypatch: pytes
             if node.target is aten.sub.Tensor:
                 node.target = aten.add.Tensor
 
-    monkeypatch.setattr("fedattune.engines.step.simplify", wrong)
+    monkeypatch.setattr("fedattune.training.engine.rewrites.simplify", wrong)
     batch = [torch.ones(2), torch.zeros(2).long()]
-    step = record(lambda f, leaves, b: [leaves[0] - b[0]], [], [torch.ones(2)], batch)
+    step = record_step(lambda f, leaves, b: [leaves[0] - b[0]], [], [torch.ones(2)], batch)
     assert not step.operations
     assert step.body([], [torch.ones(2)], [torch.ones(2)])[0].tolist() == [0, 0]
 
 
 def test_recorded_steps_are_kept_by_what_they_depend_on() -> None:
-    recorder, calls, labels = Recorder(), [], torch.zeros(2).long()
+    recorder, calls, labels = StepRecorder(), [], torch.zeros(2).long()
 
     def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
         calls.append(1)
@@ -330,7 +344,7 @@ def test_pooling_before_rectifying_gives_the_same_gradient_ties_included() -> No
 @pytest.mark.parametrize("channels", [1, 8])
 def test_pooling_channel_by_channel_gives_the_same_values_and_places(channels: int, how: Any) -> None:
     x = torch.randint(-2, 3, (2, channels, 7, 9)).double()  # many ties
-    for a, b in zip(pool(x, *how), aten.max_pool2d_with_indices(x, *how), strict=True):
+    for a, b in zip(max_pool_with_indices(x, *how), aten.max_pool2d_with_indices(x, *how), strict=True):
         assert torch.equal(a, b)
         assert a.is_contiguous()
 
@@ -365,11 +379,11 @@ def _federation(sizes: list[int]) -> Federation:
     )
 
 
-def _train(engine: Engine, task: Task, n: int, rule: Any, **work: Any) -> Trained:
+def _train(engine: Engine, task: Task, n: int, rule: Any, **work: Any) -> ClientOutputs:
     yes = torch.ones(n, dtype=torch.bool)
-    inputs = Inputs(Payload(task.params.repeat(n)), {}, task.buffers.copies(n), yes, yes)
+    inputs = ClientInputs(Payload(task.params.repeat(n)), {}, task.buffers.copies(n), yes, yes)
     todo = {"seed": 0, "stream": 1, "round": 1, "lr": 0.05, "batch_size": 8, "weight_decay": 0.01} | work
-    return engine.train(rule, torch.arange(n), inputs, Work(**todo))
+    return engine.train(rule, torch.arange(n), inputs, LocalTraining(**todo))
 
 
 @pytest.mark.parametrize("kind", EACH)
@@ -381,7 +395,7 @@ def test_recorded_steps_give_what_the_reference_gives(kind: str, name: str, work
     data, task = _federation(sizes), Task(NETWORKS[name]().double())
     work = {**work, "drop_last": task.uses_batch_statistics}
     for rule in (SGD((Proximal(0.1),)), SGD(momentum=0.9, clip=1.0)):
-        reference, engine = Loop(task, data), Batched(task, data, **EACH[kind])
+        reference, engine = SequentialEngine(task, data), VectorizedEngine(task, data, **EACH[kind])
         want, got = (_train(e, task, 5, rule, **work) for e in (reference, engine))
         assert all(step.operations for step in engine._recorder._steps.values())
         assert torch.equal(want.n_steps, got.n_steps)
@@ -401,11 +415,13 @@ def test_recorded_steps_give_what_the_reference_gives(kind: str, name: str, work
 def test_several_steps_on_one_batch_give_what_the_reference_gives(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedattune.engines.span.LEAST_INPUTS", 64)
+    monkeypatch.setattr("fedattune.training.engine.product_reuse.MIN_LAYER_INPUTS", 64)
     data, task = _federation([40, 13, 90]), Task(NETWORKS["mlp"]().double())
-    rule = Moreau(0.5, 4, 0.02)
-    engine = Batched(task, data, **EACH[kind])
-    want, got = (_train(e, task, 3, rule, steps=7, batch_size=10) for e in (Loop(task, data), engine))
+    rule = PFedMeClient(0.5, 4, 0.02)
+    engine = VectorizedEngine(task, data, **EACH[kind])
+    want, got = (
+        _train(e, task, 3, rule, steps=7, batch_size=10) for e in (SequentialEngine(task, data), engine)
+    )
     assert all(step.operations for step in engine._recorder._steps.values())
     for a, b in ((want.upload.params, got.upload.params), (want.memory["theta"], got.memory["theta"])):
         for k in a:
@@ -419,8 +435,8 @@ def test_noise_repeats_with_the_seed_and_leaves_the_generator_alone(kind: str) -
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    engine = Batched(task, data, **EACH[kind])
-    with threads(2):
+    engine = VectorizedEngine(task, data, **EACH[kind])
+    with use_threads(2):
         first, again = (_train(engine, task, 3, SGD(), steps=4) for _ in range(2))  # recorded, then replayed
         other = _train(engine, task, 3, SGD(), steps=4, round=2)
     assert torch.equal(torch.rand(3), expected)
@@ -434,8 +450,8 @@ def test_the_number_of_threads_does_not_change_the_result(name: str, kind: str) 
     task, data = Task(NETWORKS[name]()), _federation([30, 40, 50, 20, 90, 31, 8])
     results = []
     for n in (1, 3):
-        with threads(n):
-            engine = Batched(task, data, **EACH[kind])
+        with use_threads(n):
+            engine = VectorizedEngine(task, data, **EACH[kind])
             results.append(_train(engine, task, 7, SGD((Proximal(0.1),), momentum=0.9), epochs=2))
             assert torch.get_num_threads() == n
         # PyTorch cannot trace the gradient of a convolution, which is large enough to be called from Python.
@@ -448,14 +464,14 @@ def test_the_number_of_threads_does_not_change_the_result(name: str, kind: str) 
 
 def test_without_torchscript_steps_are_replayed_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
     task, data = Task(NETWORKS["mlp"]().double()), _federation([30, 40, 50])
-    want = _train(Batched(task, data), task, 3, SGD(), epochs=1)
+    want = _train(VectorizedEngine(task, data), task, 3, SGD(), epochs=1)
 
     def missing(*_: Any) -> None:
         raise RuntimeError("no TorchScript")
 
-    monkeypatch.setattr("fedattune.engines.step.scripted", missing)
-    with threads(2):
-        engine = Batched(task, data)
+    monkeypatch.setattr("fedattune.training.engine.recorder.script_body", missing)
+    with use_threads(2):
+        engine = VectorizedEngine(task, data)
         got = _train(engine, task, 3, SGD(), epochs=1)
     assert all(step.operations and not step.scripted for step in engine._recorder._steps.values())
     for k in task.params:
@@ -464,9 +480,11 @@ def test_without_torchscript_steps_are_replayed_by_python(monkeypatch: pytest.Mo
 
 def test_logits_of_many_inputs_are_the_same_by_the_faster_product() -> None:
     x, w = torch.randn(3, 20, 600), torch.randn(3, 10, 600)
-    assert narrow(x[:, :10], w.transpose(1, 2)) is NotImplemented  # not faster
-    assert narrow(x[:, :, :10], w[:, :, :10].transpose(1, 2)) is NotImplemented
-    torch.testing.assert_close(narrow(x, w.transpose(1, 2)), x @ w.transpose(1, 2), rtol=1e-5, atol=1e-4)
+    assert multiply_narrow(x[:, :10], w.transpose(1, 2)) is NotImplemented  # not faster
+    assert multiply_narrow(x[:, :, :10], w[:, :, :10].transpose(1, 2)) is NotImplemented
+    torch.testing.assert_close(
+        multiply_narrow(x, w.transpose(1, 2)), x @ w.transpose(1, 2), rtol=1e-5, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("rows", [3, 24, 77])
@@ -481,7 +499,7 @@ def test_a_model_predicts_the_same_where_faster_calls_are_made(rows: int, bias: 
         nn.Linear(10, 3),
     )
     x = torch.randn(rows, 1, 24, 24)
-    with torch.no_grad(), Watch() as seen, Prediction():
+    with torch.no_grad(), Watch() as seen, FastPrediction():
         got = net(x)
     assert seen.operations["aten.bmm.out"] == (rows >= 24)
     assert seen.operations["aten.clone.default"] == 2  # channels beside each other, and back
@@ -500,7 +518,7 @@ def test_calls_that_are_not_made_faster_stay_as_they_are() -> None:
         lambda: torch.max_pool2d(image, 2),
     )
     for call in calls:
-        with torch.no_grad(), Prediction():
+        with torch.no_grad(), FastPrediction():
             got = call()
         torch.testing.assert_close(got, call(), rtol=1e-5, atol=1e-4)
 
@@ -524,17 +542,17 @@ class Padding(SGD):
 def test_what_only_steps_with_padding_move_reaches_the_others(kind: str) -> None:
     task, data = Task(NETWORKS["mlp"]().double()), _federation([40] * 4)
     work = {"epochs": 3, "batch_size": 7}
-    want = _train(Batched(task, data, single=True, recording=False), task, 4, Padding(), **work)
-    with threads(2):
-        got = _train(Batched(task, data, **EACH[kind]), task, 4, Padding(), **work)
+    want = _train(VectorizedEngine(task, data, single=True, recording=False), task, 4, Padding(), **work)
+    with use_threads(2):
+        got = _train(VectorizedEngine(task, data, **EACH[kind]), task, 4, Padding(), **work)
     for k in task.params:
         torch.testing.assert_close(want.upload.params[k], got.upload.params[k], rtol=1e-10, atol=1e-12)
 
 
 def test_linear_layers_of_other_types_stay_as_they_are() -> None:
     x, w = torch.randn(30, 600).double(), torch.randn(4, 600).double()
-    assert torch.equal(in_blocks(x, w), nn.functional.linear(x, w))
-    assert torch.equal(in_blocks(x[0], w), nn.functional.linear(x[0], w))
+    assert torch.equal(linear_in_blocks(x, w), nn.functional.linear(x, w))
+    assert torch.equal(linear_in_blocks(x[0], w), nn.functional.linear(x[0], w))
 
 
 def test_a_fault_in_one_line_is_raised_after_all_have_ended() -> None:
@@ -544,7 +562,7 @@ def test_a_fault_in_one_line_is_raised_after_all_have_ended() -> None:
         raise ValueError("line 1")
 
     with pytest.raises(ValueError, match="line 1"):
-        run_all([lambda: ended.append(0), fails, lambda: ended.append(2)])
+        run_parallel([lambda: ended.append(0), fails, lambda: ended.append(2)])
     assert sorted(ended) == [0, 2]
 
 
@@ -552,7 +570,9 @@ def test_a_fault_in_one_line_is_raised_after_all_have_ended() -> None:
 def test_mixed_precision_trains_float32_weights_with_coarser_products(name: str) -> None:
     torch.manual_seed(0)
     data, model = _federation([40, 30]), NETWORKS[name]()
-    exact, coarse = (_train(Batched(t, data), t, 2, SGD(), steps=4) for t in (Task(model), Task(model, True)))
+    exact, coarse = (
+        _train(VectorizedEngine(t, data), t, 2, SGD(), steps=4) for t in (Task(model), Task(model, True))
+    )
     for k, a in exact.upload.params.items():
         b, moved = coarse.upload.params[k], (a - Task(model).params[k]).norm()
         assert b.dtype == torch.float32
@@ -594,10 +614,10 @@ class Watch(TorchDispatchMode):
 def _watched(n: int, steps: int, model: str = "mlp") -> Watch:
     """A round of n clients whose steps were recorded before."""
     data, task = _federation([400] * n), Task(NETWORKS[model]())
-    engine = Batched(task, data)
-    with threads(1):
+    engine = VectorizedEngine(task, data)
+    with use_threads(1):
         _train(engine, task, n, SGD(), steps=steps)
-    with threads(1), Watch() as seen:  # it sees this thread alone
+    with use_threads(1), Watch() as seen:  # it sees this thread alone
         trained = _train(engine, task, n, SGD(), steps=steps)
         engine.evaluate(trained.upload.params, trained.buffers, "test", torch.arange(n))
     return seen
@@ -614,16 +634,16 @@ def test_operations_of_a_round_do_not_grow_with_the_clients_and_few_with_the_ste
 
 def test_all_steps_of_a_group_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int]] = []
-    run = Batches.run
+    run = BatchSequence.run
 
-    def counted(self: Batches, step: Any, ready: Any, moving: Any, first: int, last: int) -> Any:
+    def counted(self: BatchSequence, step: Any, ready: Any, moving: Any, first: int, last: int) -> Any:
         calls.append((first, last))
         return run(self, step, ready, moving, first, last)
 
-    monkeypatch.setattr(Batches, "run", counted)
+    monkeypatch.setattr(BatchSequence, "run", counted)
     task, data = Task(NETWORKS["mlp"]()), _federation([40] * 6)
-    with threads(2):
-        engine = Batched(task, data)
+    with use_threads(2):
+        engine = VectorizedEngine(task, data)
         _train(engine, task, 6, SGD(), steps=50)
     assert calls == [(0, 50)] * 2
     assert all(step.scripted for step in engine._recorder._steps.values())

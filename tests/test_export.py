@@ -13,12 +13,16 @@ from torch import Tensor, nn
 
 import fedattune
 from conformance.table import CASES, Case
-from fedattune import ConfigError, Federation, Result, RunError, exporting
+from fedattune.analysis.verdict import Verdict
 from fedattune.cli import export as command
 from fedattune.cli import main
-from fedattune.exporting import Format, plain_name
-from fedattune.personal_models import save_model
-from fedattune.verdict import Verdict
+from fedattune.core.errors import ConfigError, RunError
+from fedattune.core.io import clean_file_name
+from fedattune.data.federated import Federation
+from fedattune.models import export as exporting
+from fedattune.models.export import ExportFormat
+from fedattune.models.files import save_model
+from fedattune.training.result import Result
 
 RUN: dict[str, Any] = {"rounds": 2, "cohort": 3, "steps": 2, "batch_size": 16, "lr": 0.1}
 SUFFIX: dict[str, str] = {"safetensors": "safetensors", "torch-export": "pt2", "onnx": "onnx"}
@@ -74,7 +78,7 @@ def outside(file: Path) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
     return fedattune.load_model(file, factory=json.loads(card)["model"]), json.loads(card)
 
 
-def check(result: Result, client: str, data: Federation, kind: Format, folder: Path) -> None:
+def check(result: Result, client: str, data: Federation, kind: ExportFormat, folder: Path) -> None:
     """The file gives, for any number of samples of the data, the logits of the run's model."""
     file = folder / f"model.{SUFFIX[kind]}"
     written = result.export(client, file, kind)
@@ -97,7 +101,9 @@ def check(result: Result, client: str, data: Federation, kind: Format, folder: P
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch-export"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_model_of_every_method(case: Case, kind: Format, ragged: Federation, tmp_path: Path) -> None:
+def test_the_model_of_every_method(
+    case: Case, kind: ExportFormat, ragged: Federation, tmp_path: Path
+) -> None:
     check(fit(case.name, ragged), "3", ragged, kind, tmp_path)
 
 
@@ -108,7 +114,7 @@ def test_onnx_of_each_network(name: str, ragged: Federation, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", SUFFIX)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_batchnorm_and_dropout(dtype: str, kind: Format, ragged: Federation, tmp_path: Path) -> None:
+def test_batchnorm_and_dropout(dtype: str, kind: ExportFormat, ragged: Federation, tmp_path: Path) -> None:
     """A model of one's own by name, as it is in evaluation; its statistics go with it."""
     result = fit("fedbn", ragged, "test_export:normed", dtype=dtype)
     check(result, "1", ragged, kind, tmp_path)
@@ -147,7 +153,7 @@ def test_a_network_whose_code_has_changed_is_refused(ragged: Federation, tmp_pat
 
 
 def test_names_of_files_keep_letters() -> None:
-    assert [plain_name(one) for one in ("北京", "Zürich", 'St. "Anna" 1/2', "007")] == [
+    assert [clean_file_name(one) for one in ("北京", "Zürich", 'St. "Anna" 1/2', "007")] == [
         "北京",
         "Zürich",
         "St.__Anna__1_2",
@@ -182,12 +188,14 @@ def test_what_predicts_otherwise_is_not_left_there(
     file = tmp_path / "m.safetensors"
     file.write_text("before")
     monkeypatch.setitem(
-        exporting.WAYS, "safetensors", (save_model, lambda _f, model, _c: lambda x: model(x) + 0.1)
+        exporting.WRITE_AND_READ, "safetensors", (save_model, lambda _f, model, _c: lambda x: model(x) + 0.1)
     )
     with pytest.raises(RunError, match=r"logits differ by 0\.1.*removed"):
         result.export("0", file)
     monkeypatch.setitem(
-        exporting.WAYS, "safetensors", (save_model, lambda _f, model, _c: lambda x: model(x) * torch.nan)
+        exporting.WRITE_AND_READ,
+        "safetensors",
+        (save_model, lambda _f, model, _c: lambda x: model(x) * torch.nan),
     )
     with pytest.raises(RunError, match="differ by nan"):
         result.export("0", file)
@@ -204,7 +212,7 @@ def test_what_cannot_be_exported(ragged: Federation, tmp_path: Path, monkeypatch
         result.export("0", tmp_path / "m.onnx")
     with pytest.raises(ConfigError, match="format: expected safetensors, torch-export, onnx, got 'h5'"):
         result.export("0", tmp_path / "m.h5", "h5")  # type: ignore[arg-type]
-    monkeypatch.setattr(exporting, "LARGEST", 10)
+    monkeypatch.setattr(exporting, "MAX_ONNX_BYTES", 10)
     with pytest.raises(RunError, match="holds 2 GB; export it as safetensors"):
         result.export("0", tmp_path / "m.onnx", "onnx")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -333,13 +341,13 @@ def test_the_method_that_is_taken(
     """Where the verdict is open, the best by validation, whoever it is."""
     runs = [fit(name, ragged, rounds=rounds) for name, rounds in (("local", 1), ("fedavg", 20))]
     assert np.mean([run.validation for run in runs[1:]]) > (runs[0].validation or 0)
-    monkeypatch.setattr("fedattune.verdict.verdict", lambda _: said)
-    monkeypatch.setattr("fedattune.verdict.left_out", lambda _: {})
-    found = command._best(runs)
+    monkeypatch.setattr("fedattune.analysis.verdict.reach_verdict", lambda _: said)
+    monkeypatch.setattr("fedattune.analysis.verdict.find_excluded", lambda _: {})
+    found = command.choose_method(runs)
     assert found[0] == method
     assert why in found[1]
 
 
 def test_training_alone_is_taken_where_it_is_best(ragged: Federation) -> None:
     runs = [fit(name, ragged, rounds=rounds) for name, rounds in (("local", 20), ("fedavg", 1))]
-    assert command._best(runs)[0] == "local"
+    assert command.choose_method(runs)[0] == "local"

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedattune.core import MixingMatrices
-from fedattune.engines import Scores
-from fedattune.errors import ConfigError
-from fedattune.metrics import summarise
-from fedattune.result import NewcomerResult, Result
-from fedattune.runs import RoundRecord, RunStore
-from fedattune.runs.history import history
+from fedattune.core.errors import ConfigError
+from fedattune.core.payload import MixingMatrices
+from fedattune.training.engine import Scores
+from fedattune.training.metrics import NewcomerResult, build_history, summarise
+from fedattune.training.result import Result
+from fedattune.training.storage import RoundRecord, RunStore
 
 SIZES = [10, 30]
 """Test samples of the two clients: a right answer counts 1/10 or 1/30 for its client, 1/40 for all."""
@@ -136,7 +135,7 @@ def test_who_was_missing_since_the_evaluation_before() -> None:
         if r % 2 == 0:
             store.add_scores(r, "trained", "test", scores(1, 1))
     assert store.rounds()[2] == record(3, absent=[0, 1])
-    entries = history(store, ["a", "b"])
+    entries = build_history(store, ["a", "b"])
     found = [(e["round"], e["dropped"], e["absent"]) for e in entries]
     assert found == [(2, ["a"], ["b"]), (4, [], ["a", "b"]), (6, [], ["a"])]
 

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 import fedattune
-from fedattune import ConfigError, Federation, ModelError
+from fedattune.core.errors import ConfigError, ModelError
+from fedattune.core.selectors import AllParameters, Head, NamedParameters, NoParameters, group_names
+from fedattune.data.federated import Federation
 from fedattune.models import build_model, check_model, make_model
-from fedattune.select import Everything, Head, Named, Nothing, groups
 
 
 @pytest.mark.parametrize(
@@ -258,9 +259,9 @@ def test_selectors_go_by_module_type() -> None:
     )
     assert Head().names(model) == ("2.1.weight", "2.1.bias")
     assert Head().names(nn.Conv2d(1, 1, 1)) == ()
-    assert Nothing().names(model) == ()
-    assert len(Everything().names(model)) == 6
-    assert Named(("2", "0.bias")).names(model) == (
+    assert NoParameters().names(model) == ()
+    assert len(AllParameters().names(model)) == 6
+    assert NamedParameters(("2", "0.bias")).names(model) == (
         "0.bias",
         "2.0.weight",
         "2.0.bias",
@@ -268,11 +269,11 @@ def test_selectors_go_by_module_type() -> None:
         "2.1.bias",
     )
     with pytest.raises(ValueError, match="no module or parameter"):
-        Named(("head",)).names(model)
+        NamedParameters(("head",)).names(model)
 
 
 def test_units_of_mixing() -> None:
     names = ["a.weight", "a.bias", "b.c.weight", "scale"]
-    assert groups(names, "model") == {"model": names}
-    assert groups(names, "layer") == {"a": names[:2], "b.c": names[2:3], "scale": ["scale"]}
-    assert groups(names, "tensor") == {n: [n] for n in names}
+    assert group_names(names, "model") == {"model": names}
+    assert group_names(names, "layer") == {"a": names[:2], "b.c": names[2:3], "scale": ["scale"]}
+    assert group_names(names, "tensor") == {n: [n] for n in names}

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import fedattune
-from fedattune import Federation, ModelError
-from fedattune.network import split
+from fedattune.core.errors import ModelError
+from fedattune.core.network import split_head
+from fedattune.data.federated import Federation
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
 SPLIT = ["fedam", "fedcp", "fedrod"]
@@ -30,11 +31,11 @@ class HeadFirst(nn.Module):
 def test_the_head_is_the_linear_layer_that_makes_the_output() -> None:
     torch.manual_seed(0)
     model, x = HeadFirst().eval(), torch.randn(4, 5)
-    body, head = split(model, x)
+    body, head = split_head(model, x)
     assert torch.equal(head.weight, model.classifier.weight)
     assert head.weight is not model.classifier.weight
     assert torch.equal(body.eval()(x), model.features(x))
-    assert isinstance(split(nn.Linear(5, 3), x)[0], nn.Identity)
+    assert isinstance(split_head(nn.Linear(5, 3), x)[0], nn.Identity)
 
 
 @pytest.mark.parametrize("name", SPLIT)

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from crafted import ALL, LABELS, LATE, compared, craft
+from fedattune.analysis.load import read_runs
+from fedattune.analysis.plots.figures import plot_clients, plot_curves, plot_traffic
+from fedattune.analysis.plots.heatmap import plot_heatmap
+from fedattune.analysis.plots.style import CaptionedFigure, choose_line_styles, save_figure, use_style
+from fedattune.analysis.relations import MixingAnalysis
 from fedattune.cli import main
-from fedattune.reading import read_runs
-from fedattune.relations import Relations
-from fedattune.report.figure_style import Drawn, looks, save_figure, style
-from fedattune.report.figures import clients, curves
-from fedattune.report.heatmap import heatmap
-from fedattune.report.traffic import traffic
 
 Said = pytest.CaptureFixture[str]
 STARTS = {".pdf": b"%PDF", ".svg": b"<?xml", ".eps": b"%!PS-Adobe", ".png": b"\x89PNG"}
@@ -27,15 +26,15 @@ def refused(capsys: Said, *words: object) -> str:
     return said.err
 
 
-def names_below(drawn: Drawn) -> list[str]:
+def names_below(drawn: CaptionedFigure) -> list[str]:
     return [text.get_text() for text in drawn.figure.legends[0].get_texts()]
 
 
 def test_curves_are_means_over_clients_and_seeds(tmp_path: Path) -> None:
     """Round 4 of the method: (7/10 + 12/20 + 5/10 + 19/40) / 4, and with 8/10 by the other seed."""
     runs = read_runs([compared(tmp_path)]).results
-    with style():
-        drawn = curves(runs)
+    with use_style():
+        drawn = plot_curves(runs)
     axes = drawn.figure.axes[0]
     assert names_below(drawn) == ["local", "fedavg", "fedmcsa"]
     lines = {str(line.get_label()): line for line in axes.lines}
@@ -51,9 +50,9 @@ def test_curves_are_means_over_clients_and_seeds(tmp_path: Path) -> None:
 def test_curves_against_bytes_and_seconds(tmp_path: Path) -> None:
     """100 bytes each way and round; training alone sends nothing, so it is level at what it reaches."""
     runs = read_runs([compared(tmp_path)]).results
-    with style():
-        lines = {str(line.get_label()): line for line in curves(runs, "bytes").figure.axes[0].lines}
-        seconds = curves(runs, "seconds", width=7).figure
+    with use_style():
+        lines = {str(line.get_label()): line for line in plot_curves(runs, "bytes").figure.axes[0].lines}
+        seconds = plot_curves(runs, "seconds", width=7).figure
     np.testing.assert_allclose(np.asarray(lines["fedavg"].get_xdata()), [400, 800])
     np.testing.assert_allclose(np.asarray(lines["local"].get_ydata()), [50, 50])
     assert seconds.get_figwidth() == 7
@@ -67,9 +66,9 @@ def test_heatmap_is_in_the_order_of_labels_on_one_scale(tmp_path: Path) -> None:
     late = np.array(LATE)[np.ix_(swapped, swapped)].tolist()
     mixing = {2: (ALL, ALL, {"fc": late, "conv": np.eye(4).tolist()})}
     craft(tmp_path, "m", {2: (1, 1, 1, 1)}, mixing=mixing, labels=labels)
-    relations = Relations(read_runs([tmp_path]).results[0])
-    with style():
-        figure = heatmap(relations).figure
+    relations = MixingAnalysis(read_runs([tmp_path]).results[0])
+    with use_style():
+        figure = plot_heatmap(relations).figure
     assert [axes.get_title() for axes in figure.axes[:3]] == ["conv", "fc", "label similarity"]
     assert figure.axes[3].get_ylabel() == "Weight"
     order = [text.get_text() for text in figure.axes[0].get_yticklabels()]
@@ -89,8 +88,8 @@ def test_heatmap_of_many_clients_without_labels_and_with_missing_rows(tmp_path: 
     matrix = rng.dirichlet(np.ones(n), n - 1)
     mixing = {1: (list(range(n - 1)), list(range(n)), {"model": matrix.tolist()})}
     craft(tmp_path, "m", {1: [1] * n}, n_test=[5] * n, mixing=mixing)
-    with style():
-        drawn = heatmap(Relations(read_runs([tmp_path]).results[0]))
+    with use_style():
+        drawn = plot_heatmap(MixingAnalysis(read_runs([tmp_path]).results[0]))
         save_figure(drawn.figure, tmp_path / "m.pdf")
     assert len(drawn.figure.axes) == 2  # the matrix and the scale
     assert list(drawn.figure.axes[0].get_yticklabels()) == []
@@ -99,16 +98,16 @@ def test_heatmap_of_many_clients_without_labels_and_with_missing_rows(tmp_path: 
 
 def test_clients_are_dots_and_boxes_of_accuracy_and_gain(tmp_path: Path) -> None:
     runs = read_runs([compared(tmp_path)]).results
-    with style():
-        figure = clients(runs).figure
-        alone = clients(runs[4:5]).figure
+    with use_style():
+        figure = plot_clients(runs).figure
+        alone = plot_clients(runs[4:5]).figure
     accuracy, gain = figure.axes
     assert [text.get_text() for text in accuracy.get_yticklabels()] == ["local", "fedavg", "fedmcsa"]
     assert [text.get_text() for text in gain.get_yticklabels()] == ["fedavg", "fedmcsa"]
     dots = [
         np.asarray(line.get_xdata())
         for line in gain.lines
-        if line.get_marker() == looks(["x", "y"])["y"]["marker"]
+        if line.get_marker() == choose_line_styles(["x", "y"])["y"]["marker"]
     ]
     np.testing.assert_allclose(dots[0], [25, 10, 0, -2.5])
     assert len(alone.axes) == 1  # without local there are no gains
@@ -117,8 +116,8 @@ def test_clients_are_dots_and_boxes_of_accuracy_and_gain(tmp_path: Path) -> None
 def test_bytes_are_stacked_by_layer_up_and_down(tmp_path: Path) -> None:
     """fedmcsa stored 300 and 100 up, 300 down; fedavg, as older runs, only how much it was: 4 rounds of 100."""
     runs = read_runs([compared(tmp_path)]).results
-    with style():
-        drawn = traffic(runs)
+    with use_style():
+        drawn = plot_traffic(runs)
     axes = drawn.figure.axes[0]
     ticks = [text.get_text() for text in axes.get_yticklabels()]
     assert ticks == ["fedavg  up", "down", "fedmcsa  up", "down"]
@@ -131,8 +130,8 @@ def test_bytes_are_stacked_by_layer_up_and_down(tmp_path: Path) -> None:
 def test_of_many_layers_the_smallest_are_taken_together(tmp_path: Path) -> None:
     parts = {f"layer{i}": 10 * (i + 1) for i in range(12)}
     craft(tmp_path, "fedavg", {1: (1, 1, 1, 1)}, traffic={"up": parts, "down": {}}, moved=1)
-    with style():
-        drawn = traffic(read_runs([tmp_path]).results)
+    with use_style():
+        drawn = plot_traffic(read_runs([tmp_path]).results)
     assert names_below(drawn) == [*(f"layer{i}" for i in range(5, 12)), "other layers"]
     widths = {str(bars.get_label()): bars[0].get_width() for bars in drawn.figure.axes[0].containers}
     assert widths["other layers"] == 10 + 20 + 30 + 40 + 50

@@ -13,11 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedattune
-from fedattune import Federation
-from fedattune.data import Clients, Lists
-from fedattune.data.digest import manifest_hash, manifest_pieces
-from fedattune.errors import ConfigError, DataError, RunError
-from fedattune.result import Result
+from fedattune.core.errors import ConfigError, DataError, RunError
+from fedattune.data import ClientIndex, RaggedIndex
+from fedattune.data.client_index import hash_manifest, iter_manifest_json
+from fedattune.data.federated import Federation
+from fedattune.training.result import Result
 
 RUN = {"rounds": 3, "steps": 2, "cohort": 3, "lr": 0.1}
 
@@ -28,11 +28,13 @@ def many(n: int, size: int = 6) -> Federation:
     x, y = torch.randn(500, 5, generator=generator), torch.arange(500) % 3
     starts = np.arange(n, dtype=np.int32)[:, None] * 7
 
-    def lists(first: int, count: int) -> Lists:
-        return Lists(((starts + np.arange(first, first + count)) % 500).reshape(-1), np.arange(n + 1) * count)
+    def lists(first: int, count: int) -> RaggedIndex:
+        return RaggedIndex(
+            ((starts + np.arange(first, first + count)) % 500).reshape(-1), np.arange(n + 1) * count
+        )
 
     return Federation(
-        "many", x, y, ("a", "b", "c"), Clients(lists(0, size), lists(0, 0), lists(size, 3)), source="many"
+        "many", x, y, ("a", "b", "c"), ClientIndex(lists(0, size), lists(0, 0), lists(size, 3)), source="many"
     )
 
 
@@ -123,16 +125,16 @@ class Largest(TorchDispatchMode):
 def test_nothing_grows_with_clients_that_are_not_asked(name: str, monkeypatch: pytest.MonkeyPatch):
     n, row = 100_000, 18
     touched = {"read": 0, "write": 0}
-    from fedattune.runs.slots import Slots
+    from fedattune.training.storage.slot_file import SlotFile
 
     for what in touched:
-        real = getattr(Slots, what)
+        real = getattr(SlotFile, what)
 
-        def counted(self: Slots, which: Any, *rest: Any, what: str = what, real: Any = real) -> Any:
+        def counted(self: SlotFile, which: Any, *rest: Any, what: str = what, real: Any = real) -> Any:
             touched[what] += len(which)
             return real(self, which, *rest)
 
-        monkeypatch.setattr(Slots, what, counted)
+        monkeypatch.setattr(SlotFile, what, counted)
     with Largest() as largest:
         result = fedattune.fit(
             name, many(n), client_state="disk", train="cohort", rounds=2, steps=2, cohort=10, eval_clients=20
@@ -172,10 +174,11 @@ def test_of_very_many_a_thousand_are_evaluated():
 
 
 def test_large_stacks_are_evaluated_and_trained_in_turns(ragged: Federation, monkeypatch: pytest.MonkeyPatch):
-    from fedattune import evaluation, site
+    from fedattune.training import evaluation
+    from fedattune.training.backends import local as site
 
     made = {name: fedattune.fit(name, ragged, **RUN) for name in ("fedmcsa", "pfedme", "fedavg_ft", "fedavg")}
-    for module, limit in ((evaluation, "MODEL_BYTES"), (site, "TURN_BYTES")):
+    for module, limit in ((evaluation, "MODEL_CHUNK_BYTES"), (site, "TRAIN_CHUNK_BYTES")):
         monkeypatch.setattr(module, limit, 2 * 18 * 4)
     for name, whole in made.items():
         parts = fedattune.fit(name, ragged, dtype="float32", **RUN)
@@ -202,9 +205,9 @@ def test_clients_join_a_run_whose_rows_are_on_disk(name: str, tmp_path: Path):
 
 
 def test_that_clients_cannot_join_is_said_before_training(monkeypatch: pytest.MonkeyPatch):
-    from fedattune import rooms
+    from fedattune.training.storage import rows as rooms
 
-    monkeypatch.setattr(rooms, "JOIN_MEMORY", 8 * 18 * 4)
+    monkeypatch.setattr(rooms, "NEWCOMER_MEMORY_BYTES", 8 * 18 * 4)
     asked: list[Any] = []
     with pytest.raises(ConfigError, match=r"of the models of 9 clients.*leave held_out at 0"):
         fedattune.fit(
@@ -220,29 +223,33 @@ def test_that_clients_cannot_join_is_said_before_training(monkeypatch: pytest.Mo
 def test_a_manifest_is_written_piece_by_piece():
     data = many(5)
     head = {k: v for k, v in data.manifest().items() if k != "clients"}
-    assert "".join(manifest_pieces(head, Clients.of(data.clients))) == json.dumps(data.manifest())
+    assert "".join(iter_manifest_json(head, ClientIndex.of(data.clients))) == json.dumps(data.manifest())
 
 
 def test_clients_over_flat_lists():
     data = many(40)
-    assert data.digest == manifest_hash(data.manifest()) == data.manifest()["hash"]
+    assert data.digest == hash_manifest(data.manifest()) == data.manifest()["hash"]
     assert (data.names[3], data.names[-1], len(data.names)) == ("3", "39", 40)
     assert data.clients[2].train.tolist() == [(14 + i) % 500 for i in range(6)]
     assert [c.name for c in data.clients[1:3]] == ["1", "2"]
-    some = Clients.of(data.clients).take(np.array([5, 1]))
+    some = ClientIndex.of(data.clients).take(np.array([5, 1]))
     assert [c.test.tolist() for c in some] == [data.clients[5].test.tolist(), data.clients[1].test.tolist()]
     assert data.sizes("train") is data.sizes("train")
-    again = Clients.of([data.clients[0], data.clients[1]])
+    again = ClientIndex.of([data.clients[0], data.clients[1]])
     assert np.array_equal(again[1].all, data.clients[1].all)
-    twice = Lists(np.array([1, 2, 3, 3]), np.array([0, 2, 4]))
-    none = Lists(np.array([], dtype=int), np.zeros(3, dtype=int))
+    twice = RaggedIndex(np.array([1, 2, 3, 3]), np.array([0, 2, 4]))
+    none = RaggedIndex(np.array([], dtype=int), np.zeros(3, dtype=int))
     with pytest.raises(DataError, match="client '1' holds a sample twice"):
-        Federation("x", data.x, data.y, data.classes, Clients(twice, none, none))
+        Federation("x", data.x, data.y, data.classes, ClientIndex(twice, none, none))
     with pytest.raises(DataError, match=r"client '1' has indices outside \[0, 500\)"):
         Federation(
-            "x", data.x, data.y, data.classes, Clients(Lists(np.array([1, 700]), np.arange(3)), none, none)
+            "x",
+            data.x,
+            data.y,
+            data.classes,
+            ClientIndex(RaggedIndex(np.array([1, 700]), np.arange(3)), none, none),
         )
     with pytest.raises(DataError, match="bounds must go from 0 to 2"):
-        Lists(np.array([1, 2]), np.array([0, 1]))
+        RaggedIndex(np.array([1, 2]), np.array([0, 1]))
     with pytest.raises(DataError, match="as many of each"):
-        Clients(twice, none, none, names=["a"])
+        ClientIndex(twice, none, none, names=["a"])

@@ -14,40 +14,43 @@ import fedattune
 from conformance.table import CASES, Case
 from conformance.test_conformance import every_method
 from conformance.test_spread import RUN, same_numbers, trained
-from fedattune import ConfigError, Federation, Result, RunError, Settings
 from fedattune.cli import main
-from fedattune.wire import Parcel
+from fedattune.core.errors import ConfigError, RunError
+from fedattune.core.settings import Settings
+from fedattune.data.federated import Federation
+from fedattune.training.backends.message import WorkerMessage
+from fedattune.training.result import Result
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
 
 
-from fedattune.on_ray import cohort as cohorts
-from fedattune.on_ray import connected, products, spread
-from fedattune.on_ray.cluster import Cluster, check_ray
-from fedattune.on_ray.cohort import RayCohort
-from fedattune.on_ray.crates import Shard
-from fedattune.on_ray.division import divided
-from fedattune.on_ray.products import Products
+from fedattune.training.backends.ray import backend as cohorts
+from fedattune.training.backends.ray import connect_ray, open_ray_backend
+from fedattune.training.backends.ray import offload as products
+from fedattune.training.backends.ray.actor import ActorState
+from fedattune.training.backends.ray.backend import RayBackend, divide_clients
+from fedattune.training.backends.ray.cluster import RayCluster, check_ray
+from fedattune.training.backends.ray.offload import ProductOffloader
 
 ON_RAY: dict[str, Any] = {"engine": "ray", "ray_actors": 2}
 BY_NAME = {case.name: case for case in CASES}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[RayCluster]:
     """One cluster of two cores for all tests, whose actors they hand on to each other."""
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
-    with connected(Settings(engine="ray")) as found:
+    with connect_ray(Settings(engine="ray")) as found:
         yield found
     ray.shutdown()
 
 
 def on_ray(case: Case, federation: Federation, actors: int = 2, **settings: Any) -> Result:
     mine = {"engine": "ray", "ray_actors": actors, **settings}
-    with spread(Settings(**mine)) as places:
+    with open_ray_backend(Settings(**mine)) as places:
         return trained(case, federation, places, **mine)
 
 
@@ -61,7 +64,7 @@ def same_models(one: Result, other: Result) -> None:
 
 @every_method
 def test_every_method_gives_the_numbers_of_one_process(
-    case: Case, ragged: Federation, cluster: Cluster
+    case: Case, ragged: Federation, cluster: RayCluster
 ) -> None:
     one, other = trained(case, ragged, None), on_ray(case, ragged)
     same_numbers(one, other)
@@ -71,25 +74,25 @@ def test_every_method_gives_the_numbers_of_one_process(
 @pytest.mark.parametrize("actors", [1, 3])
 @pytest.mark.parametrize("name", ["fedavg", "pfedme_mcsa"])
 def test_the_number_of_actors_does_not_change_numbers(
-    name: str, actors: int, ragged: Federation, cluster: Cluster
+    name: str, actors: int, ragged: Federation, cluster: RayCluster
 ) -> None:
     one, other = trained(BY_NAME[name], ragged, None), on_ray(BY_NAME[name], ragged, actors)
     same_numbers(one, other)
     same_models(one, other)
 
 
-def test_there_are_at_most_as_many_actors_as_clients(cluster: Cluster) -> None:
+def test_there_are_at_most_as_many_actors_as_clients(cluster: RayCluster) -> None:
     assert cluster.n_actors(Settings(engine="ray", ray_actors=20), 6) == 6
     assert cluster.n_actors(Settings(engine="ray"), 6) == 2  # one per core
 
 
 def kills(
-    monkeypatch: pytest.MonkeyPatch, when: Callable[[RayCohort, dict[str, Any]], bool]
-) -> list[RayCohort]:
+    monkeypatch: pytest.MonkeyPatch, when: Callable[[RayBackend, dict[str, Any]], bool]
+) -> list[RayBackend]:
     """Kill the actor of the first shard while it has a parcel, where `when` says so; the cohorts it was done to."""
-    submit, hit = RayCohort._submit, []
+    submit, hit = RayBackend._submit, []
 
-    def killing(self: RayCohort, shard: Shard, crate: Any) -> Any:
+    def killing(self: RayBackend, shard: ActorState, crate: Any) -> Any:
         chosen = shard is self.shards[0] and when(self, crate.head)
         if chosen:
             if shard.actor is None:
@@ -102,7 +105,7 @@ def kills(
             hit.append(self)
         return call
 
-    monkeypatch.setattr(RayCohort, "_submit", killing)
+    monkeypatch.setattr(RayBackend, "_submit", killing)
     return hit
 
 
@@ -121,19 +124,19 @@ def test_what_is_lost_with_an_actor_is_made_again(
     round_: int | None,
     saved: bool,
     ragged: Federation,
-    cluster: Cluster,
+    cluster: RayCluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SIGKILL while the actor is at it, once."""
     case = BY_NAME[name]
     calm = on_ray(case, ragged)
-    monkeypatch.setattr(cohorts, "UNSAFE_SECONDS", -1.0 if saved else 1e9)
-    monkeypatch.setattr(cohorts, "SAVING_SHARE", 1e9 if saved else 0.1)
+    monkeypatch.setattr(cohorts, "MIN_UNSAVED_S", -1.0 if saved else 1e9)
+    monkeypatch.setattr(cohorts, "MAX_SAVING_SHARE", 1e9 if saved else 0.1)
 
-    def once(cohort: RayCohort, head: dict[str, Any]) -> bool:
+    def once(cohort: RayBackend, head: dict[str, Any]) -> bool:
         return not cohort.lost and not hit and (head["kind"], head.get("round")) == (kind, round_)
 
-    hit: list[RayCohort] = []
+    hit: list[RayBackend] = []
     hit = kills(monkeypatch, once)
     result = on_ray(case, ragged)
     assert [cohort.lost for cohort in hit] == [1]
@@ -147,21 +150,21 @@ def test_what_is_lost_with_an_actor_is_made_again(
     ("name", "lost"), [("fedmcsa", False), ("fedmcsa", True), ("fedamp", False), ("mocha", False)]
 )
 def test_actors_mix_for_the_server_where_that_pays(
-    name: str, lost: bool, ragged: Federation, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    name: str, lost: bool, ragged: Federation, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All products are sent away here, though on one machine none would be; some with an actor that is gone."""
     asked: list[int] = []
-    there = Products.asked
+    there = ProductOffloader.asked
 
-    def counted(self: Products, *given: Any) -> Any:
+    def counted(self: ProductOffloader, *given: Any) -> Any:
         asked.append(len(self.actors()))
         if lost and len(asked) == 3:
             cluster.ray.kill(self.actors()[0])
         return there(self, *given)
 
-    monkeypatch.setattr(products, "LARGE", 0.0)
-    monkeypatch.setattr(Products, "pays", lambda self, flops, nbytes: True)
-    monkeypatch.setattr(Products, "asked", counted)
+    monkeypatch.setattr(products, "MIN_FLOPS", 0.0)
+    monkeypatch.setattr(ProductOffloader, "pays", lambda self, flops, nbytes: True)
+    monkeypatch.setattr(ProductOffloader, "asked", counted)
     few = {"rounds": 3}  # some ten products in each
     one, other = trained(BY_NAME[name], ragged, None, **few), on_ray(BY_NAME[name], ragged, **few)
     assert len(asked) > 3
@@ -171,23 +174,23 @@ def test_actors_mix_for_the_server_where_that_pays(
 
 
 def test_whether_it_pays_follows_from_what_was_measured(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand: 1e12 operations at 1e11 a second are 10 s here; a quarter of that on four times the cores."""
-    one = Products(cluster, list)
+    one = ProductOffloader(cluster, list)
     assert not one.pays(1e30, 1.0)  # the actors of one machine have the same cores
     monkeypatch.setattr(cluster, "n_machines", lambda: 4)
-    many = Products(cluster, list)
+    many = ProductOffloader(cluster, list)
     many.share = 0.25
     monkeypatch.setattr(many, "_measured", lambda: (1e11, 1e9))
     assert many.pays(1e12, 5e9)  # 2.5 s and 5 s to send, of the 8 s that it may take
     assert not many.pays(1e12, 6e9)
 
 
-def test_sending_and_computing_are_measured(cluster: Cluster) -> None:
+def test_sending_and_computing_are_measured(cluster: RayCluster) -> None:
     actors = [cluster.lend(0.0) for _ in range(2)]
     try:
-        speed, sending = Products(cluster, lambda: actors)._measured()
+        speed, sending = ProductOffloader(cluster, lambda: actors)._measured()
     finally:
         for actor in actors:
             cluster.take_back(actor)
@@ -196,10 +199,10 @@ def test_sending_and_computing_are_measured(cluster: Cluster) -> None:
 
 
 def test_what_ends_every_actor_is_given_up(
-    ragged: Federation, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ragged: Federation, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hit = kills(monkeypatch, lambda cohort, head: head["kind"] == "train" and head["round"] == 2)
-    monkeypatch.setattr(cohorts, "ATTEMPTS", 2)
+    monkeypatch.setattr(cohorts, "MAX_LOST_ACTORS", 2)
     with pytest.raises(
         RunError, match=r"2 actors in a row were lost with clients .* \(train, round 2\): .*; look whether"
     ):
@@ -207,25 +210,25 @@ def test_what_ends_every_actor_is_given_up(
     assert hit[0].lost == 2
 
 
-def test_an_error_on_an_actor_is_that_error(ragged: Federation, cluster: Cluster) -> None:
-    with spread(Settings(**ON_RAY)) as places:
+def test_an_error_on_an_actor_is_that_error(ragged: Federation, cluster: RayCluster) -> None:
+    with open_ray_backend(Settings(**ON_RAY)) as places:
         assert places is not None
-        made: list[RayCohort] = []
+        made: list[RayBackend] = []
 
-        def asks(run: Any) -> RayCohort:
+        def asks(run: Any) -> RayBackend:
             made.append(places(run))
             return made[0]
 
         trained(BY_NAME["local"], ragged, asks, **ON_RAY)
         with pytest.raises(KeyError, match="nonsense") as caught:
-            made[0].ask({0: Parcel({"kind": "nonsense"}), 1: Parcel({"kind": "buffers"})})
+            made[0].ask({0: WorkerMessage({"kind": "nonsense"}), 1: WorkerMessage({"kind": "buffers"})})
         assert "on an actor of Ray" in caught.value.__notes__[0]
         assert made[0].lost == 0
 
 
 @pytest.mark.parametrize(("first", "second"), [(ON_RAY, {}), ({}, ON_RAY)], ids=["leaves", "joins"])
 def test_a_run_goes_on_with_another_engine(
-    first: dict[str, Any], second: dict[str, Any], ragged: Federation, cluster: Cluster, tmp_path: Path
+    first: dict[str, Any], second: dict[str, Any], ragged: Federation, cluster: RayCluster, tmp_path: Path
 ) -> None:
     """And those that join after training do so in this process."""
 
@@ -264,27 +267,29 @@ def test_settings_of_ray_go_with_ray() -> None:
 
 
 def test_an_address_where_nothing_answers_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedattune.on_ray.cluster._open", [])  # whoever is connected already asks nobody
+    monkeypatch.setattr(
+        "fedattune.training.backends.ray.cluster._connections", []
+    )  # whoever is connected already asks nobody
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"nothing answers at 127\.0\.0\.1:9"):
         check_ray(Settings(engine="ray", ray_address="127.0.0.1:9"))
     assert time.monotonic() - began < 10
 
 
-def test_gpus_that_are_not_there_are_told(ragged: Federation, cluster: Cluster) -> None:
+def test_gpus_that_are_not_there_are_told(ragged: Federation, cluster: RayCluster) -> None:
     with pytest.raises(ConfigError, match="the cluster has 0 GPUs"):
         fedattune.fit("fedavg", ragged, "mlr", engine="ray", ray_gpus=0.5)
 
 
 def test_actors_have_about_as_much_to_do() -> None:
     burden = torch.tensor([9.0, 1, 1, 1, 3, 3]).numpy()
-    shards = divided(burden, 2)
+    shards = divide_clients(burden, 2)
     assert sorted(torch.cat(shards).tolist()) == list(range(6))
     assert {float(burden[shard].sum()) for shard in shards} == {9.0}
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedattune.on_ray.cluster.find_spec", lambda _: None)
+    monkeypatch.setattr("fedattune.training.backends.ray.cluster.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'fedattune\[ray\]'"):
         check_ray(Settings(engine="ray"))
 

@@ -17,10 +17,12 @@ pytestmark = pytest.mark.deployed
 
 from conformance.table import CASES
 from conformance.test_spread import same_numbers, trained
-from fedattune import Federation, Settings
-from fedattune.on_ray import products, spread
-from fedattune.on_ray.cohort import RayCohort
-from fedattune.on_ray.products import Products
+from fedattune.core.settings import Settings
+from fedattune.data.federated import Federation
+from fedattune.training.backends.ray import offload as products
+from fedattune.training.backends.ray import open_ray_backend
+from fedattune.training.backends.ray.backend import RayBackend
+from fedattune.training.backends.ray.offload import ProductOffloader
 
 NODE = {"num_cpus": 1, "object_store_memory": 200_000_000}
 
@@ -58,18 +60,18 @@ def test_actors_of_two_machines_mix_for_the_server(
 ) -> None:
     """Every product is offered; that it pays follows from rates as they are between machines close to each other."""
     asked: list[int] = []
-    there = Products.asked
+    there = ProductOffloader.asked
 
-    def counted(self: Products, *given: Any) -> Any:
+    def counted(self: ProductOffloader, *given: Any) -> Any:
         asked.append(self.machines)
         return there(self, *given)
 
-    monkeypatch.setattr(products, "LARGE", 0.0)
-    monkeypatch.setattr(Products, "_measured", lambda self: (1.0, 1e12))
-    monkeypatch.setattr(Products, "asked", counted)
+    monkeypatch.setattr(products, "MIN_FLOPS", 0.0)
+    monkeypatch.setattr(ProductOffloader, "_measured", lambda self: (1.0, 1e12))
+    monkeypatch.setattr(ProductOffloader, "asked", counted)
     case = next(case for case in CASES if case.name == "fedmcsa")
     settings = {"engine": "ray", "ray_actors": 2, "ray_address": nodes.address}
-    with spread(Settings(**settings)) as places:
+    with open_ray_backend(Settings(**settings)) as places:
         away = trained(case, ragged, places, **settings)
     assert asked
     assert set(asked) == {2}
@@ -90,10 +92,10 @@ def test_a_node_that_is_killed_in_a_round_costs_no_numbers(
 
     case = next(case for case in CASES if case.name == "ditto")
     settings = {"engine": "ray", "ray_actors": 2, "ray_address": nodes.address}
-    there = RayCohort.ask
-    made: list[RayCohort] = []
+    there = RayBackend.ask
+    made: list[RayBackend] = []
 
-    def ask(self: RayCohort, parcels: Any) -> Any:
+    def ask(self: RayBackend, parcels: Any) -> Any:
         kind = next(iter(parcels.values())).head
         if (kind["kind"], kind.get("round")) == ("train", 3) and not made:
             made.append(self)
@@ -116,8 +118,8 @@ def test_a_node_that_is_killed_in_a_round_costs_no_numbers(
             monkeypatch.setattr(self, "_submit", killing)
         return there(self, parcels)
 
-    monkeypatch.setattr(RayCohort, "ask", ask)
-    with spread(Settings(**settings)) as places:
+    monkeypatch.setattr(RayBackend, "ask", ask)
+    with open_ray_backend(Settings(**settings)) as places:
         killed = trained(case, ragged, places, **settings)
     assert made[0].lost >= 1
     assert not ray.is_initialized()  # we have left the cluster, which goes on

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from crafted import compared, craft
-from fedattune.errors import RunError
-from fedattune.reading import Runs, files_of, read_run, read_runs
+from fedattune.analysis.load import Runs, list_run_files, read_run, read_runs
+from fedattune.core.errors import RunError
 
 SCORES = {1: (5, 10, 5, 20)}
 
@@ -137,6 +137,6 @@ def test_files_of_runs_are_known_and_others_are_not(tmp_path: Path) -> None:
     (tmp_path / "figure.pdf").write_text("")
     own = tmp_path / "m" / "seed-0"
     inside = {own / name for name in ("config.json", "facts.json", "metrics.sqlite", "result.json")}
-    assert set(files_of([tmp_path]).values()) == inside  # every file under a name of its own
-    assert set(files_of([own]).values()) == inside
+    assert set(list_run_files([tmp_path]).values()) == inside  # every file under a name of its own
+    assert set(list_run_files([own]).values()) == inside
     assert read_run(own) is not None

@@ -7,25 +7,29 @@ import pytest
 
 import fedattune
 from crafted import ALL, EARLY, LABELS, LATE, SAME, compared, craft
-from fedattune import Federation
-from fedattune.compare import by_algorithm, gains
-from fedattune.reading import read_runs
-from fedattune.relations import Relations, agreement, label_similarity, seriation
+from fedattune.analysis.compare import compute_gains, group_by_algorithm
+from fedattune.analysis.load import read_runs
+from fedattune.analysis.relations import MixingAnalysis, compute_label_similarity, measure_agreement, seriate
+from fedattune.data.federated import Federation
 
 
-def relations(folder: Path, algorithm: str = "fedmcsa") -> Relations:
-    return Relations(read_runs([folder]).of(algorithm, None)[0][0])
+def relations(folder: Path, algorithm: str = "fedmcsa") -> MixingAnalysis:
+    return MixingAnalysis(read_runs([folder]).of(algorithm, None)[0][0])
 
 
 def test_label_similarity_by_hand() -> None:
     """1 minus half the summed differences of shares: 3/4, 1/4 beside 1/4, 3/4 is 1 - (1/2 + 1/2) / 2."""
-    found = label_similarity(np.array([[3.0, 1.0, 0.0], [1.0, 3.0, 0.0], [0.0, 0.0, 7.0], [30.0, 10.0, 0.0]]))
+    found = compute_label_similarity(
+        np.array([[3.0, 1.0, 0.0], [1.0, 3.0, 0.0], [0.0, 0.0, 7.0], [30.0, 10.0, 0.0]])
+    )
     assert found.tolist() == [[1, 0.5, 0, 1], [0.5, 1, 0, 0.5], [0, 0, 1, 0], [1, 0.5, 0, 1]]
 
 
 def test_clients_that_are_equally_alike_tie_in_memory() -> None:
     """Shares of thirds and sevenths: both others differ by 5/21 in two classes, whichever classes these are."""
-    found = label_similarity(np.array([[1.0, 1.0, 1.0], [4.0, 1.0, 2.0], [2.0, 4.0, 1.0], [1.0, 2.0, 4.0]]))
+    found = compute_label_similarity(
+        np.array([[1.0, 1.0, 1.0], [4.0, 1.0, 2.0], [2.0, 4.0, 1.0], [1.0, 2.0, 4.0]])
+    )
     assert len({found[0, 1], found[0, 2], found[0, 3]}) == 1
     assert found[0, 1] == pytest.approx(1 - 5 / 21, abs=1e-12)
 
@@ -37,15 +41,15 @@ def test_seriation_puts_groups_together() -> None:
         similarity[np.ix_(group, group)] = 0.2
     for own in (0.0, 0.5, 1.0):
         np.fill_diagonal(similarity, own)
-        order, clusters = seriation(similarity)
+        order, clusters = seriate(similarity)
         assert {frozenset(order[:3]), frozenset(order[3:])} == {frozenset({0, 2, 4}), frozenset({1, 3, 5})}
         assert clusters[0] == clusters[2] == clusters[4] != clusters[1] == clusters[3] == clusters[5]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_seriation_of_few_or_of_clients_that_are_all_alike(n: int) -> None:
-    assert seriation(np.ones((n, n))) == (list(range(n)), [0] * n)
-    order, clusters = seriation(np.full((n, n), np.nan))
+    assert seriate(np.ones((n, n))) == (list(range(n)), [0] * n)
+    order, clusters = seriate(np.full((n, n), np.nan))
     assert (sorted(order), clusters) == (list(range(n)), [0] * n)
 
 
@@ -55,12 +59,12 @@ def test_agreement_by_hand() -> None:
     similarity[0] = [1, 0.9, 0.5, 0.4, 0.1]
     weights = np.eye(5)
     weights[0] = [0.6, 0.3, 0.06, 0.04, 0.0]
-    found = agreement(weights, similarity, [0])
+    found = measure_agreement(weights, similarity, [0])
     assert found.correlation == pytest.approx(1)
     assert found.share == pytest.approx(0.75)
     assert found.chance == 0.25
     weights[0, 1:] = weights[0, 1:][::-1]
-    assert agreement(weights, similarity, [0]).correlation == pytest.approx(-1)
+    assert measure_agreement(weights, similarity, [0]).correlation == pytest.approx(-1)
 
 
 def test_ties_at_the_border_share_the_places_of_the_nearest() -> None:
@@ -69,22 +73,24 @@ def test_ties_at_the_border_share_the_places_of_the_nearest() -> None:
     similarity[0] = [1, 0.8, 0.8, 0.4, 0.4]
     weights = np.eye(5)
     weights[0] = [0.6, 0.3, 0.1, 0.0, 0.0]
-    assert agreement(weights, similarity, [0]).share == pytest.approx(0.5)
+    assert measure_agreement(weights, similarity, [0]).share == pytest.approx(0.5)
     # Spearman: ranks 4, 3, 1.5, 1.5 of weights and 3.5, 3.5, 1.5, 1.5 of labels; covariance 4 of 4.5 times 4.
-    assert agreement(weights, similarity, [0]).correlation == pytest.approx(4 / np.sqrt(4.5 * 4))
+    assert measure_agreement(weights, similarity, [0]).correlation == pytest.approx(4 / np.sqrt(4.5 * 4))
 
 
 def test_agreement_of_what_is_constant_missing_or_alone() -> None:
     flat = np.full((4, 4), 0.25)
-    similarity = label_similarity(np.array(LABELS, dtype=float))
-    assert agreement(flat, similarity).correlation is None
-    assert agreement(flat, similarity).share == pytest.approx(1 / 3)  # one of three others
+    similarity = compute_label_similarity(np.array(LABELS, dtype=float))
+    assert measure_agreement(flat, similarity).correlation is None
+    assert measure_agreement(flat, similarity).share == pytest.approx(1 / 3)  # one of three others
     missing = np.array(LATE)
     missing[1:] = np.nan
-    assert agreement(missing, similarity).share == pytest.approx(0.8)  # the row of a alone: 0.4 of 0.5
-    own = agreement(np.eye(4), similarity)
+    assert measure_agreement(missing, similarity).share == pytest.approx(
+        0.8
+    )  # the row of a alone: 0.4 of 0.5
+    own = measure_agreement(np.eye(4), similarity)
     assert (own.correlation, own.share) == (None, None)
-    alone = agreement(np.ones((1, 1)), np.ones((1, 1)))
+    alone = measure_agreement(np.ones((1, 1)), np.ones((1, 1)))
     assert (alone.correlation, alone.share) == (None, None)
 
 
@@ -97,12 +103,12 @@ def test_agreement_is_with_those_whose_models_there_were_and_of_those_who_were_g
     weights[1] = [0.004, 0.995, 0.001, 0.0, 0.0]
     offered = np.ones((5, 5), dtype=bool)
     offered[0, 4] = False
-    found = agreement(weights, similarity, [0, 1], offered)
+    found = measure_agreement(weights, similarity, [0, 1], offered)
     assert found.share == pytest.approx(0.75)
     assert found.chance == pytest.approx(1 / 3)
     assert found.correlation == pytest.approx(1)
     offered[0, 2:] = False  # no choice
-    found = agreement(weights, similarity, [0, 1], offered)
+    found = measure_agreement(weights, similarity, [0, 1], offered)
     assert (found.correlation, found.share, found.chance) == (None, None, 1.0)
 
 
@@ -161,10 +167,12 @@ def test_fedavg_of_cohorts_is_one_model_for_all(ragged: Federation, tmp_path: Pa
 
 def test_gains_are_means_over_seeds_at_the_headline_point(tmp_path: Path) -> None:
     results = read_runs([compared(tmp_path)]).results
-    np.testing.assert_allclose(gains(by_algorithm(results), "fedmcsa"), [0.25, 0.1, 0.0, -0.025])
-    assert gains(by_algorithm(results[2:]), "fedmcsa") is None
+    np.testing.assert_allclose(
+        compute_gains(group_by_algorithm(results), "fedmcsa"), [0.25, 0.1, 0.0, -0.025]
+    )
+    assert compute_gains(group_by_algorithm(results[2:]), "fedmcsa") is None
     # Over the seeds that both have: without one of local's, that of the other.
-    one = by_algorithm([run for run in results if (run.algorithm, run.settings.seed) != ("local", 0)])
-    np.testing.assert_allclose(gains(one, "fedmcsa"), [0.3, 0.1, 0.0, -0.025])
+    one = group_by_algorithm([run for run in results if (run.algorithm, run.settings.seed) != ("local", 0)])
+    np.testing.assert_allclose(compute_gains(one, "fedmcsa"), [0.3, 0.1, 0.0, -0.025])
     assert relations(tmp_path).mean[0].tolist() == pytest.approx([0.375, 0.325, 0.175, 0.125])
     assert np.array(EARLY).sum() == np.array(SAME).sum() == pytest.approx(len(ALL))

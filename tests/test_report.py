@@ -15,16 +15,17 @@ import torch
 
 import fedattune
 from crafted import craft
-from fedattune import Federation
+from fedattune.analysis.load import Runs, read_runs
+from fedattune.analysis.relations import thin_out
+from fedattune.analysis.report import content as frames
+from fedattune.analysis.report import render_report
 from fedattune.cli import main
-from fedattune.core import MixingMatrices
-from fedattune.engines import Scores
-from fedattune.numbers import Numbers
-from fedattune.reading import Runs, read_runs
-from fedattune.relations import thinned
-from fedattune.report import frames, render
-from fedattune.runs import RoundRecord, RunStore
-from fedattune.runs.folder import write_json
+from fedattune.core.io import write_json
+from fedattune.core.payload import MixingMatrices
+from fedattune.data.federated import Federation
+from fedattune.training.engine import Scores
+from fedattune.training.metrics import RunMetrics
+from fedattune.training.storage import RoundRecord, RunStore
 from reports import METHODS, train, train_odd
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -81,7 +82,7 @@ def test_the_page_is_one_file_that_asks_for_nothing(folder: Path, tmp_path: Path
 
 def test_the_data_of_the_pictures_are_those_of_the_runs(folder: Path) -> None:
     runs = read_runs([folder])
-    html = render(runs)
+    html = render_report(runs)
     data = json.loads(part(html, "data"))
     assert data["methods"] == list(METHODS)
     assert data["clients"]["ids"][:2] == ["ward <b>7</b>", "</script>"]
@@ -105,7 +106,7 @@ def test_the_data_of_the_pictures_are_those_of_the_runs(folder: Path) -> None:
 
 
 def test_the_matrices_of_the_pictures_are_those_of_the_run(folder: Path) -> None:
-    html = render(read_runs([folder]))
+    html = render_report(read_runs([folder]))
     mixing = json.loads(part(html, "data"))["mixing"]
     about, raw = mixing["methods"]["fedmcsa"], np.frombuffer(part(html, "matrices"), dtype=np.uint8)
     result = fedattune.Result.load(folder / "fedmcsa" / "seed-0")
@@ -118,7 +119,7 @@ def test_the_matrices_of_the_pictures_are_those_of_the_run(folder: Path) -> None
         assert given.sum() == 4  # the cohort
         got = component["largest"] * (levels[c, 3] / 254) ** 4
         assert np.abs(got - stored)[given].max() < 0.01
-        assert (levels[c, 0] == frames.UNKNOWN).all(
+        assert (levels[c, 0] == frames.UNKNOWN_LEVEL).all(
             1
         ).sum() == 2  # clients who were not asked in the first round
     labels = np.array(mixing["labels"])
@@ -127,24 +128,24 @@ def test_the_matrices_of_the_pictures_are_those_of_the_run(folder: Path) -> None
 
 def test_signed_weights_and_unknown_ones_are_packed_apart() -> None:
     weights = np.array([[1.0, -0.25], [np.nan, 0.0]])
-    signed = np.frombuffer(frames.pack(weights, 1.0, True), dtype=np.uint8)
+    signed = np.frombuffer(frames.pack_weights(weights, 1.0, True), dtype=np.uint8)
     quarter = 37  # 127 (1 - 0.25 ** 0.25) = 37.2
-    assert signed.tolist() == [254, quarter, frames.UNKNOWN, 127]
+    assert signed.tolist() == [254, quarter, frames.UNKNOWN_LEVEL, 127]
     # Weights of a ten thousandth beside own ones of nearly all are still told apart.
     small = np.array([[1.0, 2e-4], [5e-6, 0.0]])
-    levels = np.frombuffer(frames.pack(small, 1.0, False), dtype=np.uint8)
+    levels = np.frombuffer(frames.pack_weights(small, 1.0, False), dtype=np.uint8)
     np.testing.assert_allclose((levels / 254.0) ** 4, small.ravel(), rtol=0.15)
-    plain = np.frombuffer(frames.pack(np.abs(weights), 1.0, False), dtype=np.uint8)
-    assert plain.tolist() == [254, 180, frames.UNKNOWN, 0]  # 254 * 0.25 ** 0.25 = 179.6
+    plain = np.frombuffer(frames.pack_weights(np.abs(weights), 1.0, False), dtype=np.uint8)
+    assert plain.tolist() == [254, 180, frames.UNKNOWN_LEVEL, 0]  # 254 * 0.25 ** 0.25 = 179.6
 
 
 def test_thinned_rounds_keep_both_ends() -> None:
-    assert thinned(range(1, 801), 5) == [1, 201, 401, 600, 800]
-    assert thinned([3, 6], 5) == [3, 6]
-    assert thinned([3, 6], 1) == [6]
+    assert thin_out(range(1, 801), 5) == [1, 201, 401, 600, 800]
+    assert thin_out([3, 6], 5) == [3, 6]
+    assert thin_out([3, 6], 1) == [6]
 
 
-def made_up(n: int, rounds: int) -> Numbers:
+def made_up(n: int, rounds: int) -> RunMetrics:
     """A run whose matrices do not compress: every weight is drawn."""
     store, generator = RunStore(None), np.random.default_rng(0)
     everyone = torch.arange(n)
@@ -166,11 +167,11 @@ def made_up(n: int, rounds: int) -> Numbers:
     }
     facts |= {"labels": generator.integers(0, 20, (n, 2)).tolist()}
     config = {"algorithm": "fedmcsa", "definition": "", "data": "made up", "rounds": rounds}
-    return Numbers({**config, **fedattune.Settings(rounds=rounds).model_dump()}, facts, store)
+    return RunMetrics({**config, **fedattune.Settings(rounds=rounds).model_dump()}, facts, store)
 
 
 def test_many_clients_and_rounds_stay_below_five_megabytes() -> None:
-    html = render(Runs([made_up(100, 160)], [], [], []))
+    html = render_report(Runs([made_up(100, 160)], [], [], []))
     assert len(html.encode()) < 5_000_000
     mixing = json.loads(part(html, "data"))["mixing"]["methods"]["fedmcsa"]
     assert mixing["all_rounds"] == 160
@@ -179,7 +180,7 @@ def test_many_clients_and_rounds_stay_below_five_megabytes() -> None:
 
 
 def test_of_hundreds_of_clients_some_are_in_the_pictures_and_all_in_the_table() -> None:
-    data = json.loads(part(render(Runs([made_up(320, 2)], [], [], [])), "data"))
+    data = json.loads(part(render_report(Runs([made_up(320, 2)], [], [], [])), "data"))
     assert len(data["clients"]["ids"]) == 320
     assert len(set(data["mixing"]["clients"])) == 150
     assert data["mixing"]["hidden"] == 170
@@ -194,11 +195,11 @@ def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, t
     store = runs.results[-1].store
     store.add_round(RoundRecord(5, 1.0, 1, 1, 1, [0, 1], [2]))
     store.add_faults(5, {2: "the answer is not finite"})
-    text = Page(render(runs)).text
+    text = Page(render_report(runs)).text
     assert "pfedme failed with seed 0: training diverged." in text
     assert "fedmcsa: training diverged 2 times" in text
     assert "fedmcsa: 1 uploads were lost (clients that were asked and did not answer, 1 of them" in text
-    found = fedattune.verdict.verdict(runs.results)
+    found = fedattune.analysis.verdict.reach_verdict(runs.results)
     assert found.gains is not None
     harmed = int((found.gains < 0).sum())
     assert harmed
@@ -208,7 +209,7 @@ def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, t
 def test_a_run_that_is_still_trained_is_shown_as_such(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "runs")
     (tmp_path / "runs" / "fedmcsa" / "seed-1" / "result.json").unlink()
-    text = Page(render(read_runs([tmp_path / "runs"], running=True))).text
+    text = Page(render_report(read_runs([tmp_path / "runs"], running=True))).text
     assert "Still training." in text
     assert "Not finished: fedmcsa (round 4 of 4)" in text
     assert "As it stands now:" in text
@@ -217,7 +218,7 @@ def test_a_run_that_is_still_trained_is_shown_as_such(folder: Path, tmp_path: Pa
     shutil.rmtree(tmp_path / "runs" / "fedmcsa" / "seed-1")
     (tmp_path / "runs" / "experiment.yaml").write_text("algorithms: local,fedavg,fedmcsa\nseeds: 2\n")
     runs = read_runs([tmp_path / "runs"])
-    text = Page(render(runs)).text
+    text = Page(render_report(runs)).text
     assert not runs.finished
     assert "Not finished: fedmcsa, seed-1 (no round yet)" in text
     assert "fedmcsa (seeds 0) and local (seeds 0, 1) are compared over seeds 0 alone" in text
@@ -226,7 +227,7 @@ def test_a_run_that_is_still_trained_is_shown_as_such(folder: Path, tmp_path: Pa
 def test_seeds_that_differ_are_said(folder: Path, tmp_path: Path) -> None:
     for name, seed in (("local", 0), ("fedmcsa", 1)):
         shutil.copytree(folder / name / f"seed-{seed}", tmp_path / name / f"seed-{seed}")
-    text = Page(render(read_runs([tmp_path]))).text
+    text = Page(render_report(read_runs([tmp_path]))).text
     assert "fedmcsa (seeds 1) and local (seeds 0) have no seed in common" in text
     assert "no common seed" in text
 
@@ -237,7 +238,7 @@ def test_a_client_that_is_right_as_often_does_not_lose_by_rounding(tmp_path: Pat
     for seed, (alone, shared) in enumerate(((49, 48), (49, 50))):
         for name, right in (("local", alone), ("fedmcsa", shared)):
             craft(tmp_path, name, {1: [right] * 5}, n_test=[51] * 5, seed=seed, moved=1)
-    found = fedattune.verdict.verdict(read_runs([tmp_path]).results)
+    found = fedattune.analysis.verdict.reach_verdict(read_runs([tmp_path]).results)
     assert "none of the 5 clients would lose" in found.text
     assert "-0.00" not in found.text
     assert found.by_seed == pytest.approx((-100 / 51, 100 / 51))
@@ -267,7 +268,7 @@ def test_nothing_to_report_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_one_run_without_local_says_that_nothing_can_be_compared(folder: Path) -> None:
-    page = Page(render(read_runs([folder / "fedavg" / "seed-0"])))
+    page = Page(render_report(read_runs([folder / "fedavg" / "seed-0"])))
     assert "Nothing to compare" in page.text
     assert "So nobody learns" in page.text.replace("\n", " ")
 
@@ -275,7 +276,7 @@ def test_one_run_without_local_says_that_nothing_can_be_compared(folder: Path) -
 def test_clients_that_joined_after_training_have_a_table(ragged: Federation, tmp_path: Path) -> None:
     train(tmp_path, ragged, held_out=2, cohort=1.0)
     runs = read_runs([tmp_path])
-    page = Page(render(replace(runs, rounds_to=0.01)))
+    page = Page(render_report(replace(runs, rounds_to=0.01)))
     assert "4 clients, 2 of them joining after training" in page.text
     section = page.text.partition("Clients that joined after training")[2].partition("Who learns from whom")[
         0

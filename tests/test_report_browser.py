@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedattune.reading import read_runs
-from fedattune.relations import Relations
-from fedattune.report import write_report
+from fedattune.analysis.load import read_runs
+from fedattune.analysis.relations import MixingAnalysis
+from fedattune.analysis.report import write_report
 from reports import train_odd
 
 
@@ -78,7 +78,7 @@ def test_browser_filters_clients(opened: Any) -> None:
 
 
 def test_browser_shows_first_the_component_in_which_clients_choose_and_how_it_agrees(opened: Any) -> None:
-    relations = Relations(next(run for run in opened.runs.results if run.algorithm == "fedmcsa"))
+    relations = MixingAnalysis(next(run for run in opened.runs.results if run.algorithm == "fedmcsa"))
     others = ~np.eye(6, dtype=bool)
     choosing = {name: m[others].max() / m[others].mean() for name, m in relations.last.items()}
     assert len(choosing) == 2

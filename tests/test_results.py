@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedattune.reproduce import STUDIES, load_study
-from fedattune.reproduce.matching import chance, matching_rate, pairs_alike
-from fedattune.reproduce.outcome import Outcome, outcomes
-from fedattune.reproduce.output import FIGURE, TABLE, TIDY
-from fedattune.reproduce.printed import to_csv
-from fedattune.reproduce.records import Records
-from fedattune.reproduce.run import Cell
-from fedattune.reproduce.study import Study
-from fedattune.reproduce.table import far_off, to_markdown
+from fedattune.experiments.studies import STUDIES, load_study
+from fedattune.experiments.studies.cells import Cell
+from fedattune.experiments.studies.matching import chance, matching_rate, pairs_alike
+from fedattune.experiments.studies.outcome import Outcome, outcomes
+from fedattune.experiments.studies.records import Records
+from fedattune.experiments.studies.render import CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv
+from fedattune.experiments.studies.study import Study
+from fedattune.experiments.studies.table import far_off, to_markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -39,9 +38,9 @@ def test_there_are_results_of_known_studies_only() -> None:
 def test_the_table_is_what_the_raw_results_say(name: str) -> None:
     study, records, found = load(name)
     assert found
-    assert (RESULTS / name / TABLE).read_text("utf-8") == to_markdown(study, found, records)
-    assert (RESULTS / name / TIDY).read_text("utf-8") == to_csv(study, found, records)
-    assert (RESULTS / name / FIGURE).stat().st_size > 1000
+    assert (RESULTS / name / TABLE_FILE).read_text("utf-8") == to_markdown(study, found, records)
+    assert (RESULTS / name / CSV_FILE).read_text("utf-8") == to_csv(study, found, records)
+    assert (RESULTS / name / FIGURE_FILE).stat().st_size > 1000
 
 
 def test_tables_in_the_documents_are_the_committed_ones() -> None:
@@ -51,13 +50,13 @@ def test_tables_in_the_documents_are_the_committed_ones() -> None:
     assert {"fedmcsa-table1", "fedmcsa-table2"} <= {name for name, _ in copies}
     for name, lines in copies:
         assert lines.strip()
-        assert lines in (RESULTS / name / TABLE).read_text("utf-8"), name
+        assert lines in (RESULTS / name / TABLE_FILE).read_text("utf-8"), name
 
 
 def test_numbers_of_the_page_are_those_of_the_tables() -> None:
     """Accuracies in the prose of docs/papers.md, with two digits, stand in a committed table."""
     page = (ROOT / "docs" / "papers.md").read_text("utf-8")
-    tables = " ".join((RESULTS / name / TABLE).read_text("utf-8") for name in DONE)
+    tables = " ".join((RESULTS / name / TABLE_FILE).read_text("utf-8") for name in DONE)
     assert set(re.findall(r"\d+\.\d\d\b", page)) <= set(re.findall(r"\d+\.\d\d\b", tables))
 
 
@@ -72,7 +71,7 @@ def test_a_command_prints_the_numbers_that_reasons_name(name: str) -> None:
     """Accuracies in a reason stand in the numbers of its own study or of another's."""
     study, _, found = load(name)
     said = {study.reason(cell) for cell in found} - {None}
-    tables = [(RESULTS / other / TABLE).read_text("utf-8").split("## All numbers")[1] for other in DONE]
+    tables = [(RESULTS / other / TABLE_FILE).read_text("utf-8").split("## All numbers")[1] for other in DONE]
     printed = {*re.findall(r"\d+\.\d\d", " ".join(tables))}
     for other in map(load_study, DONE):
         printed |= {f"{number:.2f}" for cell in other.cells() if (number := other.printed(cell)[0])}

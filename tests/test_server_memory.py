@@ -9,24 +9,31 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedattune import Params, Payload
-from fedattune.core import ServerUpdate, State
+from fedattune.algorithms import pfedla as learned  # fmt: skip
+from fedattune.algorithms.fedamp import (
+    AttentiveMixing,  # fmt: skip
+    CosineMixing,  # fmt: skip
+)
+from fedattune.algorithms.fedfomo import FedFomoServer  # fmt: skip
+from fedattune.algorithms.fedmcsa import Attention  # fmt: skip
+from fedattune.algorithms.fedopt import AdaptiveOptimizer  # fmt: skip
+from fedattune.algorithms.igfl import (
+    GlobalUpdateWrapper,  # fmt: skip
+    UpdateAttention,  # fmt: skip
+)
+from fedattune.algorithms.mocha import TaskRelationship  # fmt: skip
+from fedattune.algorithms.pfedla import (
+    HeurPFedLAServer,  # fmt: skip
+    PFedLAServer,  # fmt: skip
+)
+from fedattune.core.algorithm import ServerUpdate
+from fedattune.core.params import Params
+from fedattune.core.payload import Payload, ServerState
 from fedattune.server import (
-    AMP,
-    Adaptive,
-    Attention,
-    Average,
-    Displacement,
-    HeurAMP,
-    Learned,
-    Peers,
-    Relations,
-    Retained,
-    UpdateAttention,
-    learned,
-    mixing,
-    products,
-)  # fmt: skip
+    Average,  # fmt: skip
+    mixing,  # fmt: skip
+    products,  # fmt: skip
+)
 
 C = 10
 LAYERS = 6
@@ -89,7 +96,7 @@ def models(n: int) -> Params:
     return model().map(lambda a: torch.randn(n, *a.shape))
 
 
-def after_a_round(rule: ServerUpdate, n: int, ids: torch.Tensor) -> State:
+def after_a_round(rule: ServerUpdate, n: int, ids: torch.Tensor) -> ServerState:
     torch.manual_seed(0)
     state = rule.init(model(), n)
     sent = rule.broadcast(state, ids)
@@ -97,7 +104,7 @@ def after_a_round(rule: ServerUpdate, n: int, ids: torch.Tensor) -> State:
 
 
 def uploads(sent: Payload, ids: torch.Tensor) -> Payload:
-    """New models, and what clients of `Peers` tell beside."""
+    """New models, and what clients of `FedFomoServer` tell beside."""
     extra = {"affinity": Params(a=sent.extra["numbers"]["peer"].double())} if "numbers" in sent.extra else {}
     return Payload(models(len(ids)), extra)
 
@@ -106,23 +113,23 @@ RULES: list[ServerUpdate] = [
     Attention("layer"),
     Attention("model", pool="seen"),
     Attention("tensor", size_weighted=True),
-    AMP(),
-    AMP(unit="layer", sigma=1e-12),
-    HeurAMP("layer"),
-    HeurAMP(),
-    Learned(embedding=2, hidden=3),
-    Learned(unit="model", norm="relu_sum", embedding=2, hidden=3),
-    Retained(embedding=2, hidden=3),
-    Retained(upload_retained=False, embedding=2, hidden=3),
+    AttentiveMixing(),
+    AttentiveMixing(unit="layer", sigma=1e-12),
+    CosineMixing("layer"),
+    CosineMixing(),
+    PFedLAServer(embedding=2, hidden=3),
+    PFedLAServer(unit="model", norm="relu_sum", embedding=2, hidden=3),
+    HeurPFedLAServer(embedding=2, hidden=3),
+    HeurPFedLAServer(upload_retained=False, embedding=2, hidden=3),
     UpdateAttention(query="self"),
     UpdateAttention(query="global"),
     UpdateAttention(query="time", form="T1"),
     UpdateAttention(query="time", form="T3"),
     Average(),
-    Adaptive(),
-    Displacement(Attention("layer")),
-    Relations(omega="learned"),
-    Peers(models=3),
+    AdaptiveOptimizer(),
+    GlobalUpdateWrapper(Attention("layer")),
+    TaskRelationship(omega="learned"),
+    FedFomoServer(models=3),
 ]
 rules = pytest.mark.parametrize("rule", RULES, ids=str)
 
@@ -130,10 +137,10 @@ rules = pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pieces that are copied are small beside these layers, as they are beside real ones."""
-    monkeypatch.setattr(products, "AT_ONCE", PIECE)
-    monkeypatch.setattr(products, "DEEP", 8)
-    monkeypatch.setattr(learned, "AT_ONCE", 200)
-    monkeypatch.setattr(mixing, "AT_ONCE", C)
+    monkeypatch.setattr(products, "BLOCK_VALUES", PIECE)
+    monkeypatch.setattr(products, "MIN_BLOCK_COLUMNS", 8)
+    monkeypatch.setattr(learned, "BLOCK_WEIGHTS", 200)
+    monkeypatch.setattr(mixing, "BLOCK_CLIENTS", C)
 
 
 @rules
@@ -145,7 +152,7 @@ def test_everybody_takes_part(rule: ServerUpdate) -> None:
     shared = {key(t) for t in tensors(state)}
     sent, extra, _ = during(lambda: rule.broadcast(state, ids))
     assert extra <= SEVERAL + 16 * PIECE
-    if not isinstance(rule, Average | Adaptive):
+    if not isinstance(rule, Average | AdaptiveOptimizer):
         assert not shared & {key(t) for t in tensors(sent.params)}
     received, n = uploads(sent, ids), torch.ones(C, dtype=torch.int64)
     _, extra, _ = during(lambda: rule.aggregate(state, ids, sent, received, n))
@@ -153,7 +160,7 @@ def test_everybody_takes_part(rule: ServerUpdate) -> None:
     assert (
         extra
         <= C * LAYER
-        + 6 * one_model * isinstance(rule, Average | Adaptive | Displacement)
+        + 6 * one_model * isinstance(rule, Average | AdaptiveOptimizer | GlobalUpdateWrapper)
         + SEVERAL
         + 16 * PIECE
     )
@@ -174,14 +181,14 @@ def test_some_take_part(rule: ServerUpdate) -> None:
     assert (
         extra
         <= 2 * len(ids) * LAYER
-        + 6 * one_model * isinstance(rule, Average | Adaptive | Displacement)
+        + 6 * one_model * isinstance(rule, Average | AdaptiveOptimizer | GlobalUpdateWrapper)
         + SEVERAL
         + 16 * PIECE
     )
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("rule", [Attention("layer"), HeurAMP(), AMP()], ids=str)
+@pytest.mark.parametrize("rule", [Attention("layer"), CosineMixing(), AttentiveMixing()], ids=str)
 def test_clients_outside_the_pool_are_not_compared_with_each_other(rule: ServerUpdate) -> None:
     """Four times the clients: about as many operations more, not 16 times, and no larger ones."""
     most = 0

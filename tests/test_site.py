@@ -10,15 +10,16 @@ import yaml
 from docs.make import commands, links, methods, offline, pages, reference
 
 from fedattune.algorithms import ALGORITHMS
-from fedattune.citations import ALGORITHMS as PAPERS
-from fedattune.citations import entries
-from fedattune.cli.arguments import WHAT, make_parser
-from fedattune.registry import options, summary
-from fedattune.reproduce.table import lacks
+from fedattune.analysis.citations import ALGORITHMS as PAPERS
+from fedattune.analysis.citations import load_entries
+from fedattune.cli.parser import COMMANDS, make_parser
+from fedattune.core.options import list_options, summarize
+from fedattune.experiments.studies.table import lacks
 
 ROOT = Path(__file__).parents[1]
 MODULES = ("fedattune", "fedattune.algorithms", "fedattune.client", "fedattune.server", "fedattune.models",
-           "fedattune.data", "fedattune.core", "fedattune.select", "fedattune.networks")  # fmt: skip
+           "fedattune.data", "fedattune.core.algorithm", "fedattune.core.selectors",
+           "fedattune.algorithms.fedrod")  # fmt: skip
 
 
 def test_every_public_name_is_on_the_reference_pages() -> None:
@@ -88,14 +89,14 @@ def test_every_method_has_a_page_of_its_own_and_a_family() -> None:
 def test_page_of_a_method_has_docstring_signature_paper_and_what_is_written(name: str) -> None:
     factory, text = ALGORITHMS[name], methods.page(name, ALGORITHMS[name])
     flat = " ".join(text.split())
-    assert summary(factory) in flat
+    assert summarize(factory) in flat
     assert " ".join(reference.cleaned(factory).split()) in flat
-    for option in options(factory):
+    for option in list_options(factory):
         assert f"{option.name}={option.default!r}" in text
         assert re.search(rf"^\| `{option.name}` \| `", text, re.MULTILINE), option.name
     assert f"`{factory().headline}`: " in text
     for key in PAPERS[name]:
-        assert entries()[key].splitlines()[0] in text
+        assert load_entries()[key].splitlines()[0] in text
         assert re.search(r"arXiv|doi|20\d\d", text)
     others = [one for one in links.methods_of(methods._page_of()[name]) if one != name]
     for other in others:
@@ -137,7 +138,7 @@ def test_all_commands_and_options_are_on_their_page(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("COLUMNS", "40")
     assert commands.page() == text
     sections = dict(re.findall(r"^## `fedattune ([\w ]+)`\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
-    assert {name.split()[0] for name in sections} == set(WHAT)
+    assert {name.split()[0] for name in sections} == set(COMMANDS)
     for name, parser in commands.parsers():
         assert f"usage: fedattune {name} " in f"{parser.format_usage()} "
         for action in parser._actions:
@@ -146,7 +147,7 @@ def test_all_commands_and_options_are_on_their_page(monkeypatch: pytest.MonkeyPa
             if action.help and action.dest != "help":
                 words = re.sub(r"[\\|*<>&;]|lt", "", action.help.replace("%%", "%")).split()
                 assert words[0] in sections[name]
-    assert set(WHAT) == {name for name, _ in commands._children(make_parser(None)).items()}
+    assert set(COMMANDS) == {name for name, _ in commands._children(make_parser(None)).items()}
 
 
 def test_links_to_files_with_another_place_on_the_site() -> None:

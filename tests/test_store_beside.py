@@ -13,12 +13,13 @@ import pytest
 import torch
 
 import fedattune
-from fedattune import Federation, rounds
-from fedattune.core import MixingMatrices
-from fedattune.engines import Scores
-from fedattune.errors import RunError
-from fedattune.reading import read_run
-from fedattune.runs import RoundRecord, RunStore, store
+from fedattune.analysis.load import read_run
+from fedattune.core.errors import RunError
+from fedattune.core.payload import MixingMatrices
+from fedattune.data.federated import Federation
+from fedattune.training import loop as rounds
+from fedattune.training.engine import Scores
+from fedattune.training.storage import RoundRecord, RunStore, store
 
 ROUNDS, CLIENTS = 400, 30
 
@@ -105,7 +106,7 @@ def test_of_a_writer_killed_in_the_middle_all_that_was_committed_is_read(way: An
 def test_a_reader_that_never_ends_is_said_and_the_writer_goes_on_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "PATIENCE", 0.2)
+    monkeypatch.setattr(store, "READER_TIMEOUT_S", 0.2)
     path = tmp_path / "metrics.sqlite"
     kept = RunStore(path)
     fill(kept, 1)
@@ -152,7 +153,7 @@ def test_rounds_are_seen_before_a_checkpoint_and_computed_again_after_a_kill(
 ) -> None:
     """Committed earlier than checkpoints, a run that is killed still gives the same numbers, each round once."""
     whole = fedattune.fit("fedmcsa", ragged, **RUN)
-    monkeypatch.setattr(rounds, "SHOWN_AFTER", 0.0)
+    monkeypatch.setattr(rounds, "COMMIT_AFTER_S", 0.0)
     monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e-9)  # the first checkpoint is due at once, no other
     out, seen = tmp_path / "run", []
 

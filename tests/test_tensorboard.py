@@ -11,12 +11,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import fedattune
-from fedattune import Federation, tensorboard
 from fedattune.cli import main
-from fedattune.errors import ConfigError
-from fedattune.result import Result
-from fedattune.runs.mixing import Mixed
-from fedattune.tensorboard import entropy, own_weight
+from fedattune.core.errors import ConfigError
+from fedattune.data.federated import Federation
+from fedattune.training import tensorboard
+from fedattune.training.result import Result
+from fedattune.training.storage.store import RoundMixing
+from fedattune.training.tensorboard import mean_entropy, mean_own_weight
 
 RUN: dict[str, Any] = {"rounds": 6, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1, "eval_every": 2}
 
@@ -104,7 +105,7 @@ def test_a_killed_run_that_trains_rounds_again_has_them_once(ragged: Federation,
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedattune.rounds.CHECKPOINT_SHARE", 1e-9)
+        patch.setattr("fedattune.training.loop.CHECKPOINT_SHARE", 1e-9)
         with pytest.raises(KeyboardInterrupt):
             fedattune.fit("fedavg", ragged, out=out, tensorboard=out, watch=kill, **RUN)
     assert list(scalars(read(out), "headline/acc_uniform")) == [2, 4]
@@ -118,12 +119,12 @@ def test_logging_changes_no_number(ragged: Federation, tmp_path: Path) -> None:
 
 def test_own_weight_and_entropy() -> None:
     matrix = np.array([[1, 0, 0], [0.2, 0.4, 0.4]], dtype=np.float32)
-    mixed = Mixed([7, 9], [7, 8, 9], {"w": matrix})
-    assert own_weight(mixed, matrix) == pytest.approx((1 + 0.4) / 2)
-    assert own_weight(Mixed([1, 2], [7, 8, 9], {"w": matrix}), matrix) == 0
-    assert entropy(np.full((3, 4), 0.25, dtype=np.float32)) == pytest.approx(np.log(4))
-    assert entropy(np.eye(5, dtype=np.float32)) == 0
-    assert entropy(np.zeros((2, 3), dtype=np.float32)) == 0
+    mixed = RoundMixing([7, 9], [7, 8, 9], {"w": matrix})
+    assert mean_own_weight(mixed, matrix) == pytest.approx((1 + 0.4) / 2)
+    assert mean_own_weight(RoundMixing([1, 2], [7, 8, 9], {"w": matrix}), matrix) == 0
+    assert mean_entropy(np.full((3, 4), 0.25, dtype=np.float32)) == pytest.approx(np.log(4))
+    assert mean_entropy(np.eye(5, dtype=np.float32)) == 0
+    assert mean_entropy(np.zeros((2, 3), dtype=np.float32)) == 0
 
 
 # --- the command --------------------------------------------------------------------------------------

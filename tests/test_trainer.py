@@ -15,8 +15,10 @@ import torch
 from torch import nn
 
 import fedattune
-from fedattune import ConfigError, Federation, ModelError, Result, RunError
-from fedattune.cohorts import cohort
+from fedattune.core.errors import ConfigError, ModelError, RunError
+from fedattune.data.federated import Federation
+from fedattune.training.result import Result
+from fedattune.training.sampling import sample_cohort
 from federations import make_federation
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
@@ -79,13 +81,13 @@ def test_options_models_and_settings_are_checked(ragged: Federation) -> None:
 
 def test_cohorts_are_drawn_from_the_seed() -> None:
     settings = fedattune.Settings(rounds=50, cohort=0.3, seed=5)
-    plan = [cohort(settings, 20, r) for r in range(1, 51)]
+    plan = [sample_cohort(settings, 20, r) for r in range(1, 51)]
     assert all(len(ids) == 6 and len(set(ids.tolist())) == 6 for ids in plan)
     longer = settings.model_copy(update={"rounds": 60})
-    assert all(torch.equal(ids, cohort(longer, 20, r)) for r, ids in enumerate(plan, 1))
+    assert all(torch.equal(ids, sample_cohort(longer, 20, r)) for r, ids in enumerate(plan, 1))
     assert len({tuple(ids.tolist()) for ids in plan}) > 40
     assert any(
-        not torch.equal(ids, cohort(settings.model_copy(update={"seed": 6}), 20, r))
+        not torch.equal(ids, sample_cohort(settings.model_copy(update={"seed": 6}), 20, r))
         for r, ids in enumerate(plan, 1)
     )
     share = np.bincount(torch.cat(plan).numpy(), minlength=20) / 50

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from fedattune.cli.arguments import WHAT, make_parser
+from fedattune.cli.parser import COMMANDS, make_parser
 
 INTRO = """# Commands
 
@@ -18,7 +18,7 @@ hyphens; the command line goes before the file.
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Every command and sub-command, as it is typed, with its parser."""
-    for name in WHAT:
+    for name in COMMANDS:
         parser = _children(make_parser(name))[name]
         children = _children(parser)
         if not children:

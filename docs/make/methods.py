@@ -6,14 +6,14 @@ from functools import cache
 from pathlib import Path
 
 from fedattune.algorithms import ALGORITHMS
-from fedattune.citations import ALGORITHMS as PAPERS
-from fedattune.citations import entries
-from fedattune.core import Algorithm
-from fedattune.registry import options, summary
-from fedattune.reproduce.outcome import Outcome, outcomes
-from fedattune.reproduce.records import Records
-from fedattune.reproduce.study import STUDIES, Study, load_study
-from fedattune.reproduce.table import Found, difference, lacks, ours, what_is_shown
+from fedattune.analysis.citations import ALGORITHMS as PAPERS
+from fedattune.analysis.citations import load_entries
+from fedattune.core.algorithm import Algorithm
+from fedattune.core.options import list_options, summarize
+from fedattune.experiments.studies.outcome import Outcome, outcomes
+from fedattune.experiments.studies.records import Records
+from fedattune.experiments.studies.study import STUDIES, Study, load_study
+from fedattune.experiments.studies.table import Outcomes, difference, lacks, ours, what_is_shown
 
 from . import links
 from .reference import cleaned
@@ -51,7 +51,7 @@ def pages() -> dict[str, str]:
 def page(name: str, factory: Callable[..., Algorithm]) -> str:
     """The page of one method."""
     first, _, more = cleaned(factory).partition("\n\n")
-    said = ", ".join(f"{option.name}={option.default!r}" for option in options(factory))
+    said = ", ".join(f"{option.name}={option.default!r}" for option in list_options(factory))
     written = _written(name)
     facts = [
         f"| Paper | {'; '.join(map(_paper, PAPERS[name])) or 'none'} |",
@@ -109,7 +109,7 @@ def _field(entry: str, name: str) -> str:
 
 
 def _paper(key: str) -> str:
-    entry = entries()[key]
+    entry = load_entries()[key]
     first = _field(entry, "author").split(" and ")
     authors = first[0].partition(",")[0] + (" et al." if len(first) > 2 else "")
     if len(first) == 2:
@@ -123,13 +123,13 @@ def _paper(key: str) -> str:
 def _bibtex(name: str) -> list[str]:
     if not PAPERS[name]:
         return []
-    text = "\n\n".join(entries()[key] for key in PAPERS[name])
+    text = "\n\n".join(load_entries()[key] for key in PAPERS[name])
     block = "\n".join(f"    {line}".rstrip() for line in f"```text\n{text}\n```".splitlines())
     return ['??? note "BibTeX"', "", block, ""]
 
 
 @cache
-def studies() -> tuple[tuple[Study, Found], ...]:
+def studies() -> tuple[tuple[Study, Outcomes], ...]:
     """All studies that have committed results, with the numbers of their cells."""
     found = []
     for name in STUDIES:
@@ -163,7 +163,7 @@ def _results(name: str) -> list[str]:
     return [*head, *(note if short else []), *out]
 
 
-def _of_study(study: Study, mine: list[Outcome], found: Found) -> Iterator[str]:
+def _of_study(study: Study, mine: list[Outcome], found: Outcomes) -> Iterator[str]:
     printed = f"paper's gap to {study.gap_to}, ours" if study.gap_to else "paper's"
     yield f"{what_is_shown(study)} [The whole table](../studies/{study.name}.md)."
     yield ""
@@ -184,7 +184,7 @@ def _is_local(study: Study, row: str) -> bool:
     return study.rows[row].algorithm == "local"
 
 
-def _beside(study: Study, one: Outcome, found: Found) -> str:
+def _beside(study: Study, one: Outcome, found: Outcomes) -> str:
     printed, _ = study.printed(one.cell)
     if printed is None:
         return "–"
@@ -222,7 +222,7 @@ def _index() -> str:
     ]  # fmt: skip
     for family, names in FAMILIES.items():
         lines += [f"## {family}", ""]
-        lines += [f"- [`{name}`]({name}.md): {summary(ALGORITHMS[name])}" for name in names]
+        lines += [f"- [`{name}`]({name}.md): {summarize(ALGORITHMS[name])}" for name in names]
         lines.append("")
     return "\n".join(lines)
 

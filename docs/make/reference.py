@@ -26,9 +26,13 @@ class Reference(NamedTuple):
 
 
 REFERENCE = {
-    "index": Reference("fedattune", "fedattune", "What most programs need; all of it is imported from `fedattune`."),
+    "index": Reference(
+        "fedattune", "fedattune", "What most programs need; all of it is imported from `fedattune`."
+    ),
     "data": Reference(
-        "fedattune.data", "fedattune.data", "Data and its division among clients. See also [Data](../data.md)."
+        "fedattune.data",
+        "fedattune.data",
+        "Data and its division among clients. See also [Data](../data.md).",
     ),
     "algorithms": Reference(
         "fedattune.algorithms",
@@ -36,39 +40,62 @@ REFERENCE = {
         "One factory per method, whose keywords are its options. A page on each: [Methods](../algorithms/index.md).",
     ),
     "core": Reference(
-        "fedattune.core",
-        "fedattune.core",
+        "fedattune.core.algorithm",
+        "fedattune.core.algorithm",
         "What methods are made of, beside [`Algorithm`](index.md), `ClientUpdate` and `ServerUpdate`.",
     ),
-    "params": Reference("fedattune.params", "fedattune.params", "Beside [`Params`](index.md) itself."),
+    "params": Reference(
+        "fedattune.core.params", "fedattune.core.params", "Beside [`Params`](index.md) itself."
+    ),
     "client": Reference("fedattune.client", "fedattune.client", "Client rules and corrections."),
     "server": Reference("fedattune.server", "fedattune.server", "Server rules."),
-    "select": Reference("fedattune.select", "fedattune.select", "Which tensors are personal or mixed as one."),
-    "network": Reference("fedattune.network", "fedattune.network", "For methods that change the user's model."),
-    "networks": Reference("fedattune.networks", "fedattune.networks", "Networks of the methods that change the model."),
+    "select": Reference(
+        "fedattune.core.selectors", "fedattune.core.selectors", "Which tensors are personal or mixed as one."
+    ),
+    "network": Reference(
+        "fedattune.core.network", "fedattune.core.network", "For methods that change the user's model."
+    ),
+    "networks": Reference(
+        "fedattune.algorithms.fedrod",
+        "fedattune.algorithms.fedrod",
+        "Networks of the methods that change the model.",
+    ),
     "models": Reference(
-        "fedattune.models", "fedattune.models", "Networks by name; which paper has which: [Data](../data.md#models)."
+        "fedattune.models",
+        "fedattune.models",
+        "Networks by name; which paper has which: [Data](../data.md#models).",
     ),
-    "verdict": Reference("fedattune.verdict", "fedattune.verdict", "See [The verdict](../results.md#the-verdict).",
-        ("verdict", "Verdict", "interval"),
+    "verdict": Reference(
+        "fedattune.analysis.verdict",
+        "fedattune.analysis.verdict",
+        "See [The verdict](../results.md#the-verdict).",
+        ("reach_verdict", "Verdict", "interval"),
     ),
-    "relations": Reference("fedattune.relations", "fedattune.relations", "Who learns from whom, of a finished run.",
-        ("Relations", "label_similarity", "agreement", "Agreement", "seriation"),
+    "relations": Reference(
+        "fedattune.analysis.relations",
+        "fedattune.analysis.relations",
+        "Who learns from whom, of a finished run.",
+        ("MixingAnalysis", "compute_label_similarity", "measure_agreement", "LabelAgreement", "seriate"),
     ),
     "registry": Reference(
-        "fedattune.registry",
-        "fedattune.registry",
+        "fedattune.core.options",
+        "fedattune.core.options",
         "How keywords of a factory become options that are listed, checked and stored.",
-        ("Option", "options", "summary", "build", "Positive", "NonNegative", "Fraction", "Count"),
+        ("Option", "list_options", "summarize", "build", "Positive", "NonNegative", "Fraction", "Count"),
     ),
     "errors": Reference(
-        "fedattune.errors", "fedattune.errors", "Beside those of [fedattune](index.md).", ("DivergedError",)
+        "fedattune.core.errors",
+        "fedattune.core.errors",
+        "Beside those of [fedattune](index.md).",
+        ("DivergedError",),
     ),
     "flower": Reference(
-        "fedattune.flower", "fedattune.flower", "Your own method over a network; see [Deployment](../deployment.md).",
+        "fedattune.experiments.deploy",
+        "fedattune.experiments.deploy",
+        "Your own method over a network; see [Deployment](../deployment.md).",
         ("server_app.make_server_app", "client_app.make_client_app"),
     ),
-}  # fmt: skip
+}
 """File name -> page, in the order of the navigation."""
 
 

@@ -11,33 +11,37 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 if TYPE_CHECKING:
     from . import algorithms, models
-    from .config import Settings
-    from .core import Algorithm, ClientUpdate, FineTune, Participation, Payload, ServerUpdate
+    from .analysis.load import Runs, read_runs
+    from .analysis.report import write_report
+    from .core.algorithm import Algorithm, ClientUpdate, FineTune, Participation, ServerUpdate
+    from .core.errors import ConfigError, DataError, FedAttuneError, ModelError, RunError
+    from .core.params import Params
+    from .core.payload import Payload
+    from .core.settings import Settings
     from .data import Federation, federation, load_federation
-    from .errors import ConfigError, DataError, FedAttuneError, ModelError, RunError
-    from .params import Params
-    from .personal_models import load_model
-    from .prediction import Predictions, predict
-    from .reading import Runs, read_runs
-    from .report import write_report
-    from .result import ClientResult, Result
-    from .trainer import Progress, fit
+    from .models.files import load_model
+    from .models.predict import Predictions, predict
+    from .training.fit import Progress, fit
+    from .training.result import ClientResult, Result
 
 # Names are loaded when first used, so that `fedattune --help` need not wait for PyTorch.
 _MODULE_OF = {
-    "Settings": "config",
-    **dict.fromkeys(
-        ("Algorithm", "ClientUpdate", "FineTune", "Participation", "Payload", "ServerUpdate"), "core"
-    ),
-    **dict.fromkeys(("Federation", "federation", "load_federation"), "data"),
-    **dict.fromkeys(("ConfigError", "DataError", "FedAttuneError", "ModelError", "RunError"), "errors"),
-    "Params": "params",
-    "load_model": "personal_models",
-    **dict.fromkeys(("Predictions", "predict"), "prediction"),
-    **dict.fromkeys(("Runs", "read_runs"), "reading"),
-    "write_report": "report",
-    **dict.fromkeys(("ClientResult", "Result"), "result"),
-    **dict.fromkeys(("Progress", "fit"), "trainer"),
+    name: module
+    for module, names in {
+        "analysis.load": ("Runs", "read_runs"),
+        "analysis.report": ("write_report",),
+        "core.algorithm": ("Algorithm", "ClientUpdate", "FineTune", "Participation", "ServerUpdate"),
+        "core.errors": ("ConfigError", "DataError", "FedAttuneError", "ModelError", "RunError"),
+        "core.params": ("Params",),
+        "core.payload": ("Payload",),
+        "core.settings": ("Settings",),
+        "data": ("Federation", "federation", "load_federation"),
+        "models.files": ("load_model",),
+        "models.predict": ("Predictions", "predict"),
+        "training.fit": ("Progress", "fit"),
+        "training.result": ("ClientResult", "Result"),
+    }.items()
+    for name in names
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from cli_helpers import Done, hospital_rows, write_csv
 from test_cli_bad_input import refused
 
-from fedattune.citations import ALGORITHMS
+from fedattune.analysis.citations import ALGORITHMS
 
 Cli = Callable[..., Done]
 FAST = ("--rounds", 1, "--steps", 1, "--clients", 5, "--quiet")

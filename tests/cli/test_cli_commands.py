@@ -12,7 +12,7 @@ import pytest
 import yaml
 from cli_helpers import Done, hospital_rows, write_csv
 
-from fedattune.cli import command as cli_module
+from fedattune.cli import main as cli_module
 
 Cli = Callable[..., Done]
 METRICS = {"acc_uniform", "acc_pooled", "acc_std", "acc_worst10", "loss_uniform"}
@@ -201,7 +201,7 @@ def test_internal_errors(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("oops\nagain")
 
-    monkeypatch.setattr("fedattune.trainer.fit", broken)
+    monkeypatch.setattr("fedattune.training.fit.fit", broken)
     done = cli("run", *FAST, "--out", "o")
     assert done.code == 1
     assert done.err.endswith(
@@ -211,7 +211,7 @@ def test_internal_errors(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FEDATTUNE_DEBUG", "1")
     assert "Traceback" in cli("run", *FAST, "--out", "o2").err
     monkeypatch.delenv("FEDATTUNE_DEBUG")
-    monkeypatch.setattr("fedattune.cli.plan.prepare", broken)
+    monkeypatch.setattr("fedattune.experiments.plan.make_plan", broken)
     done = cli("run", *FAST, "--out", "o3")
     assert "set FEDATTUNE_DEBUG=1" in done.err
     assert not (work / "o3").exists()
@@ -221,7 +221,7 @@ def test_interrupted_at_start(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedattune.cli.plan.prepare", interrupted)
+    monkeypatch.setattr("fedattune.experiments.plan.make_plan", interrupted)
     done = cli("compare")
     assert (done.code, done.err) == (130, "fedattune: interrupted\n")
     assert not list(work.iterdir())

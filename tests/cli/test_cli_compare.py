@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedattune.cli.conclude import _notes
-from fedattune.compare import as_json, columns, print_table, rows
-from fedattune.config import Settings
-from fedattune.verdict import fairness_notes, interval, verdict
+from fedattune.analysis.compare import build_rows, rows_to_json
+from fedattune.analysis.tables import choose_columns, print_methods
+from fedattune.analysis.verdict import bootstrap_interval, merge_notes, reach_verdict, write_fairness_notes
+from fedattune.core.settings import Settings
 
 
 @dataclass
@@ -80,7 +80,7 @@ EIGHT = LOCAL * 2
 
 
 def test_rows_over_seeds() -> None:
-    table = rows(
+    table = build_rows(
         results(
             Fake("local", LOCAL),
             Fake("local", LOCAL),
@@ -92,20 +92,20 @@ def test_rows_over_seeds() -> None:
     assert table[0].better_than_local is None
     assert table[1].better_than_local == 0.5  # strictly better: clients 0 and 2
     assert table[1].mean == pytest.approx((0.675, 0.025))
-    assert as_json(table)[1]["mean"] == pytest.approx({"mean": 0.675, "std": 0.025})
+    assert rows_to_json(table)[1]["mean"] == pytest.approx({"mean": 0.675, "std": 0.025})
 
 
 def test_interval_is_repeatable_and_covers_the_mean() -> None:
     gains = np.random.default_rng(1).normal(2, 1, 50)
-    low, high = interval(gains)
-    assert interval(gains) == (low, high)
+    low, high = bootstrap_interval(gains)
+    assert bootstrap_interval(gains) == (low, high)
     assert low < gains.mean() < high
     assert high - low == pytest.approx(2 * 1.96 * gains.std() / 50**0.5, rel=0.1)
-    assert interval(np.ones(3000)) == (1.0, 1.0)
+    assert bootstrap_interval(np.ones(3000)) == (1.0, 1.0)
 
 
 def test_verdict_helps() -> None:
-    said = verdict(
+    said = reach_verdict(
         results(Fake("local", EIGHT), Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), Fake("b", [0.9] * 8, 0.55))
     ).text
     assert said.startswith(
@@ -117,19 +117,19 @@ def test_verdict_helps() -> None:
 
 
 def test_verdict_without_validation_says_so() -> None:
-    said = verdict(results(Fake("local", EIGHT, None), Fake("a", [0.6, 0.7, 0.8, 0.9] * 2, None))).text
+    said = reach_verdict(results(Fake("local", EIGHT, None), Fake("a", [0.6, 0.7, 0.8, 0.9] * 2, None))).text
     assert "chosen by test accuracy, there being no validation data" in said
     assert "none of the 8 clients would lose" in said
 
 
 def test_verdict_no_clear_gain() -> None:
-    said = verdict(results(Fake("local", EIGHT), Fake("a", [0.9, 0.3, 0.8, 0.75] * 2, 0.6))).text
+    said = reach_verdict(results(Fake("local", EIGHT), Fake("a", [0.9, 0.3, 0.8, 0.75] * 2, 0.6))).text
     assert said.startswith("No clear gain from collaborating is shown here: a, the best method by validation")
     assert "4 of 8 clients would lose, most of all client c1 with -30.00 points" in said
 
 
 def test_verdict_local_best() -> None:
-    said = verdict(results(Fake("local", EIGHT, 0.7), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6))).text
+    said = reach_verdict(results(Fake("local", EIGHT, 0.7), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6))).text
     assert said.startswith("Collaborating does not help here: local is the best method")
     assert "the next one, a, is 10.00 points below" in said
 
@@ -137,21 +137,21 @@ def test_verdict_local_best() -> None:
 def test_verdict_where_validation_and_test_do_not_agree() -> None:
     """Local is best by validation, or as good; test data alone does not make a recommendation."""
     better = Fake("a", [0.7, 0.8, 0.9, 0.95] * 2, 0.6)
-    said = verdict(results(Fake("local", EIGHT, 0.7), better)).text
+    said = reach_verdict(results(Fake("local", EIGHT, 0.7), better)).text
     assert said.startswith("No clear gain from collaborating is shown here: local is the best method by val")
-    said = verdict(results(Fake("local", EIGHT, 0.6), better)).text
+    said = reach_verdict(results(Fake("local", EIGHT, 0.6), better)).text
     assert "local and a are equally good by validation accuracy; a is 18.75 points above" in said
 
 
 def test_verdict_chosen_but_worse() -> None:
-    said = verdict(results(Fake("local", EIGHT, 0.4), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6))).text
+    said = reach_verdict(results(Fake("local", EIGHT, 0.4), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6))).text
     assert said.startswith(
         "Collaborating does not help here: a, the best method by validation accuracy, is 10.00"
     )
 
 
 def test_verdict_on_a_handful_of_clients_draws_no_conclusion() -> None:
-    said = verdict(results(Fake("local", [0.5, 0.6], 0.4), Fake("a", [0.6, 0.7], 0.6))).text
+    said = reach_verdict(results(Fake("local", [0.5, 0.6], 0.4), Fake("a", [0.6, 0.7], 0.6))).text
     assert said.startswith("2 clients are too few to say whether collaborating helps: a, the best method")
     assert "interval" not in said
 
@@ -161,37 +161,39 @@ def test_verdict_leaves_out_what_cannot_show_a_gain() -> None:
     longer = Fake("longer", [0.95] * 8, 0.9, local_steps=22_000)
     alone = Fake("alone", [0.9] * 8, 0.8, bytes_up=0)
     fair = Fake("fair", [0.6, 0.7, 0.8, 0.9] * 2, 0.6)
-    said = verdict(results(Fake("local", EIGHT), longer, alone, fair)).text
+    said = reach_verdict(results(Fake("local", EIGHT), longer, alone, fair)).text
     assert said.startswith("Collaborating helps here: use fair (chosen by validation accuracy)")
-    notes = fairness_notes(results(Fake("local", EIGHT), longer, alone, fair))
+    notes = write_fairness_notes(results(Fake("local", EIGHT), longer, alone, fair))
     assert notes[0] == (
         "left out of the conclusion on collaborating: longer did 22,000 local steps per client where local did 2,000; "
         "alone shared nothing"
     )
-    said = verdict(results(Fake("local", EIGHT), longer, alone)).text
+    said = reach_verdict(results(Fake("local", EIGHT), longer, alone)).text
     assert said.startswith("Nothing can be compared fairly: longer did 22,000 local steps")
 
 
 def test_verdict_needs_two() -> None:
-    assert "Nothing to compare" in verdict(results(Fake("local", LOCAL))).text
+    assert "Nothing to compare" in reach_verdict(results(Fake("local", LOCAL))).text
 
 
 def test_many_methods_that_are_alike_are_not_listed() -> None:
     many = [Fake(name, LOCAL) for name in "abcdef"]
-    (note,) = fairness_notes(results(Fake("local", LOCAL), *many, Fake("g", LOCAL, local_steps=1000)))
+    (note,) = write_fairness_notes(results(Fake("local", LOCAL), *many, Fake("g", LOCAL, local_steps=1000)))
     assert "(g: 1,000; the others: 2,000)" in note
 
 
 def test_what_the_methods_were_not_given_alike_is_said() -> None:
-    assert fairness_notes(results(Fake("local", LOCAL), Fake("a", LOCAL))) == []
+    assert write_fairness_notes(results(Fake("local", LOCAL), Fake("a", LOCAL))) == []
     fewer = Fake("a", LOCAL, local_steps=1000)
-    (note,) = fairness_notes(results(Fake("local", LOCAL, settings=Settings(cohort=2)), fewer))
+    (note,) = write_fairness_notes(results(Fake("local", LOCAL, settings=Settings(cohort=2)), fewer))
     assert "local: 2,000; a: 1,000" in note
     assert "--train" in note
-    (note,) = fairness_notes(results(Fake("local", LOCAL, settings=Settings(epochs=1)), fewer))
+    (note,) = write_fairness_notes(results(Fake("local", LOCAL, settings=Settings(epochs=1)), fewer))
     assert "--train" not in note
     assert "--epochs" in note
-    (note,) = fairness_notes(results(Fake("local", LOCAL), Fake("a", LOCAL, facts={"weight_decay": 0.001})))
+    (note,) = write_fairness_notes(
+        results(Fake("local", LOCAL), Fake("a", LOCAL, facts={"weight_decay": 0.001}))
+    )
     assert "(local: 0; a: 0.001)" in note
 
 
@@ -203,7 +205,7 @@ def test_a_note_that_several_runs_have_is_said_once() -> None:
         Fake("a", LOCAL, notes=["a: made for all clients", "a: only with this seed", every]),
         Fake("b", LOCAL, notes=["b: made for all clients", every]),
     )
-    assert _notes(fakes) == ["a, b: made for all clients", every, "a: only with this seed"]
+    assert merge_notes(fakes) == ["a, b: made for all clients", every, "a: only with this seed"]
 
 
 def printed(fakes: Any, width: int = 60, *, terminal: bool = False, rounds_to: float | None = None) -> str:
@@ -211,14 +213,14 @@ def printed(fakes: Any, width: int = 60, *, terminal: bool = False, rounds_to: f
     console = Console(
         file=out, width=width, force_terminal=terminal, color_system=None, soft_wrap=not terminal
     )
-    print_table(rows(fakes, rounds_to), console, rounds_to)
+    print_methods(build_rows(fakes, rounds_to), console, rounds_to)
     return out.getvalue()
 
 
 def cells(fakes: Any, rounds_to: float | None = None) -> list[dict[str, str]]:
     """Of each line: head -> cell."""
-    lines = rows(fakes, rounds_to)
-    heads = {title: cell for group in columns(lines, rounds_to) for title, cell in group.items()}
+    lines = build_rows(fakes, rounds_to)
+    heads = {title: cell for group in choose_columns(lines, rounds_to) for title, cell in group.items()}
     return [{title: cell(line) for title, cell in heads.items()} for line in lines]
 
 
@@ -229,7 +231,7 @@ def test_bmta_is_said_to_be_optimistic_and_spread_over_seeds() -> None:
     assert line["BMTA*"] == "75.00 ±5.0"
     assert line["pooled BMTA*"] == "77.00 ±0.0"
     assert line["last 10%"] == "66.00 ±0.0"
-    assert as_json(rows(fakes))[0]["bmta"] == pytest.approx({"mean": 0.75, "std": 0.05})
+    assert rows_to_json(build_rows(fakes))[0]["bmta"] == pytest.approx({"mean": 0.75, "std": 0.05})
     assert "BMTA*: best mean test accuracy of any round, optimistic" in printed(fakes)
 
 
@@ -248,7 +250,7 @@ def test_bmta_is_said_to_be_optimistic_and_spread_over_seeds() -> None:
 def test_rounds_to_says_how_many_seeds_got_there(reached: list[int | None], said: str) -> None:
     fakes = results(*(Fake("a", LOCAL, reached=one) for one in reached))
     assert cells(fakes, 0.9)[0]["rounds to 90%"] == said
-    assert as_json(rows(fakes, 0.9))[0]["rounds_to"] == reached
+    assert rows_to_json(build_rows(fakes, 0.9))[0]["rounds_to"] == reached
     assert "; rounds to 90%: the first evaluated round" in printed(fakes, rounds_to=0.9)
 
 

@@ -12,9 +12,9 @@ from cli_helpers import Done
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune.data import Schema
-from fedattune.flower.client_app import make_client_app
-from fedattune.flower.in_process import InProcessGrid
-from fedattune.flower.server import lead
+from fedattune.experiments.deploy.client_app import make_client_app
+from fedattune.experiments.deploy.in_process import InProcessGrid
+from fedattune.experiments.deploy.server_app import run_server
 
 Cli = Callable[..., Done]
 TABLE = "ward,age,sex,lactate,outcome\n" + "".join(
@@ -36,7 +36,7 @@ def run_in_process(folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[di
     monkeypatch.chdir(folder)
     values = config(folder) | {"poll": 0.001, "rounds": 2, "start-timeout": 1.0}
     grid = InProcessGrid(make_client_app(), nodes, values)
-    return lead(grid, values, say=lambda _: None)
+    return run_server(grid, values, say=lambda _: None)
 
 
 def test_a_trial_runs_as_written(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +135,6 @@ def test_a_folder_that_holds_something_is_refused(cli: Cli, work: Path) -> None:
 
 
 def test_without_flower_there_is_one_sentence(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedattune.flower.find_spec", lambda _: None)
+    monkeypatch.setattr("fedattune.experiments.deploy.find_spec", lambda _: None)
     done = cli("deploy", "--out", "d")
     assert (done.code, "pip install 'fedattune[flower]'" in done.err) == (2, True)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedattune.cli.choices import assign, spelled_out
-from fedattune.config import Settings
-from fedattune.errors import ConfigError
-from fedattune.experiment import Experiment, load_experiment, load_options, parse_set
+from fedattune.core.errors import ConfigError
+from fedattune.core.settings import Settings
+from fedattune.experiments.config import Experiment, load_experiment, load_options, parse_set
+from fedattune.experiments.validate import assign_options, expand_names
 
 
 def file(tmp_path: Path, text: str) -> Path:
@@ -165,9 +165,9 @@ def test_parse_set() -> None:
 
 
 def test_all_stands_for_all_anywhere() -> None:
-    assert spelled_out(("c", "all"), ["a", "b", "c"]) == ("c", "a", "b")
-    assert spelled_out(("all", "x"), ["a", "b"]) == ("a", "b", "x")
-    assert spelled_out(("b", "b"), ["a", "b"]) == ("b",)
+    assert expand_names(("c", "all"), ["a", "b", "c"]) == ("c", "a", "b")
+    assert expand_names(("all", "x"), ["a", "b"]) == ("a", "b", "x")
+    assert expand_names(("b", "b"), ["a", "b"]) == ("b",)
 
 
 KNOWN = {
@@ -187,7 +187,7 @@ def test_set_options_are_shared_out() -> None:
         "my.models:make.width": 5,
         "pfedme.beta": 6,
     }
-    found = assign(given, KNOWN)
+    found = assign_options(given, KNOWN)
     assert found["algorithm"] == {"fedmcsa": {"lam": 1}, "pfedme": {"lam": 2, "beta": 6}}
     assert found["model"] == {"dnn": {"hidden": 3}, "my.models:make": {"width": 5}}
     assert found["partition"] == {"dirichlet": {"beta": 4}}
@@ -207,7 +207,7 @@ def test_set_options_are_shared_out() -> None:
 )
 def test_set_options_that_cannot_be(key: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        assign({key: 1}, KNOWN)
+        assign_options({key: 1}, KNOWN)
 
 
 def test_options_of_what_the_command_line_replaced_go_with_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cli_helpers import Done
 
-from fedattune.errors import DivergedError
+from fedattune.core.errors import DivergedError
 
 Cli = Callable[..., Done]
 FAST = ("--rounds", 2, "--steps", 3, "--clients", 5, "--quiet", "--out", "o")
@@ -17,7 +17,7 @@ FAST = ("--rounds", 2, "--steps", 3, "--clients", 5, "--quiet", "--out", "o")
 @pytest.fixture
 def diverge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let the runs with these (algorithm, seed) diverge."""
-    from fedattune import trainer
+    from fedattune.training import fit as trainer
 
     real = trainer.fit
 
@@ -27,7 +27,7 @@ def diverge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise DivergedError("round 1: training diverged")
             return real(name, *args, **options)
 
-        monkeypatch.setattr("fedattune.trainer.fit", fit)
+        monkeypatch.setattr("fedattune.training.fit.fit", fit)
 
     return use
 

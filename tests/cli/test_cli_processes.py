@@ -18,12 +18,14 @@ from test_cli_bad_input import refused
 from test_cli_resume import SLOW, wait_for
 
 import fedattune
-from fedattune.cli import main, shared, spread
-from fedattune.cli.jobs import Job
-from fedattune.cli.progress import Tell, Watch
-from fedattune.config import Settings
-from fedattune.data.mapped import file_of, save_mapped
-from fedattune.trainer import Progress
+from fedattune.cli import main
+from fedattune.core.settings import Settings
+from fedattune.data.cache import find_mapped_file, save_mapped
+from fedattune.experiments import autoscale as spread
+from fedattune.experiments import pool as shared
+from fedattune.experiments.job import Job, ProgressCallback
+from fedattune.experiments.progress import ProgressDisplay
+from fedattune.training.context import Progress
 
 Cli = Callable[..., Done]
 FAST = ("--rounds", 3, "--steps", 3, "--clients", 5, "--out")
@@ -169,13 +171,13 @@ def test_warnings_come_back(cli: Cli, model: Callable[[str, str], str]) -> None:
     assert record[0].filename.endswith("warner.py")
 
 
-class At(Watch):
+class At(ProgressDisplay):
     """Does something when a run reaches a round."""
 
     def __init__(self, title: str, round_: int, act: Callable[[], None]) -> None:
         self.title, self.round, self.act, self.times = title, round_, act, 0
 
-    def start(self, title: str, rounds: int) -> Tell:
+    def start(self, title: str, rounds: int) -> ProgressCallback:
         def tell(progress: Progress) -> None:
             if (title, progress.round) == (self.title, self.round):
                 self.times += 1
@@ -188,7 +190,7 @@ class At(Watch):
 def at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., At]:
     def use(title: str, round_: int, act: Callable[[], None]) -> At:
         watch = At(title, round_, act)
-        monkeypatch.setattr("fedattune.cli.session.watch", lambda quiet: watch)
+        monkeypatch.setattr("fedattune.experiments.progress.make_progress_display", lambda quiet: watch)
         return watch
 
     return use
@@ -268,8 +270,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
         self.now = 0.0
         monkeypatch.setattr(spread.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(spread, "cores", lambda: cores)
-        monkeypatch.setattr(spread, "room_for", lambda n: n)
+        monkeypatch.setattr(spread, "available_cores", lambda: cores)
+        monkeypatch.setattr(spread, "processes_in_memory", lambda n: n)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +297,7 @@ def test_when_it_pays(
 ) -> None:
     clock = Clock(monkeypatch, cores)
     todo = [job(tmp_path / str(i), ragged, 100) for i in range(jobs)]
-    estimate = spread.Estimate(todo)
+    estimate = spread.SpeedupEstimate(todo)
     estimate.start(todo[0])
     clock.now += 100  # much is made ready in the first round
     estimate.round(Progress(1, 100, None, 0.0))
@@ -306,7 +308,7 @@ def test_when_it_pays(
         estimate.round(Progress(r, 100, None, 0.0))
         said.append(estimate.pays)
     assert any(said) == pays
-    assert not pays or said.index(True) <= spread.SURE / seconds + 1
+    assert not pays or said.index(True) <= spread.MIN_TIMED_S / seconds + 1
 
 
 def test_finished_runs_and_little_memory_speak_against_it(
@@ -315,7 +317,7 @@ def test_finished_runs_and_little_memory_speak_against_it(
     clock = Clock(monkeypatch, 8)
 
     def decide() -> bool:
-        estimate = spread.Estimate(todo)
+        estimate = spread.SpeedupEstimate(todo)
         estimate.start(todo[0])
         for r in (1, 2, 3):
             clock.now += 10
@@ -324,35 +326,35 @@ def test_finished_runs_and_little_memory_speak_against_it(
 
     todo = [job(tmp_path / str(i), ragged, 100) for i in range(2)]
     assert decide()
-    monkeypatch.setattr(spread, "room_for", lambda n: 1)
+    monkeypatch.setattr(spread, "processes_in_memory", lambda n: 1)
     assert not decide()
-    monkeypatch.setattr(spread, "room_for", lambda n: n)
+    monkeypatch.setattr(spread, "processes_in_memory", lambda n: n)
     todo[1].folder.mkdir(parents=True)
     (todo[1].folder / "result.json").write_text("{}")
     assert not decide()
 
 
 def test_room_and_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "CGROUP", tmp_path)
-    most = spread.cores()
+    monkeypatch.setattr(spread, "CGROUP_PATH", tmp_path)
+    most = spread.available_cores()
     (tmp_path / "cpu.max").write_text("100000 100000\n")
-    assert spread.cores() == 1
+    assert spread.available_cores() == 1
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert spread.cores() == most
+    assert spread.available_cores() == most
     (tmp_path / "memory.max").write_text("1\n")
     (tmp_path / "memory.current").write_text("0\n")
-    assert spread.room_for(4) == 1
-    monkeypatch.setattr(spread, "_free_memory", lambda: None)
-    assert spread.room_for(4) == 4
-    monkeypatch.setattr(spread, "_free_memory", lambda: 3 * spread._most_memory() + 1)
-    assert spread.room_for(4) == 3
+    assert spread.processes_in_memory(4) == 1
+    monkeypatch.setattr(spread, "_free_memory_bytes", lambda: None)
+    assert spread.processes_in_memory(4) == 4
+    monkeypatch.setattr(spread, "_free_memory_bytes", lambda: 3 * spread._peak_memory_bytes() + 1)
+    assert spread.processes_in_memory(4) == 3
 
 
 def test_auto_spreads_in_the_middle_of_a_run(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = ("compare", "--algorithms", "local,fedmcsa", "--clients", 5, "--rounds", 8, "--steps", 3, "--out")
     assert cli(*line, "one", "--processes", 1, "--quiet").code == 0
-    monkeypatch.setattr(spread, "START", -1.0)
-    monkeypatch.setattr(spread, "SURE", 1e-9)
+    monkeypatch.setattr(spread, "START_S", -1.0)
+    monkeypatch.setattr(spread, "MIN_TIMED_S", 1e-9)
     for module in ("spread", "jobs"):
         monkeypatch.setattr(f"fedattune.cli.{module}.cores", lambda: 2)
     done = cli(*line, "two")
@@ -374,13 +376,13 @@ def test_large_arrays_are_shared_and_small_ones_are_not(tmp_path: Path) -> None:
     kept = torch.from_numpy(save_mapped(tmp_path / "kept.npy", np.arange(20_000.0)))
     thing = {"x": x, "kept": kept, "small": torch.ones(3), "view": x[50:], "text": ["a"]}
     expected = {key: value.clone() for key, value in thing.items() if isinstance(value, torch.Tensor)}
-    with shared.packing(tmp_path / "scratch") as folder:
+    with shared.scratch_folder(tmp_path / "scratch") as folder:
         packed = shared.pack(thing, folder)
         found = shared.unpack(packed)
         assert len(packed) < 2000
-        assert file_of(found["x"]) == file_of(x) == folder.resolve() / "0.npy"
-        assert file_of(found["kept"]) == tmp_path.resolve() / "kept.npy"
-        assert file_of(found["small"]) is None
+        assert find_mapped_file(found["x"]) == find_mapped_file(x) == folder.resolve() / "0.npy"
+        assert find_mapped_file(found["kept"]) == tmp_path.resolve() / "kept.npy"
+        assert find_mapped_file(found["small"]) is None
         with pytest.raises(pickle.UnpicklingError):
             pickle.loads(packed)
     assert not folder.exists()
@@ -388,11 +390,11 @@ def test_large_arrays_are_shared_and_small_ones_are_not(tmp_path: Path) -> None:
         assert torch.equal(found[key], value)
         assert torch.equal(thing[key], value)
     assert found["text"] == ["a"]
-    assert file_of(x) is None  # it is still mapped, but nobody else can be told where from
+    assert find_mapped_file(x) is None  # it is still mapped, but nobody else can be told where from
 
 
 def test_remains_of_a_crash_go(tmp_path: Path) -> None:
     (tmp_path / ".shared-old").mkdir()
     (tmp_path / ".shared-old" / "0.npy").write_text("")
-    with shared.packing(tmp_path) as folder:
+    with shared.scratch_folder(tmp_path) as folder:
         assert list(tmp_path.iterdir()) == [folder]

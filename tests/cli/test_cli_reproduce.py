@@ -12,15 +12,15 @@ from cli_helpers import Done
 from filelock import FileLock
 
 from data.image_files import pictures, write
-from fedattune.cli.jobs import StoppedError
-from fedattune.cli.progress import Tell, Watch
-from fedattune.errors import ConfigError
-from fedattune.reproduce import STUDIES, load_study
-from fedattune.reproduce.outcome import choose, outcomes
-from fedattune.reproduce.output import TABLE, TIDY
-from fedattune.reproduce.records import Records
-from fedattune.reproduce.run import WHOLE, Cell
-from fedattune.reproduce.training import Order, carry_out
+from fedattune.core.errors import ConfigError
+from fedattune.experiments.job import ProgressCallback, StoppedError
+from fedattune.experiments.progress import ProgressDisplay
+from fedattune.experiments.studies import STUDIES, load_study
+from fedattune.experiments.studies.cells import WHOLE, Cell
+from fedattune.experiments.studies.outcome import choose, outcomes
+from fedattune.experiments.studies.records import Records
+from fedattune.experiments.studies.render import CSV_FILE, TABLE_FILE
+from fedattune.experiments.studies.train import TrainOptions, train_study
 
 Cli = Callable[..., Done]
 SETS = {  # folder: classes, images per class, shape, names of the columns
@@ -67,11 +67,11 @@ def small(work: Path) -> Path:
 
 
 def stored(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in (TABLE, TIDY)}
+    return {name: (folder / name).read_bytes() for name in (TABLE_FILE, CSV_FILE)}
 
 
 def lines(folder: Path) -> list[dict[str, str]]:
-    with (folder / TIDY).open() as file:
+    with (folder / CSV_FILE).open() as file:
         return list(csv.DictReader(file))
 
 
@@ -97,7 +97,7 @@ def test_a_tiny_cell_of_every_study(cli: Cli, work: Path, images: Path, name: st
     folder = work / "results" / name
     found = {(line["column"], line["row"]) for line in lines(folder)}
     assert found >= {(cell.column, cell.row) for cell in (local, other)}
-    assert "1 of " in (folder / TABLE).read_text()
+    assert "1 of " in (folder / TABLE_FILE).read_text()
     assert (folder / "figure.svg").read_text().lstrip().startswith("<?xml")
     before = stored(folder)
     again = cli("reproduce", name, "--cells", wanted, "--show")
@@ -126,7 +126,7 @@ def test_choices_are_made_on_validation_data_and_kept(cli: Cli, work: Path, smal
     for run, facts in records.runs.items():  # the runs that are reported have no validation data
         if facts["experiment"].get("rounds") == 4:
             assert records.curve(run, "received", "validation") is None
-    table = (folder / TABLE).read_text()
+    table = (folder / TABLE_FILE).read_text()
     assert "lr=1e-06: " in table
     assert "Test data were not looked at" in table
     assert {line["choice"] for line in lines(folder) if line["row"] == "FedAvg"} == {"lr=0.1"}
@@ -142,13 +142,13 @@ def test_the_table_has_the_papers_number_and_the_difference(cli: Cli, work: Path
     assert received.value != trained.value
     assert received.value is not None
     off = received.value.mean - 50
-    assert f"(50.00, **{off:+.2f}**)".replace("-", "−") in (folder / TABLE).read_text()
+    assert f"(50.00, **{off:+.2f}**)".replace("-", "−") in (folder / TABLE_FILE).read_text()
     by_hand = [
         float(one["value"]) for one in lines(folder) if (one["row"], one["column"]) == ("FedAvg", "few")
     ]
     assert np.mean(by_hand) == pytest.approx(received.value.mean, abs=1e-3)
     assert len(by_hand) == 2
-    assert "No reason is known." in (folder / TABLE).read_text()
+    assert "No reason is known." in (folder / TABLE_FILE).read_text()
 
 
 def test_it_goes_on_where_it_stopped(
@@ -161,8 +161,8 @@ def test_it_goes_on_where_it_stopped(
     assert refused.code == 2
     assert "--resume" in refused.err
     trained = []
-    fit = "fedattune.trainer.fit"
-    from fedattune import trainer
+    fit = "fedattune.training.fit.fit"
+    from fedattune.training import fit as trainer
 
     real = trainer.fit
 
@@ -184,11 +184,11 @@ def test_it_goes_on_where_it_stopped(
 def test_coarser_products_are_runs_of_their_own_and_the_table_says_so(
     cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedattune.cohorts._cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr("fedattune.core.hardware._has_cpu_bfloat16", lambda: True)
     one = ("reproduce", small, "--cells", "few", "--seeds", 1, "--no-search", "--processes", 1, "--quiet")
     assert cli(*one, "--mixed-precision", "bfloat16").code == 0
     folder = work / "results" / "small"
-    table = (folder / TABLE).read_text()
+    table = (folder / TABLE_FILE).read_text()
     assert (
         "- bfloat16 products: all cells\n- 1 of 2 seeds: all cells\n- no search: few / FedAvg; few / trained"
         in table
@@ -198,7 +198,7 @@ def test_coarser_products_are_runs_of_their_own_and_the_table_says_so(
     assert {line["mixed_precision"] for line in lines(folder)} == {"bfloat16"}
     assert cli(*one, "--resume").code == 0
     assert not coarse & {line["run"] for line in lines(folder)}  # of two, the exact one is shown
-    assert "bfloat16" not in (folder / TABLE).read_text()
+    assert "bfloat16" not in (folder / TABLE_FILE).read_text()
 
 
 def test_a_run_that_another_study_has_is_not_trained_again(
@@ -206,8 +206,10 @@ def test_a_run_that_another_study_has_is_not_trained_again(
 ) -> None:
     cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1)
     (work / "other.yaml").write_text(SMALL.replace("A small study", "Another"))
-    monkeypatch.setattr("fedattune.cli.jobs.train_all", None)  # nothing is left to be trained
-    monkeypatch.setattr("fedattune.reproduce.training._Work._jobs", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("fedattune.experiments.runner.train_all", None)  # nothing is left to be trained
+    monkeypatch.setattr(
+        "fedattune.experiments.studies.train._StudyTrainer._jobs", lambda *_: pytest.fail("trained")
+    )
     done = cli("reproduce", work / "other.yaml", "--out", "out", "--quiet")
     assert done.code == 0, done.err
     other, first = work / "out" / "other", work / "out" / "small"
@@ -228,7 +230,7 @@ def test_a_run_that_diverges_is_a_result(cli: Cli, work: Path, small: Path) -> N
     done = cli("reproduce", small, "--out", "out", "--cells", "few", "--quiet", "--processes", 1)
     assert done.code == 0, done.err
     folder = work / "out" / "small"
-    assert "diverged" in (folder / TABLE).read_text()
+    assert "diverged" in (folder / TABLE_FILE).read_text()
     assert cli("reproduce", small, "--out", "out", "--show").code == 0
     assert not list((work / "out" / "runs").glob("*/"))
     failed = [
@@ -255,16 +257,16 @@ def test_a_run_that_diverged_before_a_stop_is_kept(small: Path, work: Path) -> N
     study = load_study(str(small))
     begun: list[str] = []
 
-    class Shown(Watch):
-        def start(self, title: str, rounds: int) -> Tell:
+    class Shown(ProgressDisplay):
+        def start(self, title: str, rounds: int) -> ProgressCallback:
             begun.append(title)
             return super().start(title, rounds)
 
     records = Records(work / "out" / "small")
     records.folder.mkdir(parents=True)
-    order = Order(work / "out", WHOLE, 1, 1, search=False, more={})
+    order = TrainOptions(work / "out", WHOLE, 1, 1, search=False, more={})
     with pytest.raises(StoppedError):
-        carry_out(study, study.cells("few"), records, order, lambda: len(begun) > 1, Shown(), lambda: None)
+        train_study(study, study.cells("few"), records, order, lambda: len(begun) > 1, Shown(), lambda: None)
     (facts,) = Records(records.folder).runs.values()
     assert facts["experiment"]["algorithms"] == ["local"]
     assert "failed" in facts
@@ -353,7 +355,7 @@ rows: {Local: {algorithm: local}, IGFL-S: {algorithm: igfl_s, options: {attentio
     for run in records.runs:
         for (_, component), matrix in records.mixing(run).items():
             assert np.allclose(matrix.sum(1), 1, atol=1e-5), component
-    assert "matching rate" in (work / "out" / "find" / TABLE).read_text()
+    assert "matching rate" in (work / "out" / "find" / TABLE_FILE).read_text()
 
 
 @pytest.mark.parametrize(
@@ -424,9 +426,9 @@ def test_without_a_search_the_middle_of_the_grid_is_taken(cli: Cli, work: Path, 
     assert done.code == 0, done.err
     records = Records(work / "out" / "small")
     assert {facts["experiment"]["lr"] for facts in records.runs.values()} == {0.02, 0.1}  # Local's, FedAvg's
-    assert "not searched" in (work / "out" / "small" / TABLE).read_text()
+    assert "not searched" in (work / "out" / "small" / TABLE_FILE).read_text()
     cli("reproduce", small, "--out", "out", "--resume", "--quiet", "--processes", 1)
-    assert "not searched" not in (work / "out" / "small" / TABLE).read_text()
+    assert "not searched" not in (work / "out" / "small" / TABLE_FILE).read_text()
 
 
 def test_a_column_may_have_a_grid_of_its_own(cli: Cli, work: Path, small: Path) -> None:
@@ -439,7 +441,7 @@ def test_a_column_may_have_a_grid_of_its_own(cli: Cli, work: Path, small: Path) 
     assert cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1).code == 0
     chosen = {(r["column"], r["choice"]) for r in lines(work / "out" / "small") if r["row"] == "FedAvg"}
     assert chosen == {("few", "lr=0.1"), ("all", "lr=0.2")}
-    assert "lr from 1e-06, 0.1 | all: lr from 1e-05, 0.2" in (work / "out" / "small" / TABLE).read_text()
+    assert "lr from 1e-06, 0.1 | all: lr from 1e-05, 0.2" in (work / "out" / "small" / TABLE_FILE).read_text()
 
 
 def test_validation_data_choose_where_test_data_say_otherwise(small: Path) -> None:
@@ -462,24 +464,24 @@ def test_a_killed_process_is_no_result(
     cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its run is resumed, not taken for one that diverged; the other columns are trained."""
-    from fedattune.cli import jobs
+    from fedattune.experiments import runner as jobs
 
     real = jobs.Job.train
 
     def train(job: jobs.Job, *how: object) -> object:
         if job.algorithm == "fedavg" and job.settings.cohort == 2:
-            raise jobs.KilledError("its process was killed")
+            raise jobs.WorkerKilledError("its process was killed")
         return real(job, *how)  # type: ignore[arg-type]
 
-    def one_after_another(self: jobs._Runs, *, spread: bool) -> None:
+    def one_after_another(self: jobs._JobRunner, *, spread: bool) -> None:
         for i in tuple(self.left):
             try:
                 self.finish(i, self.jobs[i].train(lambda _: None, self.stop))
-            except jobs.KilledError as error:
+            except jobs.WorkerKilledError as error:
                 self.failed(i, error)
 
     monkeypatch.setattr(jobs.Job, "train", train)
-    monkeypatch.setattr(jobs._Runs, "one_after_another", one_after_another)
+    monkeypatch.setattr(jobs._JobRunner, "one_after_another", one_after_another)
     done = cli("reproduce", small, "--out", "out", "--quiet", "--no-search", "--processes", 1)
     assert done.code == 1
     assert "few: its process was killed; go on by --resume" in done.err
@@ -508,7 +510,7 @@ def test_an_interrupted_study_says_how_to_go_on(
 
     words = ("reproduce", small, "--out", "out", "--no-search", "--seeds", 1, "--quiet", "--processes", 1)
     with monkeypatch.context() as patch:
-        patch.setattr("fedattune.cli.session.Interrupt.__call__", stop)
+        patch.setattr("fedattune.experiments.session.InterruptHandler.__call__", stop)
         done = cli(*words)
     assert done.code == 130
     said = done.err.partition("go on with: fedattune ")[2].strip()

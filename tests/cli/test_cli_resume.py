@@ -106,14 +106,14 @@ def test_second_interrupt_stops_at_once(cli: Cli, work: Path, monkeypatch: pytes
         signal.raise_signal(signal.SIGINT)  # asks
         signal.raise_signal(signal.SIGINT)  # insists
 
-    monkeypatch.setattr("fedattune.trainer.fit", fit)
+    monkeypatch.setattr("fedattune.training.fit.fit", fit)
     done = cli("run", "--clients", 5, "--out", "o", "--quiet")
     assert done.code == 130
     assert done.err == "fedattune: interrupted; go on with: fedattune run --resume o\n"
 
 
 def test_interrupt_between_two_methods(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedattune import trainer
+    from fedattune.training import fit as trainer
 
     real = trainer.fit
 
@@ -122,7 +122,7 @@ def test_interrupt_between_two_methods(cli: Cli, work: Path, monkeypatch: pytest
         signal.raise_signal(signal.SIGINT)
         return done
 
-    monkeypatch.setattr("fedattune.trainer.fit", fit)
+    monkeypatch.setattr("fedattune.training.fit.fit", fit)
     done = cli("compare", "--clients", 5, "--rounds", 2, "--out", "o", "--quiet")
     assert done.code == 130
     assert "stopped before fedavg; go on with: fedattune compare --resume o" in done.err

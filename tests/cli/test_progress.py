@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedattune.cli.progress import Bar
-from fedattune.trainer import Progress
+from fedattune.experiments.progress import ProgressBars
+from fedattune.training.context import Progress
 
 
 @pytest.mark.parametrize(("height", "seen"), [(10, 9), (5, 4), (2, 2), (50, 22)])
@@ -12,7 +12,7 @@ def test_bars_of_finished_runs_go_when_the_terminal_is_full(
 ) -> None:
     monkeypatch.setenv("LINES", str(height))
     monkeypatch.setenv("COLUMNS", "100")
-    bar = Bar()
+    bar = ProgressBars()
     for i in range(20):
         bar.start(f"done {i}", 3)(Progress(3, 3, 0.5, 1.0))
     train = [bar.start(f"trains {i}", 3) for i in range(2)]
@@ -27,7 +27,7 @@ def test_bars_of_finished_runs_go_when_the_terminal_is_full(
 def test_nothing_is_cut_in_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("LINES", "30")
-    bar = Bar()
+    bar = ProgressBars()
     bar.start("fedavg (seed 0)", 300)(Progress(299, 300, 0.9, 10.0))
     console = bar._bars.console
     with console.capture() as captured:

@@ -17,14 +17,14 @@ import pytest
 from cli_helpers import Done
 from rich.console import Console
 
-import fedattune.report
+import fedattune.analysis.report
 from crafted import craft
+from fedattune.analysis.monitor import RunMonitor, RunStatus
 from fedattune.cli import watch as watching_command
-from fedattune.cli.watch_table import _clock, show, tell, view
-from fedattune.errors import RunError
-from fedattune.runs import RoundRecord, RunStore
-from fedattune.runs.folder import write_json
-from fedattune.watching import Line, Look
+from fedattune.cli.watch import _format_duration, fit_terminal, print_changes, print_status
+from fedattune.core.errors import RunError
+from fedattune.core.io import write_json
+from fedattune.training.storage import RoundRecord, RunStore
 
 Cli = Callable[..., Done]
 HALF = {1: (5, 10, 5, 20), 2: (5, 12, 5, 20)}
@@ -43,12 +43,12 @@ def going(folder: Path, name: str, correct: dict[int, Any], **more: Any) -> Path
     return craft(folder, name, correct, finished=False, rounds=10, moved=500, definition="", **more)
 
 
-def shown(folder: Path) -> dict[str, Line]:
-    return {line.method: line for line in Look(folder).lines()}
+def shown(folder: Path) -> dict[str, RunStatus]:
+    return {line.method: line for line in RunMonitor(folder).lines()}
 
 
 def test_an_experiment_is_all_waiting_before_its_first_round(tmp_path: Path) -> None:
-    lines = Look(experiment(tmp_path / "out", seeds=2)).lines()
+    lines = RunMonitor(experiment(tmp_path / "out", seeds=2)).lines()
     assert [(line.method, line.seed, line.state) for line in lines] == [
         (name, seed, "waiting") for name in ("local", "fedavg") for seed in (0, 1)
     ]
@@ -74,7 +74,7 @@ def test_what_is_seen_of_a_running_one_beside_local(tmp_path: Path) -> None:
 def test_only_new_rounds_are_read_and_a_run_that_was_taken_back_is_read_again(tmp_path: Path) -> None:
     out = experiment(tmp_path / "out")
     going(out, "fedavg", {1: (5, 10, 5, 20), 2: (5, 12, 5, 20)})
-    look = Look(out)
+    look = RunMonitor(out)
     assert look.lines()[1].round == 2
     store = RunStore(out / "fedavg" / "seed-0" / "metrics.sqlite")
     store.add_round(RoundRecord(3, 9.0, 700, 800, 60, [1], [0, 2]))
@@ -122,10 +122,10 @@ def test_a_failed_run_is_failed_until_it_goes_on(tmp_path: Path) -> None:
 def test_a_single_run_by_its_own_folder_and_folders_without_an_experiment(tmp_path: Path) -> None:
     craft(tmp_path, "fedavg", HALF, rounds=2)
     going(tmp_path, "ditto", HALF, seed=3)
-    assert [(line.method, line.seed) for line in Look(tmp_path / "ditto" / "seed-3").lines()] == [
+    assert [(line.method, line.seed) for line in RunMonitor(tmp_path / "ditto" / "seed-3").lines()] == [
         ("ditto", 3)
     ]
-    assert [(line.method, line.state) for line in Look(tmp_path).lines()] == [
+    assert [(line.method, line.state) for line in RunMonitor(tmp_path).lines()] == [
         ("ditto", "running"),
         ("fedavg", "finished"),
     ]
@@ -133,7 +133,7 @@ def test_a_single_run_by_its_own_folder_and_folders_without_an_experiment(tmp_pa
 
 def test_a_damaged_run_is_said(tmp_path: Path) -> None:
     out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
-    look = Look(out)
+    look = RunMonitor(out)
     look.lines()
     (out / "fedavg" / "seed-0" / "metrics.sqlite").write_text("nonsense" * 1000)
     with pytest.raises(RunError, match=r"cannot read .*metrics\.sqlite"):
@@ -147,20 +147,20 @@ def terminal(width: int, height: int) -> Console:
     return Console(file=StringIO(), force_terminal=True, width=width, height=height, color_system=None)
 
 
-def frame(lines: list[Line], width: int, height: int, run: Path = Path("out")) -> list[str]:
+def frame(lines: list[RunStatus], width: int, height: int, run: Path = Path("out")) -> list[str]:
     console = terminal(width, height)
-    console.print(view(lines, run, console))
+    console.print(fit_terminal(lines, run, console))
     assert isinstance(console.file, StringIO)
     return [row.rstrip() for row in console.file.getvalue().splitlines()]
 
 
 MANY = [
     *(
-        Line(f"method{i}", 0, "finished", 300, 300, 0.95, 0.8, 0.01, 10**7, 400.0, absent=3)
+        RunStatus(f"method{i}", 0, "finished", 300, 300, 0.95, 0.8, 0.01, 10**7, 400.0, absent=3)
         for i in range(20)
     ),
-    Line("running-one", 0, "running", 10, 300, 0.9, 0.7, -0.05, 10**6, 20.0, 580.0, absent=1),
-    *(Line(f"waiting{i}", 0, "waiting", 0, 300) for i in range(10)),
+    RunStatus("running-one", 0, "running", 10, 300, 0.9, 0.7, -0.05, 10**6, 20.0, 580.0, absent=1),
+    *(RunStatus(f"waiting{i}", 0, "waiting", 0, 300) for i in range(10)),
 ]
 
 
@@ -175,18 +175,18 @@ def test_the_live_table_fits_the_terminal_and_shows_who_trains(width: int, heigh
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    text = "\n".join(frame([Line("local", 0, "running", 1, 9, 0.5, 0.5)], 120, 30))
+    text = "\n".join(frame([RunStatus("local", 0, "running", 1, 9, 0.5, 0.5)], 120, 30))
     assert not any(title in text for title in ("seed", "- local", "absent", "diverged"))
-    two = [Line("local", s, "running", 1, 9, 0.5, 0.5, diverged=2) for s in (0, 1)]
+    two = [RunStatus("local", s, "running", 1, 9, 0.5, 0.5, diverged=2) for s in (0, 1)]
     text = "\n".join(frame(two, 120, 30))
     assert "seed" in text
     assert "diverged" in text
 
 
 def test_who_was_stopped_is_told_how_to_go_on(tmp_path: Path) -> None:
-    line = Line("fedavg", 0, "stopped?", 3, 9, 0.5, quiet=754.0)
+    line = RunStatus("fedavg", 0, "stopped?", 3, 9, 0.5, quiet=754.0)
     console = terminal(200, 30)
-    show([line], experiment(tmp_path / "an out"), console)
+    print_status([line], experiment(tmp_path / "an out"), console)
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
     assert "nothing new for 12:34; if nothing trains there any more, go on with: " in text
@@ -194,15 +194,15 @@ def test_who_was_stopped_is_told_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_plain_lines_only_of_what_changed() -> None:
-    def told(lines: list[Line], before: list[Line]) -> str:
+    def told(lines: list[RunStatus], before: list[RunStatus]) -> str:
         console = Console(file=StringIO(), width=500)
-        tell(lines, before, console)
+        print_changes(lines, before, console)
         assert isinstance(console.file, StringIO)
         return console.file.getvalue()
 
     first = [
-        Line("local", 0, "running", 3, 9, 0.5, 0.25, None, 0, 3.0, 6.0),
-        Line("fedavg", 0, "waiting", 0, 9),
+        RunStatus("local", 0, "running", 3, 9, 0.5, 0.25, None, 0, 3.0, 6.0),
+        RunStatus("fedavg", 0, "waiting", 0, 9),
     ]
     assert told(first, []) == (
         "local: running, round 3 of 9, mean 50.00%, worst 10% 25.00%, 0 B, 3 s so far, about 6 s left\n"
@@ -211,7 +211,7 @@ def test_plain_lines_only_of_what_changed() -> None:
     assert told(first, first) == ""
     after = [
         first[0],
-        Line("fedavg", 0, "failed", 2, 9, absent=4, diverged=1, why="fedavg failed with seed 0: x"),
+        RunStatus("fedavg", 0, "failed", 2, 9, absent=4, diverged=1, why="fedavg failed with seed 0: x"),
     ]
     assert told(after, first) == (
         "fedavg: failed, round 2 of 9, 0 B, 0 s so far, 4 absent, 1 diverged; fedavg failed with seed 0: x\n"
@@ -219,7 +219,13 @@ def test_plain_lines_only_of_what_changed() -> None:
 
 
 def test_clock() -> None:
-    assert [_clock(s) for s in (0.4, 59, 60, 754, 18_754)] == ["0 s", "59 s", "1:00", "12:34", "5:12:34"]
+    assert [_format_duration(s) for s in (0.4, 59, 60, 754, 18_754)] == [
+        "0 s",
+        "59 s",
+        "1:00",
+        "12:34",
+        "5:12:34",
+    ]
 
 
 # --- the command --------------------------------------------------------------------------------------
@@ -263,7 +269,7 @@ def test_it_ends_by_itself_and_renews_the_report_when_something_is_new(
     craft(out, "fedavg", HALF, rounds=2)
     written: list[list[int]] = []
     monkeypatch.setattr(
-        fedattune.report,
+        fedattune.analysis.report,
         "write_report",
         lambda path, runs: written.append([run.rounds for run in runs.results]),
     )
@@ -283,7 +289,7 @@ def test_it_ends_by_itself_and_renews_the_report_when_something_is_new(
             write_json(out / "local" / "seed-0" / "result.json", {"facts": facts})
 
     monkeypatch.setattr(watching_command.time, "sleep", later)
-    monkeypatch.setattr(watching_command, "REPORT_SHARE", 1e9)  # at every look
+    monkeypatch.setattr(watching_command, "REPORT_TIME_SHARE", 1e9)  # at every look
     done = cli("watch", out, "--every", "7", "-o", "r.html")
     assert done.code == 0
     assert looks == [7.0] * 3

@@ -10,13 +10,19 @@ import torch
 
 import fedattune
 from conformance.table import CASES, Case, Sizes
-from fedattune import Federation, Params, Result, Settings, engines
 from fedattune.algorithms import ALGORITHMS
-from fedattune.cohorts import cohort
-from fedattune.core import Algorithm, Payload
-from fedattune.engines import batched, evaluator
-from fedattune.registry import build, options
-from fedattune.select import Head, Nothing
+from fedattune.core.algorithm import Algorithm
+from fedattune.core.options import build, list_options
+from fedattune.core.params import Params
+from fedattune.core.payload import Payload
+from fedattune.core.selectors import Head, NoParameters
+from fedattune.core.settings import Settings
+from fedattune.data.federated import Federation
+from fedattune.training import engine as engines
+from fedattune.training.engine import evaluator
+from fedattune.training.engine import vectorized as batched
+from fedattune.training.result import Result
+from fedattune.training.sampling import sample_cohort
 
 every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 RUN: dict[str, Any] = {"rounds": 4, "cohort": 3, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
@@ -64,9 +70,9 @@ def test_recorded_steps_agree(
 ) -> None:
     """Steps recorded and replayed, with a client axis and without, give what the reference gives."""
     loop = fit(case.name, ragged, engine="loop", options=case.same, **work)
-    monkeypatch.setattr(engines, "WORTH_RECORDING", 0)
+    monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
     assert distance(loop, fit(case.name, ragged, engine="batched", options=case.same, **work)) < 1e-12
-    monkeypatch.setattr(engines, "_runs_batched", lambda *_: False)
+    monkeypatch.setattr(engines, "_supports_batching", lambda *_: False)
     assert distance(loop, fit(case.name, ragged, engine="auto", options=case.same, **work)) < 1e-12
 
 
@@ -75,8 +81,8 @@ def test_chunks_of_clients_do_not_change_the_result(
     case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fit(case.name, ragged, engine="batched", options=case.same)
-    monkeypatch.setattr(batched, "CHUNK_BYTES", 2000)
-    monkeypatch.setattr(evaluator, "CACHE_BYTES", 0)
+    monkeypatch.setattr(batched, "TRAIN_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(evaluator, "INPUT_CACHE_BYTES", 0)
     assert distance(whole, fit(case.name, ragged, engine="batched", options=case.same)) < 1e-12
 
 
@@ -90,7 +96,7 @@ def test_seeds_repeat(case: Case, ragged: Federation) -> None:
 @every_method
 def test_no_dead_knobs(case: Case, ragged: Federation) -> None:
     """Every option changes the result, under the options that it needs."""
-    assert set(case.knobs) == {o.name for o in options(ALGORITHMS[case.name])}
+    assert set(case.knobs) == {o.name for o in list_options(ALGORITHMS[case.name])}
     for knob, value in case.knobs.items():
         under = case.under.get(knob, {})
         before = fit(case.name, ragged, options=under, **case.acts)
@@ -125,7 +131,7 @@ def test_deployed_models_are_those_evaluated(case: Case, ragged: Federation) -> 
     result = fit(case.name, ragged)
     start = fit(case.name, ragged, rounds=1, lr=1e-12)
     settings = Settings(**RUN)
-    asked = {i for r in range(1, RUN["rounds"] + 1) for i in cohort(settings, 6, r).tolist()}
+    asked = {i for r in range(1, RUN["rounds"] + 1) for i in sample_cohort(settings, 6, r).tolist()}
     for number, client in enumerate(ragged.clients):
         model = result.model(number)
         index = torch.as_tensor(client.test)
@@ -187,7 +193,7 @@ def test_personal_tensors_never_leave_the_client(
 ) -> None:
     """Those of the method, or else a personal head, are carried in neither direction, and differ in the end."""
     algorithm = build(name, ALGORITHMS[name], next(case.same for case in CASES if case.name == name))
-    if algorithm.personal == Nothing() or name == "fedbn":  # the model of this suite has no BatchNorm
+    if algorithm.personal == NoParameters() or name == "fedbn":  # the model of this suite has no BatchNorm
         algorithm = replace(algorithm, personal=Head())
     seen: set[str] = set()
     server = type(algorithm.server)
@@ -265,7 +271,7 @@ def test_weight_decay_of_the_run_and_of_the_method(ragged: Federation) -> None:
 
 def test_a_method_of_the_users_own_is_held_to_the_same(ragged: Federation) -> None:
     """A server rule written outside the package runs on both engines."""
-    from fedattune.core import ServerUpdate
+    from fedattune.core.algorithm import ServerUpdate
 
     class Median(ServerUpdate):
         def init(self, w0: Params, n_clients: int) -> Any:

@@ -8,53 +8,57 @@ from torch import Tensor
 
 import fedattune
 from conformance.test_conformance import RUN, distance
-from fedattune import ConfigError, Federation, Result
-from fedattune.client import SGD, Choosing, ControlVariates, Ditto, Meta, Moreau, Proximal
-from fedattune.core import Algorithm, ClientUpdate, Participation, ServerUpdate
-from fedattune.select import Head, Named, Nothing, Selector
-from fedattune.server import (
-    AMP,
-    Attention,
-    Average,
-    Controls,
-    Displacement,
-    Generated,
-    HeurAMP,
-    Learned,
-    Mixing,
-    Pool,
-    UpdateAttention,
-)
+from fedattune.algorithms.ditto import DittoClient
+from fedattune.algorithms.fedamp import AttentiveMixing, CosineMixing
+from fedattune.algorithms.fedfomo import FedFomoClient
+from fedattune.algorithms.fedmcsa import Attention
+from fedattune.algorithms.igfl import GlobalUpdateWrapper, UpdateAttention
+from fedattune.algorithms.perfedavg import PerFedAvgClient
+from fedattune.algorithms.pfedhn import PFedHNServer
+from fedattune.algorithms.pfedla import PFedLAServer
+from fedattune.algorithms.pfedme import PFedMeClient
+from fedattune.algorithms.scaffold import ControlVariateCorrection, ControlVariateWrapper
+from fedattune.client import SGD, Proximal
+from fedattune.core.algorithm import Algorithm, ClientUpdate, Participation, ServerUpdate
+from fedattune.core.errors import ConfigError
+from fedattune.core.selectors import Head, NamedParameters, NoParameters, Selector
+from fedattune.data.federated import Federation
+from fedattune.server import Average, Mixing, Pool
+from fedattune.training.result import Result
 from federations import make_federation
 
 SERVERS: dict[str, ServerUpdate] = {
     "mcsa": Attention("layer", sigma=5.0),
     "mcsa, everybody seen": Attention("tensor", pool="seen", sigma=5.0),
-    "fedamp": AMP(alpha=0.3, sigma=4.0),
-    "heurfedamp, layer by layer": HeurAMP("layer", sigma=3.0),
+    "fedamp": AttentiveMixing(alpha=0.3, sigma=4.0),
+    "heurfedamp, layer by layer": CosineMixing("layer", sigma=3.0),
     "update attention": UpdateAttention(query="self"),
     "update attention, time": UpdateAttention(query="time"),
-    "learned": Learned(hn_lr=0.5, embedding=4, hidden=4),
+    "learned": PFedLAServer(hn_lr=0.5, embedding=4, hidden=4),
 }
 CLIENTS: dict[str, ClientUpdate] = {
     "sgd": SGD(),
     "sgd from newest": SGD(start="newest"),
     "prox": SGD((Proximal(0.5),)),
     "prox from newest": SGD((Proximal(0.5),), start="newest"),
-    "pfedme": Moreau(3.0, 2, 0.05),
-    "pfedme from newest": Moreau(3.0, 2, 0.05, start="newest"),
-    "ditto": Ditto(0.5),
-    "scaffold": SGD((ControlVariates(),)),
-    "scaffold and prox from newest": SGD((ControlVariates("I"), Proximal(0.5)), start="newest"),
-    "ditto with scaffold": Ditto(0.5, shared=SGD((ControlVariates(),))),
-    "perfedavg": Meta(0.05, 0.05),
+    "pfedme": PFedMeClient(3.0, 2, 0.05),
+    "pfedme from newest": PFedMeClient(3.0, 2, 0.05, start="newest"),
+    "ditto": DittoClient(0.5),
+    "scaffold": SGD((ControlVariateCorrection(),)),
+    "scaffold and prox from newest": SGD((ControlVariateCorrection("I"), Proximal(0.5)), start="newest"),
+    "ditto with scaffold": DittoClient(0.5, shared=SGD((ControlVariateCorrection(),))),
+    "perfedavg": PerFedAvgClient(0.05, 0.05),
 }
-PERSONAL: dict[str, Selector] = {"all shared": Nothing(), "own head": Head(), "own body": Named(("1",))}
+PERSONAL: dict[str, Selector] = {
+    "all shared": NoParameters(),
+    "own head": Head(),
+    "own body": NamedParameters(("1",)),
+}
 
 
 def combined(client: str, server: str, personal: str) -> Algorithm:
     """One cell; rules that go on from their own model are answered, others are sent to."""
-    rule = Controls(SERVERS[server]) if "scaffold" in client else SERVERS[server]
+    rule = ControlVariateWrapper(SERVERS[server]) if "scaffold" in client else SERVERS[server]
     answered = Participation("all", "reply") if "newest" in client else Participation()
     return Algorithm(CLIENTS[client], rule, personal=PERSONAL[personal], participation=answered)
 
@@ -97,10 +101,10 @@ def test_the_client_rule_makes_a_difference(server: str, ragged: Federation) -> 
     assert len({round(loss, 10) for loss in losses}) == len(CLIENTS)
 
 
-@pytest.mark.parametrize("around", [Controls, Displacement])
+@pytest.mark.parametrize("around", [ControlVariateWrapper, GlobalUpdateWrapper])
 def test_what_goes_around_generated_models_lets_clients_join(around: Any, ragged: Federation) -> None:
-    client = SGD((ControlVariates(),)) if around is Controls else SGD()
-    algorithm = Algorithm(client, around(Generated(embedding=2, hidden=4)))
+    client = SGD((ControlVariateCorrection(),)) if around is ControlVariateWrapper else SGD()
+    algorithm = Algorithm(client, around(PFedHNServer(embedding=2, hidden=4)))
     joined = run(algorithm, ragged, "batched").personalize(make_federation([20, 30]), rounds=2)
     assert all(v.isfinite().all() for v in joined.models.values())
 
@@ -121,10 +125,19 @@ def test_a_mixing_matrix_of_another_shape_is_named(ragged: Federation) -> None:
 
 def test_parts_that_do_not_go_together_are_named(ragged: Federation) -> None:
     for algorithm, said in (
-        (Algorithm(SGD((ControlVariates(),)), Attention()), "SGD cannot go with Attention.*rule Controls"),
-        (Algorithm(Ditto(0.5, shared=SGD((ControlVariates(),))), Average()), "Ditto cannot go with Average"),
-        (Algorithm(SGD(), Controls(Average())), "Controls goes with clients that correct by ControlVariates"),
-        (Algorithm(Choosing(), Average()), "Choosing cannot go with Average.*rule Peers"),
+        (
+            Algorithm(SGD((ControlVariateCorrection(),)), Attention()),
+            "SGD cannot go with Attention.*rule Controls",
+        ),
+        (
+            Algorithm(DittoClient(0.5, shared=SGD((ControlVariateCorrection(),))), Average()),
+            "Ditto cannot go with Average",
+        ),
+        (
+            Algorithm(SGD(), ControlVariateWrapper(Average())),
+            "Controls goes with clients that correct by ControlVariates",
+        ),
+        (Algorithm(FedFomoClient(), Average()), "Choosing cannot go with Average.*rule Peers"),
         (Algorithm(SGD(), Attention("leyer")), "unit: got 'leyer', expected model, layer, tensor"),
     ):
         with pytest.raises(ConfigError, match=said):

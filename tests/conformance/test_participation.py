@@ -10,29 +10,31 @@ import torch
 import fedattune
 from conformance.table import CASES, Case
 from conformance.test_conformance import RUN, distance, every_method, fit
-from fedattune import Federation, Params, Settings
 from fedattune.algorithms import ALGORITHMS
-from fedattune.cohorts import cohort, held_out
-from fedattune.engines.base import take
+from fedattune.core.options import build
+from fedattune.core.params import Params
+from fedattune.core.settings import Settings
+from fedattune.data.federated import Federation
 from fedattune.models import make_model
-from fedattune.personal_models import wrapped
-from fedattune.registry import build
-from fedattune.rounds import Run
+from fedattune.models.files import wrap_model
+from fedattune.training.engine.base import take_rows
+from fedattune.training.loop import RoundLoop
+from fedattune.training.sampling import sample_cohort, sample_newcomers
 from federations import make_federation
 
 
-def start(case: Case, federation: Federation, **settings: Any) -> Run:
+def start(case: Case, federation: Federation, **settings: Any) -> RoundLoop:
     """A run before its first round."""
     algorithm = build(case.name, ALGORITHMS[case.name], case.same)
     mine = Settings(**(RUN | settings))
     model = make_model("dnn", federation, options={"hidden": 6}, seed=mine.seed)
     if algorithm.network:
-        model = wrapped(algorithm.network, model, torch.zeros(2, *federation.input_shape), mine.seed)
+        model = wrap_model(algorithm.network, model, torch.zeros(2, *federation.input_shape), mine.seed)
     config = {"algorithm": case.name, **mine.model_dump()}
-    return Run(algorithm, federation, model, mine, config, None)
+    return RoundLoop(algorithm, federation, model, mine, config, None)
 
 
-def held(run: Run, ids: list[int]) -> dict[str, Params]:
+def held(run: RoundLoop, ids: list[int]) -> dict[str, Params]:
     """A copy of all that clients `ids` hold."""
     rows = torch.tensor(ids, dtype=torch.int64)
     own = {
@@ -40,7 +42,7 @@ def held(run: Run, ids: list[int]) -> dict[str, Params]:
         "buffers": run.place.clients.buffers,
         **run.place.clients.memory,
     }
-    return take(own, rows)
+    return take_rows(own, rows)
 
 
 def same(a: dict[str, Params], b: dict[str, Params]) -> bool:
@@ -54,7 +56,7 @@ def test_a_client_that_was_never_asked_holds_what_it_started_with(case: Case, ra
     first = held(run, list(range(6)))
     for r in (1, 2):
         run._round(r, evaluate=True)
-    asked = {i for r in (1, 2) for i in cohort(run.settings, 6, r).tolist()}
+    asked = {i for r in (1, 2) for i in sample_cohort(run.settings, 6, r).tolist()}
     never = sorted(set(range(6)) - asked)
     assert never
     if run.algorithm.participation.train == "cohort":
@@ -159,7 +161,7 @@ def test_a_newcomers_model_is_saved_and_loaded(ragged: Federation, tmp_path: Any
 
 
 def test_newcomers_that_diverge_do_not_cost_the_run(ragged: Federation, tmp_path: Any) -> None:
-    (last,) = held_out(Settings(held_out=1), ragged)
+    (last,) = sample_newcomers(Settings(held_out=1), ragged)
     x = ragged.x.clone()
     x[ragged.clients[last].train] *= 1e300
     broken = replace(ragged, x=x.double() * 1.0)
@@ -194,7 +196,7 @@ def test_clients_that_train_unasked_keep_their_control_variates(name: str, ragge
     asked: set[int] = set()
     for r in (1, 2, 3):
         run._round(r, evaluate=False)
-        asked |= set(cohort(run.settings, 6, r).tolist())
+        asked |= set(sample_cohort(run.settings, 6, r).tolist())
         for client in set(range(6)) - asked:
             assert all((v[client] == 0).all() for v in run.place.clients.memory[key].values())
     assert asked != set(range(6))

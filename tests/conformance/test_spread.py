@@ -12,35 +12,41 @@ from torch import nn
 
 from conformance.table import CASES, Case
 from conformance.test_conformance import RUN, every_method
-from fedattune import Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
-from fedattune.data.share import share
+from fedattune.core.options import build
+from fedattune.core.settings import Settings
+from fedattune.data.combine import select_samples
+from fedattune.data.federated import Federation
 from fedattune.models import make_model
-from fedattune.personal_models import wrapped
-from fedattune.registry import build
-from fedattune.rounds import Run
-from fedattune.runs.folder import RunFolder
-from fedattune.serving import open_site, serve
-from fedattune.spread import Spread
-from fedattune.wire import Parcel
+from fedattune.models.files import wrap_model
+from fedattune.training.backends.message import WorkerMessage
+from fedattune.training.backends.remote import RemoteBackend
+from fedattune.training.backends.worker import handle_message, open_backend
+from fedattune.training.loop import RoundLoop
+from fedattune.training.result import Result
+from fedattune.training.storage.folder import RunFolder
 
 SITES = ([0, 3], [1, 2, 4], [5])
 
 
-class Here(Spread):
+class Here(RemoteBackend):
     """Sites in this process, each with its own data, which see nothing but parcels."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RoundLoop) -> None:
         super().__init__(run, [torch.tensor(site) for site in SITES])
         self.places = [
-            open_site(
-                run.algorithm, share(run.federation, np.array(site)), run.task.model, run.settings, site
+            open_backend(
+                run.algorithm,
+                select_samples(run.federation, np.array(site)),
+                run.task.model,
+                run.settings,
+                site,
             )
             for site in SITES
         ]
 
-    def ask(self, parcels: Mapping[int, Parcel]) -> dict[int, Parcel | str]:
-        return {site: serve(self.places[site], parcel) for site, parcel in parcels.items()}
+    def ask(self, parcels: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
+        return {site: handle_message(self.places[site], parcel) for site, parcel in parcels.items()}
 
 
 class Normed(nn.Sequential):
@@ -64,10 +70,10 @@ def trained(
     mine = Settings(**(RUN | settings))
     module = copy.deepcopy(module) or make_model("dnn", federation, options={"hidden": 6}, seed=mine.seed)
     if algorithm.network:
-        module = wrapped(algorithm.network, module, torch.zeros(2, *federation.input_shape), mine.seed)
+        module = wrap_model(algorithm.network, module, torch.zeros(2, *federation.input_shape), mine.seed)
     config = {"algorithm": case.name, **mine.model_dump()}
     folder = RunFolder.open(out, config, resume=out.exists()) if out else None
-    run = Run(algorithm, federation, module, mine, config, folder, spread)
+    run = RoundLoop(algorithm, federation, module, mine, config, folder, spread)
     return run.go(lambda _: None, stop)
 
 

@@ -11,10 +11,12 @@ import pytest
 from image_files import grey_set, pictures, write
 from PIL import Image
 
-from fedattune.data import cache, images, load, load_federation
-from fedattune.data.dataset import fingerprint
-from fedattune.data.images import read_images
-from fedattune.data.mapped import file_of
+from fedattune.data import cache, load_data
+from fedattune.data.build import load_federation
+from fedattune.data.cache import find_mapped_file
+from fedattune.data.dataset import hash_arrays
+from fedattune.data.images import decode as images
+from fedattune.data.images.decode import read_images
 
 
 def bmp(pixels):
@@ -35,13 +37,13 @@ def places(tmp_path, monkeypatch):
 def decoded(monkeypatch):
     """Every call of the decoder."""
     calls = []
-    true_decode = images.decode
+    true_decode = images.decode_images
 
     def counted(*args, **options):
         calls.append(args)
         return true_decode(*args, **options)
 
-    monkeypatch.setattr(images, "decode", counted)
+    monkeypatch.setattr(images, "decode_images", counted)
     return calls
 
 
@@ -63,8 +65,8 @@ def test_decoded_once_and_mapped(tmp_path, decoded, source):
         assert np.array_equal(found.x[:, 0], pictures(40, (8, 8)))
         assert found.y.tolist() == [0, 1] * 20
         assert (found.classes, found.notes, found.owners) == (("0", "1"), (), ())
-        assert found.checked == fingerprint(found.x, found.y)
-        assert file_of(found.x) == entry(tmp_path).resolve() / "x.npy"
+        assert found.checked == hash_arrays(found.x, found.y)
+        assert find_mapped_file(found.x) == entry(tmp_path).resolve() / "x.npy"
 
 
 def test_an_array_in_use_is_no_way_to_write_to_the_cache(decoded, source):
@@ -163,22 +165,22 @@ def test_nothing_can_be_written(tmp_path, monkeypatch, decoded, source, how):
     for number in (1, 2):
         found = read_images([source])
         assert np.array_equal(found.x[:, 0], pictures(40, (8, 8)))
-        assert found.checked == fingerprint(found.x, found.y)
+        assert found.checked == hash_arrays(found.x, found.y)
         assert len(decoded) == number
     assert how != "off" or not (tmp_path / "cache").exists()
 
 
 def test_where_it_lies(tmp_path, monkeypatch):
-    assert cache.folder() == tmp_path / "cache"
+    assert cache.find_cache_folder() == tmp_path / "cache"
     monkeypatch.setenv("FEDATTUNE_HOME", str(tmp_path / "home"))
-    assert cache.folder() == tmp_path / "cache"
+    assert cache.find_cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("FEDATTUNE_CACHE")
-    assert cache.folder() == tmp_path / "home" / "cache"
+    assert cache.find_cache_folder() == tmp_path / "home" / "cache"
     monkeypatch.delenv("FEDATTUNE_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache.folder() == tmp_path / "xdg" / "fedattune" / "arrays"
+    assert cache.find_cache_folder() == tmp_path / "xdg" / "fedattune" / "arrays"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache.folder().is_relative_to(Path.home())
+    assert cache.find_cache_folder().is_relative_to(Path.home())
 
 
 def test_a_federation_of_cached_images_is_the_same(tmp_path, decoded):
@@ -189,5 +191,5 @@ def test_a_federation_of_cached_images_is_the_same(tmp_path, decoded):
     for _ in range(2):
         kept = load_federation("mnist", data_dir=tmp_path, partition="iid", clients=2)
         assert kept.manifest() == fresh.manifest()
-        assert file_of(kept.x) is not None
-    assert load("mnist", data_dir=tmp_path).fingerprint == fresh.source
+        assert find_mapped_file(kept.x) is not None
+    assert load_data("mnist", data_dir=tmp_path).fingerprint == fresh.source

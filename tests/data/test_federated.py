@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
+from fedattune.core.errors import ConfigError, DataError
 from fedattune.data import (
     Dataset,
     federate,
-    from_manifest,
-    load_federation,
+    list_partitions,
     load_manifest,
+    restore_federation,
     save_manifest,
-    saved_partitions,
-    split,
+    split_parts,
 )
-from fedattune.data.digest import manifest_hash
-from fedattune.data.federated import Client, Federation
-from fedattune.errors import ConfigError, DataError
+from fedattune.data.build import load_federation
+from fedattune.data.client_index import Client, hash_manifest
+from fedattune.data.federated import Federation
 
 
 @pytest.fixture(autouse=True)
@@ -65,15 +65,15 @@ def test_dataset_refuses(change, message):
 
 def test_split_sizes_and_determinism():
     rows = np.arange(100, 147)
-    train, validation, test = split(rows, seed=3, client=5)
+    train, validation, test = split_parts(rows, seed=3, client=5)
     assert len(train) + len(validation) == int(0.75 * 47)
     assert len(validation) == int(0.1 * 35)
     assert sorted(np.concatenate([train, validation, test])) == rows.tolist()
-    assert np.array_equal(split(rows, seed=3, client=5)[0], train)
-    assert not np.array_equal(split(rows, seed=3, client=6)[0], train)
-    assert len(split(np.arange(10), test=0.3, validation=0.0, seed=0, client=0)[0]) == 7
+    assert np.array_equal(split_parts(rows, seed=3, client=5)[0], train)
+    assert not np.array_equal(split_parts(rows, seed=3, client=6)[0], train)
+    assert len(split_parts(np.arange(10), test=0.3, validation=0.0, seed=0, client=0)[0]) == 7
     with pytest.raises(DataError, match="client 0 has 1 samples"):
-        split(np.arange(1), seed=0, client=0)
+        split_parts(np.arange(1), seed=0, client=0)
 
 
 def test_federation_properties():
@@ -228,7 +228,7 @@ def test_manifest_round_trip():
     fed = federate(images(), partition="iid", clients=4, seed=7, validation=0.2)
     path = save_manifest(fed, "mine")
     assert save_manifest(fed, "mine") == path
-    assert saved_partitions() == ["mine"]
+    assert list_partitions() == ["mine"]
     for name in ("mine", str(path)):
         again = federate(images(), partition=name)
         assert torch.equal(again.x, fed.x)
@@ -255,7 +255,7 @@ def test_manifest_that_is_broken_or_changed(tmp_path):
         content["clients"][0]["train"][0],
     )
     with pytest.raises(DataError, match="changed since"):
-        from_manifest(images(), content)
+        restore_federation(images(), content)
     del content["clients"][0]["train"]
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"clients.0.train"):
@@ -287,7 +287,7 @@ def test_a_federation_has_at_least_two_clients():
     one = federate(images(), partition="iid", clients=2).manifest()
     del one["clients"][1], one["hash"]
     with pytest.raises(DataError, match="toy: a federation needs at least two clients"):
-        from_manifest(images(), one | {"hash": manifest_hash(one)})
+        restore_federation(images(), one | {"hash": hash_manifest(one)})
 
 
 @pytest.mark.parametrize("option", ["alpha", "beta"])

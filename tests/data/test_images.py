@@ -9,10 +9,11 @@ import pytest
 import torch
 from image_files import DIGITS, LETTERS, colour_set, grey_set, pictures, png, write
 
-from fedattune.data import load, load_federation
-from fedattune.data.image_sources import _moments
-from fedattune.data.images import read_images
-from fedattune.errors import DataError
+from fedattune.core.errors import DataError
+from fedattune.data import load_data
+from fedattune.data.build import load_federation
+from fedattune.data.images import compute_moments
+from fedattune.data.images.decode import read_images
 
 REAL = os.environ.get("FEDATTUNE_DATA")  # read before the fixture takes it away
 MNIST_A = [5112, 4988, 3890, 4254, 3216, 3073, 3272, 3014, 3882, 4358]
@@ -27,14 +28,14 @@ def own_home(tmp_path, monkeypatch):
 
 def test_mnist_layout_and_normalisation(tmp_path):
     x, y = grey_set(tmp_path / "mnist")
-    data = load("mnist", data_dir=tmp_path)
+    data = load_data("mnist", data_dir=tmp_path)
     assert np.array_equal(data.x, x[:, None])
     assert np.array_equal(data.y, y)
     assert data.classes == tuple(DIGITS)
     assert np.allclose(data.shift, x.mean(axis=0), rtol=1e-6)
     assert np.allclose(data.scale, 1 / (x.std(axis=0) + 0.001), rtol=1e-5)
-    assert load("mnist", data_dir=tmp_path / "mnist").fingerprint == data.fingerprint
-    assert load("ylecun/mnist", data_dir=tmp_path).fingerprint == data.fingerprint
+    assert load_data("mnist", data_dir=tmp_path / "mnist").fingerprint == data.fingerprint
+    assert load_data("ylecun/mnist", data_dir=tmp_path).fingerprint == data.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -49,35 +50,35 @@ def test_mnist_layout_and_normalisation(tmp_path):
 def test_images_of_another_set_are_refused(tmp_path, monkeypatch, name, held, message):
     colour_set(tmp_path, held)
     with pytest.raises(DataError, match=message):
-        load(name, data_dir=tmp_path)
+        load_data(name, data_dir=tmp_path)
     monkeypatch.setenv("FEDATTUNE_DATA", str(tmp_path))
     with pytest.raises(DataError, match=message):
-        load(name)
+        load_data(name)
 
 
 def test_class_names_tell_mnist_from_fashion_mnist(tmp_path):
     grey_set(tmp_path / "digits")
     grey_set(tmp_path / "clothes", classes=LETTERS)
-    assert load("fashion_mnist", data_dir=tmp_path / "clothes").classes == tuple(LETTERS)
+    assert load_data("fashion_mnist", data_dir=tmp_path / "clothes").classes == tuple(LETTERS)
     for _ in range(2):  # decoded, then from the cache
         with pytest.raises(DataError, match="no part of mnist: its classes are a, b, c"):
-            load("mnist", data_dir=tmp_path / "clothes")
+            load_data("mnist", data_dir=tmp_path / "clothes")
         with pytest.raises(DataError, match="no part of fashion_mnist: its classes are 0, 1, 2"):
-            load("fashion_mnist", data_dir=tmp_path / "digits")
+            load_data("fashion_mnist", data_dir=tmp_path / "digits")
     write(tmp_path / "bare" / "a.parquet", pictures(10, (28, 28)), {"label": np.arange(10)})
     for name in ("mnist", "fashion_mnist"):
-        assert load(name, data_dir=tmp_path / "bare").classes == tuple(DIGITS)
+        assert load_data(name, data_dir=tmp_path / "bare").classes == tuple(DIGITS)
 
 
 def test_environment_names_the_folder(tmp_path, monkeypatch):
     grey_set(tmp_path / "mnist")
     monkeypatch.setenv("FEDATTUNE_DATA", str(tmp_path))
-    assert len(load("mnist").y) == 12
+    assert len(load_data("mnist").y) == 12
 
 
 def test_cifar_layout(tmp_path):
     x = colour_set(tmp_path / "cifar10")
-    data = load("cifar10", data_dir=tmp_path)
+    data = load_data("cifar10", data_dir=tmp_path)
     assert data.x.shape == (20, 3, 32, 32)
     fed = load_federation("uoft-cs/cifar10", data_dir=tmp_path, partition="iid", clients=2)
     expected = (x[0].transpose(2, 0, 1) / 255 - np.array([0.4914, 0.4822, 0.4465])[:, None, None]) / np.array(
@@ -92,14 +93,14 @@ def test_two_label_columns(tmp_path):
     labels = {"coarse_label": [0, 1, 0, 1], "fine_label": [3, 2, 1, 0]}
     features = {"coarse_label": coarse_names, "fine_label": fine_names}
     write(tmp_path / "cifar100" / "train-0.parquet", x, labels, image="img", features=features)
-    data = load("cifar100", data_dir=tmp_path)
+    data = load_data("cifar100", data_dir=tmp_path)
     assert data.y.tolist() == [3, 2, 1, 0]
     assert "fine_label (100 classes)" in data.notes[0]
-    coarse = load("cifar100", data_dir=tmp_path, options={"label": "coarse_label"})
+    coarse = load_data("cifar100", data_dir=tmp_path, options={"label": "coarse_label"})
     assert coarse.classes == tuple(coarse_names)
     assert coarse.notes == ()
     with pytest.raises(DataError, match="did you mean 'fine_label'"):
-        load("cifar100", data_dir=tmp_path, options={"label": "fine_labl"})
+        load_data("cifar100", data_dir=tmp_path, options={"label": "fine_labl"})
 
 
 def test_files_without_metadata(tmp_path):
@@ -172,12 +173,12 @@ def test_hub_is_asked_last(tmp_path, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     grey_set(tmp_path / "snapshot" / "mnist")
-    assert len(load("mnist").y) == 12
+    assert len(load_data("mnist").y) == 12
     assert asked == [("ylecun/mnist", {"repo_type": "dataset", "allow_patterns": "*.parquet"})]
     for file in (tmp_path / "snapshot" / "mnist").iterdir():
         file.unlink()
     with pytest.raises(DataError, match="holds no Parquet files"):
-        load("mnist")
+        load_data("mnist")
 
 
 def test_hub_failure_says_what_to_do(tmp_path, monkeypatch):
@@ -188,20 +189,20 @@ def test_hub_failure_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(
         DataError, match=r"cannot download uoft-cs/cifar10 .*\(no route\); put .*--data-dir DIR"
     ):
-        load("cifar10")
+        load_data("cifar10")
     monkeypatch.setenv("FEDATTUNE_DATA", str(tmp_path))
     with pytest.raises(
         DataError, match=f"FEDATTUNE_DATA={tmp_path} was looked at and holds no .*cannot download"
     ):
-        load("cifar10")
+        load_data("cifar10")
     with pytest.raises(DataError, match="no Parquet files of cifar10 in"):
-        load("cifar10", data_dir=tmp_path)
+        load_data("cifar10", data_dir=tmp_path)
 
 
 def test_standardising_is_exact_over_blocks():
     x = np.random.default_rng(0).integers(0, 256, (4501, 1, 3, 2), dtype=np.uint8)
     x[:, 0, 0, 0], x[:, 0, 0, 1] = 255, 7
-    mean, std = _moments(x)
+    mean, std = compute_moments(x)
     assert np.array_equal(mean, x.astype(np.float64).mean(axis=0))
     assert np.allclose(std, x.astype(np.float64).std(axis=0), rtol=1e-12, atol=1e-12)
     assert std[0, 0].tolist() == [0, 0]

@@ -9,9 +9,10 @@ import pytest
 import torch
 from image_files import colour_set, grey_set, pictures, png, write
 
-from fedattune.data import load, load_federation
-from fedattune.data.emnist import read_idx
-from fedattune.errors import ConfigError, DataError
+from fedattune.core.errors import ConfigError, DataError
+from fedattune.data import load_data
+from fedattune.data.build import load_federation
+from fedattune.data.images.emnist import read_idx
 
 BYCLASS = list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 
@@ -44,44 +45,44 @@ def idx_set(folder, split="byclass", part="train", n=6, classes=62, packed=True)
 def test_emnist_files_as_published(tmp_path, packed):
     test_x, test_y = idx_set(tmp_path / "emnist", part="test", n=4, packed=packed)
     x, y = idx_set(tmp_path / "emnist", packed=packed)
-    data = load("emnist", data_dir=tmp_path)
+    data = load_data("emnist", data_dir=tmp_path)
     assert data.classes == tuple(BYCLASS)
     assert np.array_equal(data.x[:, 0], np.concatenate([x, test_x]))  # training first, upright
     assert data.x.flags.c_contiguous
     assert data.y.tolist() == [*y, *test_y]
     assert data.y.dtype == np.int64
-    assert len(load("emnist", data_dir=tmp_path / "emnist", options={"rows": "train"}).y) == 6
-    assert load("Royc30ne/emnist-byclass", data_dir=tmp_path).fingerprint == data.fingerprint
+    assert len(load_data("emnist", data_dir=tmp_path / "emnist", options={"rows": "train"}).y) == 6
+    assert load_data("Royc30ne/emnist-byclass", data_dir=tmp_path).fingerprint == data.fingerprint
 
 
 def test_emnist_balanced_lies_beside_byclass(tmp_path):
     idx_set(tmp_path / "emnist")
     x, _ = idx_set(tmp_path / "emnist", split="balanced", n=3, classes=47)
-    data = load("emnist", data_dir=tmp_path, options={"split": "balanced"})
+    data = load_data("emnist", data_dir=tmp_path, options={"split": "balanced"})
     assert np.array_equal(data.x[:, 0], x)
     assert "".join(data.classes) == string.digits + string.ascii_uppercase + "abdefghnqrt"
     with pytest.raises(ConfigError, match=r"emnist.split: input should be 'byclass' or 'balanced'"):
-        load("emnist", data_dir=tmp_path, options={"split": "letters"})
+        load_data("emnist", data_dir=tmp_path, options={"split": "letters"})
 
 
 def test_emnist_in_parquet_is_taken_as_it_is(tmp_path):
     x = pictures(4, (28, 28))
     write(tmp_path / "emnist" / "a.parquet", x, {"label": [0, 1, 2, 61]}, features={"label": BYCLASS})
-    data = load("emnist", data_dir=tmp_path)
+    data = load_data("emnist", data_dir=tmp_path)
     assert np.array_equal(data.x[:, 0], x)
     with pytest.raises(DataError, match=r"and 62 classes, those of emnist .* and 47;"):
-        load("emnist", data_dir=tmp_path, options={"split": "balanced"})
+        load_data("emnist", data_dir=tmp_path, options={"split": "balanced"})
     with pytest.raises(DataError, match=r"none of the 1 files of emnist, such as .* begins with train"):
-        load("emnist", data_dir=tmp_path, options={"rows": "train"})
+        load_data("emnist", data_dir=tmp_path, options={"rows": "train"})
     with pytest.raises(DataError, match=r"no Parquet or emnist-byclass-\*-ubyte.gz files of emnist in"):
-        load("emnist", data_dir=tmp_path / "empty")
+        load_data("emnist", data_dir=tmp_path / "empty")
 
 
 def test_emnist_files_that_are_broken(tmp_path):
     folder = tmp_path / "emnist"
     idx_set(folder, split="balanced", n=8, classes=62)
     with pytest.raises(DataError, match=r"no part of emnist balanced: it has label 49, but the 47 classes"):
-        load("emnist", data_dir=tmp_path, options={"split": "balanced"})
+        load_data("emnist", data_dir=tmp_path, options={"split": "balanced"})
     idx_set(folder)
     images, labels = (
         folder / f"emnist-byclass-train-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")
@@ -89,17 +90,17 @@ def test_emnist_files_that_are_broken(tmp_path):
     whole = labels.read_bytes()
     labels.write_bytes(gzip.compress(idx(np.zeros(5, np.uint8))))
     with pytest.raises(DataError, match=r"holds 6 images, but .* 5 labels"):
-        load("emnist", data_dir=tmp_path)
+        load_data("emnist", data_dir=tmp_path)
     labels.write_bytes(whole[:-9])
     with pytest.raises(DataError, match=r"cannot read .*labels-idx1-ubyte.gz"):
-        load("emnist", data_dir=tmp_path)
+        load_data("emnist", data_dir=tmp_path)
     labels.unlink()
     with pytest.raises(DataError, match=r"cannot read .*labels-idx1-ubyte.gz: No such file"):
-        load("emnist", data_dir=tmp_path)
+        load_data("emnist", data_dir=tmp_path)
     labels.write_bytes(whole)
     images.unlink()
     with pytest.raises(DataError, match=r"holds no emnist-byclass-...-images-idx3-ubyte file"):
-        load("emnist", data_dir=tmp_path)
+        load_data("emnist", data_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +129,11 @@ def test_emnist_comes_from_its_repository_on_the_hub(tmp_path, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     idx_set(tmp_path / "snapshot", split="balanced", classes=47)
-    assert len(load("emnist", options={"split": "balanced"}).y) == 6
+    assert len(load_data("emnist", options={"split": "balanced"}).y) == 6
     with pytest.raises(
         DataError, match=r"Royc30ne/emnist-byclass on .* holds no emnist-byclass-\*-ubyte.gz files"
     ):
-        load("emnist")
+        load_data("emnist")
     assert asked == [
         ("Royc30ne/emnist-balanced", "emnist-balanced-*-ubyte.gz"),
         ("Royc30ne/emnist-byclass", "emnist-byclass-*-ubyte.gz"),
@@ -167,17 +168,19 @@ def test_femnist_is_labelled_by_character(tmp_path, features):
     """With the hub's own description of the columns, and with none, when both are just whole numbers."""
     labels = {"writer_id": ["f1", "f2"] * 2, "hsf_id": [0, 1, 2, 3], "character": [5, 61, 7, 8]}
     write(tmp_path / "femnist" / "train-0.parquet", pictures(4, (28, 28)), labels, features=features)
-    data = load("femnist", data_dir=tmp_path)
+    data = load_data("femnist", data_dir=tmp_path)
     assert data.y.tolist() == [5, 61, 7, 8]
     assert data.notes == ()
     with pytest.raises(DataError, match=r"no part of femnist: .* and [48] classes"):
-        load("femnist", data_dir=tmp_path, options={"label": "hsf_id"})
+        load_data("femnist", data_dir=tmp_path, options={"label": "hsf_id"})
 
 
 def test_femnist_takes_some_writers_at_random(tmp_path):
     writers = [f"f{k}" for k in range(6)] * 10
     x = writers_set(tmp_path / "femnist", writers)
-    some = [load("femnist", data_dir=tmp_path, options={"clients": 2, "seed": seed}) for seed in range(20)]
+    some = [
+        load_data("femnist", data_dir=tmp_path, options={"clients": 2, "seed": seed}) for seed in range(20)
+    ]
     assert {name for data in some for name in data.owners} == set(writers)
     for data in some:
         rows = [i for i, name in enumerate(writers) if name in data.owners]
@@ -191,18 +194,18 @@ def test_femnist_takes_some_writers_at_random(tmp_path):
         ({"clients": 1, "seed": -1}, "seed"),
     ):
         with pytest.raises(ConfigError, match=f"femnist: .*{message}"):
-            load("femnist", data_dir=tmp_path, options=options)
+            load_data("femnist", data_dir=tmp_path, options=options)
 
 
 def test_femnist_without_writers_is_refused(tmp_path):
     x = pictures(2, (28, 28))
     write(tmp_path / "a" / "train.parquet", x, {"character": [0, 1]}, features={"character": BYCLASS})
     with pytest.raises(DataError, match="has no column 'writer_id'"):
-        load("femnist", data_dir=tmp_path / "a")
+        load_data("femnist", data_dir=tmp_path / "a")
     labels = {"character": [0, 1], "writer_id": pa.array(["f", None])}
     write(tmp_path / "b" / "train.parquet", x, labels, features={"character": BYCLASS})
     with pytest.raises(DataError, match="'writer_id' lacks 1 of the images' clients"):
-        load("femnist", data_dir=tmp_path / "b")
+        load_data("femnist", data_dir=tmp_path / "b")
 
 
 def test_tiny_imagenet_is_coloured_and_of_training_images(tmp_path):
@@ -212,16 +215,16 @@ def test_tiny_imagenet_is_coloured_and_of_training_images(tmp_path):
     encoded = [png(grey), png(coloured[0])]
     write(folder / "valid-0.parquet", [], {"label": [3]}, features=names, encoded=[png(coloured[1])])
     write(folder / "train-0.parquet", [], {"label": [0, 199]}, features=names, encoded=encoded)
-    data = load("zh-plus/tiny-imagenet", data_dir=tmp_path)
+    data = load_data("zh-plus/tiny-imagenet", data_dir=tmp_path)
     assert data.x.shape == (2, 3, 64, 64)
     assert (data.x[0] == 9).all()
     assert np.array_equal(data.x[1], coloured[0].transpose(2, 0, 1))
-    assert load("tiny_imagenet", data_dir=tmp_path, options={"rows": "all"}).y.tolist() == [0, 199, 3]
+    assert load_data("tiny_imagenet", data_dir=tmp_path, options={"rows": "all"}).y.tolist() == [0, 199, 3]
     (folder / "train-0.parquet").rename(folder / "images-0.parquet")
     with pytest.raises(
         DataError, match=r"none of the 2 files of tiny_imagenet.*or set tiny_imagenet.rows=all"
     ):
-        load("tiny_imagenet", data_dir=tmp_path)
+        load_data("tiny_imagenet", data_dir=tmp_path)
 
 
 def model_input(name, folder, scaling):
@@ -241,6 +244,6 @@ def test_half_scaling_is_normalize_with_a_half_and_unit_is_from_zero_to_one(tmp_
 
 def test_training_rows_alone(tmp_path):
     x, _ = grey_set(tmp_path / "mnist")
-    data = load("mnist", data_dir=tmp_path, options={"rows": "train"})
+    data = load_data("mnist", data_dir=tmp_path, options={"rows": "train"})
     assert np.array_equal(data.x[:, 0], x[:6])
     assert np.allclose(data.shift, x[:6].mean(axis=0), rtol=1e-6)

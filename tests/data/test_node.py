@@ -9,19 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedattune
-from fedattune import Federation
-from fedattune.data import (
-    NodeData,
-    Schema,
-    divided,
-    export_clients,
-    federate,
-    load_federation,
-    load_node,
-    table,
-)
-from fedattune.data.members import PARTS, Client
-from fedattune.errors import ConfigError, DataError
+from fedattune.core.errors import ConfigError, DataError
+from fedattune.data import NodeData, Schema, deal_clients, export_clients, federate, load_node, load_table
+from fedattune.data.build import load_federation
+from fedattune.data.client_index import PARTS, Client
+from fedattune.data.federated import Federation
 
 HEAD = "ward,age,sex,ill"
 
@@ -62,7 +54,7 @@ def test_table_of_several_clients(tmp_path: Path) -> None:
     path = csv(tmp_path / "t.csv", rows(20, "a") + rows(30, "b", 5))
     found = loaded(data=path, target="ill", client_column="ward", state="x", partition_id=1, num_partitions=2)
     assert found.numbers == (None, None)
-    whole = federate(table(path, client_column="ward", target="ill"), seed=0)
+    whole = federate(load_table(path, client_column="ward", target="ill"), seed=0)
     assert found.federation.names == whole.names == ("a", "b")
     for u in (0, 1):
         same_client(found.federation, u, whole, u)
@@ -70,7 +62,7 @@ def test_table_of_several_clients(tmp_path: Path) -> None:
 
 def test_one_client_and_the_schema(tmp_path: Path) -> None:
     whole = csv(tmp_path / "all.csv", [*rows(20, "a"), *rows(20, "b")])
-    schema = Schema.of(table(whole, client_column="ward", target="ill", features=["age", "sex"]))
+    schema = Schema.of(load_table(whole, client_column="ward", target="ill", features=["age", "sex"]))
     path = csv(tmp_path / "t.csv", [row for row in rows(40) if ",m," in row])
     found = loaded(schema, data=path, name="north")
     assert found.numbers == (None,)
@@ -119,11 +111,11 @@ def test_known_data_set_for_trials(digits: Federation) -> None:
 
 
 def test_divided() -> None:
-    assert divided(5, 2) == [[0, 2, 4], [1, 3]]
-    assert divided(5, 2, blocks=True) == [[0, 1, 2], [3, 4]]
+    assert deal_clients(5, 2) == [[0, 2, 4], [1, 3]]
+    assert deal_clients(5, 2, blocks=True) == [[0, 1, 2], [3, 4]]
     for nodes in (0, 6):
         with pytest.raises(ConfigError, match=f"5 clients cannot be divided among {nodes} nodes"):
-            divided(5, nodes)
+            deal_clients(5, nodes)
 
 
 def put_together(nodes: list[NodeData], n: int) -> Federation:
@@ -149,7 +141,7 @@ def put_together(nodes: list[NodeData], n: int) -> Federation:
 
 
 def test_exported_clients_train_as_in_the_whole_federation(tmp_path: Path, digits: Federation) -> None:
-    folders = export_clients(digits, tmp_path, divided(5, 2))
+    folders = export_clients(digits, tmp_path, deal_clients(5, 2))
     assert [folder.name for folder in folders] == ["node-0", "node-1"]
     assert sorted(file.name for file in folders[1].iterdir()) == ["1-1.safetensors", "3-3.safetensors"]
     nodes = [loaded(Schema.of(digits), data=folder) for folder in folders]
@@ -170,7 +162,7 @@ def test_exported_clients_train_as_in_the_whole_federation(tmp_path: Path, digit
 def test_exported_tables_and_names(tmp_path: Path) -> None:
     """Features of a table are exported as they are standardised, with the columns in the schema."""
     path = csv(tmp_path / "t.csv", [*rows(20, "a/ä"), *rows(30, "b", 5)])
-    fed = federate(table(path, client_column="ward", target="ill"))
+    fed = federate(load_table(path, client_column="ward", target="ill"))
     (folder,) = export_clients(fed, tmp_path, [[1, 0]])
     assert sorted(file.name for file in folder.iterdir()) == ["0-a_ä.safetensors", "1-b.safetensors"]
     found = loaded(fed.schema, data=folder)
@@ -273,7 +265,7 @@ def test_refuses_folders_and_tables(tmp_path: Path, ragged: Federation) -> None:
     (tmp_path / "t.txt").write_text("")
     with pytest.raises(DataError, match="is no table"):
         loaded(data=tmp_path / "t.txt")
-    schema = Schema.of(table(folder / "a.csv", client_column=None, target="ill"))
+    schema = Schema.of(load_table(folder / "a.csv", client_column=None, target="ill"))
     with pytest.raises(DataError, match=r"client 'x' has 1 sample, .*give such clients more data$"):
         loaded(schema, data=csv(tmp_path / "t.csv", rows(1)), name="x")
     with pytest.raises(DataError, match="client 'x' has 20 samples, all of class 'y'"):

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedattune.data.partition import _dirichlet_counts, by_column, dirichlet, iid, two_class
-from fedattune.data.parts import rows_by_value
+from fedattune.core.errors import DataError
+from fedattune.data.partitions import _dirichlet_counts, by_column, dirichlet, iid, two_class
 from fedattune.data.sources import synthetic
-from fedattune.errors import DataError
+from fedattune.data.splits import group_rows
 
 MNIST_COUNTS = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
 TOTALS = {
@@ -136,4 +136,4 @@ def test_iid_is_even(n, n_clients, seed):
 def test_by_column_groups_by_value():
     owner = np.array([2, 0, 2, 1])
     assert [p.tolist() for p in by_column(owner, 4, 0)] == [[1], [3], [0, 2], []]
-    assert [p.tolist() for p in rows_by_value(owner)] == [[1], [3], [0, 2]]
+    assert [p.tolist() for p in group_rows(owner)] == [[1], [3], [0, 2]]

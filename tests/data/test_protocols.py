@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedattune.data import Dataset, federate, from_manifest, load_federation, shards, split
-from fedattune.data.dirichlet_clients import _draw, dirichlet_clients
-from fedattune.data.pfedla import pfedla, pfedla_similarity
-from fedattune.errors import ConfigError, DataError
+from fedattune.core.errors import ConfigError, DataError
+from fedattune.data import Dataset, federate, restore_federation, split_parts
+from fedattune.data.build import load_federation
+from fedattune.data.partitions import _draw_counts, dirichlet_clients, shards
+from fedattune.data.partitions.pfedla import pfedla, pfedla_similarity
 
 
 def labels_with(counts, seed=0):
@@ -92,7 +93,7 @@ def test_shards_that_cannot_be(counts, n_clients, options, message):
 
 
 def test_f3_swaps_are_bounded(monkeypatch):
-    monkeypatch.setattr(shards, "TRIES", 0)
+    monkeypatch.setattr(shards, "MAX_SWAPS", 0)
     with pytest.raises(DataError, match="no deal of 2 different labels to each of 10 clients was found"):
         shards.shards(labels_with([20] * 10), 10, 0)
 
@@ -142,12 +143,12 @@ def test_f4_two_samples_agree_as_often_as_the_concentration_says(convention, alp
 
 def test_exhausted_classes_are_removed_and_the_others_renormalised():
     random = np.random.default_rng(0)
-    assert _draw(np.array([1.0, 0.0]), np.array([3, 10]), 5, random).tolist() == [3, 2]
-    assert _draw(np.array([0.5, 0.5, 0.0]), np.array([0, 2, 9]), 2, random).tolist() == [0, 2, 0]
+    assert _draw_counts(np.array([1.0, 0.0]), np.array([3, 10]), 5, random).tolist() == [3, 2]
+    assert _draw_counts(np.array([0.5, 0.5, 0.0]), np.array([0, 2, 9]), 2, random).tolist() == [0, 2, 0]
     # One sample of class 0, q = 1/2, 3/8, 1/8. Classes 0 and 1, once each: first 0, then 1 with (3/8)/(1/2), or
     # first 1, then 0: 1/2 x 3/4 + 3/8 x 1/2 = 9/16.
     q, left = np.array([1 / 2, 3 / 8, 1 / 8]), np.array([1, 9, 9])
-    drawn = [tuple(_draw(q, left, 2, random)) for _ in range(3000)]
+    drawn = [tuple(_draw_counts(q, left, 2, random)) for _ in range(3000)]
     assert drawn.count((1, 1, 0)) / 3000 == pytest.approx(9 / 16, abs=0.04)
     assert max(n for n, _, _ in drawn) == 1
 
@@ -272,7 +273,7 @@ def test_f6_every_class_of_pfedla_is_divided_alike():
     for part, each in (("train", 84), ("validation", 21), ("test", 45)):  # of 150: 0.7 x 0.8, 0.7 x 0.2, 0.3
         assert set(fed.label_counts(part)[held]) == {each}
     assert fed.partition["stratified"] is True
-    assert from_manifest(data, fed.manifest()).manifest() == fed.manifest()
+    assert restore_federation(data, fed.manifest()).manifest() == fed.manifest()
     loose = federate(data, partition="pfedla", clients=10, test=0.3, validation=0.2, stratify=False)
     assert len(set(loose.label_counts("test")[held])) > 1
     assert "stratified" not in loose.partition
@@ -281,7 +282,7 @@ def test_f6_every_class_of_pfedla_is_divided_alike():
 
 def test_f6_stratified_split_rounds_and_keeps_the_sizes():
     labels = np.array([0, 1, 2] * 3)
-    train, validation, test = split(
+    train, validation, test = split_parts(
         np.arange(10, 19), test=0.5, validation=0.3, seed=1, client=2, labels=labels
     )
     assert (len(train), len(validation), len(test)) == (3, 1, 5)  # floor(9/2) = 4, floor(0.3 x 4) = 1
@@ -290,7 +291,7 @@ def test_f6_stratified_split_rounds_and_keeps_the_sizes():
     assert sorted(kept) == [1, 1, 2]  # 4/3 each
     extra = set()
     for client in range(30):
-        first, *_ = split(np.arange(9), test=0.5, validation=0.0, seed=0, client=client, labels=labels)
+        first, *_ = split_parts(np.arange(9), test=0.5, validation=0.0, seed=0, client=client, labels=labels)
         extra.add(int(np.bincount(labels[first]).argmax()))
     assert extra == {0, 1, 2}  # the odd one falls on any class
 
@@ -306,10 +307,10 @@ def test_f6_shares_of_every_class_are_right_up_to_rounding(counts, test, validat
     labels = labels_with(counts, seed)
     rows = np.arange(len(labels))
     try:
-        plain = split(rows, test=test, validation=validation, seed=seed, client=0)
+        plain = split_parts(rows, test=test, validation=validation, seed=seed, client=0)
     except DataError:
         return
-    parts = split(rows, test=test, validation=validation, seed=seed, client=0, labels=labels)
+    parts = split_parts(rows, test=test, validation=validation, seed=seed, client=0, labels=labels)
     assert [len(p) for p in parts] == [len(p) for p in plain]
     assert sorted(np.concatenate(parts)) == rows.tolist()
     tested = np.bincount(labels[parts[2]], minlength=len(counts))

@@ -10,9 +10,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedattune.data import Schema, federate, federation, load, load_federation, table
-from fedattune.data.schema_union import union
-from fedattune.errors import ConfigError, DataError
+from fedattune.core.errors import ConfigError, DataError
+from fedattune.data import Schema, federate, federation, load_data, load_table
+from fedattune.data.build import load_federation
+from fedattune.data.schema import merge_schemas
 
 HEAD = "ward,age,pulse,sex,grade,note,ill"
 
@@ -32,7 +33,7 @@ def csv(folder: Path, rows: list[str] = ROWS, name: str = "t.csv") -> Path:
 
 
 def made(path: Path, schema: Schema | None = None, **more: Any) -> Any:
-    return table(path, schema, **{"client_column": "ward", "target": "ill", **more})
+    return load_table(path, schema, **{"client_column": "ward", "target": "ill", **more})
 
 
 WARDS: dict[str, Any] = {
@@ -55,7 +56,11 @@ def test_of_data_at_hand(tmp_path: Path) -> None:
     assert schema == Schema.model_validate(WARDS) == Schema.of(federate(data))
     assert schema.input_shape == (2 + 1 + 2 + 4 + 4,) == federate(data).input_shape
     assert schema.columns == ("age", "pulse", "sex", "grade", "note")
-    assert Schema.of(load("digits")) == Schema.model_validate(DIGITS) == Schema.of(load_federation("digits"))
+    assert (
+        Schema.of(load_data("digits"))
+        == Schema.model_validate(DIGITS)
+        == Schema.of(load_federation("digits"))
+    )
 
 
 def test_round_trip_in_json() -> None:
@@ -189,7 +194,7 @@ def test_text_is_read_as_it_is_written(tmp_path: Path) -> None:
         target="ill",
     )
     rows = [f"0{1 + i % 2},{'true' if i % 3 else 'false'},{i},{float(i % 2)}" for i in range(20)]
-    data = table(csv(tmp_path, ["code,smoker,age,ill", *rows]), schema, client_column=None, target="ill")
+    data = load_table(csv(tmp_path, ["code,smoker,age,ill", *rows]), schema, client_column=None, target="ill")
     assert data.owner is None
     assert data.x[:3, 1:].tolist() == [[1, 0, 0, 0, 1, 0], [0, 1, 0, 1, 0, 0], [1, 0, 0, 1, 0, 0]]
     assert data.y.tolist() == [0, 1] * 10
@@ -277,17 +282,17 @@ def test_union_of_tables(tmp_path: Path) -> None:
     halves = [made(csv(tmp_path, [ROWS[0], *ROWS[1 + k :: 2]], f"{k}.csv")).schema for k in (0, 1)]
     narrow = halves[1].model_dump(exclude={"input_shape"})
     narrow["categories"]["grade"] = ("0", "x")
-    assert union([halves[0], Schema.model_validate(narrow)]) == whole
+    assert merge_schemas([halves[0], Schema.model_validate(narrow)]) == whole
     few = Schema(classes=("9", "10"), numbers=("age",), target="ill")
     more = Schema(classes=("10", "11"), numbers=("bp",), categories={"sex": ("f",)}, target="ill")
-    both = union([few, more])
+    both = merge_schemas([few, more])
     assert both.classes == ("9", "10", "11")
     assert both.numbers == both.flagged == ("age", "bp")
     assert both.categories == {"sex": ("f", "missing")}
     with pytest.raises(DataError, match="'sex' holds numbers in one table and text in another"):
-        union([more, Schema(classes=("1", "2"), numbers=("sex",), target="ill")])
+        merge_schemas([more, Schema(classes=("1", "2"), numbers=("sex",), target="ill")])
     with pytest.raises(DataError, match="one target, got dead, ill"):
-        union([few, few.model_copy(update={"target": "dead"})])
+        merge_schemas([few, few.model_copy(update={"target": "dead"})])
 
 
 def test_check_names_what_differs() -> None:

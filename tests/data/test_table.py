@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from fedattune.data import federate, is_table, load, load_federation, source_name, table
-from fedattune.errors import ConfigError, DataError
+from fedattune.core.errors import ConfigError, DataError
+from fedattune.data import federate, is_table, load_data, load_table, resolve_source_name
+from fedattune.data.build import load_federation
 
 N = 40
 
@@ -35,7 +36,7 @@ def parquet(folder, content, name="t.parquet"):
 
 
 def made(path, **more):
-    return table(path, client_column="site", target="ill", **more)
+    return load_table(path, client_column="site", target="ill", **more)
 
 
 def test_features_of_each_kind(tmp_path):
@@ -187,11 +188,11 @@ def test_refuses_columns(tmp_path, change, message):
 def test_refuses_names_that_do_not_fit(tmp_path):
     path = parquet(tmp_path, columns())
     with pytest.raises(DataError, match="did you mean 'site'"):
-        table(path, client_column="sites", target="ill")
+        load_table(path, client_column="sites", target="ill")
     with pytest.raises(DataError, match=r"no column 'agee'.*'age'"):
         made(path, features=["agee"])
     with pytest.raises(ConfigError, match="both 'ill'"):
-        table(path, client_column="ill", target="ill")
+        load_table(path, client_column="ill", target="ill")
     with pytest.raises(ConfigError, match="'ill' is the client column or the target"):
         made(path, features=["ill"])
     with pytest.raises(ConfigError, match="named twice"):
@@ -226,27 +227,30 @@ def test_refuses_files(tmp_path):
 
 def test_load_tells_tables_from_names(tmp_path):
     path = parquet(tmp_path, columns())
-    assert load(path, client_column="site", target="ill", options={"features": ["age"]}).x.shape == (N, 1)
+    assert load_data(path, client_column="site", target="ill", options={"features": ["age"]}).x.shape == (
+        N,
+        1,
+    )
     with pytest.raises(ConfigError, match=r"needs client_column \(--client-column\) and target"):
-        load(path)
+        load_data(path)
     with pytest.raises(ConfigError, match="table has no option 'feature'"):
-        load(path, client_column="site", target="ill", options={"feature": ["age"]})
+        load_data(path, client_column="site", target="ill", options={"feature": ["age"]})
     with pytest.raises(ConfigError, match="did you mean 'digits'"):
-        load("digit")
+        load_data("digit")
     with pytest.raises(ConfigError, match="target goes only with a table"):
-        load("digits", target="x")
+        load_data("digits", target="x")
     with pytest.raises(ConfigError, match="synthetic: seed"):
-        load("synthetic", options={"seed": -1})
+        load_data("synthetic", options={"seed": -1})
     with pytest.raises(ConfigError, match=r"unknown data 'me/mnist'.*cifar10.*ylecun/mnist.*Hugging Face"):
-        load("me/mnist")
+        load_data("me/mnist")
 
 
 def test_names_of_known_data_win_over_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table_file = parquet(tmp_path, columns(), "digits")
     (tmp_path / "mine").write_bytes(table_file.read_bytes())
-    assert len(load("digits").y) == 1797
-    assert len(load("mine", client_column="site", target="ill", options={"features": "age"}).y) == N
+    assert len(load_data("digits").y) == 1797
+    assert len(load_data("mine", client_column="site", target="ill", options={"features": "age"}).y) == N
     tables = {
         "digits": False,
         "mine": True,
@@ -257,14 +261,14 @@ def test_names_of_known_data_win_over_files(tmp_path, monkeypatch):
     }
     assert {name: is_table(name) for name in tables} == tables
     assert is_table(tmp_path / "digits")
-    assert source_name("uoft-cs/cifar100") == "cifar100"
+    assert resolve_source_name("uoft-cs/cifar100") == "cifar100"
 
 
 @pytest.mark.parametrize("features", ["age,visits", "age , visits", ["age", "visits"], "a,b", "age"])
 def test_features_in_one_text(tmp_path, features):
     content = columns() | {"a,b": [0.0, 1.0] * 20}
     options = {"features": features}
-    data = load(parquet(tmp_path, content), client_column="site", target="ill", options=options)
+    data = load_data(parquet(tmp_path, content), client_column="site", target="ill", options=options)
     assert data.x.shape == (N, 1 if features in ("age", "a,b") else 2)
 
 
@@ -317,6 +321,6 @@ def test_other_separators(tmp_path: Path, sign: str) -> None:
     """What spreadsheets write where the comma is the decimal sign."""
     rows = [["ward", "age", "ill"], *([f"w{i % 2}", str(20 + i), "yn"[i // 2 % 2]] for i in range(40))]
     (tmp_path / "t.csv").write_text("\n".join(sign.join(row) for row in rows))
-    data = table(tmp_path / "t.csv", client_column="ward", target="ill")
+    data = load_table(tmp_path / "t.csv", client_column="ward", target="ill")
     assert data.owners == ("w0", "w1")
     assert data.classes == ("n", "y")

@@ -9,9 +9,9 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedattune.flower.codec import packed, unpacked
-from fedattune.flower.host import Host
-from fedattune.wire import VERSION, Parcel
+from fedattune.experiments.deploy.grid import pack_record, unpack_record
+from fedattune.experiments.deploy.node import NodeRuntime
+from fedattune.training.backends.message import FORMAT_VERSION, WorkerMessage
 
 app = ClientApp()
 
@@ -22,56 +22,56 @@ app = ClientApp()
 def answer(message: Message, context: Context) -> Message:
     config = dict(context.node_config)
     faults = str(config.pop("fault", ""))
-    asked = unpacked(message.content)
-    reply = Host(config, context.run_config).answer(asked)
+    asked = unpack_record(message.content)
+    reply = NodeRuntime(config, context.run_config).answer(asked)
     now = [fault for fault in faults.split(",") if fault.endswith(f"@{asked.head.get('round')}")]
     now = [fault.partition("@")[0] for fault in now if asked.head["kind"] == "train"]
     for fault in now:
         if fault in SPOIL:
             SPOIL[fault](reply)
-    content = packed(reply)
+    content = pack_record(reply)
     if "version" in now:
-        content["head"]["version"] = VERSION - 1
+        content["head"]["version"] = FORMAT_VERSION - 1
     return Message(content, reply_to=message)
 
 
-def late(_: Parcel) -> None:
+def late(_: WorkerMessage) -> None:
     """Answer when the round's time is over."""
     time.sleep(float(os.environ["FAULTY_SECONDS"]))
 
 
-def linger(_: Parcel) -> None:
+def linger(_: WorkerMessage) -> None:
     """Answer when a file is there, or somewhat before the round's time is over."""
     end = time.monotonic() + float(os.environ["FAULTY_SECONDS"])
     while not (Path(os.environ["FEDATTUNE_STATE"]).parent / "go").exists() and time.monotonic() < end:
         time.sleep(0.1)
 
 
-def nan(reply: Parcel) -> None:
+def nan(reply: WorkerMessage) -> None:
     name = first(reply)
     reply.tensors[name] = torch.full_like(reply.tensors[name], torch.nan)
 
 
-def shape(reply: Parcel) -> None:
+def shape(reply: WorkerMessage) -> None:
     name = first(reply)
     reply.tensors[name] = reply.tensors[name][..., :-1]
 
 
-def huge(reply: Parcel) -> None:
+def huge(reply: WorkerMessage) -> None:
     name = first(reply)
     reply.tensors[name] = 1e6 + reply.tensors[name]
 
 
-def stale(reply: Parcel) -> None:
+def stale(reply: WorkerMessage) -> None:
     """Answer for the round before."""
     reply.head["round"] -= 1
 
 
-def first(reply: Parcel) -> str:
+def first(reply: WorkerMessage) -> str:
     return next(name for name in reply.tensors if name.startswith("upload/"))
 
 
-SPOIL: dict[str, Callable[[Parcel], None]] = {
+SPOIL: dict[str, Callable[[WorkerMessage], None]] = {
     "late": late,
     "linger": linger,
     "nan": nan,

@@ -16,12 +16,15 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from flwr.app import Message
 
-from fedattune import Federation, Result, fit, load_model
 from fedattune.cli import main
-from fedattune.cli.plan import prepare_data
-from fedattune.experiment import Experiment
-from fedattune.flower.in_process import InProcessGrid
-from fedattune.flower.server import lead
+from fedattune.data.federated import Federation
+from fedattune.experiments.config import Experiment
+from fedattune.experiments.deploy.in_process import InProcessGrid
+from fedattune.experiments.deploy.server_app import run_server
+from fedattune.experiments.plan import prepare_data
+from fedattune.models.files import load_model
+from fedattune.training.fit import fit
+from fedattune.training.result import Result
 
 pytestmark = [
     pytest.mark.deployed,
@@ -41,13 +44,13 @@ RUN: dict[str, Any] = {"steps": 3, "batch_size": 16, "lr": 0.1}
 # Each message is a process; most of its time would be these imports, the first of which PyTorch makes when it is used.
 IMPORTS = (
     "torch._dynamo",
-    "fedattune.flower.client_app",
-    "fedattune.flower.server_app",
+    "fedattune.experiments.deploy.client_app",
+    "fedattune.experiments.deploy.server_app",
     "fedattune.algorithms",
-    "fedattune.cli.conclude",
-    "fedattune.compare",
-    "fedattune.report",
-    "fedattune.verdict",
+    "fedattune.experiments.summary",
+    "fedattune.analysis.compare",
+    "fedattune.analysis.report",
+    "fedattune.analysis.verdict",
 )
 
 
@@ -69,7 +72,9 @@ class Trial(Deployment):
     def _let_fail(folder: Path, faults: Sequence[str]) -> None:
         file = folder / "app/pyproject.toml"
         text = file.read_text(encoding="utf-8")
-        file.write_text(text.replace("fedattune.flower.client_app:app", "faulty_app:app"), encoding="utf-8")
+        file.write_text(
+            text.replace("fedattune.experiments.deploy.client_app:app", "faulty_app:app"), encoding="utf-8"
+        )
         for node, fault in enumerate(faults):
             with (folder / f"nodes/{node}.toml").open("a", encoding="utf-8") as config:
                 config.write(f'fault = "{fault}"\n')
@@ -248,7 +253,7 @@ def test_nodes_that_misbehave_are_named_and_change_nothing_else(tmp_path: Path) 
         }
         for i in range(5)
     ]
-    (expected,) = lead(Losing(faulty_app.app, nodes, config), config, None, lambda _: None)
+    (expected,) = run_server(Losing(faulty_app.app, nodes, config), config, None, lambda _: None)
     for point in ("received", "trained"):
         assert result.history[-1][point] == pytest.approx(expected.history[-1][point], abs=1e-5)
     models, others = models_below(trial.folder, "fedmcsa"), models_below(tmp_path, "fedmcsa")

@@ -16,16 +16,20 @@ from safetensors.torch import load_file
 from test_in_process import GROUPS, deployed, models, said, simulated
 
 from conformance.test_spread import same_numbers
-from fedattune import ConfigError, DataError, Federation, Params, Result, RunError, Settings
-from fedattune.cohorts import cohort
+from fedattune.core.errors import ConfigError, DataError, RunError
+from fedattune.core.params import Params
+from fedattune.core.settings import Settings
 from fedattune.data import Schema, export_clients
-from fedattune.flower.codec import packed, unpacked
-from fedattune.flower.in_process import InProcessGrid
-from fedattune.flower.memory import Memory, OldMessageError
-from fedattune.wire import Parcel
+from fedattune.data.federated import Federation
+from fedattune.experiments.deploy.grid import pack_record, unpack_record
+from fedattune.experiments.deploy.in_process import InProcessGrid
+from fedattune.experiments.deploy.state import NodeState, StaleMessageError
+from fedattune.training.backends.message import WorkerMessage
+from fedattune.training.result import Result
+from fedattune.training.sampling import sample_cohort
 from federations import make_federation
 
-Spoil = Callable[[Parcel], Parcel | None]
+Spoil = Callable[[WorkerMessage], WorkerMessage | None]
 SPOILT, ROUND = 101, 2  # the node with clients 1, 2 and 4, in its second round
 
 
@@ -47,34 +51,34 @@ def spoiling(spoil: Callable[[Message], Message | None]) -> type[InProcessGrid]:
     return Spoiling
 
 
-def changed(change: Callable[[Parcel], None]) -> Callable[[Message], Message]:
+def changed(change: Callable[[WorkerMessage], None]) -> Callable[[Message], Message]:
     def spoil(reply: Message) -> Message:
-        parcel = unpacked(reply.content)
+        parcel = unpack_record(reply.content)
         change(parcel)
-        reply.content = packed(parcel)
+        reply.content = pack_record(parcel)
         return reply
 
     return spoil
 
 
-def first(parcel: Parcel) -> str:
+def first(parcel: WorkerMessage) -> str:
     return next(name for name in parcel.tensors if name.startswith("upload/params/"))
 
 
-def whole(new: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Parcel], None]:
+def whole(new: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[WorkerMessage], None]:
     """Change one tensor of the upload."""
 
-    def change(parcel: Parcel) -> None:
+    def change(parcel: WorkerMessage) -> None:
         parcel.tensors[first(parcel)] = new(parcel.tensors[first(parcel)])
 
     return change
 
 
-def head(**values: Any) -> Callable[[Parcel], None]:
+def head(**values: Any) -> Callable[[WorkerMessage], None]:
     return lambda parcel: parcel.head.update(values)
 
 
-def move(parcel: Parcel) -> None:
+def move(parcel: WorkerMessage) -> None:
     parcel.tensors["upload/params/secret"] = parcel.tensors[first(parcel)]
 
 
@@ -92,12 +96,12 @@ def error(reply: Message) -> Message:
     return Message(Error(2, "patient 17 is ill"), metadata=reply.metadata)
 
 
-def scores(parcel: Parcel) -> None:
+def scores(parcel: WorkerMessage) -> None:
     name = next(name for name in parcel.tensors if name.endswith("/correct"))
     parcel.tensors[name] = parcel.tensors[name] + 1000
 
 
-def other_point(parcel: Parcel) -> None:
+def other_point(parcel: WorkerMessage) -> None:
     parcel.head["scores"][0][0] = "received"
 
 
@@ -179,7 +183,7 @@ def test_a_bad_answer_is_dropped_and_named(fault: str, ragged: Federation, tmp_p
 
 
 def test_one_bad_client_of_a_node_is_dropped_alone(ragged: Federation, tmp_path: Path) -> None:
-    def poison(parcel: Parcel) -> None:
+    def poison(parcel: WorkerMessage) -> None:
         parcel.tensors[first(parcel)][1] = float("nan")
 
     (result,) = deployed(
@@ -231,7 +235,7 @@ def test_a_node_that_lost_its_disk_starts_again(
 
     # Round 3 asks none of the node's clients, so nothing waits for them when all train in round 4.
     config = {"rounds": 5, "eval_every": 5, "train": "all", "cohort": 2, "seed": 6}
-    asked = [set(cohort(Settings(**config), 6, r).tolist()) for r in (2, 3, 4)]
+    asked = [set(sample_cohort(Settings(**config), 6, r).tolist()) for r in (2, 3, 4)]
     assert [bool({1, 2, 4} & some) for some in asked] == [True, False, True]
     (result,) = deployed(ragged, tmp_path, algorithms=name, make_grid=Wiped, **config)
     assert Wiped.wiped
@@ -392,17 +396,17 @@ def test_what_goes_wrong_on_a_node_is_not_told_to_the_server(ragged: Federation,
 
 
 def test_a_message_that_comes_late_is_not_worked_off(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
+    memory = NodeState(tmp_path)
     with memory.alone([1, 4]):
         memory.keep(2, {"fresh": torch.ones(2)})
-    with pytest.raises(OldMessageError), memory.alone([1, 3]):
+    with pytest.raises(StaleMessageError), memory.alone([1, 3]):
         raise AssertionError
     with memory.alone([2, 1]):  # the server was started again
         assert memory.recall([2, 2], Params())[1] == 2
 
 
 def test_each_client_goes_back_to_its_own_round(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
+    memory = NodeState(tmp_path)
     memory.keep(1, {"w": torch.tensor([1.0, 1.0, 1.0])})
     memory.keep(2, {"w": torch.tensor([2.0, 2.0, 2.0])})
     memory.keep(3, {"w": torch.tensor([3.0, 3.0, 3.0])})

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fedattune.errors import ConfigError
-from fedattune.flower.kit import Scalar, write_kit
+from fedattune.core.errors import ConfigError
+from fedattune.experiments.deploy.kit import Scalar, write_kit
 
 sys.path.append(str(Path(__file__).parent))
 from harness import Deployment, free_ports, nginx, ports, wait_until
@@ -60,8 +60,8 @@ def test_the_app_and_the_nodes_hold_every_value_as_given(tmp_path: Path) -> None
     app = tomllib.loads((folder / "app/pyproject.toml").read_text(encoding="utf-8"))
     assert app["tool"]["flwr"]["app"]["config"] == config
     assert app["tool"]["flwr"]["app"]["components"] == {
-        "serverapp": "fedattune.flower.server_app:app",
-        "clientapp": "fedattune.flower.client_app:app",
+        "serverapp": "fedattune.experiments.deploy.server_app:app",
+        "clientapp": "fedattune.experiments.deploy.client_app:app",
     }
     assert tomllib.loads((folder / "nodes/0.toml").read_text(encoding="utf-8")) == {"data": TEXT}
     assert tomllib.loads((folder / "nodes/1.toml").read_text(encoding="utf-8")) == {"data": "x", "part": 1}

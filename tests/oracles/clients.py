@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedattune import Params, Payload
-from fedattune.core import Algorithm, Memory, State
-from fedattune.params import stack
+from fedattune.core.algorithm import Algorithm
+from fedattune.core.params import Params, stack
+from fedattune.core.payload import LocalState, Payload, ServerState
 from oracles.quadratic import params, run
 
 
@@ -16,8 +16,8 @@ class Clients:
 
     def __init__(self, algorithm: Algorithm, gradients: list[Any], w0: Tensor) -> None:
         self.algorithm, self.gradients = algorithm, gradients
-        self.state: State = algorithm.server.init(params(w0), len(gradients))
-        self.memory: list[Memory] = [algorithm.client.memory(params(w0)) for _ in gradients]
+        self.state: ServerState = algorithm.server.init(params(w0), len(gradients))
+        self.memory: list[LocalState] = [algorithm.client.memory(params(w0)) for _ in gradients]
         self.round = 0
         self.updates = Params()
 

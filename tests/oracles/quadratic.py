@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedattune import ClientUpdate, Params, Payload
-from fedattune.core import Job, Memory
+from fedattune.core.algorithm import ClientUpdate
+from fedattune.core.params import Params
+from fedattune.core.payload import LocalState, Payload, RoundContext
 
 DIM = 4
 generator = torch.Generator().manual_seed(0)
@@ -45,13 +46,15 @@ def run(
     own: Tensor | None = None,
     *,
     extra: dict[str, Params] | None = None,
-    memory: Memory | None = None,
+    memory: LocalState | None = None,
     cohort: int = 1,
     round_: int = 1,
-) -> tuple[Payload, Memory]:
+) -> tuple[Payload, LocalState]:
     """Steps of one client; a client that holds `own` was not sent anything new."""
     memory = rule.memory(params(sent if own is None else own)) if memory is None else memory
-    job = Job(lr, torch.tensor(float(steps), dtype=torch.float64), torch.tensor(float(round_)), cohort)
+    job = RoundContext(
+        lr, torch.tensor(float(steps), dtype=torch.float64), torch.tensor(float(round_)), cohort
+    )
     payload = Payload(params(sent), extra or {})
     carry = rule.begin(payload, memory, FRESH if own is None else STALE, job)
     batch = (torch.zeros(3, 2),) * 2

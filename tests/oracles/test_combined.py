@@ -8,35 +8,28 @@ import pytest
 import torch
 
 import fedattune
-from fedattune import Algorithm, ConfigError, Federation, Result
 from fedattune.algorithms import ALGORITHMS, combined
-from fedattune.algorithms.parts import CLIENTS, SERVERS
-from fedattune.citations import Used, used_by
-from fedattune.client import (
-    SGD,
-    ControlVariates,
-    Ditto,
-    IndividualAndGroup,
-    Interpolated,
-    Meta,
-    Moreau,
-    Proximal,
-)
-from fedattune.core import ClientUpdate, Participation, ServerUpdate
-from fedattune.select import Head
-from fedattune.server import (
-    AMP,
-    Adaptive,
-    Attention,
-    Average,
-    Controls,
-    Displacement,
-    Generated,
-    HeavyBall,
-    HeurAMP,
-    Learned,
-    UpdateAttention,
-)
+from fedattune.algorithms.apfl import APFLClient
+from fedattune.algorithms.combined import CLIENT_PARTS, SERVER_PARTS
+from fedattune.algorithms.ditto import DittoClient
+from fedattune.algorithms.fedamp import AttentiveMixing, CosineMixing
+from fedattune.algorithms.fedavgm import HeavyBall
+from fedattune.algorithms.fedmcsa import Attention
+from fedattune.algorithms.fedopt import AdaptiveOptimizer
+from fedattune.algorithms.igfl import GlobalUpdateWrapper, GroupCorrection, UpdateAttention
+from fedattune.algorithms.perfedavg import PerFedAvgClient
+from fedattune.algorithms.pfedhn import PFedHNServer
+from fedattune.algorithms.pfedla import PFedLAServer
+from fedattune.algorithms.pfedme import PFedMeClient
+from fedattune.algorithms.scaffold import ControlVariateCorrection, ControlVariateWrapper
+from fedattune.analysis.citations import UsedItem, collect_used_items
+from fedattune.client import SGD, Proximal
+from fedattune.core.algorithm import Algorithm, ClientUpdate, Participation, ServerUpdate
+from fedattune.core.errors import ConfigError
+from fedattune.core.selectors import Head
+from fedattune.data.federated import Federation
+from fedattune.server import Average
+from fedattune.training.result import Result
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 4, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
 PAPER = {"profile": "paper"}
@@ -114,25 +107,28 @@ BY_HAND: list[tuple[dict[str, Any], Algorithm]] = [
     (
         {"client": "scaffold", "personal": "head", "unit": "layer"},
         Algorithm(
-            SGD((ControlVariates(),)),
-            Controls(Attention("layer", sigma=50.0, size_weighted=True)),
+            SGD((ControlVariateCorrection(),)),
+            ControlVariateWrapper(Attention("layer", sigma=50.0, size_weighted=True)),
             personal=Head(),
         ),
     ),
-    ({"server": "fedamp", "client": "ditto"}, Algorithm(Ditto(1.0), AMP("model", alpha=1.0, sigma=1.0))),
+    (
+        {"server": "fedamp", "client": "ditto"},
+        Algorithm(DittoClient(1.0), AttentiveMixing("model", alpha=1.0, sigma=1.0)),
+    ),
     (
         {"server": "heurfedamp", "client": "prox", "unit": "tensor", "sigma": 3.0},
-        Algorithm(SGD((Proximal(0.01),)), HeurAMP("tensor", sigma=3.0, self_weight=0.5)),
+        Algorithm(SGD((Proximal(0.01),)), CosineMixing("tensor", sigma=3.0, self_weight=0.5)),
     ),
     (
         {"server": "update_attention", "client": "pfedme", "K": 2, "weighting": "samples"},
-        Algorithm(Moreau(15.0, 2, 0.05), UpdateAttention("samples", query="time")),
+        Algorithm(PFedMeClient(15.0, 2, 0.05), UpdateAttention("samples", query="time")),
     ),
-    ({"server": "learned", "hn_lr": 0.1}, Algorithm(SGD(), Learned("layer", hn_lr=0.1))),
+    ({"server": "learned", "hn_lr": 0.1}, Algorithm(SGD(), PFedLAServer("layer", hn_lr=0.1))),
     (
         {"server": "average", "client": "ditto", "answered": True},
         Algorithm(
-            Ditto(1.0, None, SGD(start="newest")),
+            DittoClient(1.0, None, SGD(start="newest")),
             Average(),
             participation=Participation("all", "reply"),
         ),
@@ -149,8 +145,8 @@ def test_it_is_the_algorithm_of_its_parts(
     assert same(fedattune.fit(by_hand, ragged, "mlr", **RUN), result)
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("client", CLIENT_PARTS)
+@pytest.mark.parametrize("server", SERVER_PARTS)
 def test_judged_at_the_trained_model_unless_there_is_one_model_for_all(server: str, client: str) -> None:
     one = server in ("average", "update_attention") and client in ("sgd", "prox", "scaffold")
     made = combined(server=server, client=client)  # type: ignore[arg-type]
@@ -180,8 +176,8 @@ def test_the_run_says_which_parts_it_had(ragged: Federation, tmp_path: Path) -> 
     assert result.notes[0] == (
         "combined: server=fedamp, unit=model, sigma=1.0, alpha=1.0, client=prox, lam=0.5, personal=head"
     )
-    assert used_by([tmp_path / "run"])[0][:3] == [
-        Used("part", "fedamp"), Used("part", "prox"), Used("part", "head")
+    assert collect_used_items([tmp_path / "run"])[0][:3] == [
+        UsedItem("part", "fedamp"), UsedItem("part", "prox"), UsedItem("part", "head")
     ]  # fmt: skip
     (plain,) = combined().notes
     assert (
@@ -190,8 +186,8 @@ def test_the_run_says_which_parts_it_had(ragged: Federation, tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("client", CLIENT_PARTS)
+@pytest.mark.parametrize("server", SERVER_PARTS)
 def test_where_nothing_is_left_to_share_clients_train_alone(
     server: str, client: str, ragged: Federation
 ) -> None:
@@ -202,19 +198,22 @@ def test_where_nothing_is_left_to_share_clients_train_alone(
     assert any("all of this model stays on the clients" in note for note in result.notes)
 
 
-BOTH = SGD((ControlVariates(), IndividualAndGroup()))
+BOTH = SGD((ControlVariateCorrection(), GroupCorrection()))
 
 
-@pytest.mark.parametrize("server", [HeavyBall(), Adaptive(), Generated(embedding=2, hidden=4)])
+@pytest.mark.parametrize("server", [HeavyBall(), AdaptiveOptimizer(), PFedHNServer(embedding=2, hidden=4)])
 @pytest.mark.parametrize(
-    "client", [BOTH, Interpolated(), Meta(), Moreau(3.0, 2, 0.05), Ditto(0.5, None, BOTH)]
+    "client",
+    [BOTH, APFLClient(), PerFedAvgClient(), PFedMeClient(3.0, 2, 0.05), DittoClient(0.5, None, BOTH)],
 )
 def test_other_rules_that_the_page_lists_go_together(
     client: ClientUpdate, server: ServerUpdate, ragged: Federation
 ) -> None:
     """Those that `combined` has no name for; with a head of its own, on both engines."""
     corrected = "c" in client.needs
-    algorithm = Algorithm(client, Controls(Displacement(server)) if corrected else server, personal=Head())
+    algorithm = Algorithm(
+        client, ControlVariateWrapper(GlobalUpdateWrapper(server)) if corrected else server, personal=Head()
+    )
     loop, together = (fedattune.fit(algorithm, ragged, "dnn", engine=e, **RUN) for e in ("loop", "batched"))
     assert all((v - together.models[k]).abs().max() < 1e-12 for k, v in loop.models.items())
     assert all(v.isfinite().all() for v in loop.models.values())

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedattune import Params, Payload
 from fedattune.algorithms import ALGORITHMS
+from fedattune.algorithms.fedmcsa import Attention
+from fedattune.algorithms.igfl import GlobalUpdateWrapper, UpdateAttention
 from fedattune.client import SGD
-from fedattune.core import State
-from fedattune.server import Attention, Average, Displacement, UpdateAttention
+from fedattune.core.params import Params
+from fedattune.core.payload import Payload, ServerState
+from fedattune.server import Average
 from oracles.clients import Clients, pull, push
 from oracles.quadratic import DIM, W0, A, M, curved, gradient, params, run, zero
 
@@ -35,8 +37,8 @@ def updates() -> Params:
 
 
 def aggregate(
-    rule: Any, delta: Params, state: State | None = None, ids: list[int] | None = None, n: Any = None
-) -> State:
+    rule: Any, delta: Params, state: ServerState | None = None, ids: list[int] | None = None, n: Any = None
+) -> ServerState:
     """The state after clients `ids` uploaded w + delta; at first w = 0."""
     clients = len(next(iter(delta.values())))
     who = torch.arange(clients) if ids is None else torch.tensor(ids)
@@ -182,14 +184,14 @@ def test_attention_works_from_what_each_client_was_sent(updates: Params) -> None
 
 
 def test_the_displacement_is_what_the_global_model_moved_attention_included(updates: Params) -> None:
-    rule = Displacement(UpdateAttention(query="self"))
+    rule = GlobalUpdateWrapper(UpdateAttention(query="self"))
     first = aggregate(rule, updates)
     assert near(first["D"], first["w"], 0)
     second = aggregate(rule, 0.5 * updates, first)
     assert near(second["D"], second["w"] - first["w"], 0)
     sent = rule.broadcast(second, torch.tensor([1, 4]))
     assert near(sent.extra["D"], second["D"].repeat(2), 0)
-    no_global = aggregate(Displacement(Attention()), updates)
+    no_global = aggregate(GlobalUpdateWrapper(Attention()), updates)
     assert near(no_global["D"], updates.map(lambda a: a.mean(0)))
 
 

@@ -3,8 +3,10 @@
 import torch
 
 from fedattune.algorithms import ALGORITHMS
-from fedattune.client import SGD, Meta, Moreau, Proximal
-from fedattune.engines import Work
+from fedattune.algorithms.perfedavg import PerFedAvgClient
+from fedattune.algorithms.pfedme import PFedMeClient
+from fedattune.client import SGD, Proximal
+from fedattune.training.engine import LocalTraining
 from oracles.quadratic import DIM, W0, A, H, M, curved, gradient, run, zero
 
 
@@ -47,10 +49,10 @@ def test_b4_proximal_term_without_gradient_contracts_to_the_anchor() -> None:
 
 
 def test_b5_moreau_limits() -> None:
-    assert torch.equal(run(Moreau(0.0, 5, 0.1), gradient, 3, 0.1)[0].params["w"], W0)  # lam = 0
-    upload, memory = run(Moreau(4.0, 5, 0.1), gradient, 3, 0.25)  # eta lam = 1
+    assert torch.equal(run(PFedMeClient(0.0, 5, 0.1), gradient, 3, 0.1)[0].params["w"], W0)  # lam = 0
+    upload, memory = run(PFedMeClient(4.0, 5, 0.1), gradient, 3, 0.25)  # eta lam = 1
     assert torch.allclose(upload.params["w"], memory["theta"]["w"], atol=1e-14)
-    upload, memory = run(Moreau(4.0, 0, 0.1), gradient, 3, 0.1)  # K = 0
+    upload, memory = run(PFedMeClient(4.0, 0, 0.1), gradient, 3, 0.1)  # K = 0
     assert torch.equal(upload.params["w"], W0)
     assert torch.equal(memory["theta"]["w"], W0)
 
@@ -58,7 +60,7 @@ def test_b5_moreau_limits() -> None:
 def test_b5_many_inner_steps_give_the_moreau_gradient() -> None:
     """theta*(w) = (m + lam w) / (1 + lam), so one outer step is w - eta lam / (1 + lam) (w - m)."""
     lam, eta = 3.0, 0.2
-    upload, memory = run(Moreau(lam, 200, 0.1), gradient, 1, eta)
+    upload, memory = run(PFedMeClient(lam, 200, 0.1), gradient, 1, eta)
     assert torch.allclose(memory["theta"]["w"], (M + lam * W0) / (1 + lam), atol=1e-12)
     assert torch.allclose(upload.params["w"], W0 - eta * lam / (1 + lam) * (W0 - M), atol=1e-12)
 
@@ -70,15 +72,15 @@ def test_b6_meta_steps_on_a_quadratic() -> None:
     """
     alpha, beta = 0.3, 0.05
     shrink = torch.eye(DIM, dtype=torch.float64) - alpha * H
-    first = run(Meta(alpha, beta, "fo"), curved, 1, 9.9)[0].params["w"]
+    first = run(PerFedAvgClient(alpha, beta, "fo"), curved, 1, 9.9)[0].params["w"]
     assert torch.allclose(first, W0 - beta * H @ shrink @ (W0 - M), atol=1e-13)
     for delta in (1e-3, 0.5):
-        hf = run(Meta(alpha, beta, "hf", delta), curved, 1, 9.9)[0].params["w"]
+        hf = run(PerFedAvgClient(alpha, beta, "hf", delta), curved, 1, 9.9)[0].params["w"]
         assert torch.allclose(hf, W0 - beta * shrink @ H @ shrink @ (W0 - M), atol=1e-11)
 
 
 def test_b6_without_adaptation_it_is_fedavg() -> None:
-    meta = run(Meta(0.0, None, "fo"), curved, 5, 0.1)[0].params["w"]
+    meta = run(PerFedAvgClient(0.0, None, "fo"), curved, 5, 0.1)[0].params["w"]
     assert torch.equal(meta, run(SGD(), curved, 5, 0.1)[0].params["w"])
 
 
@@ -86,7 +88,7 @@ def test_batches_are_drawn_without_replacement_and_do_not_depend_on_others() -> 
     import numpy as np
 
     samples = np.arange(100, 150)
-    work = Work(seed=1, stream=1, round=3, lr=0.1, batch_size=8, steps=12)
+    work = LocalTraining(seed=1, stream=1, round=3, lr=0.1, batch_size=8, steps=12)
     batches = work.batches(7, samples, 1)
     assert batches.shape == (12, 1, 8)
     flat = batches.reshape(-1)
@@ -94,11 +96,11 @@ def test_batches_are_drawn_without_replacement_and_do_not_depend_on_others() -> 
     assert len(set(flat[50:])) == 46  # the next pass, reshuffled
     assert (batches == work.batches(7, samples, 1)).all()
     assert (batches != work.batches(8, samples, 1)).any()
-    epoch = Work(seed=1, stream=1, round=3, lr=0.1, batch_size=8, epochs=2).batches(7, samples, 1)
+    epoch = LocalTraining(seed=1, stream=1, round=3, lr=0.1, batch_size=8, epochs=2).batches(7, samples, 1)
     assert epoch.shape == (14, 1, 8)
     assert sorted(epoch[:7].reshape(-1)[:50]) == sorted(samples)
     assert (epoch[6, 0, 2:] == -1).all()
-    whole = Work(seed=1, stream=1, round=3, lr=0.1, batch_size=8, epochs=2, drop_last=True)
+    whole = LocalTraining(seed=1, stream=1, round=3, lr=0.1, batch_size=8, epochs=2, drop_last=True)
     assert whole.batches(7, samples, 1).shape == (12, 1, 8)
     few = work.batches(7, samples[:5], 2)
     assert few.shape == (12, 2, 5)

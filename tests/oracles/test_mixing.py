@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedattune import Params, Payload
-from fedattune.server import AMP, Attention, Average, HeurAMP, Mixing
+from fedattune.algorithms.fedamp import AttentiveMixing, CosineMixing
+from fedattune.algorithms.fedmcsa import Attention
+from fedattune.core.params import Params
+from fedattune.core.payload import Payload
+from fedattune.server import Average, Mixing
 
 N = 5
 
@@ -38,10 +41,10 @@ def near(a: Params, b: Params, tolerance: float = 1e-12) -> bool:
 RULES = [
     Attention("tensor", sigma=5.0),
     Attention("layer", sigma=5.0, size_weighted=True),
-    AMP(alpha=0.3, sigma=4.0),
-    AMP(alpha=100.0, sigma=4.0),
-    HeurAMP(sigma=3.0, self_weight=0.25),
-    HeurAMP(sigma=3.0, self_weight=None),
+    AttentiveMixing(alpha=0.3, sigma=4.0),
+    AttentiveMixing(alpha=100.0, sigma=4.0),
+    CosineMixing(sigma=3.0, self_weight=0.25),
+    CosineMixing(sigma=3.0, self_weight=None),
 ]
 rules = pytest.mark.parametrize("rule", RULES, ids=str)
 
@@ -160,21 +163,21 @@ def test_a12_orthonormal_layers() -> None:
 
 
 def test_a13_heuristic_message_passing(theta: Params) -> None:
-    weights = mix(HeurAMP(sigma=3.0, self_weight=0.25), theta)[1]["model"]
+    weights = mix(CosineMixing(sigma=3.0, self_weight=0.25), theta)[1]["model"]
     assert torch.allclose(weights.diagonal(), torch.full((N,), 0.25, dtype=torch.float64))
     assert torch.allclose(weights.sum(1) - weights.diagonal(), torch.full((N,), 0.75, dtype=torch.float64))
-    flat = mix(HeurAMP(sigma=0.0, self_weight=0.2), theta)[1]["model"]
+    flat = mix(CosineMixing(sigma=0.0, self_weight=0.2), theta)[1]["model"]
     assert torch.allclose(flat, torch.full((N, N), 0.2, dtype=torch.float64))  # (1 - 0.2) / (5 - 1) = 0.2
-    identity = mix(HeurAMP(self_weight=1.0), theta)[1]["model"]
+    identity = mix(CosineMixing(self_weight=1.0), theta)[1]["model"]
     assert torch.equal(identity, torch.eye(N, dtype=torch.float64))
     same = theta.rows(0).copies(N)
-    uniform = mix(HeurAMP(sigma=9.0, self_weight=1 / N), same)[1]["model"]
+    uniform = mix(CosineMixing(sigma=9.0, self_weight=1 / N), same)[1]["model"]
     assert torch.allclose(uniform, torch.full((N, N), 1 / N, dtype=torch.float64))
 
 
 def test_a14_attentive_message_passing(theta: Params) -> None:
     alpha, sigma = 0.3, 4.0
-    sent, matrices = mix(AMP(alpha=alpha, sigma=sigma), theta)
+    sent, matrices = mix(AttentiveMixing(alpha=alpha, sigma=sigma), theta)
     weights = matrices["model"]
     off = weights - torch.diag(weights.diagonal())
     assert torch.allclose(off, off.T, atol=1e-12)
@@ -183,14 +186,17 @@ def test_a14_attentive_message_passing(theta: Params) -> None:
     flat = torch.cat([v.flatten(1) for v in theta.values()], 1)
     distance = ((flat[0] - flat[1]) ** 2).sum()
     assert weights[0, 1].item() == pytest.approx(alpha / sigma * math.exp(-distance / sigma), rel=1e-9)
-    same = mix(AMP(alpha=alpha, sigma=sigma), theta.rows(0).copies(N))[1]["model"]
+    same = mix(AttentiveMixing(alpha=alpha, sigma=sigma), theta.rows(0).copies(N))[1]["model"]
     assert same[0, 1].item() == pytest.approx(alpha / sigma)
     # With alpha / sigma = 25 the others of identical clients would weigh 100: alpha is lowered until all weigh 1/N.
     identical = theta.rows(0).copies(N)
-    lowered = mix(AMP(alpha=100.0, sigma=sigma), identical)[1]["model"]
+    lowered = mix(AttentiveMixing(alpha=100.0, sigma=sigma), identical)[1]["model"]
     assert torch.allclose(lowered, torch.full((N, N), 1 / N, dtype=torch.float64), atol=1e-12)
     ids = torch.arange(N)
-    for rule, said in ((AMP(alpha=100.0, sigma=sigma), "0.8 was used"), (AMP(alpha=0.1, sigma=sigma), None)):
+    for rule, said in (
+        (AttentiveMixing(alpha=100.0, sigma=sigma), "0.8 was used"),
+        (AttentiveMixing(alpha=0.1, sigma=sigma), None),
+    ):
         state = rule.init(theta.rows(0), N)
         state = rule.aggregate(
             state, ids, Payload(identical), Payload(identical), torch.ones(N, dtype=torch.int64)
@@ -203,7 +209,7 @@ def test_a14_small_distances_between_many_large_models() -> None:
     """More than 25 models of large norm: distances must not be lost to cancellation."""
     generator = torch.Generator().manual_seed(0)
     w = 3 * torch.ones(40, 8000) + 0.001 * torch.randn(40, 8000, generator=generator)
-    weights = mix(AMP(alpha=0.001, sigma=0.01), Params({"w": w}))[1]["model"]
+    weights = mix(AttentiveMixing(alpha=0.001, sigma=0.01), Params({"w": w}))[1]["model"]
     assert torch.equal(weights, weights.T) or torch.allclose(weights, weights.T, rtol=1e-4)
     exact = ((w[0].double() - w[1].double()) ** 2).sum()
     assert weights[0, 1].item() == pytest.approx(0.1 * torch.exp(-exact / 0.01).item(), rel=1e-3)

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import fedattune
-from fedattune import ConfigError, Federation, Params, Payload, Result
-from fedattune.client import Alternating, Choosing
-from fedattune.client.choosing import helpfulness, weights
-from fedattune.core import Job
-from fedattune.server import Peers
+from fedattune.algorithms.fedfomo import FedFomoClient, FedFomoServer, compute_affinity, normalize_affinity
+from fedattune.algorithms.fedrep import FedRepClient
+from fedattune.core.errors import ConfigError
+from fedattune.core.params import Params
+from fedattune.core.payload import Payload, RoundContext
+from fedattune.data.federated import Federation
+from fedattune.training.result import Result
 from federations import make_federation
 from oracles.quadratic import FRESH
 
@@ -71,9 +73,9 @@ W0 = Params(
 )
 
 
-def alternate(rule: Alternating, steps: int, lr: float) -> list[Params]:
+def alternate(rule: FedRepClient, steps: int, lr: float) -> list[Params]:
     """The models after every step on 1/2 ||w - m||^2, beginning with the first."""
-    job = Job(lr, torch.tensor(float(steps)), torch.tensor(1.0), 1, ("head",))
+    job = RoundContext(lr, torch.tensor(float(steps)), torch.tensor(1.0), 1, ("head",))
     carry = rule.begin(Payload(W0), {}, FRESH, job)
     path = [carry.w]
     for _ in range(steps):
@@ -86,7 +88,7 @@ def alternate(rule: Alternating, steps: int, lr: float) -> list[Params]:
 
 def test_c12_first_the_head_then_the_base_each_frozen_in_turn() -> None:
     """3 and 1 times 2 steps: errors shrink by (1 - lr)^6 and (1 - lr)^2."""
-    path = alternate(Alternating(3, 1), 8, 0.1)
+    path = alternate(FedRepClient(3, 1), 8, 0.1)
     for t, w in enumerate(path):
         for name, done in (("head", min(t, 6)), ("base", max(t - 6, 0))):
             expected = M[name] + (W0[name] - M[name]) * 0.9**done
@@ -98,7 +100,7 @@ def test_c12_first_the_head_then_the_base_each_frozen_in_turn() -> None:
 
 def test_c12_momentum_does_not_carry_a_frozen_part_on() -> None:
     """v1 = e, v2 = 0.5 v1 + e2: e1 = 0.9 e, e2 = 0.9 e - 0.1 (0.5 e + 0.9 e) = 0.76 e; then the head rests."""
-    path = alternate(Alternating(1, 1, 0.5), 4, 0.1)
+    path = alternate(FedRepClient(1, 1, 0.5), 4, 0.1)
     e = W0["head"] - M["head"]
     assert torch.allclose(path[2]["head"] - M["head"], 0.76 * e, atol=1e-14)
     assert torch.equal(path[2]["head"], path[4]["head"])
@@ -139,19 +141,19 @@ def test_c13_helpfulness_by_hand() -> None:
         two_weights(0, 1, -2, 4, 0),
         torch.tensor([2.0, 1.0, 3.0, 0.0, 2.0 - 1e-9], dtype=torch.float64),
     )
-    a = helpfulness(models, losses)
+    a = compute_affinity(models, losses)
     assert torch.allclose(a, torch.tensor([1, -0.5, 0.5, 0], dtype=torch.float64), atol=1e-4)
     assert a[3] == 0  # the same model, whatever rounding makes of its loss
-    w = weights(a)
+    w = normalize_affinity(a)
     assert torch.allclose(w, torch.tensor([2 / 3, 0, 1 / 3, 0], dtype=torch.float64), atol=1e-4)
     assert w.sum().item() == pytest.approx(1)
     order = torch.tensor([2, 0, 3, 1])
-    assert torch.equal(weights(a[order]), w[order])
-    assert torch.equal(weights(-a.abs()), torch.zeros(4, dtype=torch.float64))
+    assert torch.equal(normalize_affinity(a[order]), w[order])
+    assert torch.equal(normalize_affinity(-a.abs()), torch.zeros(4, dtype=torch.float64))
 
 
 def choosing(
-    rule: Choosing,
+    rule: FedFomoClient,
     previous: float,
     own: float,
     peers: list[float],
@@ -162,7 +164,7 @@ def choosing(
     memory = {"previous": two_weights(previous).rows(0), "own": two_weights(own).rows(0)}
     numbers = Params(peer=torch.arange(len(peers)))
     sent = Payload(memory["own"], {"peers": two_weights(*peers), "numbers": numbers})
-    job = Job(0.1, torch.zeros((), dtype=torch.float64), torch.tensor(1.0), 1)
+    job = RoundContext(0.1, torch.zeros((), dtype=torch.float64), torch.tensor(1.0), 1)
     carry = rule.begin(sent, memory, FRESH, job)
     for size, shift in ((1, 0.3), (3, -0.1)):  # the mean over four samples has no shift
 
@@ -177,15 +179,15 @@ def choosing(
 
 def test_c13_a_client_moves_by_what_helps() -> None:
     """From 0, target 3, L = 9; own 1: L = 4, a = 5; peers 2: L = 1, a = 4; -1: L = 16, a = -7. 0 + 5/9 + 4/9 2."""
-    upload, memory = choosing(Choosing(), 0, 1, [2, -1], 3)
+    upload, memory = choosing(FedFomoClient(), 0, 1, [2, -1], 3)
     assert upload.params["w"].item() == pytest.approx(13 / 9, abs=1e-4)
     assert upload.extra["affinity"]["a"].tolist() == pytest.approx([4, -7], abs=1e-3)
     assert memory["own"]["w"].item() == memory["previous"]["w"].item() == upload.params["w"].item()
     # One step of rate 0.1 on 1/2 (w - 23/9)^2 takes it from 13/9 to 14/9; 13/9 is the next round's theta.
-    upload, memory = choosing(Choosing(), 0, 1, [2, -1], 3, toward=23 / 9)
+    upload, memory = choosing(FedFomoClient(), 0, 1, [2, -1], 3, toward=23 / 9)
     found = [part["w"].item() for part in (upload.params, memory["own"], memory["previous"])]
     assert found == pytest.approx([14 / 9, 14 / 9, 13 / 9], abs=1e-4)
-    upload, _ = choosing(Choosing(affinity="normalised"), 0, 1, [2, -1], 3)
+    upload, _ = choosing(FedFomoClient(affinity="normalised"), 0, 1, [2, -1], 3)
     assert upload.extra["affinity"]["a"].tolist() == pytest.approx(
         [4 / 2, -7 / 2], abs=1e-3
     )  # |5 + 4 - 7| = 2
@@ -193,9 +195,9 @@ def test_c13_a_client_moves_by_what_helps() -> None:
 
 def test_c13_nothing_that_helps_leaves_the_model() -> None:
     for fallback, expected in (("own", 1.0), ("previous", 0.0)):
-        upload, _ = choosing(Choosing(fallback=fallback), 0, 1, [2, 3], 0)  # type: ignore[arg-type]
+        upload, _ = choosing(FedFomoClient(fallback=fallback), 0, 1, [2, 3], 0)  # type: ignore[arg-type]
         assert upload.params["w"].item() == expected
-    upload, _ = choosing(Choosing(), 1, 1, [1, 1], 0)
+    upload, _ = choosing(FedFomoClient(), 1, 1, [1, 1], 0)
     assert upload.params["w"].item() == 1
     assert upload.extra["affinity"]["a"].tolist() == [0, 0]
 
@@ -205,7 +207,7 @@ N = 5
 
 def affinities(*rows: list[float], t: int = 0) -> Any:
     torch.manual_seed(0)
-    state = Peers().init(two_weights(0).rows(0), N)
+    state = FedFomoServer().init(two_weights(0).rows(0), N)
     P = torch.zeros(N, N, dtype=torch.float64)
     for i, row in enumerate(rows):
         P[i] = torch.tensor(row)
@@ -214,7 +216,7 @@ def affinities(*rows: list[float], t: int = 0) -> Any:
 
 
 def test_c13_the_most_helpful_are_sent_and_the_own_model_does_not_travel() -> None:
-    rule, ids = Peers(models=3, epsilon=0), torch.tensor([0, 1])
+    rule, ids = FedFomoServer(models=3, epsilon=0), torch.tensor([0, 1])
     sent = rule.broadcast(affinities([9, 1, 4, 3, 2], [5, 9, 0, 7, 6]), ids)
     assert sent.extra["numbers"]["peer"].tolist() == [[2, 3], [3, 4]]
     assert sent.extra["peers"]["w"][:, :, 0].tolist() == [[2, 3], [3, 4]]
@@ -222,11 +224,13 @@ def test_c13_the_most_helpful_are_sent_and_the_own_model_does_not_travel() -> No
     assert rule.bytes_down({}, ids, sent).total() == 2 * 2 * (
         8 + 8
     )  # two models of one value, with their numbers
-    assert Peers(models=99, epsilon=0).broadcast(affinities(), ids).extra["numbers"]["peer"].shape == (2, 4)
+    assert FedFomoServer(models=99, epsilon=0).broadcast(affinities(), ids).extra["numbers"][
+        "peer"
+    ].shape == (2, 4)
 
 
 def test_c13_exploration_falls_and_does_not_depend_on_who_else_is_asked() -> None:
-    rule, everybody = Peers(models=2, epsilon=1.0, epsilon_decay=0.25), torch.arange(N)
+    rule, everybody = FedFomoServer(models=2, epsilon=1.0, epsilon_decay=0.25), torch.arange(N)
     best = [[1.0 if n == (i + 1) % N else 0.0 for n in range(N)] for i in range(N)]
     found = []
     for t in range(6):
@@ -237,12 +241,12 @@ def test_c13_exploration_falls_and_does_not_depend_on_who_else_is_asked() -> Non
         found.append((peers == (everybody + 1) % N).sum().item())
     assert found[0] < N
     assert found[4] == found[5] == N  # 1 - 4 x 0.25 = 0
-    ties = [Peers(models=2, epsilon=0).broadcast(affinities(t=t), everybody) for t in range(4)]
+    ties = [FedFomoServer(models=2, epsilon=0).broadcast(affinities(t=t), everybody) for t in range(4)]
     assert len({tuple(sent.extra["numbers"]["peer"].flatten().tolist()) for sent in ties}) > 1
 
 
 def test_c13_what_clients_report_adds_up() -> None:
-    rule, ids = Peers(models=3, epsilon=0), torch.tensor([0, 1])
+    rule, ids = FedFomoServer(models=3, epsilon=0), torch.tensor([0, 1])
     state = affinities([9, 1, 4, 3, 2], [5, 9, 0, 7, 6])
     sent = rule.broadcast(state, ids)
     found = Params(a=torch.tensor([[1.0, -2.0], [0.5, 0.0]], dtype=torch.float64))

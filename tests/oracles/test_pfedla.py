@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 import fedattune
-from fedattune import Federation, Params, Payload, Result
-from fedattune.select import groups
-from fedattune.server import Generated, Learned, Retained
-from fedattune.server.generated import generate
+from fedattune.algorithms.pfedhn import PFedHNServer, generate_models
+from fedattune.algorithms.pfedla import HeurPFedLAServer, PFedLAServer
+from fedattune.core.params import Params
+from fedattune.core.payload import Payload
+from fedattune.core.selectors import group_names
+from fedattune.data.federated import Federation
+from fedattune.training.result import Result
 
 N = 4
 IDS = torch.tensor([0, 2])
@@ -27,7 +30,7 @@ def draw(n: int, seed: int) -> Params:
     )
 
 
-def bank(rule: Learned, theta: Params, heads: float = 0.3) -> Any:
+def bank(rule: PFedLAServer, theta: Params, heads: float = 0.3) -> Any:
     """A state whose clients uploaded theta and whose hypernetworks have heads that are not zero."""
     torch.manual_seed(0)
     state = rule.init(theta.rows(0), N)
@@ -38,15 +41,15 @@ def bank(rule: Learned, theta: Params, heads: float = 0.3) -> Any:
     return {**state, "theta": theta.map(torch.clone)}
 
 
-def learned(**more: Any) -> Learned:
-    return Learned(embedding=3, hidden=5, **more)
+def learned(**more: Any) -> PFedLAServer:
+    return PFedLAServer(embedding=3, hidden=5, **more)
 
 
-def retained(**more: Any) -> Retained:
-    return Retained(embedding=3, hidden=5, **more)
+def retained(**more: Any) -> HeurPFedLAServer:
+    return HeurPFedLAServer(embedding=3, hidden=5, **more)
 
 
-def step(rule: Learned, state: Any, received: Params, ids: Tensor = IDS) -> Any:
+def step(rule: PFedLAServer, state: Any, received: Params, ids: Tensor = IDS) -> Any:
     """The state after clients `ids` uploaded this, and the hypernetworks before."""
     sent = rule.broadcast(state, ids)
     before = state["hypernetworks"].map(torch.clone)
@@ -54,7 +57,7 @@ def step(rule: Learned, state: Any, received: Params, ids: Tensor = IDS) -> Any:
     return rule.aggregate(state, ids, sent, Payload(received), n), before
 
 
-def by_networks(rule: Learned, state: Any, G: Params, ids: Tensor = IDS) -> Params:
+def by_networks(rule: PFedLAServer, state: Any, G: Params, ids: Tensor = IDS) -> Params:
     """The gradient that a step of rate 1 follows when G is that of the loss by what was sent."""
     networks = state["hypernetworks"].map(torch.clone)
     copy = {**state, "hypernetworks": networks}
@@ -112,13 +115,13 @@ def test_c2_identical_models_are_a_fixed_point_and_teach_nothing() -> None:
     assert all(torch.equal(after["hypernetworks"][k], before[k]) for k in before)
 
 
-def closed_form(state: Any, rule: Learned, received: Params) -> Tensor:
+def closed_form(state: Any, rule: PFedLAServer, received: Params) -> Tensor:
     """dz^l[k] = alpha^l[k] <theta_k,l - theta_bar_l, G_l> with G = theta_bar - what came back; (R, L, K)."""
     theta, sent = state["theta"], rule.broadcast(state, IDS).params
     alphas = rule.mixing(state, IDS).weights
     out = torch.zeros(2, len(LAYERS), N, dtype=torch.float64)
     for i in range(2):
-        for layer, (component, names) in enumerate(groups(theta, "layer").items()):
+        for layer, (component, names) in enumerate(group_names(theta, "layer").items()):
             for k in range(N):
                 inner = sum(((theta[m][k] - sent[m][i]) * (sent[m][i] - received[m][i])).sum() for m in names)
                 out[i, layer, k] = alphas[component][i, k] * inner
@@ -212,7 +215,7 @@ def test_c7_retained_layers_are_the_clients_own() -> None:
         assert own[i][flags[i]].min() > own[i][~flags[i]].max()
     sent, mixed = rule.broadcast(state, IDS).params, learned().broadcast(state, IDS).params
     gradient = by_networks(rule, state, draw(2, 2))["head.bias"]
-    for layer, names in enumerate(groups(theta, "layer").values()):
+    for layer, names in enumerate(group_names(theta, "layer").values()):
         for k in names:
             for i, client in enumerate(IDS.tolist()):
                 expected = theta[k][client] if flags[i, layer] else mixed[k][i]
@@ -260,7 +263,7 @@ def test_c7_retained_layers_need_not_travel() -> None:
         received = draw(2, 2)
         after, _ = step(rule, state, received)
         assert rule.bytes_up(after, IDS, Payload(received)).total() == 2 * 8 * 28 - (0 if upload else spared)
-        for layer, names in enumerate(groups(theta, "layer").values()):
+        for layer, names in enumerate(group_names(theta, "layer").values()):
             for k in names:
                 for i, client in enumerate(IDS.tolist()):
                     kept = flags[i, layer] and not upload
@@ -319,8 +322,8 @@ def model_of(shape: tuple[int, ...] = (2, 3)) -> Params:
     return Params({"w": torch.zeros(shape, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)})
 
 
-def hyper(**more: Any) -> tuple[Generated, Any, Payload]:
-    rule = Generated(embedding=2, hidden=3, depth=1, **more)
+def hyper(**more: Any) -> tuple[PFedHNServer, Any, Payload]:
+    rule = PFedHNServer(embedding=2, hidden=3, depth=1, **more)
     torch.manual_seed(0)
     state = rule.init(model_of(), 3)
     return rule, state, rule.broadcast(state, torch.arange(3))
@@ -351,7 +354,7 @@ def test_c10_the_gradient_is_the_jacobian_times_the_difference() -> None:
     difference = sent.params - back
 
     def along() -> float:
-        model = generate(state["phi"], state["phi"]["embedding"][ONE])
+        model = generate_models(state["phi"], state["phi"]["embedding"][ONE])
         return float(sum((model[k] * difference[k]).sum() for k in model))
 
     for k, values in state["phi"].items():
@@ -398,7 +401,7 @@ def test_c10_a_client_whose_model_the_step_before_made_right_teaches_nothing() -
 
 def test_the_width_of_embeddings_follows_the_number_of_clients() -> None:
     """int(1 + N / 4), as the public code has it: 3 for 10 clients, where int((1 + N) / 4) would be 2."""
-    state = Generated().init(model_of(), 10)
+    state = PFedHNServer().init(model_of(), 10)
     assert state["phi"]["embedding"].shape == (10, 3)  # type: ignore[call-overload]
 
 
@@ -408,7 +411,7 @@ def test_newcomers_of_a_hypernetwork_learn_their_embedding_alone() -> None:
     mean = state["phi"]["embedding"].mean(0)
     new = torch.tensor([3, 4])
     sent = rule.broadcast(joined, new)
-    expected = generate(state["phi"], mean[None])
+    expected = generate_models(state["phi"], mean[None])
     assert all(torch.allclose(sent.params[k][0], expected[k][0]) for k in expected)
     assert all(torch.equal(rule.newcomer(state)[k], expected[k][0]) for k in expected)
     back = Payload(sent.params.map(lambda a: a + 1))

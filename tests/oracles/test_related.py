@@ -8,18 +8,16 @@ import torch
 from torch import Tensor
 
 import fedattune
-from fedattune import Federation, Params, Payload, Result
-from fedattune.client import (
-    SGD,
-    Contraction,
-    Ditto,
-    Interpolated,
-    LocalAggregation,
-    Proximal,
-    Relation,
-)
-from fedattune.core import Job
-from fedattune.server import Coin, Relations
+from fedattune.algorithms.apfl import APFLClient
+from fedattune.algorithms.ditto import DittoClient
+from fedattune.algorithms.fedala import FedALAClient
+from fedattune.algorithms.l2gd import L2GDClient, L2GDServer
+from fedattune.algorithms.mocha import RelationshipCorrection, TaskRelationship
+from fedattune.client import SGD, Proximal
+from fedattune.core.params import Params
+from fedattune.core.payload import Payload, RoundContext
+from fedattune.data.federated import Federation
+from fedattune.training.result import Result
 from oracles.quadratic import FRESH, W0, A, M, gradient, params, run
 
 RUN: dict[str, Any] = {"rounds": 4, "cohort": 6, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
@@ -46,12 +44,12 @@ def test_e14_ditto_without_lam_is_fedavg_and_local(ragged: Federation) -> None:
 def test_e14_ditto_on_a_quadratic() -> None:
     """The error of v to (m + lam w) / (1 + lam) shrinks by 1 - eta (1 + lam) per step, w as received."""
     lam, eta, steps = 3.0, 0.05, 6
-    upload, memory = run(Ditto(lam), gradient, steps, eta, sent=A, memory={"v": params(W0)})
+    upload, memory = run(DittoClient(lam), gradient, steps, eta, sent=A, memory={"v": params(W0)})
     target = (M + lam * A) / (1 + lam)
     assert torch.allclose(memory["v"]["w"] - target, (1 - eta * (1 + lam)) ** steps * (W0 - target))
     assert torch.allclose(upload.params["w"] - M, (1 - eta) ** steps * (A - M))
     upload, memory = run(
-        Ditto(lam, 0.01, SGD((Proximal(2.0),))), gradient, steps, eta, sent=A, memory={"v": params(W0)}
+        DittoClient(lam, 0.01, SGD((Proximal(2.0),))), gradient, steps, eta, sent=A, memory={"v": params(W0)}
     )
     assert torch.allclose(memory["v"]["w"] - target, (1 - 0.01 * (1 + lam)) ** steps * (W0 - target))
     near = (M + 2 * A) / 3
@@ -76,7 +74,7 @@ def test_e14_apfl_steps_by_hand() -> None:
             g = alpha * v + (1 - alpha) * w - M
             slope = ((v - w) * g).sum() if adaptive else torch.tensor(0.0)
             w, v, alpha = w - eta * (w - M), v - eta * alpha * g, (alpha - eta * slope).clamp(0, 1)
-        rule = Interpolated(0.3, adaptive)
+        rule = APFLClient(0.3, adaptive)
         memory = rule.memory(params(W0))
         upload, memory = run(rule, gradient, 2, eta, sent=A, memory=memory)
         assert torch.allclose(upload.params["w"], w)
@@ -91,7 +89,7 @@ def models(n: int, seed: int = 0) -> Params:
     return Params(w=torch.randn(n, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
 
 
-def averaged(server: Coin, x: Params) -> tuple[Any, Tensor]:
+def averaged(server: L2GDServer, x: Params) -> tuple[Any, Tensor]:
     """State after a communication, and every client's model after it."""
     n = torch.arange(1, 6)
     ids = torch.arange(5)
@@ -100,7 +98,7 @@ def averaged(server: Coin, x: Params) -> tuple[Any, Tensor]:
         state = server.aggregate(state, ids, Payload(x), Payload(x), n)
         if state["keep"] < 1:
             break
-    payload, rule = server.broadcast(state, ids), Contraction()
+    payload, rule = server.broadcast(state, ids), L2GDClient()
     moved = []
     for i in range(5):
         memory = {**rule.memory(params(W0)), "own": x.rows(i)}
@@ -113,9 +111,9 @@ def test_e14_l2gd_averages_and_keeps_the_mean() -> None:
     torch.manual_seed(0)
     x = models(5)
     mean = x["w"].mean(0)
-    _, moved = averaged(Coin(chance=0.5, c=1.0), x)
+    _, moved = averaged(L2GDServer(chance=0.5, c=1.0), x)
     assert torch.allclose(moved, mean.expand(5, 4), atol=1e-14)
-    server = Coin(chance=0.5, c=0.3)
+    server = L2GDServer(chance=0.5, c=0.3)
     state, moved = averaged(server, x)
     assert torch.allclose(moved.mean(0), mean, atol=1e-14)
     steps = np.log(float(state["keep"])) / np.log(0.7)
@@ -131,7 +129,7 @@ def test_e14_l2gd_averages_and_keeps_the_mean() -> None:
 def test_e14_l2gd_flips_the_coins_of_the_paper() -> None:
     """m averagings follow a local step with probability p^m (1 - p)."""
     torch.manual_seed(1)
-    server, p = Coin(chance=0.6, c=0.5), 0.6
+    server, p = L2GDServer(chance=0.6, c=0.5), 0.6
     state = server.init(params(W0), 2)
     counts = np.zeros(60)
     for _ in range(4000):
@@ -143,7 +141,7 @@ def test_e14_l2gd_flips_the_coins_of_the_paper() -> None:
 
 def test_e14_an_averaging_is_done_once() -> None:
     """One that is sent again, because nobody answered in between, does nothing."""
-    rule = Contraction()
+    rule = L2GDClient()
     extra = {"average": Params(keep=torch.tensor(0.25).double(), number=torch.tensor(3.0).double())}
     memory = {**rule.memory(params(W0))}
     upload, memory = run(rule, gradient, 0, 0.1, sent=A, extra=extra, memory=memory)
@@ -172,7 +170,7 @@ def test_e14_mocha_without_relation_is_local_with_l2(ragged: Federation) -> None
 @pytest.mark.parametrize("omega", ["mean", "learned"])
 def test_e14_mocha_follows_its_regulariser(omega: Any) -> None:
     """The step is down the gradient of lam1 tr(W Omega W^T) + lam2 ||W||^2, taken by automatic differentiation."""
-    server, x = Relations(omega), models(5)
+    server, x = TaskRelationship(omega), models(5)
     state: Any = {"theta": x, "seen": torch.ones(5, dtype=torch.bool)}
     ids = torch.tensor([1, 3])
     Omega = server.matrix(state)
@@ -181,7 +179,7 @@ def test_e14_mocha_follows_its_regulariser(omega: Any) -> None:
     W = x["w"].clone().requires_grad_()
     (0.7 * torch.trace(W.T @ Omega @ W) + 0.2 * W.square().sum()).backward()
     for row, client in enumerate(ids.tolist()):
-        rule = SGD((Relation(0.7, 0.2),), start="own")
+        rule = SGD((RelationshipCorrection(0.7, 0.2),), start="own")
         sent = payload.rows(row)
         own = x["w"][client]
         upload, _ = run(
@@ -201,19 +199,19 @@ def test_e14_mocha_matrices() -> None:
     seen = torch.ones(2, dtype=torch.bool)
     x = Params(w=torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     half = torch.tensor([[0.5, -0.5], [-0.5, 0.5]], dtype=torch.float64)
-    assert torch.allclose(Relations("mean").matrix({"theta": x, "seen": seen}), half)
-    learned = Relations("learned").matrix({"theta": x, "seen": seen})
+    assert torch.allclose(TaskRelationship("mean").matrix({"theta": x, "seen": seen}), half)
+    learned = TaskRelationship("learned").matrix({"theta": x, "seen": seen})
     assert torch.allclose(learned, torch.diag(torch.tensor([1 / 3, 2 / 3])).double(), atol=1e-3)
     # Equal models: only differences cost, as with the mean, up to the trace and the smoothing.
-    alike = Relations("learned").matrix({"theta": Params(w=torch.ones(2, 2)), "seen": seen})
+    alike = TaskRelationship("learned").matrix({"theta": Params(w=torch.ones(2, 2)), "seen": seen})
     assert torch.allclose(alike, half, atol=0.01)
 
 
 def test_e14_mocha_leaves_personal_tensors_out_of_the_relation() -> None:
     w = Params(head=W0, body=W0)
     sent = Payload(Params(head=W0, body=A), {"omega": Params(own=torch.tensor(0.5).double())})
-    rule = SGD((Relation(1.0, 0.0),), start="own")
-    job = Job(0.1, torch.tensor(1.0), torch.tensor(1.0), 1, ("head",))
+    rule = SGD((RelationshipCorrection(1.0, 0.0),), start="own")
+    job = RoundContext(0.1, torch.tensor(1.0), torch.tensor(1.0), 1, ("head",))
     carry = rule.begin(sent, {"own": w}, FRESH, job)
     moved = rule.step(carry, (), lambda w, batch: w.zeros(), job).w
     assert torch.equal(moved["head"], W0)
@@ -228,7 +226,7 @@ def test_e14_fedala_with_ones_is_fedavg(ragged: Federation) -> None:
 
 
 def test_e14_fedala_with_zeros_keeps_the_old_upper_layers() -> None:
-    rule = LocalAggregation(layers=1)
+    rule = FedALAClient(layers=1)
     lower, upper = Params({"0.w": W0, "1.w": W0}), Params({"0.w": A, "1.w": A})
     memory = rule.memory(lower)
     assert list(memory["U"]) == ["1.w"]
@@ -242,10 +240,10 @@ def test_e14_fedala_with_zeros_keeps_the_old_upper_layers() -> None:
 
 def test_e14_fedala_learns_by_hand() -> None:
     """U <- clip(U - eta (theta - M) * (w - old), 0, 1) with theta = old + (w - old) U, on the quadratic."""
-    rule = LocalAggregation(eta=0.4, first_passes=3)
+    rule = FedALAClient(eta=0.4, first_passes=3)
     memory = rule.memory(params(W0))
     assert int(rule.probe_passes(memory)) == 0
-    assert int(LocalAggregation().probe_passes({**memory, "trained": memory["trained"] + 1})) == 11
+    assert int(FedALAClient().probe_passes({**memory, "trained": memory["trained"] + 1})) == 11
     assert int(rule.probe_passes({**memory, "trained": memory["trained"] + 2})) == 1
     memory["trained"] = memory["trained"] + 1
     U = torch.ones_like(W0)

@@ -9,12 +9,22 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedattune
-from fedattune import Federation, Params, Result
 from fedattune.algorithms import ALGORITHMS
-from fedattune.networks import FedAMNetwork, FedCPNetwork, TwoHeads
-from fedattune.networks.alignment import coral, mmd
-from fedattune.networks.separation import Policy, SeparatedModel, Shares, client_vector
-from fedattune.task import Task
+from fedattune.algorithms.fedrod import FedRoDNetwork
+from fedattune.algorithms.separation import (
+    ConditionalPolicy,
+    FeatureAttention,
+    FedAMNetwork,
+    FedCPNetwork,
+    SeparationModule,
+    coral,
+    make_client_vector,
+    mmd,
+)
+from fedattune.core.params import Params
+from fedattune.core.task import Task
+from fedattune.data.federated import Federation
+from fedattune.training.result import Result
 
 RUN: dict[str, Any] = {"rounds": 1, "cohort": 6, "steps": 3, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
 
@@ -39,7 +49,12 @@ def features(seed: int, shape: tuple[int, int] = (9, 4)) -> Tensor:
 def test_d1_both_shares_are_positive_and_sum_to_one() -> None:
     torch.manual_seed(1)
     u = features(0)
-    for module in (Shares(4, 3, 4), Shares(4, 3, 1), Policy(4, noise=False), Policy(4, noise=True)):
+    for module in (
+        FeatureAttention(4, 3, 4),
+        FeatureAttention(4, 3, 1),
+        ConditionalPolicy(4, noise=False),
+        ConditionalPolicy(4, noise=True),
+    ):
         for mode in (True, False):
             shares = module.double().train(mode)(u)
             assert shares.shape[:2] == (9, 2)
@@ -78,7 +93,7 @@ def test_d3_coral() -> None:
 def test_d4_a_zero_last_layer_halves_the_features_and_counts_both_biases() -> None:
     model, x = user_model()
     net = FedAMNetwork().wrap(model, x).eval()
-    assert isinstance(net, SeparatedModel)
+    assert isinstance(net, SeparationModule)
     for parameter in net.attention.last.parameters():
         nn.init.zeros_(parameter)
     nn.init.normal_(net.global_head.bias)
@@ -93,7 +108,7 @@ def test_d4_heads_see_the_personal_features_in_their_shares() -> None:
     model, x = user_model()
     for network in (FedAMNetwork(), FedCPNetwork(noise=False), FedAMNetwork(combine="probabilities")):
         net = network.wrap(model, x)
-        assert isinstance(net, SeparatedModel)
+        assert isinstance(net, SeparationModule)
         for parameter in net.global_head.parameters():
             nn.init.normal_(parameter)
         for parameter in net.global_body.parameters():
@@ -155,7 +170,7 @@ def test_d7_the_sum_of_the_class_weights_never_moves(ragged: Federation) -> None
         result = fit("fedam", ragged, "received", options={"client_vector": kind}, rounds=4, lr=0.5)
         assert result.remains
         v = result.models["context"]
-        first = client_vector("sum", *(result.remains.trained.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
+        first = make_client_vector("sum", *(result.remains.trained.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
         assert torch.allclose(v, first.expand_as(v), atol=1e-12) is alike
         assert (v.norm(dim=1) - 1).abs().max() < 1e-12
         assert bool(result.notes) is alike
@@ -165,7 +180,7 @@ def test_d7_the_first_vector_is_drawn_and_the_next_are_the_heads(ragged: Federat
     result = fit("fedcp", ragged, "received", cohort=2)
     assert result.remains
     drawn = result.remains.trained.context  # type: ignore[union-attr]
-    from_head = client_vector("sum", *(result.remains.trained.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
+    from_head = make_client_vector("sum", *(result.remains.trained.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
     assert (drawn - from_head).abs().max() > 1e-3  # type: ignore[operator]
     v = result.models["context"]
     assert [torch.equal(row, drawn) for row in v].count(True) == 4  # type: ignore[arg-type]
@@ -174,8 +189,8 @@ def test_d7_the_first_vector_is_drawn_and_the_next_are_the_heads(ragged: Federat
 
 def two_heads(counts: list[float]) -> tuple[Task, Params, tuple[Tensor, ...]]:
     model, x = user_model()
-    task = Task(TwoHeads().wrap(model, x))
-    buffers = TwoHeads().client_buffers(torch.tensor([counts], dtype=torch.float64)).rows(0)
+    task = Task(FedRoDNetwork().wrap(model, x))
+    buffers = FedRoDNetwork().client_buffers(torch.tensor([counts], dtype=torch.float64)).rows(0)
     return task, buffers, (x, torch.tensor([0, 1, 2, 0, 1, 2, 0]))
 
 
@@ -234,10 +249,10 @@ def test_d9_mmd() -> None:
 def test_d9_noise_is_drawn_while_training_only() -> None:
     torch.manual_seed(5)
     u = features(5)
-    policy = Policy(4, noise=True).double()
+    policy = ConditionalPolicy(4, noise=True).double()
     assert not torch.equal(policy(u), policy(u))
     assert torch.equal(policy.eval()(u), policy(u))
-    quiet = Policy(4, noise=False).double()
+    quiet = ConditionalPolicy(4, noise=False).double()
     assert torch.equal(quiet(u), quiet(u))
     # Gumbel noise makes the larger of two equal scores each with probability 1/2, and differences logistic:
     # P(r > 1/(1 + e^-1)) = P(logistic > 1) = 1 / (1 + e).

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 import fedattune
-from fedattune import Federation
 from fedattune.algorithms import ALGORITHMS
+from fedattune.algorithms.fedavgm import HeavyBall
+from fedattune.algorithms.fedopt import AdaptiveOptimizer
 from fedattune.client import SGD
-from fedattune.core import Algorithm
-from fedattune.server import Adaptive, HeavyBall
+from fedattune.core.algorithm import Algorithm
+from fedattune.data.federated import Federation
 from oracles.clients import Clients, pull, push
 from oracles.quadratic import W0, A, M, gradient, params, run
 
@@ -184,7 +185,7 @@ def test_e12_heavy_ball_by_hand() -> None:
 
 def test_e13_adam_without_memory() -> None:
     """beta1 = beta2 = 0: every round moves w by server_lr D / (|D| + tau)."""
-    made = fixed(Adaptive(server_lr=0.3, beta1=0.0, beta2=0.0, tau=0.1), [M, A])
+    made = fixed(AdaptiveOptimizer(server_lr=0.3, beta1=0.0, beta2=0.0, tau=0.1), [M, A])
     assert torch.allclose(made.w, W0 + 0.3 * (M / (M.abs() + 0.1) + A / (A.abs() + 0.1)), atol=1e-14)
 
 
@@ -194,9 +195,9 @@ def test_e13_a_large_tau_leaves_the_first_moment() -> None:
     """
     m1, tau = 0.1 * M, 1e7
     m2 = 0.9 * m1 + 0.1 * A
-    adam = fixed(Adaptive(server_lr=tau, beta2=0.0, tau=tau), [M, A])
+    adam = fixed(AdaptiveOptimizer(server_lr=tau, beta2=0.0, tau=tau), [M, A])
     assert torch.allclose(adam.w, W0 + m1 + m2, atol=1e-6)
-    adagrad = fixed(Adaptive(server_lr=tau, second="adagrad", tau=tau), [M, A])
+    adagrad = fixed(AdaptiveOptimizer(server_lr=tau, second="adagrad", tau=tau), [M, A])
     assert torch.allclose(adagrad.w, W0 + (m1 + m2) / 2, atol=1e-6)
 
 
@@ -205,7 +206,7 @@ def test_e13_second_moments_by_hand() -> None:
     d = torch.tensor([1.0, 0.2], dtype=torch.float64)
     expected = {"adam": [0.325, 0.229], "yogi": [0.35, 0.246], "adagrad": [1.25, 0.29]}
     for second, v in expected.items():
-        rule: Any = Adaptive(second=second, beta1=0.0, beta2=0.9, tau=0.5)  # type: ignore[arg-type]
+        rule: Any = AdaptiveOptimizer(second=second, beta1=0.0, beta2=0.9, tau=0.5)  # type: ignore[arg-type]
         step, moments = rule.direction(params(d), rule.start(params(d)))
         assert moments["v"]["w"].tolist() == pytest.approx(v, abs=1e-15)
         assert step["w"].tolist() == pytest.approx([1 / (v[0] ** 0.5 + 0.5), 0.2 / (v[1] ** 0.5 + 0.5)])
@@ -214,7 +215,7 @@ def test_e13_second_moments_by_hand() -> None:
 def test_e13_second_moments_move_as_they_may() -> None:
     """Adagrad's never falls; Yogi's moves by (1 - beta2) D^2 at most."""
     for second in ("adagrad", "yogi"):
-        rule: Any = Adaptive(second=second, beta2=0.9, tau=0.5)  # type: ignore[arg-type]
+        rule: Any = AdaptiveOptimizer(second=second, beta2=0.9, tau=0.5)  # type: ignore[arg-type]
         moments = rule.start(params(W0))
         for update in (M, 0.1 * A, 2 * W0, 0.01 * M):
             before = moments["v"]["w"]
@@ -231,5 +232,5 @@ def test_e13_second_moments_move_as_they_may() -> None:
 )
 def test_e13_the_methods_use_their_second_moment(name: str, second: str) -> None:
     server: Any = ALGORITHMS[name](server_lr=0.2, tau=0.05, beta1=0.4).server
-    expected = Adaptive("uniform", 0.2, second, 0.4, 0.99, 0.05)  # type: ignore[arg-type]
+    expected = AdaptiveOptimizer("uniform", 0.2, second, 0.4, 0.99, 0.05)  # type: ignore[arg-type]
     assert server == expected

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ..core import Algorithm
+from ..core.algorithm import Algorithm
 from .apfl import apfl
 from .combined import combined
 from .ditto import ditto
@@ -14,8 +14,7 @@ from .fedavgm import fedavgm
 from .fedbn import fedbn
 from .fedcp import fedcp
 from .fedfomo import fedfomo
-from .fedmcsa import fedmcsa
-from .fedmcsa_ablations import fedavg_mcsa, fedmcsa_no_mcsa, pfedme_mcsa
+from .fedmcsa import fedavg_mcsa, fedmcsa, fedmcsa_no_mcsa, pfedme_mcsa
 from .fedopt import fedadagrad, fedadam, fedyogi
 from .fedper import fedper
 from .fedprox import fedprox
@@ -32,6 +31,47 @@ from .pfedme import pfedme
 from .scaffold import scaffold
 from .vrl_sgd import vrl_sgd
 
+__all__ = [
+    "ALGORITHMS",
+    "apfl",
+    "combined",
+    "ditto",
+    "fedadagrad",
+    "fedadam",
+    "fedala",
+    "fedam",
+    "fedamp",
+    "fedavg",
+    "fedavg_ft",
+    "fedavg_mcsa",
+    "fedavgm",
+    "fedbn",
+    "fedcp",
+    "fedfomo",
+    "fedmcsa",
+    "fedmcsa_no_mcsa",
+    "fedper",
+    "fedprox",
+    "fedrep",
+    "fedrod",
+    "fedyogi",
+    "heurfedamp",
+    "heurpfedla",
+    "igfl",
+    "igfl_c",
+    "igfl_s",
+    "l2gd",
+    "local",
+    "mocha",
+    "perfedavg",
+    "pfedhn",
+    "pfedla",
+    "pfedme",
+    "pfedme_mcsa",
+    "scaffold",
+    "vrl_sgd",
+]
+
 _FACTORIES: tuple[Callable[..., Algorithm], ...] = (
     local, fedavg, fedavg_ft, fedprox, perfedavg, pfedme, fedamp, heurfedamp, fedmcsa,
     fedmcsa_no_mcsa, fedavg_mcsa, pfedme_mcsa, pfedla, heurpfedla, pfedhn, fedbn, fedrep, fedper,
@@ -39,13 +79,6 @@ _FACTORIES: tuple[Callable[..., Algorithm], ...] = (
     fedcp, fedrod, apfl, ditto, l2gd, mocha, fedala, combined,
 )  # fmt: skip
 
+
 ALGORITHMS = {factory.__name__: factory for factory in _FACTORIES}
 """name -> factory of keyword options."""
-
-__all__ = [
-    "ALGORITHMS", "apfl", "combined", "ditto", "fedadagrad", "fedadam", "fedala", "fedam", "fedamp", "fedavg",
-    "fedavg_ft", "fedavg_mcsa", "fedavgm", "fedbn", "fedcp", "fedfomo", "fedmcsa",
-    "fedmcsa_no_mcsa", "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "heurfedamp",
-    "heurpfedla", "igfl", "igfl_c", "igfl_s", "l2gd", "local", "mocha", "perfedavg", "pfedhn",
-    "pfedla", "pfedme", "pfedme_mcsa", "scaffold", "vrl_sgd",
-]  # fmt: skip

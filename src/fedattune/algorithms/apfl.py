@@ -4,15 +4,82 @@ client   m = alpha v_i + (1 - alpha) w_i;  w_i <- w_i - lr g(w_i),  v_i <- v_i -
          adaptive: alpha_i <- clip(alpha_i - lr <v_i - w_i, g(m)>, 0, 1)
 server   as FedAvg, of w_i
 used as  m
+
+APFL's local loop: a shared model, a personal one, and their mixture.
 """
 
-from ..client.interpolated import Interpolated
-from ..core import Algorithm
-from ..registry import Fraction
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.options import Fraction
+from ..core.params import Params
+from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
 
 
+class _Carry(NamedTuple):
+    w: Params
+    v: Params
+    alpha: Tensor
+
+
+@dataclass(frozen=True)
+class APFLClient(ClientUpdate):
+    """Predicts with m = alpha v + (1 - alpha) w; w is shared, v and alpha stay on the client.
+
+    w <- w - lr g(w),  v <- v - lr alpha g(m),  and if `adaptive`  alpha <- clip(alpha - lr <v - w, g(m)>, 0, 1),
+    all from the values before the step. Source: APFL (Deng et al., 2020), Algorithm 1.
+    """
+
+    alpha: float = 0.5
+    adaptive: bool = False
+
+    def memory(self, w0: Params) -> LocalState:
+        """The personal model v and its weight alpha."""
+        like = next(iter(w0.values()))
+        return {
+            "v": w0,
+            "mix": Params(alpha=torch.full((), self.alpha, dtype=like.dtype, device=like.device)),
+        }
+
+    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+        """The shared model starts from what was sent, v from where it was."""
+        return _Carry(sent.params, memory["v"], memory["mix"]["alpha"])
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+        """One step of both models on the same batch."""
+        w, v, alpha = carry
+        g = grad(_interpolate(w, v, alpha), batch)
+        if self.adaptive:
+            slope = torch.stack([(d * g[k]).sum() for k, d in (v - w).items()]).sum()
+            alpha = (alpha - job.lr * slope).clamp(0, 1)
+        beside = grad(w, batch, statistics=False)  # the client predicts with the mixture
+        return _Carry(w - job.lr * beside, v - job.lr * carry.alpha * g, alpha)
+
+    def finish(
+        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload w, keep v and alpha."""
+        return Payload(carry.w), {"v": carry.v, "mix": Params(alpha=carry.alpha)}
+
+    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+        """The mixture with the model that was sent."""
+        return _interpolate(sent.params, memory["v"], memory["mix"]["alpha"])
+
+    def trained_model(self, upload: Payload, memory: LocalState) -> Params:
+        """The mixture with the shared model as trained here."""
+        return _interpolate(upload.params, memory["v"], memory["mix"]["alpha"])
+
+
+def _interpolate(w: Params, v: Params, alpha: Tensor) -> Params:
+    return alpha * v + (1 - alpha) * w
+
+
 def apfl(*, alpha: Fraction = 0.5, adaptive: bool = False, weighting: Weighting = "samples") -> Algorithm:
     """A mixture of a shared and a personal model, of fixed or learned share."""
-    return Algorithm(Interpolated(alpha, adaptive), Average(weighting))
+    return Algorithm(APFLClient(alpha, adaptive), Average(weighting))

@@ -4,18 +4,93 @@ server   mcsa, fedamp, heurfedamp, learned (of pFedLA)   a mixture for every cli
          average, update_attention (of IGFL)             one model for all
 client   sgd;  prox: g + lam (theta - what was sent);  scaffold: g - c_i + c;  pfedme, ditto: a model of their own
 The equations stand on top of the files of these methods. In Python other parts go together too, as Algorithm(...).
+
+The parts that `combined` puts together, each with the options and defaults of the method that it comes from.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
-from ..core import Algorithm, Participation
-from ..errors import ConfigError
-from ..registry import Count, Fraction, NonNegative, Positive, options
-from ..select import Head, Norms, Nothing, Unit
-from ..server import Controls
+from ..client import SGD, Proximal
+from ..core.algorithm import Algorithm, ClientUpdate, Participation, ServerUpdate
+from ..core.errors import ConfigError
+from ..core.options import Count, Fraction, NonNegative, Positive, list_options
+from ..core.selectors import BatchNorms, Head, NoParameters, Unit
+from ..server import Average
 from ..server.average import Weighting
-from ..server.update_attention import Query
-from .parts import CLIENTS, SERVERS
+from .ditto import DittoClient
+from .fedamp import AttentiveMixing, CosineMixing
+from .fedmcsa import Attention
+from .igfl import AttentionQuery, UpdateAttention
+from .pfedla import PFedLAServer
+from .pfedme import PFedMeClient
+from .scaffold import ControlVariateCorrection, ControlVariateWrapper
+
+PartStart = Literal["sent", "newest"]
+
+
+def _mcsa(*, unit: Unit = "tensor", sigma: float = 50.0, weighting: Weighting = "samples") -> ServerUpdate:
+    return Attention(unit, sigma=sigma, size_weighted=weighting == "samples")
+
+
+def _fedamp(*, unit: Unit = "model", sigma: float = 1.0, alpha: float = 1.0) -> ServerUpdate:
+    return AttentiveMixing(unit, alpha=alpha, sigma=sigma)
+
+
+def _heurfedamp(*, unit: Unit = "model", sigma: float = 25.0, self_weight: float = 0.5) -> ServerUpdate:
+    return CosineMixing(unit, sigma=sigma, self_weight=self_weight)
+
+
+def _update_attention(*, query: AttentionQuery = "time", weighting: Weighting = "uniform") -> ServerUpdate:
+    return UpdateAttention(weighting, query=query)
+
+
+def _learned(*, unit: Unit = "layer", hn_lr: float = 5e-3) -> ServerUpdate:
+    return PFedLAServer(unit, hn_lr)
+
+
+def _average(*, weighting: Weighting = "samples") -> ServerUpdate:
+    return Average(weighting)
+
+
+def _sgd(start: PartStart) -> ClientUpdate:
+    return SGD(start=start)
+
+
+def _prox(start: PartStart, *, lam: float = 0.01) -> ClientUpdate:
+    return SGD((Proximal(lam),), start=start)
+
+
+def _pfedme(start: PartStart, *, lam: float = 15.0, K: int = 5, personal_lr: float = 0.05) -> ClientUpdate:
+    return PFedMeClient(lam, K, personal_lr, start)
+
+
+def _ditto(start: PartStart, *, lam: float = 1.0, personal_lr: float | None = None) -> ClientUpdate:
+    return DittoClient(lam, personal_lr, SGD(start=start))
+
+
+def _scaffold(start: PartStart) -> ClientUpdate:
+    return SGD((ControlVariateCorrection(),), start=start)
+
+
+SERVER_PARTS: dict[str, Callable[..., ServerUpdate]] = {
+    "mcsa": _mcsa,
+    "fedamp": _fedamp,
+    "heurfedamp": _heurfedamp,
+    "update_attention": _update_attention,
+    "learned": _learned,
+    "average": _average,
+}
+
+
+CLIENT_PARTS: dict[str, Callable[..., ClientUpdate]] = {
+    "sgd": _sgd,
+    "prox": _prox,
+    "pfedme": _pfedme,
+    "ditto": _ditto,
+    "scaffold": _scaffold,
+}
+"""name -> factory of keyword options."""
 
 
 def combined(
@@ -28,7 +103,7 @@ def combined(
     sigma: Positive | None = None,
     alpha: Positive | None = None,
     self_weight: Fraction | None = None,
-    query: Query | None = None,
+    query: AttentionQuery | None = None,
     hn_lr: Positive | None = None,
     weighting: Weighting | None = None,
     lam: NonNegative | None = None,
@@ -45,27 +120,27 @@ def combined(
         "weighting": weighting, "lam": lam, "K": K, "personal_lr": personal_lr,
     }  # fmt: skip
     given = {key: value for key, value in every.items() if value is not None}
-    of_server = {o.name: given.get(o.name, o.default) for o in options(SERVERS[server])}
-    of_client = {o.name: given.get(o.name, o.default) for o in options(CLIENTS[client])}
+    of_server = {o.name: given.get(o.name, o.default) for o in list_options(SERVER_PARTS[server])}
+    of_client = {o.name: given.get(o.name, o.default) for o in list_options(CLIENT_PARTS[client])}
     if idle := sorted(given.keys() - of_server.keys() - of_client.keys()):
         raise ConfigError(
             f"combined: {', '.join(idle)}: no part has this option; server={server} has "
             f"{', '.join(of_server)}, client={client} has {', '.join(of_client) or 'none'}"
         )
     start: Literal["sent", "newest"] = "newest" if answered else "sent"
-    rule = SERVERS[server](**of_server)
+    rule = SERVER_PARTS[server](**of_server)
     one_model = server in ("average", "update_attention") and client in ("sgd", "prox", "scaffold")
     parts = {"server": server, **of_server, "client": client, **of_client, "personal": personal}
     return Algorithm(
-        CLIENTS[client](start, **of_client),
-        Controls(rule) if client == "scaffold" else rule,
-        personal={"none": Nothing(), "head": Head(), "norms": Norms()}[personal],
+        CLIENT_PARTS[client](start, **of_client),
+        ControlVariateWrapper(rule) if client == "scaffold" else rule,
+        personal={"none": NoParameters(), "head": Head(), "norms": BatchNorms()}[personal],
         participation=Participation("all", "reply") if answered else Participation(),
         headline="received" if one_model else "trained",
         bn_buffers="local" if personal == "norms" else None,
-        notes=(f"combined: {', '.join(f'{k}={_said(v)}' for k, v in parts.items())}",),
+        notes=(f"combined: {', '.join(f'{k}={_format_value(v)}' for k, v in parts.items())}",),
     )
 
 
-def _said(value: object) -> str:
+def _format_value(value: object) -> str:
     return "none" if value is None else str(value)

@@ -3,13 +3,86 @@
 client   w_i <- w, then SGD;  v_i <- v_i - lr (g(v_i) + lam (v_i - w)), w as received, on the same batches
 server   as FedAvg, of w_i
 used as  v_i
+
+Ditto's local loop: a shared model by any SGD, and a personal model beside it that is held near what was sent.
 """
 
-from ..client.ditto import Ditto
-from ..core import Algorithm
-from ..registry import NonNegative, Positive
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..client import SGD
+from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.options import NonNegative, Positive
+from ..core.params import Params
+from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
+
+
+class _Carry(NamedTuple):
+    shared: Any
+    v: Params
+    anchor: Params
+
+
+@dataclass(frozen=True)
+class DittoClient(ClientUpdate):
+    """v <- v - lr (g(v) + lam (v - w)), w as received; beside it `shared` trains and uploads w on the same batches.
+
+    Source: Ditto (Li et al., 2021), Algorithm 1. Works with any server rule, and with any correction of SGD.
+    `personal_lr=None` is the run's learning rate.
+    """
+
+    lam: float
+    personal_lr: float | None = None
+    shared: SGD = field(default_factory=SGD)
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """What the shared rule needs."""
+        return self.shared.needs
+
+    def memory(self, w0: Params) -> LocalState:
+        """The personal model v, and what the shared rule keeps."""
+        return {**self.shared.memory(w0), "v": w0}
+
+    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+        """The shared model starts as its rule says, v from where it was; the anchor is what was last sent."""
+        return _Carry(self.shared.begin(sent, memory, fresh, job), memory["v"], sent.params)
+
+    def probe_passes(self, memory: LocalState) -> Tensor | None:
+        """As the shared rule needs."""
+        return self.shared.probe_passes(memory)
+
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, job: RoundContext) -> _Carry:
+        """As the shared rule does."""
+        return carry._replace(shared=self.shared.probe(carry.shared, batch, grad, loss, job))
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+        """One step of each model on the same batch."""
+        shared, v, anchor = carry
+        lr = job.lr if self.personal_lr is None else self.personal_lr
+        v = v - lr * (grad(v, batch) + self.lam * (v - anchor))
+        beside = partial(grad, statistics=False)  # the client predicts with v, so statistics are those of v
+        return _Carry(self.shared.step(shared, batch, beside, job), v, anchor)
+
+    def finish(
+        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload the shared model, keep v."""
+        upload, kept = self.shared.finish(carry.shared, sent, memory, job)
+        return upload, {**kept, "v": carry.v}
+
+    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+        """The personal model, which communication does not change."""
+        return memory["v"]
+
+    def trained_model(self, upload: Payload, memory: LocalState) -> Params:
+        """The personal model."""
+        return memory["v"]
 
 
 def ditto(
@@ -19,4 +92,4 @@ def ditto(
 
     `personal_lr` is the run's learning rate unless given.
     """
-    return Algorithm(Ditto(lam, personal_lr), Average(weighting))
+    return Algorithm(DittoClient(lam, personal_lr), Average(weighting))

@@ -3,17 +3,105 @@
 client   theta_i <- theta_i^old + (w - theta_i^old) * U_i in the upper layers, w below; then SGD; uploads theta_i
          before, on a share of the samples:  U_i <- clip(U_i - eta g(theta_i) * (w - theta_i^old), 0, 1)
 server   as FedAvg
+
+FedALA's local loop: the upper layers start as a learned mixture of the own old ones and those received.
 """
 
-from typing import Annotated
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
+from torch import Tensor
 
-from ..client.local_aggregation import LocalAggregation
-from ..core import Algorithm
-from ..registry import Count, NonNegative
+from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.options import Count, NonNegative
+from ..core.params import Params, choose
+from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
+from ..core.selectors import group_names
 from ..server import Average
 from ..server.average import Weighting
+
+
+class _Carry(NamedTuple):
+    w: Params
+    U: Params
+    sent: Params
+    old: Params
+
+
+@dataclass(frozen=True)
+class FedALAClient(ClientUpdate):
+    """theta = old + (w - old) * U in the last `layers` layers, w below; then SGD.
+
+    U <- clip(U - eta g(theta) * (w - old), 0, 1) batch by batch on a `share` of the client's samples, before
+    training: not at all in the client's first round, `first_passes` times in its second, once in later ones.
+    Source: FedALA (Zhang et al., 2023), Algorithm 1. A layer is a module that has parameters of its own.
+    """
+
+    layers: int = 1
+    eta: float = 1.0
+    share: float = 0.8
+    first_passes: int = 11
+
+    @property
+    def probe_share(self) -> float:
+        """Share of the samples that U is learned on."""
+        return self.share
+
+    @property
+    def ready_after_probe(self) -> bool:
+        """What is received is ready when U is learned."""
+        return True
+
+    def memory(self, w0: Params) -> LocalState:
+        """The own model, U = 1, and the rounds trained so far."""
+        top = w0.only(self._top(w0))
+        count = next(iter(w0.values())).new_zeros(())
+        return {"own": w0, "U": top.map(lambda a: a.new_ones(a.shape)), "trained": Params(rounds=count)}
+
+    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+        """Mix with U as it is."""
+        top = self._top(sent.params)
+        w = self.received_model(sent, memory, fresh)
+        return _Carry(w, memory["U"], sent.params.only(top), memory["own"].only(top))
+
+    def probe_passes(self, memory: LocalState) -> Tensor:
+        """None in the first round, many in the second, then one."""
+        rounds = memory["trained"]["rounds"]
+        return (rounds > 0) + (self.first_passes - 1) * (rounds == 1)
+
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, job: RoundContext) -> _Carry:
+        """One step of U, and the mixture that it makes."""
+        w, U, sent, old = carry
+        g = grad(w, batch).only(U)
+        U = (U - self.eta * g * (sent - old)).map(lambda a: a.clamp(0, 1))
+        return _Carry(Params({**w, **(old + (sent - old) * U)}), U, sent, old)
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+        """One gradient step."""
+        return carry._replace(w=carry.w - job.lr * grad(carry.w, batch))
+
+    def finish(
+        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload the trained model; keep it and U."""
+        return Payload(carry.w), {"own": carry.w, "U": carry.U, "trained": memory["trained"] + 1}
+
+    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+        """The mixture by U as it is; what was sent, if the client never trained."""
+        top = self._top(sent.params)
+        new, old = sent.params.only(top), memory["own"].only(top)
+        mixed = choose(memory["trained"]["rounds"] > 0, old + (new - old) * memory["U"], new)
+        return Params({**sent.params, **mixed})
+
+    def resting_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+        """The own model; what was sent, if the client never trained."""
+        return choose(memory["trained"]["rounds"] > 0, memory["own"], sent.params)
+
+    def _top(self, names: Iterable[str]) -> list[str]:
+        modules = list(group_names(names, "layer").values())
+        return [name for module in modules[-self.layers :] for name in module]
 
 
 def fedala(
@@ -25,6 +113,4 @@ def fedala(
     weighting: Weighting = "samples",
 ) -> Algorithm:
     """FedAvg whose clients learn, value by value, how much of the new upper layers to take over."""
-    return Algorithm(
-        LocalAggregation(layers, eta, share, first_passes), Average(weighting), headline="received"
-    )
+    return Algorithm(FedALAClient(layers, eta, share, first_passes), Average(weighting), headline="received")

@@ -12,27 +12,28 @@ head's weights, and correlation alignment. What it leaves open follows FedCP, it
 choice is an option.
 """
 
-from ..client.separated import Separated
-from ..core import Algorithm
-from ..networks import FedAMNetwork
-from ..networks.separation import Combination, Context, Vector
-from ..registry import Count, Fraction, NonNegative
-from ..select import Named
-from ..server.average import Weighting
-from ..server.parts import PartAverage
-
-PERSONAL = Named(("body", "head", "context"))
-COPIES = (("body", "global_body"), ("head", "global_head"))
+from ..core.algorithm import Algorithm
+from ..core.options import Count, Fraction, NonNegative
+from ..server.average import PartAverage, Weighting
+from .separation import (
+    PERSONAL_PARTS,
+    STARTING_COPIES,
+    CombinationKind,
+    ContextKind,
+    FedAMNetwork,
+    SeparationClient,
+    VectorKind,
+)
 
 
 def fedam(
     *,
     lam: NonNegative = 1.0,
     hidden: Count | None = None,
-    context: Context = "product",
-    client_vector: Vector = "sum",
+    context: ContextKind = "product",
+    client_vector: VectorKind = "sum",
     per_feature: bool = True,
-    combine: Combination = "logits",
+    combine: CombinationKind = "logits",
     head_mix: Fraction = 0.5,
     reset_personal_extractor: bool = True,
     weighting: Weighting = "samples",
@@ -43,9 +44,9 @@ def fedam(
     """
     note = "fedam: client_vector=sum is the same vector for all clients in all rounds (but for weight decay)"
     return Algorithm(
-        Separated(reset_personal_extractor, head_mix, client_vector),
-        PartAverage(weighting, copies=COPIES),
-        personal=PERSONAL,
+        SeparationClient(reset_personal_extractor, head_mix, client_vector),
+        PartAverage(weighting, copies=STARTING_COPIES),
+        personal=PERSONAL_PARTS,
         network=FedAMNetwork(lam, context, combine, client_vector, hidden=hidden, per_feature=per_feature),
         headline="received",
         notes=(note,) if client_vector == "sum" else (),

@@ -7,17 +7,22 @@
 The papers' clients all take part; with a smaller cohort the others go on training towards their last u_i.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from ..client import SGD, Proximal
-from ..core import Algorithm, Participation
-from ..registry import NonNegative, Positive
-from ..select import Unit
-from ..server import AMP, HeurAMP
+from ..core.algorithm import Algorithm, Participation
+from ..core.options import NonNegative, Positive
+from ..core.payload import ServerState
+from ..core.selectors import Unit
+from ..server.mixing import Mixing, Pool, cosines, find_members
+from ..server.products import softmax_, squared_distances
 
-_EVERYBODY_TRAINS = Participation(train="all", receive="reply")
+_ALL_TRAIN = Participation(train="all", receive="reply")
 
 
 def fedamp(
@@ -26,8 +31,8 @@ def fedamp(
     """Attentive message passing: clients whose models are near attract each other."""
     return Algorithm(
         SGD((Proximal(lam / alpha),), start="newest"),
-        AMP(unit, alpha=alpha, sigma=sigma),
-        participation=_EVERYBODY_TRAINS,
+        AttentiveMixing(unit, alpha=alpha, sigma=sigma),
+        participation=_ALL_TRAIN,
     )
 
 
@@ -46,6 +51,76 @@ def heurfedamp(
     share = None if self_weight == "attention" else self_weight
     return Algorithm(
         SGD((Proximal(lam),), start="newest"),
-        HeurAMP(unit, sigma=sigma, self_weight=share),
-        participation=_EVERYBODY_TRAINS,
+        CosineMixing(unit, sigma=sigma, self_weight=share),
+        participation=_ALL_TRAIN,
     )
+
+
+LOG_KERNEL_ERROR = 1e-9
+"""Error that the logarithm of a kernel's value may have."""
+
+
+@dataclass(frozen=True)
+class AttentiveMixing(Mixing):
+    """Attentive message passing: xi_ij = alpha A'(||theta_i - theta_j||^2), xi_ii = 1 - sum_j xi_ij.
+
+    A'(x) = exp(-x / sigma) / sigma. Source: FedAMP (Huang et al., 2021), equations 4 to 6. While models are too
+    alike for this alpha, xi_ii would be negative; alpha is then lowered for all, which keeps the matrix symmetric,
+    until every one of K clients gives its own model a weight of 1/K at least.
+    """
+
+    alpha: float = 1.0
+    sigma: float = 1.0
+
+    def weights(self, pool: Pool) -> Tensor:
+        """Gaussian kernel of the distances; what is left goes to the own model."""
+        xi = self._kernel(pool)
+        rows = (xi * _share_of_alpha(xi, pool.member))[pool.own].mul_(pool.allowed)
+        return rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
+
+    def remarks(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
+        """Say so if alpha was lowered in the last round."""
+        who = self.receivers(state, ids, find_members(state))
+        pools = (self.one(state, names, who) for names in self.components(state).values())
+        shares = [_share_of_alpha(self._kernel(pool), pool.member).item() for pool in pools]
+        if min(shares, default=1.0) == 1.0:  # no component at all: nothing is shared
+            return ()
+        return (
+            f"alpha={self.alpha:g} gives the other models a weight of more than 1 as long as models are this alike; "
+            f"in the last round {self.alpha * min(shares):.3g} was used instead",
+        )
+
+    def _kernel(self, pool: Pool) -> Tensor:
+        """The weights (K, K) of the pool's members, before alpha is lowered, in float64; zero for all others."""
+        kernel = squared_distances(pool.parts, pool.member, error=LOG_KERNEL_ERROR * self.sigma)
+        kernel = kernel.div_(-self.sigma).exp_()
+        return kernel.mul_(self.alpha / self.sigma).fill_diagonal_(0.0).mul_(pool.member)
+
+
+def _share_of_alpha(kernel: Tensor, member: Tensor) -> Tensor:
+    """What alpha is multiplied by, so that no member of the pool keeps less than 1/K of its own."""
+    # Over all members and not only the receivers: alpha must not depend on who happens to be sent to.
+    sums = kernel.sum(1)[member]
+    most = 1 - 1 / max(1, len(sums))
+    return (most / sums.max().clamp_min(1e-30)).clamp_max(1.0) if len(sums) > 1 else sums.new_ones(())
+
+
+@dataclass(frozen=True)
+class CosineMixing(Mixing):
+    """A fixed share for the own model, the rest by softmax of sigma cos over the others.
+
+    Source: FedAMP (Huang et al., 2021), section on HeurFedAMP. `self_weight=None` puts the own model into the
+    softmax with the others, which is FedMCSA's attention over whole models.
+    """
+
+    sigma: float = 25.0
+    self_weight: float | None = 0.5
+
+    def weights(self, pool: Pool) -> Tensor:
+        """Softmax over the others, scaled by what the own model leaves."""
+        scores = cosines(pool).mul_(self.sigma).masked_fill_(~pool.allowed, -torch.inf)
+        if self.self_weight is None:
+            return softmax_(scores)
+        others = softmax_(scores.scatter_(1, pool.own[:, None], -torch.inf)).nan_to_num_(0.0)
+        rows = others.mul_(1 - self.self_weight)
+        return rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))

@@ -5,8 +5,8 @@ server   w <- sum_k p_k theta_k over the cohort, p_k = n_k / sum_j n_j
 """
 
 from ..client import SGD
-from ..core import Algorithm, FineTune
-from ..registry import Count, Positive
+from ..core.algorithm import Algorithm, FineTune
+from ..core.options import Count, Positive
 from ..server import Average
 from ..server.average import Weighting
 

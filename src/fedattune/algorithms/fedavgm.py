@@ -1,21 +1,35 @@
-"""FedAvgM. Hsu et al., 2019, https://arxiv.org/abs/1909.06335.
+"""FedAvgM."""
 
-client   theta <- w, then SGD
-server   v <- beta v + D,  w <- w + server_lr v,  D = sum_k p_k (theta_k - w), from v = 0
-
-This is the heavy ball, as IGFL (2021) prints it, and not Nesterov's form. The paper gives it in its text, without a
-number.
-"""
-
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
 from ..client import SGD
-from ..core import Algorithm
-from ..registry import Positive
-from ..server import HeavyBall
+from ..core.algorithm import Algorithm
+from ..core.options import Positive
+from ..core.params import Params
 from ..server.average import Weighting
+from ..server.optimizer import ServerOptimizer
+
+
+@dataclass(frozen=True)
+class HeavyBall(ServerOptimizer):
+    """v <- beta v + D, w <- w + server_lr v, from v = 0.
+
+    Source: FedAvgM (Hsu et al., 2019), as IGFL (2021) prints it; some later code takes Nesterov's form.
+    """
+
+    beta: float = 0.9
+
+    def start(self, w0: Params) -> dict[str, Params]:
+        """Start with v = 0."""
+        return {"v": w0.zeros()}
+
+    def direction(self, mean: Params, moments: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
+        """The velocity v."""
+        v = self.beta * moments["v"] + mean
+        return v, {"v": v}
 
 
 def fedavgm(

@@ -6,12 +6,14 @@ used as  (w, own BatchNorm), scale and shift as well as running statistics
 """
 
 from ..client import SGD
-from ..core import Algorithm
-from ..select import Norms
+from ..core.algorithm import Algorithm
+from ..core.selectors import BatchNorms
 from ..server import Average
 from ..server.average import Weighting
 
 
 def fedbn(*, weighting: Weighting = "uniform") -> Algorithm:
     """FedAvg in which BatchNorm layers never leave the client."""
-    return Algorithm(SGD(), Average(weighting), personal=Norms(), bn_buffers="local", headline="received")
+    return Algorithm(
+        SGD(), Average(weighting), personal=BatchNorms(), bn_buffers="local", headline="received"
+    )

@@ -9,14 +9,10 @@ server   E_g <- sum_k p_k E_p,k;  P <- sum_k p_k P_k;  H_g <- sum_k p_k ((1 - c)
 
 from typing import Literal
 
-from ..client.separated import Separated
-from ..core import Algorithm
-from ..networks import FedCPNetwork
-from ..networks.separation import Vector
-from ..registry import Fraction, NonNegative
-from ..server.average import Weighting
-from ..server.parts import PartAverage
-from .fedam import COPIES, PERSONAL
+from ..core.algorithm import Algorithm
+from ..core.options import Fraction, NonNegative
+from ..server.average import PartAverage, Weighting
+from .separation import PERSONAL_PARTS, STARTING_COPIES, FedCPNetwork, SeparationClient, VectorKind
 
 
 def fedcp(
@@ -24,7 +20,7 @@ def fedcp(
     lam: NonNegative = 0.0,
     noise: bool = True,
     first_context: Literal["random", "head"] = "random",
-    client_vector: Vector = "sum",
+    client_vector: VectorKind = "sum",
     head_mix: Fraction = 0.5,
     reset_personal_extractor: bool = True,
     weighting: Weighting = "samples",
@@ -35,9 +31,9 @@ def fedcp(
     """
     drawn = first_context == "random"
     return Algorithm(
-        Separated(reset_personal_extractor, head_mix, client_vector, drawn),
-        PartAverage(weighting, copies=COPIES),
-        personal=PERSONAL,
+        SeparationClient(reset_personal_extractor, head_mix, client_vector, drawn),
+        PartAverage(weighting, copies=STARTING_COPIES),
+        personal=PERSONAL_PARTS,
         network=FedCPNetwork(lam, vector=client_vector, random_first=drawn, noise=noise),
         headline="received",
     )

@@ -9,37 +9,56 @@ All clients train in every round, only the cohort uploads and is answered. Paper
               unit    size_weighted  anchor of lam             weight_decay mu
     paper     layer   no             A_i, fixed for the round  0
     code      tensor  yes            moves with theta: inert   0.001, unless the run gives one
+
+What FedMCSA is made of, taken apart: Table 2 of Guo et al., 2022, https://arxiv.org/abs/2208.10731.
+
+fedmcsa_no_mcsa   A_i = sum_k p_k theta_k in place of (7) and (8)
+fedavg_mcsa       theta_i <- theta_i - lr g, from A_i, in place of (9)
+pfedme_mcsa       pFedMe's Algorithm 1 on the client, from A_i, in place of (9)
 """
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..client import SGD, Proximal, Start
-from ..core import Algorithm, Participation
-from ..registry import NonNegative
-from ..select import Unit
-from ..server import Attention
+import torch
+from torch import Tensor
+
+from ..client import SGD, Proximal, StartPoint
+from ..core.algorithm import Algorithm, Participation
+from ..core.options import Count, NonNegative, Positive
+from ..core.selectors import Unit
+from ..server import Average
+from ..server.mixing import Mixing, Pool, cosines
+from ..server.products import softmax_
+from .pfedme import PFedMeClient
 
 Profile = Literal["paper", "code"]
+
+
 Anchor = Literal["round", "moving"]
+
+
 PROFILES: dict[str, dict[str, Any]] = {
     "paper": {"unit": "layer", "size_weighted": False, "anchor": "round", "weight_decay": 0.0},
     "code": {"unit": "tensor", "size_weighted": True, "anchor": "moving", "weight_decay": 0.001},
 }
+
+
 REPLY = Participation(train="all", receive="reply")
 
 
-def proximal_client(lam: float, anchor: str, start: Start) -> SGD:
+def make_client(lam: float, anchor: str, start: StartPoint) -> SGD:
     """Local SGD with the proximal term that an anchor makes."""
     # An anchor that moves with the model makes the proximal term zero at every step.
     return SGD((Proximal(lam),) if anchor == "round" else (), start=start)
 
 
-def resolve(profile: Profile, **given: Any) -> tuple[Any, ...]:
+def resolve_profile(profile: Profile, **given: Any) -> tuple[Any, ...]:
     """The given switches, those that are None taken from the profile."""
     return tuple(PROFILES[profile][key] if value is None else value for key, value in given.items())
 
 
-def inert_notes(name: str, anchor: str, lam: float) -> tuple[str, ...]:
+def note_inert_lam(name: str, anchor: str, lam: float) -> tuple[str, ...]:
     """Say so when lam cannot have an effect."""
     inert = anchor == "moving" and lam > 0
     return (
@@ -61,12 +80,90 @@ def fedmcsa(
 
     Options left at None follow the profile: `code` is what the paper's tables follow, `paper` its equations.
     """
-    unit, sizes, anchor = resolve(profile, unit=unit, size_weighted=size_weighted, anchor=anchor)
+    unit, sizes, anchor = resolve_profile(profile, unit=unit, size_weighted=size_weighted, anchor=anchor)
     return Algorithm(
-        proximal_client(lam, anchor, "newest"),
+        make_client(lam, anchor, "newest"),
         Attention(unit, sigma=sigma, size_weighted=sizes),
         participation=REPLY,
         weight_decay=weight_decay,
         default_weight_decay=PROFILES[profile]["weight_decay"],
-        notes=inert_notes("fedmcsa", anchor, lam),
+        notes=note_inert_lam("fedmcsa", anchor, lam),
     )
+
+
+def fedmcsa_no_mcsa(
+    *,
+    profile: Profile = "code",
+    lam: NonNegative = 5.0,
+    anchor: Anchor | None = None,
+    weight_decay: NonNegative | None = None,
+    evaluate: Literal["received", "trained"] = "received",
+) -> Algorithm:
+    """FedMCSA with plain averaging in place of attention.
+
+    `received` sends the average to all clients and evaluates it, which is what the paper's table follows;
+    `trained` answers the cohort with it and evaluates the clients' models after local training.
+    """
+    (anchor,) = resolve_profile(profile, anchor=anchor)
+    to_all = evaluate == "received"
+    return Algorithm(
+        make_client(lam, anchor, "sent" if to_all else "newest"),
+        Average(),
+        participation=Participation(train="all", receive="all") if to_all else REPLY,
+        headline=evaluate,
+        weight_decay=weight_decay,
+        default_weight_decay=PROFILES[profile]["weight_decay"],
+        notes=note_inert_lam("fedmcsa_no_mcsa", anchor, lam),
+    )
+
+
+def fedavg_mcsa(
+    *,
+    profile: Profile = "code",
+    sigma: NonNegative = 50.0,
+    unit: Unit | None = None,
+    size_weighted: bool | None = None,
+) -> Algorithm:
+    """Plain local SGD of all clients with component attention on the server."""
+    unit, sizes = resolve_profile(profile, unit=unit, size_weighted=size_weighted)
+    return Algorithm(
+        SGD(start="newest"), Attention(unit, sigma=sigma, size_weighted=sizes), participation=REPLY
+    )
+
+
+def pfedme_mcsa(
+    *,
+    profile: Profile = "code",
+    sigma: NonNegative = 50.0,
+    lam: NonNegative = 15.0,
+    K: Count = 5,
+    personal_lr: Positive = 0.05,
+    unit: Unit | None = None,
+    size_weighted: bool | None = None,
+) -> Algorithm:
+    """The client update of pFedMe with component attention in place of averaging."""
+    unit, sizes = resolve_profile(profile, unit=unit, size_weighted=size_weighted)
+    return Algorithm(
+        PFedMeClient(lam, K, personal_lr, start="newest"),
+        Attention(unit, sigma=sigma, size_weighted=sizes),
+        participation=REPLY,
+    )
+
+
+@dataclass(frozen=True)
+class Attention(Mixing):
+    """Model-component self-attention: M_l = row softmax of sigma cos(theta_l, theta_l).
+
+    Source: FedMCSA (2022), equations 6 to 8, with the denominator of (7) summed over the row, as the text says.
+    `size_weighted` multiplies by the sample counts before the rows are normalised, as the public code does.
+    """
+
+    sigma: float = 50.0
+    size_weighted: bool = False
+
+    def weights(self, pool: Pool) -> Tensor:
+        """Softmax over the allowed models."""
+        scores = cosines(pool).mul_(self.sigma)
+        if self.size_weighted:
+            scores += pool.n.to(scores.dtype).log()
+        return softmax_(scores.masked_fill_(~pool.allowed, -torch.inf))

@@ -6,17 +6,68 @@ server   D = sum_k p_k (theta_k - w),  m <- beta1 m + (1 - beta1) D,  w <- w + s
               v - (1 - beta2) D^2 sign(v - D^2)      (FedYogi)
               v + D^2                                (FedAdagrad)
 from m = 0, v = tau^2 (Algorithm 2). No correction of the bias towards the start.
+
+FedAvgM. Hsu et al., 2019, https://arxiv.org/abs/1909.06335.
+
+client   theta <- w, then SGD
+server   v <- beta v + D,  w <- w + server_lr v,  D = sum_k p_k (theta_k - w), from v = 0
+
+This is the heavy ball, as IGFL (2021) prints it, and not Nesterov's form. The paper gives it in its text, without a
+number.
+
+One global model, moved by an optimiser that takes the mean update of the cohort for a descent direction.
 """
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from ..client import SGD
-from ..core import Algorithm
-from ..registry import Positive
-from ..server import Adaptive
+from ..core.algorithm import Algorithm
+from ..core.options import Positive
+from ..core.params import Params
 from ..server.average import Weighting
+from ..server.optimizer import ServerOptimizer
+
+SecondMoment = Literal["adam", "yogi", "adagrad"]
+
+
+@dataclass(frozen=True)
+class AdaptiveOptimizer(ServerOptimizer):
+    """m <- beta1 m + (1 - beta1) D, w <- w + server_lr m / (sqrt(v) + tau), from m = 0, v = tau^2.
+
+    adam     v <- beta2 v + (1 - beta2) D^2
+    yogi     v <- v - (1 - beta2) D^2 sign(v - D^2)
+    adagrad  v <- v + D^2
+    Source: Reddi et al. (2021), Algorithm 2; there is no correction of the bias towards the start.
+    """
+
+    second: SecondMoment = "adam"
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 0.001
+
+    def start(self, w0: Params) -> dict[str, Params]:
+        """Start with m = 0, v = tau^2."""
+        return {"m": w0.zeros(), "v": w0.map(lambda a: torch.full_like(a, self.tau**2))}
+
+    def direction(self, mean: Params, moments: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
+        """The first moment over the root of the second."""
+        m = self.beta1 * moments["m"] + (1 - self.beta1) * mean
+        v = moments["v"].map(self._second, mean)
+        return m.map(lambda a, b: a / (b.sqrt() + self.tau), v), {"m": m, "v": v}
+
+    def _second(self, v: Tensor, mean: Tensor) -> Tensor:
+        square = mean.square()
+        if self.second == "adagrad":
+            return v + square
+        if self.second == "yogi":
+            return v - (1 - self.beta2) * square * (v - square).sign()
+        return self.beta2 * v + (1 - self.beta2) * square
+
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -30,7 +81,9 @@ def fedadam(
     weighting: Weighting = "uniform",
 ) -> Algorithm:
     """FedAvg whose mean update goes through Adam on the server."""
-    return Algorithm(SGD(), Adaptive(weighting, server_lr, "adam", beta1, beta2, tau), headline="received")
+    return Algorithm(
+        SGD(), AdaptiveOptimizer(weighting, server_lr, "adam", beta1, beta2, tau), headline="received"
+    )
 
 
 def fedyogi(
@@ -42,7 +95,9 @@ def fedyogi(
     weighting: Weighting = "uniform",
 ) -> Algorithm:
     """FedAvg whose mean update goes through Yogi on the server."""
-    return Algorithm(SGD(), Adaptive(weighting, server_lr, "yogi", beta1, beta2, tau), headline="received")
+    return Algorithm(
+        SGD(), AdaptiveOptimizer(weighting, server_lr, "yogi", beta1, beta2, tau), headline="received"
+    )
 
 
 def fedadagrad(
@@ -53,4 +108,6 @@ def fedadagrad(
     weighting: Weighting = "uniform",
 ) -> Algorithm:
     """FedAvg whose mean update goes through Adagrad on the server."""
-    return Algorithm(SGD(), Adaptive(weighting, server_lr, "adagrad", beta1, tau=tau), headline="received")
+    return Algorithm(
+        SGD(), AdaptiveOptimizer(weighting, server_lr, "adagrad", beta1, tau=tau), headline="received"
+    )

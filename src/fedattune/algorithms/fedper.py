@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import Field
 
 from ..client import SGD
-from ..core import Algorithm
-from ..select import Head
+from ..core.algorithm import Algorithm
+from ..core.selectors import Head
 from ..server import Average
 from ..server.average import Weighting
 

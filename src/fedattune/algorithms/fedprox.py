@@ -6,8 +6,8 @@ the cohort is drawn uniformly and weighted by samples)
 """
 
 from ..client import SGD, Proximal
-from ..core import Algorithm
-from ..registry import NonNegative
+from ..core.algorithm import Algorithm
+from ..core.options import NonNegative
 from ..server import Average
 from ..server.average import Weighting
 

@@ -3,18 +3,71 @@
 client   base <- w; head_epochs times the round's work on the head, then base_epochs times on the base
 server   w <- sum_k p_k base_k over the cohort, p_k = n_k / sum_j n_j
 used as  (w, own head)
+
+Local SGD on the personal part of the model first, then on the shared part.
 """
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
-from ..client import Alternating
-from ..core import Algorithm
-from ..registry import Count, NonNegative
-from ..select import Head
+from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.options import Count, NonNegative
+from ..core.params import Params
+from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
+from ..core.selectors import Head
 from ..server import Average
 from ..server.average import Weighting
+
+
+class _Carry(NamedTuple):
+    w: Params
+    velocity: Params
+    t: Tensor
+
+
+@dataclass(frozen=True)
+class FedRepClient(ClientUpdate):
+    """The round's local work `personal` times on the tensors that never leave the client, `shared` times on the rest.
+
+    Source: FedRep (Collins et al., 2021), Algorithm 1. What is not trained stays exactly as it is. With `momentum`,
+    v <- momentum v + g for the part that is trained, from v = 0 in every round.
+    """
+
+    personal: int
+    shared: int
+    momentum: float = 0.0
+
+    @property
+    def passes(self) -> int:
+        """Both phases."""
+        return self.personal + self.shared
+
+    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+        """Start from what was sent."""
+        return _Carry(sent.params, sent.params.zeros(), torch.zeros_like(job.n_steps))
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+        """One gradient step of the phase's part."""
+        w, velocity, t = carry
+        first = t * self.passes < job.n_steps * self.personal
+        v = self.momentum * velocity + grad(w, batch)
+        moves = Params({k: first if k in job.personal else ~first for k in w})
+        velocity = moves.map(torch.where, v, velocity)
+        return _Carry(moves.map(torch.where, w - job.lr * v, w), velocity, t + 1)
+
+    def finish(
+        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload the trained model."""
+        return Payload(carry.w), memory
+
+    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+        """What was sent, with the client's own personal part."""
+        return sent.params
 
 
 def fedrep(
@@ -31,7 +84,7 @@ def fedrep(
     `head` names the linear layer that is the head; it is the last one unless given.
     """
     return Algorithm(
-        Alternating(head_epochs, base_epochs, momentum),
+        FedRepClient(head_epochs, base_epochs, momentum),
         Average(weighting),
         personal=Head(1, head),
         headline="received",

@@ -4,16 +4,76 @@ client   f = E(x);  SGD of E and G on CE(G(f) + log n_i, y), n_i the client's cl
          SGD of P_i on CE(sg(G(f)) + P_i(sg(f)), y), on the same batch
 server   E, G <- sum_k p_k (E_k, G_k);  P_i stays on its client
 used as  G(f) + P_i(f);  G(f) alone is the generic model
+
+FedRoD's network: one body, a generic head for all, and a personal head on top of it.
+
+What methods train in place of the user's model.
 """
 
+import copy
+from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import Tensor, nn
+
 from ..client import SGD
-from ..core import Algorithm
-from ..networks import TwoHeads
-from ..select import Named
-from ..server.average import Weighting
-from ..server.parts import PartAverage
+from ..core.algorithm import Algorithm
+from ..core.network import MethodModule, Network, split_head
+from ..core.params import Params
+from ..core.payload import Batch
+from ..core.selectors import NamedParameters
+from ..core.task import cross_entropy
+from ..server.average import PartAverage, Weighting
+
+
+class TwoHeadModule(MethodModule):
+    """Predicts head(f) + personal_head(f), f = body(x); in training mode the personal head gets detached features."""
+
+    counts: Tensor
+
+    def __init__(self, body: nn.Module, head: nn.Linear, zeros: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.personal_head = body, head, copy.deepcopy(head)
+        self.register_buffer("counts", head.weight.new_ones(head.out_features))
+        if zeros:
+            for parameter in self.personal_head.parameters():
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Logits (B, C); in training mode those of both heads and the logarithm (C,) of the class counts."""
+        features = self.body(x)
+        generic = self.head(features)
+        if not self.training:
+            return generic + self.personal_head(features)  # type: ignore[no-any-return]
+        # A class without samples: so small that its probability is 0, yet finite for padding, which counts 0 times.
+        log_counts = torch.where(self.counts > 0, self.counts.log(), -1e9)
+        return generic, self.personal_head(features.detach()), log_counts
+
+    def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
+        """Balanced softmax loss of the generic head plus cross-entropy of both, which trains the personal head."""
+        generic, own, log_counts = output
+        return cross_entropy(generic + log_counts, batch) + cross_entropy(generic.detach() + own, batch)
+
+
+@dataclass(frozen=True)
+class FedRoDNetwork(Network):
+    """The model with a second head, which starts as a copy of the first, or at zero."""
+
+    zeros: bool = False
+
+    @property
+    def generic(self) -> bool:
+        """Without the personal head it is the generic model."""
+        return True
+
+    def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
+        """Split off the head and copy it."""
+        return TwoHeadModule(*split_head(model, x), self.zeros)
+
+    def client_buffers(self, label_counts: Tensor) -> Params:
+        """Every client's class counts."""
+        return Params(counts=label_counts)
 
 
 def fedrod(
@@ -24,7 +84,7 @@ def fedrod(
     return Algorithm(
         SGD(),
         PartAverage(weighting, copies=() if zeros else (("personal_head", "head"),)),
-        personal=Named(("personal_head",)),
-        network=TwoHeads(zeros),
+        personal=NamedParameters(("personal_head",)),
+        network=FedRoDNetwork(zeros),
         headline="received",
     )

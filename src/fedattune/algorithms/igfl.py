@@ -7,27 +7,182 @@
             update before, Delta'_i (time): T1 as Algorithm 3, T2 as the displayed formula, T3 that formula normalised
 IGFL is both; IGFL-C averages on the server, IGFL-S has plain SGD on the clients. Here w^(-1) = w^0, and Delta_i and
 Delta'_i are zero before a client's first round.
+
+IGFL's correction: every local step also carries what the group did in the round before.
+
+One global model, moved by the cohort's updates, weighted by attention among them.
 """
 
-from ..client import SGD, IndividualAndGroup
-from ..core import Algorithm
-from ..registry import Fraction
-from ..server import Average, Displacement, UpdateAttention
-from ..server.average import Weighting
-from ..server.update_attention import Query, TimeForm
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+
+from ..client import SGD, Correction, LocalContext
+from ..core.algorithm import Algorithm
+from ..core.options import Fraction
+from ..core.params import Params, as_slice, choose
+from ..core.payload import LocalState, MixingMatrices, Payload, ServerState
+from ..server.average import Average, Weighting, compute_shares, mean_update, store_weights
+from ..server.products import column_blocks, flatten
+from ..server.wrapper import ServerWrapper, attach_extra
+
+
+@dataclass(frozen=True)
+class GroupCorrection(Correction):
+    """A step of dI + dG: dI = -lr g, dG = (dI - Delta_i / T) / |S| + D / T, for T local steps.
+
+    D is the global model's last displacement, which the server sends, Delta_i the client's own last update. As a
+    gradient: g + (g + Delta_i / (lr T)) / |S| - D / (lr T). Source: IGFL (Huang et al., 2021), Algorithm 2. Delta_i
+    is that of the last round in which the client took part, times `stale_decay` for every round that it missed.
+    One that the server will not hear of is no part of the group: it takes plain steps.
+    """
+
+    stale_decay: float = 1.0
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """The global model's displacement."""
+        return {"D": "Displacement"}
+
+    def memory(self, w0: Params) -> LocalState:
+        """No update yet: zeros, as of round 0."""
+        return {"delta": w0.zeros(), "delta_round": Params(round=next(iter(w0.values())).new_zeros(()))}
+
+    def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
+        """The gradient with the group's part; tensors that are not shared have none."""
+        displacement, job = local.sent.extra["D"], local.job
+        own = g.only(displacement)
+        missed = job.round - 1 - local.memory["delta_round"]["round"]
+        delta = local.memory["delta"].only(displacement) * self.stale_decay**missed
+        length = job.lr * job.n_steps
+        bent = Params({**g, **(own + (own + delta / length) / job.cohort - displacement / length)})
+        return choose(job.heard, bent, g)
+
+    def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
+        """Keep this round's update, and which round it was."""
+        last = local.memory["delta_round"]["round"]
+        now = Params(round=local.job.round.to(last.dtype))
+        new = {"delta": w - local.start, "delta_round": now}
+        return {}, {k: choose(local.job.heard, v, local.memory[k]) for k, v in new.items()}
+
+
+AttentionQuery = Literal["self", "global", "time"]
+
+
+TimeForm = Literal["T1", "T2", "T3"]
+
+
+MAX_ATTENTION_CLIENTS = 1_000
+"""Clients of whom the attention matrix is kept, for people to look at."""
+
+
+@dataclass(frozen=True)
+class UpdateAttention(Average):
+    """w <- w + beta sum_j b_j Delta_j, Delta_j = received_j - sent_j; b_j = sum_i p_i A[i, j].
+
+    A[i, :] = softmax_j of (log p_j + <q_i, Delta_j>), p_i = 1 / |S| (or by samples), plain dot products over the whole
+    model in float64. Source: IGFL (Huang et al., 2021), equation 11 and Algorithm 3, where p is uniform and cancels.
+
+    Attributes:
+        query: `self`: q_i = Delta_i; `global`: q_i = sum_j p_j Delta_j; `time`: the update before, Delta'_i, which the
+            server keeps for every client and which is zero before its first.
+        form: of `time`, which the paper writes in three ways. `T1`: q_i = Delta'_i as in Algorithm 3; `T2`: its
+            displayed formula, b_j = A[j, j] of T1, which does not sum to 1; `T3`: the displayed score, normalised:
+            b_j = softmax_j of (log p_j + <Delta'_j, Delta_j>).
+
+    """
+
+    per_client: ClassVar[tuple[str, ...]] = ("p", "delta")
+
+    weighting: Weighting = "uniform"
+    query: AttentionQuery = "self"
+    form: TimeForm = "T3"
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """The initial model, the weights b (N,) of the last cohort, and each client's last update for `time`."""
+        last: ServerState = {"delta": w0.zeros().copies(n_clients)} if self.query == "time" else {}
+        if not self._single and n_clients <= MAX_ATTENTION_CLIENTS:
+            last["attention"] = torch.zeros(n_clients, n_clients, dtype=torch.float64)
+        return {**super().init(w0, n_clients), **last}
+
+    @property
+    def _single(self) -> bool:
+        """Whether every update has one score, instead of one for each client that asks."""
+        return self.query == "global" or (self.query == "time" and self.form == "T3")
+
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """Move the global model; the last updates are written in place, they are the server's alone."""
+        b = self.weights(state, ids, sent.params, received.params, compute_shares(n, self.weighting))
+        new: ServerState = {
+            "w": cast(Params, state["w"]) + self.beta * mean_update(b, sent.params, received.params),
+            "p": store_weights(state, ids, b),
+        }
+        if self.query == "time":
+            last = cast(Params, state["delta"])
+            for name, after in received.params.items():
+                last.only([name]).put_rows(ids, Params({name: after - sent.params[name]}))
+            new["delta"] = last
+        if "attention" in state:
+            new["attention"] = cast(Tensor, state["attention"])
+        return new
+
+    def weights(self, state: ServerState, ids: Tensor, sent: Params, received: Params, p: Tensor) -> Tensor:
+        """The weights b (C,) of the cohort's updates, from what it was `sent` and `received`, and its shares p (C,)."""
+        if not received:  # nothing is shared
+            return p
+        scores = self._scores(state, ids, sent, received, p)
+        if scores.dim() == 1:
+            return torch.softmax(p.log() + scores, 0)
+        attention = torch.softmax(p.log() + scores, 1)
+        if "attention" in state:
+            cast(Tensor, state["attention"]).zero_()[ids[:, None], ids] = attention
+        if self.query == "time" and self.form == "T2":
+            return attention.diagonal()
+        return p @ attention
+
+    def _scores(self, state: ServerState, ids: Tensor, sent: Params, received: Params, p: Tensor) -> Tensor:
+        """<q_i, Delta_j> (C, C) in float64; (C,) where only <q_j, Delta_j> counts, or all have the same q."""
+        out = p.new_zeros((len(p),) if self._single else (len(p), len(p)))
+        for name, tensor in received.items():
+            after, before = flatten(tensor), flatten(sent[name])
+            if self.query == "time":
+                last = flatten(cast(Params, state["delta"]).only([name]).rows(as_slice(ids))[name])
+            for c in column_blocks(2 * len(p), after.shape[1]):
+                delta = (after[:, c] - before[:, c]).double()
+                query = last[:, c].double() if self.query == "time" else delta
+                if self.query == "global":
+                    out += delta @ (p @ delta)
+                elif self._single:
+                    out += (query * delta).sum(1)
+                else:
+                    out.addmm_(query, delta.T)
+        return out
+
+    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices | None:
+        """One matrix whose rows all are b, none where the weights do not sum to 1; and A where there is one."""
+        found = None if self.query == "time" and self.form == "T2" else super().mixing(state, ids)
+        if "attention" not in state or not (attention := cast(Tensor, state["attention"])).any():
+            return found
+        who = attention.any(1).nonzero().flatten()
+        weights = {"model": cast(Tensor, state["p"])[who].repeat(len(ids), 1)} if found else {}
+        return MixingMatrices(ids, who, {**weights, "attention": attention[ids][:, who]})
 
 
 def igfl(
     *,
-    attention: Query = "time",
+    attention: AttentionQuery = "time",
     time_form: TimeForm = "T3",
     stale_decay: Fraction = 1.0,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
     """One global model: every local step carries the group's last move, the server weighs updates by attention."""
     return Algorithm(
-        SGD((IndividualAndGroup(stale_decay),)),
-        Displacement(UpdateAttention(weighting, query=attention, form=time_form)),
+        SGD((GroupCorrection(stale_decay),)),
+        GlobalUpdateWrapper(UpdateAttention(weighting, query=attention, form=time_form)),
         headline="received",
     )
 
@@ -35,12 +190,39 @@ def igfl(
 def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> Algorithm:
     """One average; every local step also carries the group's last move."""
     return Algorithm(
-        SGD((IndividualAndGroup(stale_decay),)), Displacement(Average(weighting)), headline="received"
+        SGD((GroupCorrection(stale_decay),)), GlobalUpdateWrapper(Average(weighting)), headline="received"
     )
 
 
 def igfl_s(
-    *, attention: Query = "time", time_form: TimeForm = "T3", weighting: Weighting = "uniform"
+    *, attention: AttentionQuery = "time", time_form: TimeForm = "T3", weighting: Weighting = "uniform"
 ) -> Algorithm:
     """One global model, whose updates by the clients are weighted by attention among them."""
     return Algorithm(SGD(), UpdateAttention(weighting, query=attention, form=time_form), headline="received")
+
+
+@dataclass(frozen=True)
+class GlobalUpdateWrapper(ServerWrapper):
+    """Sends D = w^r - w^(r-1) too, by what the global model moved in the last round; zero at first.
+
+    Source: IGFL (Huang et al., 2021), Algorithm 2, line 2. Around a rule that has no global model, D is the mean of
+    the cohort's updates.
+    """
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """Start with D = 0: w^(-1) is w^0."""
+        return {**super().init(w0, n_clients), "D": w0.zeros()}
+
+    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+        """D goes to everybody alike."""
+        return attach_extra(super().broadcast(state, ids), "D", state, ids)
+
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """Take the difference of the global models before and after."""
+        new = super().aggregate(state, ids, sent, received, n)
+        before, after = self.global_model(state), self.global_model(new)
+        if before is None or after is None:
+            return {**new, "D": mean_update(compute_shares(n, "uniform"), sent.params, received.params)}
+        return {**new, "D": after - before}

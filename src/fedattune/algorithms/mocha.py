@@ -4,19 +4,101 @@ minimises  sum_t f_t(w_t) + lam1 tr(W Omega W^T) + lam2 ||W||_F^2,  W = [w_1 .. 
 client     w_t <- w_t - lr (g(w_t) + 2 lam1 (W Omega)_t + 2 lam2 w_t), the others' models as last uploaded
 server     mean     Omega = I - 11^T/m, so that (W Omega)_t = w_t - mean
            learned  Omega = (W^T W)^(-1/2) / tr((W^T W)^(-1/2))
+
+MOCHA's regulariser as a correction of SGD.
+
+MOCHA's server: how the clients' models are related, and what each is drawn to by the others.
 """
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, cast
 
-from ..client import SGD
-from ..client.relation import Relation
-from ..core import Algorithm
-from ..registry import NonNegative
-from ..server.relations import Relations
+import torch
+from torch import Tensor
+
+from ..client import SGD, Correction, LocalContext
+from ..core.algorithm import Algorithm
+from ..core.options import NonNegative
+from ..core.params import Params
+from ..core.payload import Payload, ServerState
+from ..server.mixing import UploadStore
+from ..server.products import column_blocks, flatten, mix
+
+
+@dataclass(frozen=True)
+class RelationshipCorrection(Correction):
+    """Gradient of lam1 tr(W Omega W^T) + lam2 ||W||^2 at the own model w_t, the others' models as last uploaded.
+
+    For servers that send sum_{s != t} Omega_st w_s, and Omega_tt as `extra["omega"]["own"]` (`server.Relations`).
+    Tensors that never leave the client are in no relation. Source: MOCHA (Smith et al., 2017), equation 1.
+    """
+
+    lam1: float
+    lam2: float
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """What the server says of the client's own model."""
+        return {"omega": "Relations"}
+
+    def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
+        """The gradient g + 2 lam1 (W Omega)_t + 2 lam2 w."""
+        sent, own = local.sent, local.sent.extra["omega"]["own"]
+        personal = set(local.job.personal)
+        bent = {}
+        for k, v in w.items():
+            related = 0.0 if k in personal else self.lam1 * (sent.params[k] + own * v)
+            bent[k] = g[k] + 2 * related + 2 * self.lam2 * v
+        return Params(bent)
+
+
+SMOOTHING = 1e-4
+"""Share of the mean eigenvalue of W^T W that is added to all: its inverse root must exist, as at the start."""
+
+
+@dataclass(frozen=True)
+class TaskRelationship(UploadStore):
+    """Sends client t the sum over s != t of Omega_st w_s, and Omega_tt; w_s as last uploaded (at first w^0).
+
+    `mean`: Omega = I - 11^T/m; `learned`: (W^T W)^(-1/2) divided by its trace, made anew from the last uploads.
+    Source: MOCHA (Smith et al., 2017), in the form of gradient steps; for clients with `client.Relation`.
+    """
+
+    omega: Literal["mean", "learned"] = "mean"
+
+    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+        """What the others' models add up to, for each client."""
+        W = cast(Params, state["theta"])
+        rows = self.matrix(state)[ids]
+        own = rows.gather(1, ids[:, None])
+        others = rows.scatter(1, ids[:, None], 0.0)
+        related = Params({name: mix(others, W.only([name]).rows(slice(None))[name]) for name in W})
+        like = next(iter(related.values()), own)
+        return Payload(related, {"omega": Params(own=own[:, 0].to(like.dtype))})
+
+    def matrix(self, state: ServerState) -> Tensor:
+        """Omega (N, N)."""
+        seen = cast(Tensor, state["seen"])
+        m = len(seen)
+        identity = torch.eye(m, dtype=torch.float64, device=seen.device)
+        if self.omega == "mean":
+            return identity - 1 / m
+        gram = torch.zeros_like(identity)
+        W = cast(Params, state["theta"])
+        for name in W:
+            models = flatten(W.only([name]).rows(slice(None))[name])
+            for c in column_blocks(2 * m, models.shape[1]):
+                part = models[:, c].double()
+                gram.addmm_(part, part.T)
+        values, vectors = torch.linalg.eigh(gram)
+        values = values.clamp_min(0) + SMOOTHING * values.mean().clamp_min(1e-12)
+        root = (vectors * values.rsqrt()) @ vectors.T
+        omega: Tensor = root / root.trace()
+        return omega
 
 
 def mocha(
     *, lam1: NonNegative = 0.5, lam2: NonNegative = 0.0, omega: Literal["mean", "learned"] = "mean"
 ) -> Algorithm:
     """Every client has a model of its own; a regulariser ties them by a matrix, given or learned."""
-    return Algorithm(SGD((Relation(lam1, lam2),), start="own"), Relations(omega))
+    return Algorithm(SGD((RelationshipCorrection(lam1, lam2),), start="own"), TaskRelationship(omega))

@@ -3,15 +3,67 @@
 client   v = w - alpha g(w; B);  w <- w - beta g(v; B')   (fo; hf adds the Hessian part by differences)
 server   as FedAvg
 used as  w adapted by one step (or `adapt_steps`) of rate alpha on the client's own data
+
+Per-FedAvg's local loop: steps on the loss after one step of adaptation.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
-from ..client import Meta
-from ..core import Algorithm, FineTune
-from ..registry import Count, Positive
+from torch import Tensor
+
+from ..core.algorithm import Algorithm, ClientUpdate, FineTune
+from ..core.options import Count, Positive
+from ..core.params import Params
+from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
+
+
+@dataclass(frozen=True)
+class PerFedAvgClient(ClientUpdate):
+    """w <- w - beta d/dw f(w - alpha g(w; B)), its Hessian part left out (fo) or by differences (hf).
+
+    v = w - alpha g(w; B), u = g(v; B');  fo: w <- w - beta u;
+    hf: w <- w - beta (u - alpha (g(w + delta u; B'') - g(w - delta u; B'')) / (2 delta)).
+    Source: Per-FedAvg (Fallah et al., 2020), equations 6 and 9 to 11. `None` rates are the run's learning rate.
+    """
+
+    alpha: float | None = None
+    beta: float | None = None
+    hessian: Literal["fo", "hf"] = "fo"
+    delta: float = 1e-3
+
+    @property
+    def batches_per_step(self) -> int:
+        """B, B' and, for the Hessian-free form, B''."""
+        return 2 if self.hessian == "fo" else 3
+
+    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> Params:
+        """Start from what was sent."""
+        return sent.params
+
+    def step(self, carry: Params, batch: Batch, grad: Grad, job: RoundContext) -> Params:
+        """One meta step on its own two or three batches."""
+        w = carry
+        first, second, *third = (tuple(t[i] for t in batch) for i in range(self.batches_per_step))
+        alpha = job.lr if self.alpha is None else self.alpha
+        beta = job.lr if self.beta is None else self.beta
+        u = grad(w - alpha * grad(w, first), second)
+        if not third:
+            return w - beta * u
+        h = (grad(w + self.delta * u, third[0]) - grad(w - self.delta * u, third[0])) / (2 * self.delta)
+        return w - beta * (u - alpha * h)
+
+    def finish(
+        self, carry: Params, sent: Payload, memory: LocalState, job: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload w."""
+        return Payload(carry), memory
+
+    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+        """What was sent, before adaptation."""
+        return sent.params
 
 
 def perfedavg(
@@ -31,7 +83,7 @@ def perfedavg(
     """
     notes = ("perfedavg: adapt_on=test fits the model to test data",) if adapt_on == "test" else ()
     return Algorithm(
-        Meta(alpha, beta, hessian, delta),
+        PerFedAvgClient(alpha, beta, hessian, delta),
         Average(weighting),
         adapt=FineTune(adapt_steps, alpha, adapt_on),
         notes=notes,

@@ -6,16 +6,125 @@ server   (phi, v_i) <- optimizer step with the gradient (d theta_i / d(phi, v_i)
 used as  theta_i
 The paper has one client per round: `--cohort 1`. With more, all models of a round are generated at its start, and the
 server's steps follow client after client, each with the theta_i of the phi of the moment.
+
+Models that a hypernetwork generates, one for every client.
 """
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, cast
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from ..client import SGD
-from ..core import Algorithm
-from ..registry import Count, NonNegative, Positive
-from ..server import Generated
+from ..core.algorithm import Algorithm, ServerUpdate
+from ..core.options import Count, NonNegative, Positive
+from ..core.params import Params, clip_norm
+from ..core.payload import Payload, ServerState
+from ..server.hypernetwork import add_prefix, apply_trunk, draw_linear, draw_normal, draw_trunk, select_prefix
+
+
+@dataclass(frozen=True)
+class PFedHNServer(ServerUpdate):
+    """Client i is sent theta_i = h(v_i; phi); phi and v_i follow J^T (theta_i - what came back).
+
+    Source: pFedHN (Shamsian et al., 2021), Algorithm 1, whose rounds have one client. A larger cohort is sent models
+    generated at once; then its uploads are taken in one by one, each by an optimizer step with the Jacobian J and
+    the theta_i of the phi of the moment. h is a linear layer, `depth` times ReLU and a linear layer, and a linear
+    head per tensor of the model. A step is of SGD with momentum, weight decay, and gradients clipped to a length.
+
+    Attributes:
+        embedding: width of v_i; None for 1 + N / 4, rounded down, of N clients.
+        hidden, depth: width of the linear layers, and their number after the first.
+        hn_lr, momentum, weight_decay, clip: of the optimizer of phi and all v.
+
+    """
+
+    embedding: int | None = None
+    hidden: int = 100
+    depth: int = 3
+    hn_lr: float = 1e-2
+    momentum: float = 0.9
+    weight_decay: float = 1e-3
+    clip: float = 50.0
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """The hypernetwork with the embeddings (N, E) of all clients, and its velocity."""
+        like = next(iter(w0.values()))
+        width = self.embedding or int(1 + n_clients / 4)
+        v = draw_normal((n_clients, width), like)
+        layers = draw_trunk((width, *[self.hidden] * (1 + self.depth)), like)
+        heads = {name: draw_linear(self.hidden, w.shape, like) for name, w in w0.items()}
+        phi = Params({"embedding": v, **add_prefix("trunk.", layers)})
+        for key in ("weight", "bias"):
+            phi |= add_prefix(f"{key}.", Params({name: head[key] for name, head in heads.items()}))
+        return {"phi": Params(phi), "velocity": Params(phi).zeros()}
+
+    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+        """The models generated for clients `ids`."""
+        phi = cast(Params, state["phi"])
+        return Payload(generate_models(phi, phi["embedding"][ids]))
+
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """One optimizer step per client of the cohort, in their order."""
+        for row, client in enumerate(ids.tolist()):
+            state = self._step(state, client, received.params.rows(row))
+        return state
+
+    def _step(self, state: ServerState, client: int, trained: Params) -> ServerState:
+        old = cast(Params, state["phi"])
+        with torch.enable_grad():
+            phi = old.map(lambda a: a.detach().requires_grad_())
+            model = generate_models(phi, phi["embedding"][client : client + 1]).rows(0)
+            # Not what it was when sent: steps of the clients before have made part of this one's way already.
+            apart = list((model - trained).map(torch.detach).values())
+            values = torch.autograd.grad(list(model.values()), list(phi.values()), apart)
+        g = Params(zip(phi, values, strict=True))
+        g = clip_norm(g, self.clip) + self.weight_decay * old
+        velocity = self.momentum * cast(Params, state["velocity"]) + g
+        return {"phi": old - self.hn_lr * velocity, "velocity": velocity}
+
+    def newcomer(self, state: ServerState) -> Params:
+        """The model generated from the mean embedding."""
+        phi = cast(Params, state["phi"])
+        return generate_models(phi, phi["embedding"].mean(0, keepdim=True)).rows(0)
+
+    def join(self, state: ServerState, n: int) -> ServerState:
+        """The state with `n` more clients, whose embeddings are the mean of those that there are."""
+
+        def longer(params: Params, rows: Tensor) -> Params:
+            v = params["embedding"]
+            return Params({**params, "embedding": torch.cat([v, rows.expand(n, -1)])})
+
+        phi, velocity = cast(Params, state["phi"]), cast(Params, state["velocity"])
+        mean = phi["embedding"].mean(0, keepdim=True)
+        return {"phi": longer(phi, mean), "velocity": longer(velocity, torch.zeros_like(mean))}
+
+    def absorb(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """Steps of the embeddings of clients that joined after training; everything else stays."""
+        for row, client in enumerate(ids.tolist()):
+            after = self._step(state, client, received.params.rows(row))
+            rows = {k: _with_row(cast(Params, state[k]), cast(Params, v), client) for k, v in after.items()}
+            state = {**state, **rows}
+        return state
+
+
+def generate_models(phi: Params, v: Tensor) -> Params:
+    """The models (R, ...) that the hypernetwork phi makes of the embeddings v (R, E)."""
+    h = apply_trunk(select_prefix(phi, "trunk."), v)
+    bias = select_prefix(phi, "bias.")
+    return select_prefix(phi, "weight.").map(lambda w, b: torch.tensordot(h, w, ([1], [-1])) + b, bias)
+
+
+def _with_row(old: Params, new: Params, client: int) -> Params:
+    v = old["embedding"].clone()
+    v[client] = new["embedding"][client]
+    return Params({**old, "embedding": v})
 
 
 def pfedhn(
@@ -37,7 +146,7 @@ def pfedhn(
     """
     return Algorithm(
         SGD(momentum=momentum, clip=clip),
-        Generated(embedding, hidden, depth, hn_lr, hn_momentum, hn_weight_decay, hn_clip),
+        PFedHNServer(embedding, hidden, depth, hn_lr, hn_momentum, hn_weight_decay, hn_clip),
         headline="received",
         weight_decay=weight_decay,
         default_weight_decay=5e-5,

@@ -9,18 +9,372 @@ used as  theta_bar_i
 Written from a text of the paper without formulas, so there are no numbers of equations; it leaves the hypernetwork
 open. Here, as in public code: v_i of 100, three linear layers of 100 with ReLU, one linear head per layer of the model.
 Public code takes -G_i, which goes uphill, and `relu_sum`.
+
+Local SGD of a client that goes on with its own layers where the server says so.
+
+Mixing matrices that are learned: one hypernetwork per client says how it weighs the others' layers.
+
+Learned mixing in which every client keeps some layers of its own model.
 """
 
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
-from ..client import SGD, Retaining
-from ..core import Algorithm
-from ..registry import Count, Positive
-from ..select import Unit
-from ..server import Learned, Retained
-from ..server.learned import Norm
+from ..client import SGD
+from ..core.algorithm import Algorithm
+from ..core.options import Count, Positive
+from ..core.params import Params, as_slice
+from ..core.payload import (
+    LocalState,
+    MixingMatrices,
+    Payload,
+    RoundContext,
+    ServerState,
+    Traffic,
+    count_traffic,
+)
+from ..core.selectors import Unit, group_names
+from ..server.hypernetwork import (
+    add_prefix,
+    apply_linear,
+    apply_trunk,
+    draw_linear,
+    draw_normal,
+    draw_trunk,
+    draw_uniform,
+    select_prefix,
+)
+from ..server.mixing import UploadStore
+from ..server.products import column_blocks, flatten, mix
+
+
+@dataclass(frozen=True)
+class HeurPFedLAClient(SGD):
+    """Local SGD from what was sent, with the client's own last model in place of the components it retains.
+
+    Source: pFedLA (Ma et al., 2022), HeurpFedLA. `unit` is that of the server rule `Retained`, whose flags say which
+    components these are.
+    """
+
+    unit: Unit = "layer"
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """Which components are retained."""
+        return {**super().needs, "retained": "Retained"}
+
+    def memory(self, w0: Params) -> LocalState:
+        """The model as training left it, and what SGD keeps."""
+        return {"last": w0, **super().memory(w0)}
+
+    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> Any:
+        """Start from the received model."""
+        return super().begin(self._whole(sent, memory), memory, fresh, job)
+
+    def finish(
+        self, carry: Any, sent: Payload, memory: LocalState, job: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload the trained model, and keep it."""
+        upload, kept = super().finish(carry, sent, memory, job)
+        return upload, {**kept, "last": upload.params}
+
+    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+        """What was sent, the retained components being the client's own."""
+        return super().received_model(self._whole(sent, memory), memory, fresh)
+
+    def _whole(self, sent: Payload, memory: LocalState) -> Payload:
+        flags, own = sent.extra["retained"], memory["last"]
+        whole = Params(sent.params)
+        for component, names in group_names(whole, self.unit).items():
+            if component in flags:
+                whole |= {k: torch.where(flags[component], own[k], whole[k]) for k in names}
+        return sent._replace(params=Params(whole))
+
+
+Norm = Literal["softmax", "relu_sum"]
+
+
+BLOCK_WEIGHTS = 1 << 22
+"""Values of hypernetworks that are copied at a time."""
+
+
+MIN_WEIGHT = 1e-6
+"""Added to every weight of `relu_sum`, so that a row never is zero altogether."""
+
+
+class Candidates(NamedTuple):
+    """Whose mixtures are meant, R of them, out of a bank of K models.
+
+    Attributes:
+        own: (R,) the position of each one's own model.
+        allowed: (R, K) whether it may be given a model.
+
+    """
+
+    own: Tensor
+    allowed: Tensor
+
+
+@dataclass(frozen=True)
+class PFedLAServer(UploadStore):
+    """Client i is sent sum_k alpha_i^l[k] theta_l[k], where alpha_i = HN_i(v_i; psi_i) has a row per component l.
+
+    Source: pFedLA (Ma et al., 2022). HN_i is an embedding v_i, three linear layers with ReLU, and a linear head per
+    component, normalised over the K models of the bank. With G_i what client i was sent minus what it uploaded, which
+    stands for the gradient of its loss, d loss / d alpha_i^l[k] = <theta_l[k], G_i,l> over the bank as it was when
+    sent; this goes back through HN_i, whose values take one plain gradient step.
+
+    Attributes:
+        unit: what has a row of its own: the whole `model`, a `layer` (weight and bias), or each `tensor`.
+        hn_lr: rate of that step.
+        embedding, hidden: width of v_i and of the linear layers.
+        norm: `softmax` with heads that start at zero, so that mixing starts as the plain mean; `relu_sum` with heads
+            from U(0, 1), as public code has it.
+
+    """
+
+    unit: Unit = "layer"
+    hn_lr: float = 5e-3
+    embedding: int = 100
+    hidden: int = 100
+    norm: Norm = "softmax"
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """The bank, whose models all can be mixed from the start, and a hypernetwork per client."""
+        state = super().init(w0, n_clients)
+        everybody = torch.ones_like(cast(Tensor, state["in_pool"]))
+        return {**state, "in_pool": everybody, "hypernetworks": self._draw(w0, n_clients, n_clients)}
+
+    def _draw(self, w0: Params, n: int, outputs: int) -> Params:
+        """Hypernetworks of n clients that weigh so many models."""
+        like = next(iter(w0.values()), torch.zeros(()))  # nothing at all may be shared
+        heads = draw_linear(self.hidden, (len(group_names(w0, self.unit)), outputs), like, (n,)).zeros()
+        if self.norm == "relu_sum":
+            heads["weight"] = draw_uniform(0, 1, heads["weight"].shape, like)
+        layers = draw_trunk((self.embedding, *[self.hidden] * 3), like, (n,))
+        v = draw_normal((n, self.embedding), like)
+        return Params({"embedding": v, **add_prefix("trunk.", layers), **add_prefix("head.", heads)})
+
+    def rows(self, state: ServerState, ids: Tensor) -> Candidates:
+        """Which models clients `ids` can be given: their own, and those of all who took part in training."""
+        in_pool = cast(Tensor, state["in_pool"])
+        return Candidates(ids, in_pool.expand(len(ids), -1).scatter(1, ids[:, None], True))
+
+    def logits(self, state: ServerState, ids: Tensor) -> Tensor:
+        """What the hypernetworks of clients `ids` say, (R, L, K), before it is normalised."""
+        networks = cast(Params, state["hypernetworks"])
+        blocks = [networks.rows(as_slice(block)) for block in self._blocks(state, ids)]
+        return torch.cat([_scores(_features(rows), rows) for rows in blocks])
+
+    def alpha(self, z: Tensor, rows: Candidates) -> Tensor:
+        """The mixing weights (R, L, K) of all L components, from what R hypernetworks say."""
+        allowed = rows.allowed[:, None]
+        if self.norm == "softmax":
+            return torch.softmax(z.masked_fill(~allowed, -torch.inf), 2)
+        positive = (z.relu() + MIN_WEIGHT) * allowed
+        return positive / positive.sum(2, keepdim=True)
+
+    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices:
+        """One matrix per component, whose columns are all clients."""
+        return self._matrices(state, ids, self.alpha(self.logits(state, ids), self.rows(state, ids)))
+
+    def _matrices(self, state: ServerState, ids: Tensor, alpha: Tensor) -> MixingMatrices:
+        columns = torch.arange(alpha.shape[2], device=ids.device)
+        components = group_names(cast(Params, state["theta"]), self.unit)
+        return MixingMatrices(ids, columns, {c: alpha[:, i] for i, c in enumerate(components)})
+
+    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+        """The mixture that each of clients `ids` is sent."""
+        return Payload(mix_models(cast(Params, state["theta"]), self.unit, self.mixing(state, ids)))
+
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """Take a step of the cohort's hypernetworks (written in place), then keep what came back."""
+        self.learn(state, ids, sent.params, received.params)
+        return super().aggregate(state, ids, sent, received, n)
+
+    def learn(self, state: ServerState, ids: Tensor, sent: Params, received: Params) -> None:
+        """Take a step of the hypernetworks of clients `ids`, which were `sent` that and uploaded what is `received`."""
+        if not state["theta"]:
+            return
+        networks, by_alpha, start = (
+            cast(Params, state["hypernetworks"]),
+            self._by_alpha(state, sent, received),
+            0,
+        )
+        for block in self._blocks(state, ids):
+            gradient = by_alpha[start : start + len(block)]
+            step = partial(self._step, rows=self.rows(state, block), by_alpha=gradient)
+            update_rows(networks, block, step)
+            start += len(block)
+
+    def _blocks(self, state: ServerState, ids: Tensor) -> tuple[Tensor, ...]:
+        """The clients, so many at a time that copies of their hypernetworks stay small."""
+        heads = (
+            len(group_names(cast(Params, state["theta"]), self.unit))
+            * len(cast(Tensor, state["n"]))
+            * self.hidden
+        )
+        return torch.split(ids, max(1, BLOCK_WEIGHTS // max(1, heads)))
+
+    def _by_alpha(self, state: ServerState, sent: Params, received: Params) -> Tensor:
+        """The gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>."""
+        theta = cast(Params, state["theta"])
+        components = group_names(theta, self.unit)
+        like = next(iter(sent.values()))
+        out = like.new_zeros(len(like), len(components), len(cast(Tensor, state["n"])))
+        for i, name in ((i, name) for i, names in enumerate(components.values()) for name in names):
+            models = flatten(theta.only([name]).rows(slice(None))[name])
+            before, after = flatten(sent[name]), flatten(received[name])
+            for c in column_blocks(len(models) + len(like), models.shape[1]):
+                # A row of alpha sums to 1, so what all models share cannot matter; without it, little is lost to
+                # rounding.
+                out[:, i].addmm_(before[:, c] - after[:, c], (models[:, c] - models[:1, c]).T)
+        return out
+
+    def _step(self, networks: Params, rows: Candidates, by_alpha: Tensor) -> None:
+        """Change R hypernetworks by one step, given the gradient (R, L, K) by what they make."""
+        heads = networks["head.weight"].flatten(1, 2)
+        small = networks.without(("head.weight", "head.bias"))
+        with torch.enable_grad():
+            leaves = small.map(lambda a: a.detach().requires_grad_())
+            h = _features(leaves)
+            z = _scores(h.detach(), networks).requires_grad_()
+            (by_z,) = torch.autograd.grad(self.alpha(z, rows), z, by_alpha)
+            by_h = (by_z.flatten(1)[:, None] @ heads)[:, 0]
+            values = torch.autograd.grad(h, list(leaves.values()), by_h)
+        for old, g in zip(small.values(), values, strict=True):
+            old.sub_(g, alpha=self.hn_lr)
+        networks["head.bias"].sub_(by_z, alpha=self.hn_lr)
+        # The heads are most of it, and their gradient is a product of two vectors that need not be written out.
+        heads.baddbmm_(by_z.flatten(1)[:, :, None], h.detach()[:, None], alpha=-self.hn_lr)
+
+    def join(self, state: ServerState, n: int) -> ServerState:
+        """The state with `n` more clients, which weigh the models of those before them and their own."""
+        joined, w0 = super().join(state, n), self.newcomer(state)
+        old = cast(Params, state["hypernetworks"])
+        new = self._draw(w0, n, len(cast(Tensor, joined["n"])))
+        # Those who were there go on weighing the same models: the new columns are not allowed to them.
+        wider = {
+            k: torch.cat([old[k], old[k].new_zeros(*old[k].shape[:2], n, *old[k].shape[3:])], 2)
+            for k in ("head.weight", "head.bias")
+        }
+        both = Params({**old, **wider}).map(lambda a, b: torch.cat([a, b]), new)
+        return {**joined, "hypernetworks": both}
+
+
+def _features(networks: Params) -> Tensor:
+    """What goes into the heads (R, hidden)."""
+    return apply_trunk(select_prefix(networks, "trunk."), networks["embedding"]).relu()
+
+
+def _scores(h: Tensor, networks: Params) -> Tensor:
+    """What the heads of R hypernetworks make of h (R, hidden): (R, L, K)."""
+    bias = networks["head.bias"]
+    return apply_linear(h, networks["head.weight"].flatten(1, 2), bias.flatten(1)).view(bias.shape)
+
+
+@dataclass(frozen=True)
+class HeurPFedLAServer(PFedLAServer):
+    """Learned mixing whose `retain` components with the largest alpha_i^l[i] are the client's own, row e_i.
+
+    Source: pFedLA (Ma et al., 2022), HeurpFedLA. Which components these are travels as flags; they themselves are not
+    sent down, as the client has them, nor up without `upload_retained`. Their rows of the hypernetwork learn nothing.
+    Of equal weights, those of the first components are retained.
+    """
+
+    per_client: ClassVar[tuple[str, ...]] = (*PFedLAServer.per_client, "retained")
+
+    retain: int = 1
+    upload_retained: bool = True
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """Learned mixing's state, and which components (N, L) each client retained when it last took part."""
+        state = super().init(w0, n_clients)
+        flags = cast(Tensor, state["seen"])[:, None].repeat(1, len(group_names(w0, self.unit)))
+        return {**state, "retained": flags}
+
+    def alpha(self, z: Tensor, rows: Candidates) -> Tensor:
+        """The mixing weights (R, L, K), those of retained components one-hot."""
+        alpha = super().alpha(z, rows)
+        return _with_own(alpha, self._chosen(alpha, rows), rows)
+
+    def _chosen(self, alpha: Tensor, rows: Candidates) -> Tensor:
+        """Which components (R, L) are retained under the weights alpha (R, L, K)."""
+        weight = alpha.detach().gather(2, _own_positions(alpha, rows))[:, :, 0]
+        first = weight.sort(stable=True, dim=1, descending=True).indices[:, : self.retain]
+        return torch.zeros_like(weight, dtype=torch.bool).scatter(1, first, True)
+
+    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+        """The mixtures, and a flag per component that says whether the client goes on with its own."""
+        rows, theta = self.rows(state, ids), cast(Params, state["theta"])
+        alpha = super().alpha(self.logits(state, ids), rows)
+        flags = self._chosen(alpha, rows)
+        matrices = self._matrices(state, ids, _with_own(alpha, flags, rows))
+        extra = {"retained": Params({c: flags[:, i] for i, c in enumerate(matrices.weights)})}
+        return Payload(mix_models(theta, self.unit, matrices), extra)
+
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """As learned mixing; of what clients retain, the bank keeps the old without `upload_retained`."""
+        flags, theta = sent.extra["retained"], cast(Params, state["theta"])
+        now = cast(Tensor, state["retained"]).index_copy(0, ids, torch.stack(list(flags.values()), 1))
+        state = {**state, "retained": now}
+        if self.upload_retained:
+            return super().aggregate(state, ids, sent, received, n)
+        self.learn(state, ids, sent.params, received.params)  # retained components have constant weights
+        for component, names in group_names(theta, self.unit).items():
+            for name in names:
+                one, new = theta.only([name]), received.params[name]
+                keep = flags[component].view(-1, *[1] * (new.dim() - 1))
+                one.put_rows(ids, Params({name: torch.where(keep, one.rows(as_slice(ids))[name], new)}))
+        return self.heard_from(state, ids, n)
+
+    def remarks(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
+        """Say so if nothing is left to be mixed."""
+        components = len(group_names(cast(Params, state["theta"]), self.unit))
+        if self.retain < components:
+            return ()
+        return (
+            f"retain={self.retain} keeps all of this model's components ({components}): this is training alone",
+        )
+
+    def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
+        """What is sent without the retained components."""
+        flags = torch.stack(list(sent.extra["retained"].values()), 1)
+        return sent.traffic() - self._traffic(state, flags)
+
+    def bytes_up(self, state: ServerState, ids: Tensor, received: Payload) -> Traffic:
+        """What came back, without the retained components if these are not uploaded."""
+        if self.upload_retained:
+            return received.traffic()
+        return received.traffic() - self._traffic(state, cast(Tensor, state["retained"])[ids])
+
+    def _traffic(self, state: ServerState, flags: Tensor) -> Traffic:
+        """Bytes of the components whose flags (R, L) are set."""
+        one, spared = cast(Params, state["theta"]).rows(0), Traffic()
+        for names, times in zip(group_names(one, self.unit).values(), flags.sum(0).tolist(), strict=True):
+            spared += count_traffic(one.only(names), int(times))
+        return spared
+
+
+def _with_own(alpha: Tensor, flags: Tensor, rows: Candidates) -> Tensor:
+    """The weights alpha (R, L, K), where a flag (R, L) is set those of the own model alone."""
+    own = torch.zeros_like(alpha).scatter_(2, _own_positions(alpha, rows), 1.0)
+    return torch.where(flags[:, :, None], own, alpha)
+
+
+def _own_positions(alpha: Tensor, rows: Candidates) -> Tensor:
+    """The place (R, L, 1) of each receiver's own model in alpha (R, L, K)."""
+    return rows.own[:, None, None].expand(-1, alpha.shape[1], 1)
 
 
 def pfedla(
@@ -32,7 +386,7 @@ def pfedla(
     unit: Unit = "layer",
 ) -> Algorithm:
     """Every layer of a client's model is mixed by weights that its own hypernetwork learns."""
-    return Algorithm(SGD(), Learned(unit, hn_lr, embedding, hidden, norm), headline="received")
+    return Algorithm(SGD(), PFedLAServer(unit, hn_lr, embedding, hidden, norm), headline="received")
 
 
 def heurpfedla(
@@ -47,7 +401,28 @@ def heurpfedla(
 ) -> Algorithm:
     """Learned mixing as in pFedLA; clients keep, and need not be sent, the layers that are mostly their own."""
     return Algorithm(
-        Retaining(unit=unit),
-        Retained(unit, hn_lr, embedding, hidden, norm, retain, upload_retained),
+        HeurPFedLAClient(unit=unit),
+        HeurPFedLAServer(unit, hn_lr, embedding, hidden, norm, retain, upload_retained),
         headline="received",
     )
+
+
+def mix_models(theta: Params, unit: Unit, matrices: MixingMatrices) -> Params:
+    """sum_k M_l[i, k] theta_l[k] for every component l, gathering no more than one tensor of the models at a time."""
+    _, columns, weights = matrices
+    rows = as_slice(columns)
+    new = {
+        name: mix(weights[component], theta.only([name]).rows(rows)[name])
+        for component, names in group_names(theta, unit).items()
+        for name in names
+    }
+    return Params({name: new[name] for name in theta})
+
+
+def update_rows(stack: Params, ids: Tensor, write: Callable[[Params], None]) -> None:
+    """Let `write` change rows `ids` of a stack; it is given the rows themselves where that needs no copy."""
+    rows = as_slice(ids)
+    models = stack.rows(rows)
+    write(models)
+    if not (isinstance(stack, Params) and isinstance(rows, slice)):
+        stack.put_rows(ids, models)

@@ -4,13 +4,77 @@ client   K times theta <- theta - personal_lr (g(theta) + lam (theta - w_i)) on 
 then w_i <- w_i - lr lam (w_i - theta); all clients train, the cohort uploads w_i
 server   w <- (1 - beta) w + beta sum_k p_k w_k, sent to all
 used as  theta (the paper's PM, `trained`); w itself is its GM (`received`)
+
+pFedMe's local loop: gradient steps on the Moreau envelope of the client's loss.
 """
 
-from ..client import Moreau
-from ..core import Algorithm, Participation
-from ..registry import Count, NonNegative, Positive
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from ..core.algorithm import Algorithm, ClientUpdate, Participation, pick_newest
+from ..core.options import Count, NonNegative, Positive
+from ..core.params import Params
+from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
+
+
+class _Carry(NamedTuple):
+    w: Params
+    theta: Params
+
+
+@dataclass(frozen=True)
+class PFedMeClient(ClientUpdate):
+    """theta ~ argmin f(theta) + lam/2 ||theta - w||^2 by K steps on one batch; then w <- w - lr lam (w - theta).
+
+    Source: pFedMe (Dinh et al., 2020), Algorithm 1. theta starts at w in the first step of a round and goes on
+    from there, as in the public code (the paper leaves the inner solver open).
+    """
+
+    lam: float
+    K: int
+    personal_lr: float
+    start: Literal["sent", "newest"] = "sent"
+
+    def memory(self, w0: Params) -> LocalState:
+        """The personal model theta, and the own local model if training can start from it."""
+        return {"theta": w0} | ({"own": w0} if self.start == "newest" else {})
+
+    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+        """Both models start from the received one."""
+        w = self.received_model(sent, memory, fresh)
+        return _Carry(w, w)
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+        """K proximal steps of theta on the same batch, then one step of w towards theta."""
+        w, theta = carry
+        for _ in range(self.K):
+            theta = theta - self.personal_lr * (grad(theta, batch) + self.lam * (theta - w))
+        return _Carry(w - job.lr * self.lam * (w - theta), theta)
+
+    def finish(
+        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload w, keep theta."""
+        kept: LocalState = {"theta": carry.theta}
+        if self.start == "newest":
+            kept["own"] = carry.w
+        return Payload(carry.w), kept
+
+    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+        """The local model w before training: what was sent (the paper's GM), or the own one."""
+        return pick_newest(sent.params, memory["own"], fresh) if self.start == "newest" else sent.params
+
+    def trained_model(self, upload: Payload, memory: LocalState) -> Params:
+        """The personal model theta (the paper's PM)."""
+        return memory["theta"]
+
+    def resting_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+        """The personal model of the last round in which the client trained."""
+        return memory["theta"]
 
 
 def pfedme(
@@ -23,7 +87,7 @@ def pfedme(
 ) -> Algorithm:
     """Personal models by Moreau envelopes around one global model."""
     return Algorithm(
-        Moreau(lam, K, personal_lr),
+        PFedMeClient(lam, K, personal_lr),
         Average(weighting, beta),
         participation=Participation(train="all", receive="all"),
     )

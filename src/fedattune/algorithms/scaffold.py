@@ -3,15 +3,69 @@
 client   y <- y - lr (g(y) - c_i + c), K steps from w                                            (3)
          c_i <- I: the gradient at w over all training samples,  II: c_i - c + (w - y) / (K lr)  (4)
 server   w <- w + server_lr mean_S (y_i - w),  c <- c + (|S| / N) mean_S (change of c_i)         (5)
+
+SCAFFOLD's correction: control variates take the client's own drift out of its gradients.
 """
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, cast
 
-from ..client import SGD, ControlVariates
-from ..core import Algorithm
-from ..registry import Positive
-from ..server import Average, Controls
+import torch
+from torch import Tensor
+
+from ..client import SGD, Correction, LocalContext
+from ..core.algorithm import Algorithm
+from ..core.errors import ConfigError
+from ..core.options import Positive
+from ..core.params import Params, choose
+from ..core.payload import LocalState, Payload, ServerState
+from ..server import Average
 from ..server.average import Weighting
+from ..server.wrapper import ServerWrapper, attach_extra
+
+
+@dataclass(frozen=True)
+class ControlVariateCorrection(Correction):
+    """g - c_i + c, where c is the server's and c_i the client's control variate.
+
+    After K steps from w to y: c_i <- c_i - c + (w - y) / (K lr) (option II), or the gradient at w over all training
+    samples (option I); the change of c_i is uploaded. Source: SCAFFOLD (Karimireddy et al., 2020), equations 3
+    and 4. The server must be wrapped in `server.Controls`, which keeps and sends c. A client that
+    the server will not hear of takes plain steps and keeps its c_i: c could not follow.
+    """
+
+    option: Literal["I", "II"] = "II"
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """The server's control variate."""
+        return {"c": "Controls"}
+
+    @property
+    def needs_full_gradient(self) -> bool:
+        """Option I does."""
+        return self.option == "I"
+
+    def memory(self, w0: Params) -> LocalState:
+        """Start with c_i = 0."""
+        return {"c": w0.zeros()}
+
+    def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
+        """The corrected gradient; tensors that are not shared keep their own."""
+        c = local.sent.extra["c"]
+        corrected = Params({**g, **(g.only(c) - local.memory["c"].only(c) + c)})
+        return choose(local.job.heard, corrected, g)
+
+    def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
+        """Upload the change of c_i, and keep the new one."""
+        c = local.sent.extra["c"]
+        own = local.memory["c"].only(c)
+        if self.option == "I":
+            new = local.full_gradient.only(c)
+        else:
+            new = own - c + (local.start - w).only(c) / (local.job.n_steps * local.job.lr)
+        new = choose(local.job.heard, new, own)
+        return {"dc": new - own}, {"c": Params({**local.memory["c"], **new})}
 
 
 def scaffold(
@@ -19,5 +73,41 @@ def scaffold(
 ) -> Algorithm:
     """One average; control variates take the clients' drift out of their steps."""
     return Algorithm(
-        SGD((ControlVariates(option),)), Controls(Average(weighting, server_lr)), headline="received"
+        SGD((ControlVariateCorrection(option),)),
+        ControlVariateWrapper(Average(weighting, server_lr)),
+        headline="received",
     )
+
+
+@dataclass(frozen=True)
+class ControlVariateWrapper(ServerWrapper):
+    """Keeps and sends SCAFFOLD's c, for clients with `client.ControlVariates`.
+
+    c <- c + (|S| / N) mean over the cohort S of (c_i^+ - c_i), for N clients. Source: SCAFFOLD (Karimireddy et
+    al., 2020), equation 5.
+    """
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """Start with c = 0."""
+        return {**super().init(w0, n_clients), "c": w0.zeros(), "N": torch.tensor(n_clients)}
+
+    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+        """The control variate c goes to everybody alike."""
+        return attach_extra(super().broadcast(state, ids), "c", state, ids)
+
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """Add the changes that arrived.
+
+        Raises:
+            ConfigError: the clients have no control variates.
+
+        """
+        if "dc" not in received.extra:
+            raise ConfigError(
+                "Controls goes with clients that correct by ControlVariates, but these upload none"
+            )
+        changes = received.extra["dc"].map(lambda a: a.sum(0))
+        c = cast(Params, state["c"]) + changes / int(cast(Tensor, state["N"]))
+        return {**super().aggregate(state, ids, sent, received, n), "c": c}

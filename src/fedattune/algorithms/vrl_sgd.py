@@ -4,16 +4,68 @@ client   x_i <- x_i - lr (g(x_i) - D_i), k steps;  then, when the mean xhat come
          D_i <- D_i + (xhat - x_i) / (k lr),  x_i <- xhat                                 (Algorithm 1)
 server   xhat <- mean_i x_i over all clients
 Defined for rounds in which all clients take part: then sum_i D_i = 0. With warm-up the first round has k = 1.
+
+VRL-SGD's correction: local gradients without what sets the client apart from the mean.
 """
 
-from ..client import SGD, VarianceReduced
-from ..core import Algorithm
+from dataclasses import dataclass
+
+import torch
+
+from ..client import SGD, Correction, LocalContext
+from ..core.algorithm import Algorithm
+from ..core.params import Params, choose
+from ..core.payload import LocalState
 from ..server import Average
 from ..server.average import Weighting
+
+
+@dataclass(frozen=True)
+class VarianceCorrection(Correction):
+    """g - D_i, where D_i <- D_i + (xhat - x_i) / (k lr) whenever the mean xhat of the clients' models comes back.
+
+    x_i is what the client uploaded after its last k steps, xhat what it is sent next. A client that did not take
+    part in the round just before was not in that mean: its D_i stays. With `warmup` the first round has k = 1: the
+    first step alone moves the model. Source: VRL-SGD (Liang et al., 2019), Algorithm 1 and its warm-up variant.
+    """
+
+    warmup: bool = False
+
+    def memory(self, w0: Params) -> LocalState:
+        """Start with D_i = 0; no upload yet."""
+        none = next(iter(w0.values())).new_zeros(())
+        return {"D": w0.zeros(), "x": w0, "period": Params(round=none - 1, k=none + 1)}
+
+    def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
+        """The gradient without D_i."""
+        bent = g - self._control(local)
+        if not self.warmup:
+            return bent
+        # As long as nothing moved, no step was taken; whatever did move has done its one step.
+        moved = torch.stack([(w[k] != local.start[k]).any() for k in w]).any()
+        return choose((local.job.round == 1) & moved, bent.zeros(), bent)
+
+    def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
+        """Keep D_i, and what was uploaded after how many steps in which round."""
+        last = local.memory["period"]["round"]
+        k = local.job.n_steps.to(last.dtype)
+        if self.warmup:
+            k = torch.where(local.job.round == 1, torch.ones_like(k), k)
+        # What the server does not hear of is no part of the mean that comes back.
+        now = torch.where(local.job.heard, local.job.round.to(last.dtype), last)
+        period = Params(round=now, k=k)
+        return {}, {"D": self._control(local), "x": w, "period": period}
+
+    def _control(self, local: LocalContext) -> Params:
+        """D_i of this round: changed by the mean that came back, if the client was in it."""
+        period = local.memory["period"]
+        change = (local.sent.params - local.memory["x"]) / (period["k"] * local.job.lr)
+        was_there = period["round"] == local.job.round - 1
+        return local.memory["D"] + choose(was_there, change, change.zeros())
 
 
 def vrl_sgd(*, warmup: bool = False, weighting: Weighting = "uniform") -> Algorithm:
     """One average; clients take out of their gradients what sets them apart from the mean."""
     return Algorithm(
-        SGD((VarianceReduced(warmup),)), Average(weighting), headline="received", full_participation=True
+        SGD((VarianceCorrection(warmup),)), Average(weighting), headline="received", full_participation=True
     )

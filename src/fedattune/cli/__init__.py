@@ -1,5 +1,5 @@
 """The command `fedattune`."""
 
-from .command import main
+from .main import main
 
 __all__ = ["main"]

@@ -1,14 +1,22 @@
-"""`fedattune report`: what runs gave, as one HTML file."""
+"""`fedattune report`: what runs gave, as one HTML file.
+
+`fedattune plot`: figures for papers from the folders of runs.
+"""
 
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..output import check_files
-from ..reading import files_of, read_runs
-from ..report import write_report
-from ..text import make_console
-from .view_options import Report, asked
+from ..analysis.compare import BASELINE
+from ..analysis.explain import RunExplanation
+from ..analysis.load import Runs, list_run_files, read_runs
+from ..analysis.plots import style as look
+from ..analysis.relations import MixingAnalysis
+from ..analysis.report import write_report
+from ..analysis.tables import make_console
+from ..core.errors import ConfigError, RunError
+from ..experiments.output import check_output_files
+from .options import PlotOptions, ReportOptions, parse_options
 
 
 def report(space: Namespace, problems: Sequence[str]) -> int:
@@ -18,15 +26,89 @@ def report(space: Namespace, problems: Sequence[str]) -> int:
         ConfigError, RunError: options that cannot be, or folders without runs of the same clients.
 
     """
-    from ..report.findings import judged
+    from ..analysis.report.findings import judge_runs
 
     runs: list[Path] = space.runs
-    options = asked(Report, space, problems)
+    options = parse_options(ReportOptions, space, problems)
     found = read_runs(runs, running=True)
     out = options.out or runs[0] / "report.html"
-    check_files({"--out": out}, files_of(runs))
+    check_output_files({"--out": out}, list_run_files(runs))
     write_report(out, found)
     console = make_console()
-    console.print(judged(found).text, style="bold")
+    console.print(judge_runs(found).text, style="bold")
     console.print(f"The report is {out}")
     return 0
+
+
+KIND_OF_OPTION = {"against": "curves", "round_": "heatmap", "component": "heatmap"}
+
+
+def plot(space: Namespace, problems: Sequence[str]) -> int:
+    """Draw a figure of some runs, and say what it shows.
+
+    Raises:
+        ConfigError: options that cannot be, or Matplotlib is missing.
+        RunError: the runs have nothing of what is to be drawn.
+
+    """
+    paths: list[Path] = space.runs
+    options = parse_options(PlotOptions, space, problems)
+    for name, kind in KIND_OF_OPTION.items():
+        if hasattr(space, name) and options.kind != kind:
+            raise ConfigError(
+                f"--{name.rstrip('_')} is an option of --kind {kind}, not of --kind {options.kind}"
+            )
+    look.check_figure_path(options.out)
+    check_output_files({"--out": options.out}, list_run_files(paths))
+    runs = read_runs(paths, running=True)
+    if not runs.results:
+        raise RunError(f"{paths[0]}: no round is finished yet, so there is nothing to draw")
+    with look.use_style():
+        drawn = _draw(runs, options)
+    complete = look.save_figure(drawn.figure, options.out)
+    console = make_console()
+    console.print(f"{drawn.caption}.")
+    if not complete:
+        console.print("note: the font lacks letters of clients' names, which are boxes in the figure")
+    for run in runs.results:
+        if not run.finished:
+            console.print(
+                f"note: {run.algorithm}, seed {run.settings.seed}, is at round {run.rounds}, not finished"
+            )
+    console.print(f"The figure is {options.out}")
+    return 0
+
+
+def _draw(runs: Runs, options: PlotOptions) -> look.CaptionedFigure:
+    from ..analysis.plots import figures
+    from ..analysis.plots.figures import plot_traffic
+    from ..analysis.plots.heatmap import plot_heatmap
+
+    if options.kind == "heatmap":
+        return plot_heatmap(_analyse_mixing(runs, options), options.round_, options.component, options.width)
+    chosen = [run for run, _ in runs.of(options.algorithm, options.seed)]
+    if options.algorithm not in (None, BASELINE):  # which every method is compared with
+        alone = [run for run in runs.results if run.algorithm == BASELINE]
+        chosen = [run for run in alone if options.seed in (None, run.settings.seed)] + chosen
+    if not chosen:
+        raise RunError(f"no run of {options.algorithm} with seed {options.seed} here")
+    if options.kind == "curves":
+        return figures.plot_curves(chosen, options.against, options.width)
+    return (figures.plot_clients if options.kind == "clients" else plot_traffic)(chosen, options.width)
+
+
+def _analyse_mixing(runs: Runs, options: PlotOptions) -> MixingAnalysis:
+    """The relations of the run to be drawn.
+
+    Raises:
+        RunError: its method does not mix client by client.
+
+    """
+    subject = RunExplanation(runs, options.algorithm, options.seed)
+    if subject.sends:
+        able = [name for name in subject.groups if MixingAnalysis(subject.groups[name][0]).mixes]
+        others = f"these do: {', '.join(able)}" if able else "no method in these runs does"
+        raise RunError(
+            f"{subject.sends} A heatmap needs a method that gives clients mixtures of their own; {others}."
+        )
+    return subject.relations

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from ..checked import explain
-from ..errors import ConfigError, RunError
-from ..reproduce import STUDIES, load_study
-from ..reproduce.options import Reproduction
-from ..reproduce.outcome import MOST_SEEDS
-from ..text import make_console, make_table, print_whole
+from ..analysis.tables import make_console, make_table, print_whole
+from ..core.errors import ConfigError, RunError
+from ..core.options import describe_errors
+from ..experiments.studies import STUDIES, load_study
+from ..experiments.studies.cells import StudyOptions
+from ..experiments.studies.outcome import MAX_SEEDS
 
 if TYPE_CHECKING:
-    from ..reproduce.run import Cell
-    from ..reproduce.study import Study
+    from ..experiments.studies.cells import Cell
+    from ..experiments.studies.study import Study
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -32,38 +32,38 @@ def reproduce(space: Namespace, problems: list[str]) -> int:
         ConfigError, RunError: options that cannot be, or a folder that cannot be used.
 
     """
-    given = {key: value for key, value in vars(space).items() if key in Reproduction.model_fields}
+    given = {key: value for key, value in vars(space).items() if key in StudyOptions.model_fields}
     try:
-        asked = Reproduction(**given)
+        asked = StudyOptions(**given)
     except ValidationError as error:
-        problems += explain(error, lambda key: "--" + key.replace("_", "-"))
+        problems += describe_errors(error, lambda key: "--" + key.replace("_", "-"))
     if problems:
         raise ConfigError("; ".join(problems))
     if space.name is None:
         if given:
             raise ConfigError("reproduce: give the NAME of a study; without one, the studies are listed")
-        _list()
+        _print_studies()
         return 0
     study = load_study(space.name)
     cells = study.cells(asked.cells)
-    most = max(study.seeds, MOST_SEEDS)
+    most = max(study.seeds, MAX_SEEDS)
     if asked.seeds and asked.seeds > most:
         raise ConfigError(f"--seeds {asked.seeds}: {study.name} takes at most {most}")
-    return _carry_out(space.name, study, cells, asked)
+    return _run_study(space.name, study, cells, asked)
 
 
-def _carry_out(name: str, study: "Study", cells: "Sequence[Cell]", asked: Reproduction) -> int:
-    from ..reproduce.output import show, write
-    from ..reproduce.records import Records
-    from ..reproduce.run import Extent
-    from ..reproduce.training import Order, carry_out
-    from .jobs import StoppedError
-    from .progress import watch
-    from .session import Interrupt
+def _run_study(name: str, study: "Study", cells: "Sequence[Cell]", asked: StudyOptions) -> int:
+    from ..experiments.job import StoppedError
+    from ..experiments.progress import make_progress_display
+    from ..experiments.session import InterruptHandler
+    from ..experiments.studies.cells import Extent
+    from ..experiments.studies.records import Records
+    from ..experiments.studies.render import show, write
+    from ..experiments.studies.train import TrainOptions, train_study
 
     folder = asked.out / study.name
     records = Records(folder)
-    again = " ".join(["fedattune reproduce", *_given(name, asked)])
+    again = " ".join(["fedattune reproduce", *_format_command(name, asked)])
     if asked.show and not records.runs:
         raise RunError(f"{folder} holds no results; make them by {again}")
     if records.runs and not (asked.resume or asked.show):
@@ -78,11 +78,17 @@ def _carry_out(name: str, study: "Study", cells: "Sequence[Cell]", asked: Reprod
             raise ConfigError(f"--out {asked.out}: {error.strerror or error}; give another folder") from error
         more = {"device": asked.device} | ({"data_dir": asked.data_dir} if asked.data_dir else {})
         extent = Extent(asked.rounds, asked.mixed_precision)
-        order = Order(asked.out, extent, asked.seeds, asked.processes, not asked.no_search, more)
-        with _alone(asked.out), Interrupt() as stop, watch(quiet=asked.quiet) as shown:
+        order = TrainOptions(asked.out, extent, asked.seeds, asked.processes, not asked.no_search, more)
+        with (
+            _lock_folder(asked.out),
+            InterruptHandler() as stop,
+            make_progress_display(quiet=asked.quiet) as shown,
+        ):
             records = Records(folder)  # as they are now that nobody else writes them
             try:
-                problems = carry_out(study, cells, records, order, stop, shown, lambda: write(study, records))
+                problems = train_study(
+                    study, cells, records, order, stop, shown, lambda: write(study, records)
+                )
             except StoppedError as stopped:
                 print(f"fedattune: {stopped}; go on with: {again} --resume", file=sys.stderr, flush=True)
                 return INTERRUPTED
@@ -94,7 +100,7 @@ def _carry_out(name: str, study: "Study", cells: "Sequence[Cell]", asked: Reprod
     return FAILED if problems else 0
 
 
-def _given(name: str, asked: Reproduction) -> list[str]:
+def _format_command(name: str, asked: StudyOptions) -> list[str]:
     """The words of this command, to go on with it."""
     words = [shlex.quote(name)]
     for key in sorted(asked.model_fields_set - {"resume", "show"}):
@@ -104,7 +110,7 @@ def _given(name: str, asked: Reproduction) -> list[str]:
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def _lock_folder(out: Path) -> Iterator[None]:
     """Keep other commands out of the folder, which would write over what this one finds.
 
     Raises:
@@ -124,7 +130,7 @@ def _alone(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def _list() -> None:
+def _print_studies() -> None:
     """The studies, what each needs, and how long it is."""
     console = make_console()
     table = make_table("study", "what", "runs", "rounds", "data", left=("study", "what", "data"))

@@ -1,24 +1,29 @@
 """From a data set and a partition to a federation."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from ..errors import ConfigError, DataError, did_you_mean
-from ..registry import check_options
-from .dataset import Array, Dataset, Index
+from ..core.errors import ConfigError, DataError, did_you_mean
+from ..core.options import check_options
+from ..core.options import list_options as options_of
+from .client_index import PARTS, Client, ClientIndex
+from .dataset import Dataset
 from .federated import Federation
-from .manifest import check_manifest, load_manifest, manifest_path, saved_partitions
-from .members import PARTS, Client, Clients
-from .partition import DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTITIONS, STRATIFIED
-from .parts import check_fractions, part_sizes, split
+from .manifest import check_manifest, list_partitions, load_manifest, resolve_manifest_path
+from .partitions import DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTITIONS, STRATIFIED
+from .sources import SOURCES, is_table, load_data, resolve_source_name
+from .splits import check_fractions, compute_part_sizes, split_parts
+from .types import Array, Index
 
 SmallClients = Literal["error", "drop"]
 """What becomes of clients that are too small: an error that names them, or they are left out and a note says so."""
 
-LISTED = 5  # clients named in one message
+
+MAX_NAMED_CLIENTS = 5  # clients named in one message
 
 
 def federate(
@@ -51,24 +56,24 @@ def federate(
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
     check_fractions(test, validation, seed)
     natural = name == "by_column"
-    names, keys = _names_and_keys(dataset, name, clients)
+    names, keys = _find_names_and_keys(dataset, name, clients)
     rows = PARTITIONS[name](keys, len(names), seed, **checked)
-    kept, notes = keep_clients(
+    kept, notes = select_usable_clients(
         dataset.name,
         names,
         rows,
         dataset.y,
         dataset.classes,
-        sizes=[part_sizes(len(mine), test, validation) for mine in rows],
+        sizes=[compute_part_sizes(len(mine), test, validation) for mine in rows],
         one_class=not natural or dataset.keeps_one_class,
         small_clients=small_clients,
         fewest=fewest,
     )
     stratified = name in STRATIFIED if stratify is None else stratify
-    members = Clients.of(
+    members = ClientIndex.of(
         Client(
             names[u],
-            *split(
+            *split_parts(
                 rows[u],
                 test=test,
                 validation=validation,
@@ -91,7 +96,9 @@ def federate(
     return _assemble(dataset, members, said, notes)
 
 
-def _names_and_keys(dataset: Dataset, partition: str, clients: int | None) -> tuple[tuple[str, ...], Array]:
+def _find_names_and_keys(
+    dataset: Dataset, partition: str, clients: int | None
+) -> tuple[tuple[str, ...], Array]:
     """The clients' names, and what the partition divides by: the labels, or each sample's natural client."""
     if partition == "by_column":
         if dataset.owner is None:
@@ -110,7 +117,7 @@ def _names_and_keys(dataset: Dataset, partition: str, clients: int | None) -> tu
     return tuple(str(u) for u in range(n)), dataset.y
 
 
-def keep_clients(
+def select_usable_clients(
     name: str,
     names: Sequence[str],
     rows: Sequence[Index],
@@ -141,8 +148,10 @@ def keep_clients(
             faults[u] = f"has {len(rows[u])} sample{plural}, {n_train} to train and {n_test} to test"
         elif u in single and not one_class:
             faults[u] = f"has {len(rows[u])} samples, all of class {classes[y[rows[u][0]]]!r}"
-    listed = "; ".join(f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:LISTED])
-    more = f"; and {len(faults) - LISTED} more" if len(faults) > LISTED else ""
+    listed = "; ".join(
+        f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:MAX_NAMED_CLIENTS]
+    )
+    more = f"; and {len(faults) - MAX_NAMED_CLIENTS} more" if len(faults) > MAX_NAMED_CLIENTS else ""
     if faults and small_clients == "error":
         drop = ', or leave them out with --small-clients drop (small_clients="drop")' * (fewest > 1)
         raise DataError(f"{name}: {listed}{more}; give such clients more data{drop}")
@@ -150,21 +159,23 @@ def keep_clients(
     if not kept:
         raise DataError(f"{name}: no client is left: {listed}{more}")
     if fewest > 1:
-        check_several(name, [names[u] for u in kept], len(faults))
+        check_two_clients(name, [names[u] for u in kept], len(faults))
     notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
     alone = [u for u in single if u not in faults]
     if alone:
         notes.append(
             f"{len(alone)} of {len(kept)} clients {'holds' if len(alone) == 1 else 'hold'} a single class: "
-            f"{_listing(names, alone)}."
+            f"{_list_names(names, alone)}."
         )
     bare = [u for u in kept if sizes[u][1] == 0]
     if 0 < len(bare) < len(kept):
-        notes.append(f"{len(bare)} of {len(kept)} clients have no validation part: {_listing(names, bare)}.")
+        notes.append(
+            f"{len(bare)} of {len(kept)} clients have no validation part: {_list_names(names, bare)}."
+        )
     return kept, tuple(notes)
 
 
-def check_several(name: str, names: Sequence[str], left_out: int = 0) -> None:
+def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> None:
     """Refuse a federation of a single client.
 
     Raises:
@@ -178,20 +189,20 @@ def check_several(name: str, names: Sequence[str], left_out: int = 0) -> None:
         raise DataError(f"{name}: a federation needs at least two clients, but there is {who}{why}; {todo}")
 
 
-def _listing(names: Sequence[str], numbers: Sequence[int]) -> str:
-    more = f" and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
-    return ", ".join(names[u] for u in numbers[:LISTED]) + more
+def _list_names(names: Sequence[str], numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - MAX_NAMED_CLIENTS} more" if len(numbers) > MAX_NAMED_CLIENTS else ""
+    return ", ".join(names[u] for u in numbers[:MAX_NAMED_CLIENTS]) + more
 
 
 def _federate_saved(
     dataset: Dataset, name: str, options: Mapping[str, Any] | None, clients: int | None
 ) -> Federation:
-    if not manifest_path(name).exists():
-        known = did_you_mean(name, [*PARTITIONS, *saved_partitions()])
+    if not resolve_manifest_path(name).exists():
+        known = did_you_mean(name, [*PARTITIONS, *list_partitions()])
         raise ConfigError(f"unknown partition {name!r}, and no such file; {known}")
     if options:
         raise ConfigError(f"the saved partition {name!r} takes no options, got {', '.join(options)}")
-    federation = from_manifest(dataset, load_manifest(name))
+    federation = restore_federation(dataset, load_manifest(name))
     if clients not in (None, federation.n_clients):
         raise ConfigError(
             f"the saved partition {name!r} has {federation.n_clients} clients, not {clients}; "
@@ -200,7 +211,7 @@ def _federate_saved(
     return federation
 
 
-def from_manifest(dataset: Dataset, manifest: Mapping[str, Any]) -> Federation:
+def restore_federation(dataset: Dataset, manifest: Mapping[str, Any]) -> Federation:
     """The federation that a manifest describes, with its exact training, validation and test parts.
 
     Raises:
@@ -215,8 +226,8 @@ def from_manifest(dataset: Dataset, manifest: Mapping[str, Any]) -> Federation:
             f"{about['fingerprint'][:12]}), not for {dataset.name!r} with {len(dataset.y)} samples "
             f"(fingerprint {dataset.fingerprint[:12]}); load the same data, or make a new partition"
         )
-    check_several(dataset.name, [entry["name"] for entry in checked["clients"]])
-    members = Clients.of(
+    check_two_clients(dataset.name, [entry["name"] for entry in checked["clients"]])
+    members = ClientIndex.of(
         Client(entry["name"], *(np.array(entry[part], dtype=np.int64) for part in PARTS))
         for entry in checked["clients"]
     )
@@ -225,7 +236,7 @@ def from_manifest(dataset: Dataset, manifest: Mapping[str, Any]) -> Federation:
 
 
 def _assemble(
-    dataset: Dataset, members: Clients, said: Mapping[str, Any], notes: tuple[str, ...]
+    dataset: Dataset, members: ClientIndex, said: Mapping[str, Any], notes: tuple[str, ...]
 ) -> Federation:
     x, preparation = dataset.x, dict[str, Array]()
     if dataset.encode is not None:
@@ -251,4 +262,54 @@ def _assemble(
         source=dataset.fingerprint,
         schema=dataset.schema,
         preparation=preparation,
+    )
+
+
+def load_federation(
+    data: str | Path = "digits",
+    *,
+    partition: str | None = None,
+    clients: int | None = None,
+    data_dir: Path | str | None = None,
+    client_column: str | None = None,
+    target: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    partition_options: Mapping[str, Any] | None = None,
+    test: float = 0.25,
+    validation: float = 0.1,
+    seed: int | None = None,
+    small_clients: SmallClients = "error",
+    stratify: bool | None = None,
+) -> Federation:
+    """Load data by name or from a table file and divide it among clients.
+
+    Raises:
+        ConfigError: unknown names, or options that do not fit.
+        DataError: the data cannot be found, read or divided so.
+
+    Examples:
+        >>> data = load_federation("digits", partition="dirichlet", clients=4)
+        >>> data
+        Federation('digits', 4 clients, 1797 samples, 10 classes)
+        >>> int(data.label_counts().sum()), len(data.clients[0].train) > len(data.clients[0].test)
+        (1797, True)
+
+    """
+    given = dict(options or {})
+    makes_clients = not is_table(data) and "clients" in {
+        o.name for o in options_of(SOURCES[resolve_source_name(str(data))])
+    }
+    if makes_clients and clients is not None and partition in (None, "by_column"):
+        given.setdefault("clients", clients)  # the source makes its clients: let it make that many
+    dataset = load_data(data, data_dir=data_dir, options=given, client_column=client_column, target=target)
+    return federate(
+        dataset,
+        partition=partition,
+        options=partition_options,
+        clients=clients,
+        test=test,
+        validation=validation,
+        seed=seed,
+        small_clients=small_clients,
+        stratify=stratify,
     )

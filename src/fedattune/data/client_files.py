@@ -13,19 +13,24 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..errors import ConfigError, DataError
-from ..files import replacing
-from .dataset import Array, Dataset
+from ..core.errors import ConfigError, DataError
+from ..core.io import replace_atomically
+from .client_index import PARTS, Client
+from .combine import constants_to_tensor
+from .dataset import Dataset
 from .federated import Federation
-from .joined import constant
-from .members import PARTS, Client
-from .preparation import as_card, from_card
 from .schema import Schema
+from .tables.scaling import constants_from_card, constants_to_card
+from .types import Array
 
-SUFFIX = ".safetensors"
-KIND = "fedattune client 1"
+CLIENT_SUFFIX = ".safetensors"
+
+
+CLIENT_FILE_KIND = "fedattune client 1"
 """What a file says that it holds, and in which version."""
-TENSORS = ("x", "y", *PARTS)
+
+
+CLIENT_TENSORS = ("x", "y", *PARTS)
 
 
 class ClientFile(NamedTuple):
@@ -35,7 +40,7 @@ class ClientFile(NamedTuple):
     number: int
 
 
-def divided(n_clients: int, nodes: int, *, blocks: bool = False) -> list[list[int]]:
+def deal_clients(n_clients: int, nodes: int, *, blocks: bool = False) -> list[list[int]]:
     """The numbers of each node's clients, dealt out in turn or, with `blocks`, in stretches of equal length.
 
     Raises:
@@ -74,31 +79,33 @@ def export_clients(federation: Federation, folder: Path | str, groups: Sequence[
     for place, group in zip(folders, groups, strict=True):
         if not group:
             raise ConfigError(f"{place.name} has no clients; every node needs at least one")
-        if any(place.glob(f"*{SUFFIX}")):
+        if any(place.glob(f"*{CLIENT_SUFFIX}")):
             raise DataError(f"{place} already holds clients; delete it first or take another folder")
     schema = Schema.of(federation)
     for place, group in zip(folders, groups, strict=True):
         try:
             place.mkdir(parents=True, exist_ok=True)
             for u in group:
-                _write(place, federation, u, schema)
+                _write_client(place, federation, u, schema)
         except (OSError, SafetensorError) as error:
             raise DataError(f"cannot write clients to {place}: {error}") from error
     return folders
 
 
-def _write(folder: Path, federation: Federation, number: int, schema: Schema) -> None:
+def _write_client(folder: Path, federation: Federation, number: int, schema: Schema) -> None:
     client = federation.clients[number]
     rows = torch.from_numpy(client.all).to(federation.device)
     ends = np.cumsum([0, *(len(getattr(client, part)) for part in PARTS)]).tolist()
     tensors = {"x": federation.x[rows].cpu().contiguous(), "y": federation.y[rows].cpu()}
     for part, start, stop in zip(PARTS, ends, ends[1:], strict=False):
         tensors[part] = torch.arange(start, stop)  # places in the client's own rows
-    about = {"kind": KIND, "name": client.name, "number": str(number), "schema": schema.to_json()}
+    about = {"kind": CLIENT_FILE_KIND, "name": client.name, "number": str(number), "schema": schema.to_json()}
     if client.name in federation.preparation:
-        about["preparation"] = json.dumps(as_card(federation.preparation[client.name], schema.numbers))
+        about["preparation"] = json.dumps(
+            constants_to_card(federation.preparation[client.name], schema.numbers)
+        )
     plain = re.sub(r"[^\w.-]", "_", client.name)[:100]
-    with replacing(folder / f"{number}-{plain}{SUFFIX}") as new:
+    with replace_atomically(folder / f"{number}-{plain}{CLIENT_SUFFIX}") as new:
         save_file(tensors, new, about)
 
 
@@ -117,9 +124,10 @@ def read_client(path: Path) -> ClientFile:
             found: dict[str, Array] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError, TypeError) as error:  # TypeError: numbers that NumPy does not have
         raise DataError(f"{path} cannot be read as safetensors: {error}; copy or export it again") from error
-    if about.get("kind") != KIND or set(found) != set(TENSORS):
+    if about.get("kind") != CLIENT_FILE_KIND or set(found) != set(CLIENT_TENSORS):
         raise DataError(
-            f"{path} is no client of fedattune: expected a file of the kind {KIND!r} with {', '.join(TENSORS)}, got "
+            f"{path} is no client of fedattune: expected a file of the kind {CLIENT_FILE_KIND!r} with "
+            f"{', '.join(CLIENT_TENSORS)}, got "
             f"{about.get('kind', 'no kind')!r} with {', '.join(sorted(found)) or 'nothing'}; write it with "
             "export_clients"
         )
@@ -130,21 +138,23 @@ def read_client(path: Path) -> ClientFile:
         schema = Schema.from_json(about.get("schema", ""))
     except ConfigError as error:
         raise DataError(f"{path}: {error}; export it again") from error
-    read = _federation(path, about.get("name", path.stem), schema, found)
-    return ClientFile(replace(read, preparation=_preparation(path, about, read, schema)), int(number))
+    read = _build_federation(path, about.get("name", path.stem), schema, found)
+    return ClientFile(replace(read, preparation=_read_preparation(path, about, read, schema)), int(number))
 
 
-def _preparation(path: Path, about: dict[str, str], client: Federation, schema: Schema) -> dict[str, Array]:
+def _read_preparation(
+    path: Path, about: dict[str, str], client: Federation, schema: Schema
+) -> dict[str, Array]:
     """The client's constants by its name; files of older versions have none."""
     if "preparation" not in about:
         return {}
     try:
-        return {client.names[0]: from_card(json.loads(about["preparation"]), schema.numbers)}
+        return {client.names[0]: constants_from_card(json.loads(about["preparation"]), schema.numbers)}
     except (ValueError, TypeError, RecursionError, DataError) as error:
         raise DataError(f"{path}: {error}; export it again") from error
 
 
-def _federation(path: Path, name: str, schema: Schema, found: dict[str, Array]) -> Federation:
+def _build_federation(path: Path, name: str, schema: Schema, found: dict[str, Array]) -> Federation:
     """A federation of the one client."""
     data = Dataset(name=str(path), x=found["x"], y=found["y"], classes=schema.classes)
     if data.x.shape[1:] != schema.input_shape:
@@ -164,8 +174,8 @@ def _federation(path: Path, name: str, schema: Schema, found: dict[str, Array]) 
         y=torch.from_numpy(data.y),
         classes=data.classes,
         clients=[Client(name, *(found[part] for part in PARTS))],
-        shift=constant(schema.shift),
-        scale=constant(schema.scale),
+        shift=constants_to_tensor(schema.shift),
+        scale=constants_to_tensor(schema.scale),
         partition={"name": "given", "clients": 1},
         schema=schema if schema.columns else None,
     )

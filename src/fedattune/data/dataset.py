@@ -1,22 +1,23 @@
-"""Labelled samples before they are divided among clients."""
+"""Labelled samples before they are divided among clients.
+
+Samples gathered from where they are kept, and normalised on the way.
+"""
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..core.errors import DataError
+from .types import Array, Index
 
 if TYPE_CHECKING:
     from .schema import Schema
 
-Array = NDArray[Any]
-Index = NDArray[np.int64]
-Encode = Callable[[list[Index], list[Index]], tuple[Array, list[Array]]]
+Encoder = Callable[[list[Index], list[Index]], tuple[Array, list[Array]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class Dataset:
     scale: Array | None = None
     owner: Array | None = None  # (n,), int64: number of the natural client of each sample
     owners: tuple[str, ...] = ()
-    encode: Encode | None = None
+    encode: Encoder | None = None
     notes: tuple[str, ...] = ()  # sentences for the user
     keeps_one_class: bool = False  # natural clients with one class are part of the definition (synthetic)
     checked: str = ""  # the fingerprint of x and y, where it was found when they were read
@@ -74,10 +75,10 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of x and y, in hexadecimal digits."""
-        return self.checked or fingerprint(self.x, self.y)
+        return self.checked or hash_arrays(self.x, self.y)
 
 
-def fingerprint(*arrays: Array) -> str:
+def hash_arrays(*arrays: Array) -> str:
     """SHA-256 of the arrays' types, shapes and bytes, in hexadecimal digits."""
     digest = hashlib.sha256()
     for array in arrays:

@@ -1,4 +1,9 @@
-"""Data divided among clients, each with its own training, validation and test part."""
+"""Data divided among clients, each with its own training, validation and test part.
+
+What a server knows of clients whose data it never sees.
+
+The part of a federation that is at one place: samples of some clients, under the numbers that all know.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,12 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ..errors import ConfigError, did_you_mean
-from .dataset import Array, fingerprint
-from .digest import manifest_digest
-from .gather import gather
-from .members import PARTS, Client, Clients, Lists, Part
+from ..core.errors import ConfigError, did_you_mean
+from .client_index import PARTS, Client, ClientIndex, Part, RaggedIndex, hash_clients
+from .dataset import hash_arrays
+from .types import Array
 
 if TYPE_CHECKING:
     from .schema import Schema
@@ -33,7 +38,7 @@ class Federation:
     x: torch.Tensor
     y: torch.Tensor
     classes: tuple[str, ...]
-    clients: Sequence[Client]  # kept as `Clients`, over flat index lists
+    clients: Sequence[Client]  # kept as `ClientIndex`, over flat index lists
     shift: torch.Tensor | None = None
     scale: torch.Tensor | None = None
     partition: Mapping[str, Any] = field(default_factory=dict)  # name, options, clients, seed, fractions
@@ -45,13 +50,13 @@ class Federation:
     )  # of a table: each client's constants, by name
 
     def __post_init__(self) -> None:
-        held = Clients.of(self.clients)
+        held = ClientIndex.of(self.clients)
         held.check(self.name, len(self.y))
         object.__setattr__(self, "clients", held)
 
     @property
-    def _held(self) -> Clients:
-        return cast(Clients, self.clients)
+    def _held(self) -> ClientIndex:
+        return cast(ClientIndex, self.clients)
 
     def __repr__(self) -> str:
         return f"Federation({self.name!r}, {self.n_clients} clients, {len(self.y)} samples, {self.n_classes} classes)"
@@ -81,7 +86,7 @@ class Federation:
         """Where the samples are."""
         return self.x.device
 
-    def part(self, part: Part) -> Lists:
+    def part(self, part: Part) -> RaggedIndex:
         """Each client's indices of one part."""
         if part not in PARTS:
             raise ConfigError(f"unknown part {part!r}; {did_you_mean(part, PARTS)}")
@@ -146,11 +151,11 @@ class Federation:
     @cached_property
     def digest(self) -> str:
         """The `hash` of the manifest, made without the whole of it: that of many clients is large."""
-        return manifest_digest(self._about, dict(self.partition), self._held)
+        return hash_clients(self._about, dict(self.partition), self._held)
 
     @cached_property
     def _about(self) -> dict[str, Any]:
-        made_of = self.source or fingerprint(self.x.cpu().numpy(), self.y.cpu().numpy())
+        made_of = self.source or hash_arrays(self.x.cpu().numpy(), self.y.cpu().numpy())
         return {"name": self.name, "n": len(self.y), "fingerprint": made_of}
 
     def heterogeneity(self) -> dict[str, float]:
@@ -170,12 +175,53 @@ class Federation:
         pairs = float(ranks @ np.sort(shares, axis=0).sum(axis=1)) / max(n * (n - 1), 1)
         return {
             "clients": n,
-            **{f"samples_{k}": v for k, v in _spread(sizes).items()},
-            **{f"classes_{k}": v for k, v in _spread(held).items()},
+            **{f"samples_{k}": v for k, v in _summarise(sizes).items()},
+            **{f"classes_{k}": v for k, v in _summarise(held).items()},
             "label_distance": float(np.abs(shares - pooled).sum(axis=1).mean() / 2),
             "label_distance_pairs": max(0.0, pairs),
         }
 
 
-def _spread(values: Array) -> dict[str, float]:
+def _summarise(values: Array) -> dict[str, float]:
     return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
+
+
+@dataclass(frozen=True)
+class FederationInfo:
+    """The clients of a real federation: their names and numbers of samples, and what a model for them is like.
+
+    It stands in for a `Federation` where no data are looked at. `counts` are (N, 3), in the order of `PARTS`.
+    """
+
+    name: str
+    names: Sequence[str]
+    counts: Sequence[Sequence[int]]
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    partition: Mapping[str, Any] = field(default_factory=lambda: {"name": "given"})
+
+    @property
+    def n_clients(self) -> int:
+        """Number of clients N."""
+        return len(self.names)
+
+    def sizes(self, part: Part) -> torch.Tensor:
+        """Each client's number of samples in one part, int64 (N,)."""
+        place = PARTS.index(part)
+        return torch.tensor([row[place] for row in self.counts], dtype=torch.int64)
+
+    def to(self, device: torch.device | str) -> "FederationInfo":
+        """Itself: there is nothing to move."""
+        return self
+
+
+def gather(
+    x: Tensor, index: Tensor, shift: Tensor | None, scale: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """(x - shift) * scale of the samples `index`, of any shape: (*index.shape, *sample); can be scripted."""
+    found = x.index_select(0, index.reshape(-1)).to(dtype)
+    if shift is not None:
+        found.sub_(shift)
+    if scale is not None:
+        found.mul_(scale)
+    return found.view(index.size() + x.size()[1:])

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..errors import DataError
-from ..files import write_text
-from .digest import manifest_hash
+from ..core.errors import DataError
+from ..core.io import write_text
+from .client_index import hash_manifest
 from .federated import Federation
 
-Rows = list[Annotated[int, Field(ge=0)]]
+RowList = list[Annotated[int, Field(ge=0)]]
 
 
 class _Data(BaseModel):
@@ -25,9 +25,9 @@ class _Data(BaseModel):
 class _Client(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     name: str
-    train: Rows
-    validation: Rows
-    test: Rows
+    train: RowList
+    validation: RowList
+    test: RowList
 
 
 class _Manifest(BaseModel):
@@ -38,23 +38,23 @@ class _Manifest(BaseModel):
     clients: list[_Client]
 
 
-def home() -> Path:
+def find_home() -> Path:
     """The folder for caches and saved partitions: FEDATTUNE_HOME, or .cache/fedattune in the user's home."""
     given = os.environ.get("FEDATTUNE_HOME")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "fedattune"
 
 
-def saved_partitions() -> list[str]:
-    """Names of the partitions saved under `home()`."""
-    return sorted(path.stem for path in (home() / "partitions").glob("*.json"))
+def list_partitions() -> list[str]:
+    """Names of the partitions saved under `find_home()`."""
+    return sorted(path.stem for path in (find_home() / "partitions").glob("*.json"))
 
 
-def manifest_path(name_or_path: str | Path) -> Path:
-    """Where a manifest is: a path if it ends in .json or has folders, else a name under `home()`."""
+def resolve_manifest_path(name_or_path: str | Path) -> Path:
+    """Where a manifest is: a path if it ends in .json or has folders, else a name under `find_home()`."""
     path = Path(name_or_path)
     if path.suffix == ".json" or len(path.parts) > 1:
         return path
-    return home() / "partitions" / f"{path.name}.json"
+    return find_home() / "partitions" / f"{path.name}.json"
 
 
 def save_manifest(federation: Federation, name_or_path: str | Path) -> Path:
@@ -64,7 +64,7 @@ def save_manifest(federation: Federation, name_or_path: str | Path) -> Path:
         DataError: a different one exists under that name, or the file cannot be written.
 
     """
-    path = manifest_path(name_or_path)
+    path = resolve_manifest_path(name_or_path)
     if path.exists():
         if load_manifest(path)["hash"] == federation.digest:
             return path
@@ -84,7 +84,7 @@ def load_manifest(name_or_path: str | Path) -> dict[str, Any]:
         DataError: no such file, no valid manifest, or changed since it was saved.
 
     """
-    path = manifest_path(name_or_path)
+    path = resolve_manifest_path(name_or_path)
     try:
         return check_manifest(json.loads(path.read_text(encoding="utf-8")), str(path))
     except OSError as error:
@@ -106,6 +106,6 @@ def check_manifest(manifest: Any, where: str = "the partition") -> dict[str, Any
         first = error.errors()[0]
         key = ".".join(str(k) for k in first["loc"])
         raise DataError(f"{where} is not a saved partition: {key or 'content'}: {first['msg']}") from error
-    if manifest_hash(checked) != checked["hash"]:
+    if hash_manifest(checked) != checked["hash"]:
         raise DataError(f"{where} has been changed since it was saved: its hash is not that of its content")
     return checked

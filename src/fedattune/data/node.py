@@ -9,26 +9,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ConfigDict, ValidationError
 
-from ..checked import Checked, explain
-from ..errors import ConfigError, DataError, did_you_mean
-from ..registry import Count
+from ..core.errors import ConfigError, DataError, did_you_mean
+from ..core.options import Count, StrictSchema, describe_errors
 from .build import federate
-from .client_files import SUFFIX, read_client
+from .client_files import CLIENT_SUFFIX, read_client
+from .combine import combine_federations, fit_to_schema, select_clients
 from .dataset import Dataset
 from .federated import Federation
-from .hub import HUB_IDS
-from .joined import fitted, joined, restricted
-from .parts import check_fractions
-from .schema import Schema
-from .schema_union import union
+from .images.hub import HUB_IDS
+from .schema import Schema, merge_schemas
 from .sources import SOURCES
-from .table import table
-from .table_file import SUFFIXES
+from .splits import check_fractions
+from .tables import load_table
+from .tables.file import TABLE_SUFFIXES
 
-Fractions = tuple[float, float, int]  # test, validation and the seed of the partition
-Numbers = tuple[int | None, ...]
+SplitFractions = tuple[float, float, int]  # test, validation and the seed of the partition
 
-OTHER_KEYS = ("state", "partition-id", "num-partitions")
+
+ClientNumbers = tuple[int | None, ...]
+
+
+NON_DATA_KEYS = ("state", "partition-id", "num-partitions")
 """Keys of a node's configuration that are not about its data."""
 
 
@@ -36,10 +37,10 @@ class NodeData(NamedTuple):
     """A node's clients with its own samples only, and their numbers in the whole federation where those are known."""
 
     federation: Federation
-    numbers: Numbers
+    numbers: ClientNumbers
 
 
-class NodeConfig(Checked):
+class NodeConfig(StrictSchema):
     """A node's configuration, as far as it is about data; in the keys, hyphens take the place of underscores."""
 
     model_config = ConfigDict(
@@ -84,7 +85,7 @@ def load_node(
         DataError: the data cannot be found, read or divided, or do not fit the schema.
 
     """
-    told = _read(config)
+    told = _read_config(config)
     fractions = (
         test if told.test is None else told.test,
         validation if told.validation is None else told.validation,
@@ -92,23 +93,27 @@ def load_node(
     )
     check_fractions(*fractions)
     if told.data in SOURCES or told.data in HUB_IDS.values():
-        _refuse(told, "a table", "target", "client_column")
-        found = _taken(told, fractions, data_dir)
+        _refuse_keys(told, "a table", "target", "client_column")
+        found = _take_clients(told, fractions, data_dir)
     else:
-        _refuse(told, "a known data set", "partition", "clients", "take")
-        files = _files(told.data)
-        if files[0].suffix.lower() == SUFFIX:
-            _refuse(told, "a table", "target", "client_column")
-            _refuse(told, "data that are not divided yet", "test", "validation")
+        _refuse_keys(told, "a known data set", "partition", "clients", "take")
+        files = _find_files(told.data)
+        if files[0].suffix.lower() == CLIENT_SUFFIX:
+            _refuse_keys(told, "a table", "target", "client_column")
+            _refuse_keys(told, "data that are not divided yet", "test", "validation")
             found = _read_clients(told.data, files)
         else:
             found = _read_tables(told, files, schema, fractions)
-    return found if schema is None else found._replace(federation=fitted(found.federation, schema, told.data))
+    return (
+        found
+        if schema is None
+        else found._replace(federation=fit_to_schema(found.federation, schema, told.data))
+    )
 
 
-def _read(config: Mapping[str, Any]) -> NodeConfig:
-    known = [*(field.alias or name for name, field in NodeConfig.model_fields.items()), *OTHER_KEYS]
-    given = {key: value for key, value in config.items() if key not in OTHER_KEYS}
+def _read_config(config: Mapping[str, Any]) -> NodeConfig:
+    known = [*(field.alias or name for name, field in NodeConfig.model_fields.items()), *NON_DATA_KEYS]
+    given = {key: value for key, value in config.items() if key not in NON_DATA_KEYS}
     if "data" not in given and set(given) <= set(known):
         raise ConfigError(
             "the node's configuration has no data; name a table, a folder or a known data set, such as "
@@ -117,11 +122,13 @@ def _read(config: Mapping[str, Any]) -> NodeConfig:
     try:
         return NodeConfig.model_validate(given)
     except ValidationError as error:
-        phrases = explain(error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, known)}")
+        phrases = describe_errors(
+            error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, known)}"
+        )
         raise ConfigError(f"the node's configuration: {'; '.join(phrases)}") from error
 
 
-def _refuse(told: NodeConfig, only: str, *fields: str) -> None:
+def _refuse_keys(told: NodeConfig, only: str, *fields: str) -> None:
     """Refuse keys that go only with other data."""
     given = [field.replace("_", "-") for field in fields if getattr(told, field) is not None]
     if given:
@@ -130,7 +137,7 @@ def _refuse(told: NodeConfig, only: str, *fields: str) -> None:
         )
 
 
-def _files(data: str) -> list[Path]:
+def _find_files(data: str) -> list[Path]:
     """The files that a node's data are in, all of one kind.
 
     Raises:
@@ -139,10 +146,12 @@ def _files(data: str) -> list[Path]:
 
     """
     path = Path(data).expanduser()
-    kinds = {suffix: suffix for suffix in (*SUFFIXES, SUFFIX)} | {".pq": ".parquet"}
+    kinds = {suffix: suffix for suffix in (*TABLE_SUFFIXES, CLIENT_SUFFIX)} | {".pq": ".parquet"}
     if path.is_file():
         if path.suffix.lower() not in kinds:
-            raise DataError(f"{path} is no table (.csv, .parquet) and no client of fedattune ({SUFFIX})")
+            raise DataError(
+                f"{path} is no table (.csv, .parquet) and no client of fedattune ({CLIENT_SUFFIX})"
+            )
         return [path]
     if not path.is_dir():
         raise ConfigError(
@@ -166,18 +175,18 @@ def _read_clients(data: str, files: Sequence[Path]) -> NodeData:
     repeated = [number for number in numbers if numbers.count(number) > 1]
     if repeated:
         raise DataError(f"{data} holds two clients of the number {repeated[0]}; leave one of them there")
-    return NodeData(joined(data, [client.federation for client in clients]), tuple(numbers))
+    return NodeData(combine_federations(data, [client.federation for client in clients]), tuple(numbers))
 
 
 def _read_tables(
-    told: NodeConfig, files: Sequence[Path], schema: Schema | None, fractions: Fractions
+    told: NodeConfig, files: Sequence[Path], schema: Schema | None, fractions: SplitFractions
 ) -> NodeData:
     target = told.target or (schema.target if schema else None)
     if target is None:
         raise ConfigError(f"the table {files[0]} needs the column to predict: add target='COLUMN'")
     whole = Path(told.data).expanduser() == files[0]
     if whole and told.client_column is not None:
-        tables = [table(files[0], schema, client_column=told.client_column, target=target)]
+        tables = [load_table(files[0], schema, client_column=told.client_column, target=target)]
     else:
         if told.client_column is not None:
             raise ConfigError(
@@ -188,10 +197,10 @@ def _read_tables(
                 f"the table {files[0]} needs the client's name, name='...', or the column that names several "
                 "clients, client-column='COLUMN'"
             )
-        tables = [table(file, schema, client_column=None, target=target) for file in files]
+        tables = [load_table(file, schema, client_column=None, target=target) for file in files]
         if schema is None and len(files) > 1:
-            joint = union([found.schema for found in tables if found.schema is not None])
-            tables = [table(file, joint, client_column=None, target=target) for file in files]
+            joint = merge_schemas([found.schema for found in tables if found.schema is not None])
+            tables = [load_table(file, joint, client_column=None, target=target) for file in files]
         names = [told.name or ""] if whole else [file.stem for file in files]
         tables = [_one_client(found, name) for found, name in zip(tables, names, strict=True)]
     test, validation, seed = fractions
@@ -199,7 +208,7 @@ def _read_tables(
         federate(found, partition="by_column", test=test, validation=validation, seed=seed, fewest=1)
         for found in tables
     ]
-    federation = joined(told.data, pieces)
+    federation = combine_federations(told.data, pieces)
     return NodeData(federation, (None,) * federation.n_clients)
 
 
@@ -207,9 +216,9 @@ def _one_client(found: Dataset, name: str) -> Dataset:
     return replace(found, owner=np.zeros(len(found.y), dtype=np.int64), owners=(name,))
 
 
-def _taken(told: NodeConfig, fractions: Fractions, data_dir: Path | str | None) -> NodeData:
+def _take_clients(told: NodeConfig, fractions: SplitFractions, data_dir: Path | str | None) -> NodeData:
     """Those clients of a known data set that this node takes."""
-    from . import load_federation  # this module is one of those that it needs
+    from .build import load_federation  # this module is one of those that it needs
 
     test, validation, seed = fractions
     whole = load_federation(
@@ -233,4 +242,4 @@ def _taken(told: NodeConfig, fractions: Fractions, data_dir: Path | str | None) 
         numbers.append(int(word))
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"take: a client is named twice in {told.take!r}")
-    return NodeData(restricted(whole, numbers), tuple(numbers))
+    return NodeData(select_clients(whole, numbers), tuple(numbers))

@@ -1,7 +1,10 @@
-"""What the nodes of a federation must agree on, since none of them sees the data of the others."""
+"""What the nodes of a federation must agree on, since none of them sees the data of the others.
+
+One schema for several tables, each of which knows only its own categories and classes.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,23 +12,26 @@ import numpy as np
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from ..checked import SHOWN, Checked, explain
-from ..errors import ConfigError, DataError, did_you_mean
-from ..yaml_file import read_yaml
-from .dataset import Array
+from ..core.errors import ConfigError, DataError, did_you_mean
+from ..core.io import read_yaml
+from ..core.options import MAX_SHOWN_CHARS, StrictSchema, describe_errors
+from .types import Array
 
 if TYPE_CHECKING:
     from .dataset import Dataset
     from .federated import Federation
 
 Names = tuple[str, ...]
-Constants = float | list[Any]  # nested lists
 
-MISSING = "missing"
+
+NestedNumbers = float | list[Any]  # nested lists
+
+
+MISSING_CATEGORY = "missing"
 """The category of cells without a value."""
 
 
-class Schema(Checked):
+class Schema(StrictSchema):
     """What all clients must agree on to train one model: its input, the classes, and the columns of a table.
 
     It is made from data by `Schema.of`, or written by hand, as JSON or YAML with the keys below, and read by
@@ -60,8 +66,8 @@ class Schema(Checked):
     categories: dict[str, Names] = Field(default_factory=dict)
     target: str | None = Field(default=None, validate_default=True)
     input_shape: tuple[int, ...] = Field(default=(), validate_default=True)
-    shift: Constants | None = None
-    scale: Constants | None = None
+    shift: NestedNumbers | None = None
+    scale: NestedNumbers | None = None
 
     @classmethod
     def of(cls, data: "Dataset | Federation") -> "Schema":
@@ -76,7 +82,7 @@ class Schema(Checked):
         constants = {key: getattr(data, key) for key in ("shift", "scale")}
         given = {key: value.tolist() for key, value in constants.items() if value is not None}
         shape = tuple(data.x.shape[1:])
-        return _checked(
+        return _validate(
             {"classes": data.classes, "input_shape": shape, **given}, f"the schema of {data.name}"
         )
 
@@ -93,8 +99,10 @@ class Schema(Checked):
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"the schema is not JSON: {error}; write it with Schema.to_json") from error
         if not isinstance(found, dict):
-            raise ConfigError(f"the schema must be an object with classes and so on, got {text[:SHOWN]}")
-        return _checked(found, "the schema")
+            raise ConfigError(
+                f"the schema must be an object with classes and so on, got {text[:MAX_SHOWN_CHARS]}"
+            )
+        return _validate(found, "the schema")
 
     @classmethod
     def read(cls, path: Path | str) -> "Schema":
@@ -104,7 +112,7 @@ class Schema(Checked):
             ConfigError: it cannot be read, or is no schema.
 
         """
-        return _checked(read_yaml(Path(path)), str(path))
+        return _validate(read_yaml(Path(path)), str(path))
 
     def to_json(self) -> str:
         """The schema in one line, without what it does not have."""
@@ -140,11 +148,12 @@ class Schema(Checked):
                 same = wanted == got or not (self.columns and found.columns)
             if not same:
                 raise DataError(
-                    f"{where} does not fit the schema: expected {field} {_brief(wanted)}, got {_brief(got)}; all "
+                    f"{where} does not fit the schema: expected {field} {_abbreviate(wanted)}, got {_abbreviate(got)}; "
+                    "all "
                     "nodes need data of one schema"
                 )
 
-    def _equal(self, one: Constants | None, other: Constants | None) -> bool:
+    def _equal(self, one: NestedNumbers | None, other: NestedNumbers | None) -> bool:
         if one is None or other is None:
             return one is other
         a, b = (np.broadcast_to(np.array(values), self.input_shape) for values in (one, other))
@@ -202,7 +211,7 @@ class Schema(Checked):
 
     @field_validator("shift", "scale")
     @classmethod
-    def _fits(cls, values: Constants | None, info: ValidationInfo) -> Constants | None:
+    def _fits(cls, values: NestedNumbers | None, info: ValidationInfo) -> NestedNumbers | None:
         if values is None or "input_shape" not in info.data:
             return values
         if info.data.get("numbers") or info.data.get("categories"):
@@ -218,21 +227,67 @@ class Schema(Checked):
         return _nested(array)
 
 
-def _nested(array: Array) -> Constants:
+def _nested(array: Array) -> NestedNumbers:
     """Float32 as nested lists of the shortest decimals that give the same float32."""
     shortest = np.array([float(str(value)) for value in array.ravel()])
-    return cast(Constants, shortest.reshape(array.shape).tolist())
+    return cast(NestedNumbers, shortest.reshape(array.shape).tolist())
 
 
-def _brief(value: object) -> str:
+def _abbreviate(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
-def _checked(given: Mapping[str, Any], where: str) -> Schema:
+def _validate(given: Mapping[str, Any], where: str) -> Schema:
     try:
         return Schema.model_validate(given)
     except ValidationError as error:
         fields = list(Schema.model_fields)
-        phrases = explain(error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, fields)}")
+        phrases = describe_errors(
+            error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, fields)}"
+        )
         raise ConfigError(f"{where}: {'; '.join(phrases)}") from error
+
+
+def merge_schemas(schemas: Sequence[Schema]) -> Schema:
+    """The schema that tables with these schemas can share: all their columns, categories and classes.
+
+    A column that some do not have is one that holds no value there, and so one that may lack values.
+
+    Raises:
+        DataError: they differ in their target, or in whether a column holds numbers or text.
+
+    """
+    targets = sorted({str(schema.target) for schema in schemas})
+    if len(targets) > 1:
+        raise DataError(f"tables must have one target, got {', '.join(targets)}; rename these columns")
+    numbers = dict.fromkeys(name for schema in schemas for name in schema.numbers)
+    texts: dict[str, set[str]] = {}
+    for schema in schemas:
+        for name, categories in schema.categories.items():
+            texts.setdefault(name, set()).update(categories)
+    for name in texts:
+        if name in numbers:
+            raise DataError(
+                f"column {name!r} holds numbers in one table and text in another; mend its cells, or write a "
+                "schema by hand that lists its categories"
+            )
+    lacking = {name for schema in schemas for name in (*numbers, *texts) if name not in schema.columns}
+    for name in lacking & set(texts):
+        texts[name].add(MISSING_CATEGORY)
+    lacking.update(name for schema in schemas for name in schema.flagged)
+    return Schema(
+        classes=_sort_classes({name for schema in schemas for name in schema.classes}),
+        numbers=tuple(numbers),
+        flagged=tuple(name for name in numbers if name in lacking),
+        categories={name: tuple(sorted(categories)) for name, categories in texts.items()},
+        target=targets[0],
+    )
+
+
+def _sort_classes(classes: set[str]) -> Names:
+    """Classes as a table of all rows would have them: numbers by size, text by the alphabet."""
+    try:
+        return tuple(sorted(classes, key=int))
+    except ValueError:
+        return tuple(sorted(classes))

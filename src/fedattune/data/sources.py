@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from ..errors import ConfigError, did_you_mean
-from ..registry import Count, build
-from .dataset import Array, Dataset
-from .hub import HUB_IDS
-from .image_sources import cifar10, cifar100, emnist, fashion_mnist, femnist, mnist, tiny_imagenet
-from .table import table
-from .table_file import SUFFIXES
+from ..core.errors import ConfigError, did_you_mean
+from ..core.options import Count, build
+from .dataset import Dataset
+from .images import cifar10, cifar100, emnist, fashion_mnist, femnist, mnist, tiny_imagenet
+from .images.hub import HUB_IDS
+from .tables import load_table
+from .tables.file import TABLE_SUFFIXES
+from .types import Array
 
 Deviation = Annotated[float, Field(ge=0, le=100)]
 
@@ -108,10 +109,10 @@ def is_table(name_or_path: str | Path) -> bool:
     name = str(name_or_path)
     if name in SOURCES or name in HUB_IDS.values():
         return False
-    return name.lower().endswith(SUFFIXES) or Path(name).is_file()
+    return name.lower().endswith(TABLE_SUFFIXES) or Path(name).is_file()
 
 
-def source_name(name: str) -> str:
+def resolve_source_name(name: str) -> str:
     """The name in `SOURCES` of the data called so there or on the Hugging Face hub.
 
     Raises:
@@ -133,7 +134,7 @@ def source_name(name: str) -> str:
     )
 
 
-def load(
+def load_data(
     name_or_path: str | Path,
     *,
     data_dir: Path | str | None = None,
@@ -156,8 +157,8 @@ def load(
         if missing:
             flags = " and ".join(f"{key} (--{key.replace('_', '-')})" for key in missing)
             raise ConfigError(f"the table {name} needs {flags}")
-        return build("table", table, {**(options or {}), **columns}, Path(name))
-    name = source_name(name)
+        return build("table", load_table, {**(options or {}), **columns}, Path(name))
+    name = resolve_source_name(name)
     given = [key for key, value in columns.items() if value is not None]
     if given:
         raise ConfigError(

@@ -5,22 +5,18 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ..core.errors import ConfigError, FedAttuneError, ModelError, did_you_mean, summarize_error
+from ..core.options import build
+from ..core.settings import EngineName
+from ..core.task import Task
 from ..data import Federation
-from ..errors import ConfigError, FedAttuneError, ModelError, brief, did_you_mean
-from ..registry import build
-from ..task import Task
-from .convolutional import digit_model, lenet, mcmahan_cnn, reddi_cnn, tf_cnn
-from .networks import cnn, dnn, mlr
-from .resnet import resnet18
-
-EngineName = Literal["auto", "loop", "batched", "ray"]
-"""How clients are run; see `Settings.engine`."""
+from .architectures import cnn, digit_model, dnn, lenet, mcmahan_cnn, mlr, reddi_cnn, resnet18, tf_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlr": mlr,
@@ -81,7 +77,7 @@ def build_model(
         raise
     except (Exception, SystemExit) as error:
         raise ModelError(
-            f"{name}(input_shape={input_shape}, n_classes={n_classes}) failed: {brief(error)}"
+            f"{name}(input_shape={input_shape}, n_classes={n_classes}) failed: {summarize_error(error)}"
         ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned {type(model).__name__}, expected a torch.nn.Module")
@@ -114,7 +110,7 @@ def check_model(
         task.gradient(task.params, task.buffers, (x, y))
     except Exception as error:
         raise ModelError(
-            f"the model {name} cannot be trained on batches of {len(x)} samples: {brief(error)}"
+            f"the model {name} cannot be trained on batches of {len(x)} samples: {summarize_error(error)}"
         ) from error
     if engine == "batched" and (reason := task.why_not_batched((x, y))):
         raise ModelError(
@@ -142,7 +138,9 @@ def find_factory(path: str) -> Callable[..., nn.Module]:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise ModelError(f"cannot import {module_name!r} for the model {path!r}: {brief(error)}") from error
+        raise ModelError(
+            f"cannot import {module_name!r} for the model {path!r}: {summarize_error(error)}"
+        ) from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise ModelError(f"{module_name!r} has no function {attribute!r} that makes the model")

@@ -1,4 +1,7 @@
-"""One global model: the weighted mean of what the cohort uploaded."""
+"""One global model: the weighted mean of what the cohort uploaded.
+
+FedAvg of the shared parts of a network whose personal parts have a global counterpart.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -6,13 +9,14 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from ..core import MixingMatrices, Payload, ServerUpdate, State
-from ..params import Params
+from ..core.algorithm import ServerUpdate
+from ..core.params import Params
+from ..core.payload import MixingMatrices, Payload, ServerState
 
 Weighting = Literal["samples", "uniform"]
 
 
-def shares(n: Tensor, weighting: Weighting) -> Tensor:
+def compute_shares(n: Tensor, weighting: Weighting) -> Tensor:
     """Weights (C,) that sum to 1: in proportion to the sample counts n (C,), or uniform."""
     p = torch.ones_like(n, dtype=torch.float64) if weighting == "uniform" else n.double()
     return p / p.sum()
@@ -23,12 +27,12 @@ def weighted_sum(p: Tensor, stack: Params) -> Params:
     return stack.map(lambda a: torch.tensordot(p.to(a.dtype), a, 1))
 
 
-def change(p: Tensor, sent: Params, received: Params) -> Params:
+def mean_update(p: Tensor, sent: Params, received: Params) -> Params:
     """sum_k p_k (received_k - sent_k) over C models, whose differences are held for one tensor at a time; p (C,)."""
     return received.map(lambda a, b: torch.tensordot(p.to(a.dtype), a - b, 1), sent)
 
 
-def last_weights(state: State, ids: Tensor, p: Tensor) -> Tensor:
+def store_weights(state: ServerState, ids: Tensor, p: Tensor) -> Tensor:
     """The weights (N,) of all clients: p (C,) for clients `ids`, 0 for others; written in place."""
     return cast(Tensor, state["p"]).to(p).zero_().index_copy_(0, ids, p)
 
@@ -42,26 +46,49 @@ class Average(ServerUpdate):
     weighting: Weighting = "samples"
     beta: float = 1.0
 
-    def init(self, w0: Params, n_clients: int) -> State:
+    def init(self, w0: Params, n_clients: int) -> ServerState:
         """The initial model, and the weights p (N,) of the last cohort."""
         return {"w": w0, "p": torch.zeros(n_clients, dtype=torch.float64)}
 
-    def broadcast(self, state: State, ids: Tensor) -> Payload:
+    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
         """The same global model for everybody."""
         return Payload(cast(Params, state["w"]).repeat(len(ids)))
 
-    def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
         """Average what came back."""
         w = cast(Params, state["w"])
-        p = shares(n, self.weighting)
+        p = compute_shares(n, self.weighting)
         mean = weighted_sum(p, received.params)
         new = mean if self.beta == 1 else (1 - self.beta) * w + self.beta * mean
-        return {"w": new, "p": last_weights(state, ids, p)}
+        return {"w": new, "p": store_weights(state, ids, p)}
 
-    def mixing(self, state: State, ids: Tensor) -> MixingMatrices | None:
+    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices | None:
         """One matrix for the whole model, whose rows all are p; none before the first aggregation."""
         p = cast(Tensor, state["p"])
         columns = p.nonzero().flatten()
         if not len(columns) or not state["w"]:
             return None
         return MixingMatrices(ids, columns, {"model": p[columns].repeat(len(ids), 1)})
+
+
+@dataclass(frozen=True)
+class PartAverage(Average):
+    """FedAvg; for clients that join after training, personal parts start as copies of trained shared ones.
+
+    `copies` has pairs of parts: the personal one and the shared one that it starts as.
+    """
+
+    copies: tuple[tuple[str, str], ...] = ()
+
+    def newcomer(self, state: ServerState) -> Params:
+        """The global model, and personal parts made of it."""
+        w = cast(Params, state["w"])
+        more = {
+            own + name.removeprefix(shared): value
+            for own, shared in self.copies
+            for name, value in w.items()
+            if name.startswith(shared + ".")
+        }
+        return Params({**w, **more})

@@ -1,22 +1,77 @@
-"""A mixture of client models for every client: one mixing matrix per component of the model."""
+"""A mixture of client models for every client: one mixing matrix per component of the model.
+
+The last upload of every client, kept on the server.
+"""
 
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, cast
+from typing import ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import MixingMatrices, Payload, State
-from ..errors import ConfigError
-from ..params import Params, as_slice
-from ..select import Unit, groups
-from .bank import Bank
-from .products import Part, dots, flat, mix
+from ..core.algorithm import ServerUpdate
+from ..core.errors import ConfigError
+from ..core.params import Params, as_slice
+from ..core.payload import MixingMatrices, Payload, ServerState
+from ..core.selectors import Unit, group_names
+from .products import Part, dots, flatten, mix
 
-AT_ONCE = 256
+
+@dataclass(frozen=True)
+class UploadStore(ServerUpdate):
+    """Keeps every client's last upload; a subclass says what it makes of them."""
+
+    per_client: ClassVar[tuple[str, ...]] = ("theta", "in_pool", "seen", "n")
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """The last upload of each of N clients (at first the initial model), and who is in the pool."""
+        device = next(iter(w0.values())).device if w0 else torch.device("cpu")
+        return {
+            "theta": w0.copies(n_clients),
+            "in_pool": torch.zeros(n_clients, dtype=torch.bool, device=device),
+            "seen": torch.zeros(n_clients, dtype=torch.bool, device=device),
+            "n": torch.ones(n_clients, dtype=torch.int64, device=device),
+        }
+
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """Keep what came back (written in place: it is all that the server holds); it is mixed when it is sent."""
+        cast(Params, state["theta"]).put_rows(ids, received.params)
+        return self.heard_from(state, ids, n)
+
+    def heard_from(self, state: ServerState, ids: Tensor, n: Tensor) -> ServerState:
+        """Note, in place as well, that clients `ids` uploaded models trained on n (C,) samples."""
+        for flag in ("in_pool", "seen"):
+            cast(Tensor, state[flag]).index_fill_(0, ids, True)
+        cast(Tensor, state["n"]).index_copy_(0, ids, n)
+        return state
+
+    def newcomer(self, state: ServerState) -> Params:
+        """The mean of all clients' last uploads."""
+        theta, seen = cast(Params, state["theta"]), cast(Tensor, state["seen"])
+        rows = as_slice(seen.nonzero().flatten()) if seen.any() else slice(None)
+        return Params({name: theta.only([name]).rows(rows)[name].mean(0) for name in theta})
+
+    def join(self, state: ServerState, n: int) -> ServerState:
+        """The state with `n` more clients, whose models nobody else is given."""
+        in_pool = cast(Tensor, state["in_pool"])
+        return {**super().join(state, n), "in_pool": torch.cat([in_pool, in_pool.new_zeros(n)])}
+
+    def absorb(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """Keep the uploads of clients that joined after training; they may be given others' models, not the reverse."""
+        new = self.aggregate(
+            {**state, "in_pool": cast(Tensor, state["in_pool"]).clone()}, ids, sent, received, n
+        )
+        return {**new, "in_pool": state["in_pool"]}
+
+
+BLOCK_CLIENTS = 256
 """Clients whose mixtures are made at a time, or as many as there are in the pool if these are more."""
 
 
@@ -64,7 +119,7 @@ class Pool:
     @property
     def parts(self) -> list[Part]:
         """What gives the component's tensors, each as (K, P)."""
-        return [partial(_part, self, name) for name in self.models]
+        return [partial(_flat_part, self, name) for name in self.models]
 
     def dots(self) -> Tensor:
         """Dot products (R, K) of each receiving client's component with every other; may be written to."""
@@ -79,7 +134,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Mixing(Bank):
+class Mixing(UploadStore):
     """Client i is sent sum_k M_l[i, k] theta_l[k] for every component l; a subclass says what M_l is.
 
     Attributes:
@@ -96,13 +151,15 @@ class Mixing(Bank):
     def weights(self, pool: Pool) -> Tensor:
         """The mixing matrix (R, K) of one component; rows sum to 1, zero where not allowed."""
 
-    def aggregate(self, state: State, ids: Tensor, sent: Payload, received: Payload, n: Tensor) -> State:
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
         """Keep what came back; it is mixed when it is sent."""
         if self.pool == "cohort":
             cast(Tensor, state["in_pool"]).zero_()
         return super().aggregate(state, ids, sent, received, n)
 
-    def receivers(self, state: State, ids: Tensor, pooled: Tensor) -> Receivers:
+    def receivers(self, state: ServerState, ids: Tensor, pooled: Tensor) -> Receivers:
         """Which models can be mixed for clients `ids`, if clients `pooled` are in the pool."""
         columns = torch.unique(torch.cat([pooled, ids]))
         own = torch.searchsorted(columns, ids)
@@ -113,29 +170,29 @@ class Mixing(Bank):
             columns, own, member, allowed.scatter_(1, own[:, None], True), cast(Tensor, state["n"])[columns]
         )
 
-    def components(self, state: State) -> dict[str, list[str]]:
+    def components(self, state: ServerState) -> dict[str, list[str]]:
         """What has a matrix of its own, with the names of its tensors."""
-        return groups(cast(Params, state["theta"]), self.unit)
+        return group_names(cast(Params, state["theta"]), self.unit)
 
-    def one(self, state: State, names: list[str], receivers: Receivers) -> Pool:
+    def one(self, state: ServerState, names: list[str], receivers: Receivers) -> Pool:
         """One component of these models; a layer is gathered now, a whole model only tensor by tensor."""
         models, rows = cast(Params, state["theta"]).only(names), as_slice(receivers.columns)
         if self.unit != "model":
             models, rows = models.rows(rows), slice(None)
         return Pool(models, rows, *receivers[1:])
 
-    def mixing(self, state: State, ids: Tensor) -> MixingMatrices:
+    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices:
         """The matrices of all components for clients `ids`."""
-        who = self.receivers(state, ids, members(state))
+        who = self.receivers(state, ids, find_members(state))
         components = self.components(state).items()
         weights = {component: self._checked(self.one(state, names, who)) for component, names in components}
         return MixingMatrices(ids, who.columns, weights)
 
-    def broadcast(self, state: State, ids: Tensor) -> Payload:
+    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
         """The mixture that each of clients `ids` is sent."""
-        theta, pooled = cast(Params, state["theta"]), members(state)
+        theta, pooled = cast(Params, state["theta"]), find_members(state)
         # Of clients outside the pool each needs its own model alone beside it: all at once would be compared in vain.
-        blocks = torch.split(ids, max(AT_ONCE, len(pooled)))
+        blocks = torch.split(ids, max(BLOCK_CLIENTS, len(pooled)))
         new: dict[str, Tensor] = {}
         for i, block in enumerate(blocks):
             who = self.receivers(state, block, pooled)
@@ -160,8 +217,8 @@ class Mixing(Bank):
             _write(weights, pool.tensor(name), out, name, start, n)
 
 
-def _part(pool: Pool, name: str) -> Tensor:
-    return flat(pool.tensor(name))
+def _flat_part(pool: Pool, name: str) -> Tensor:
+    return flatten(pool.tensor(name))
 
 
 def _write(weights: Tensor, models: Tensor, out: dict[str, Tensor], name: str, start: int, n: int) -> None:
@@ -170,9 +227,18 @@ def _write(weights: Tensor, models: Tensor, out: dict[str, Tensor], name: str, s
     mix(weights, models, out[name][start : start + len(weights)])
 
 
-def members(state: State) -> Tensor:
+def find_members(state: ServerState) -> Tensor:
     """The clients (K,) whose models are in the pool."""
     in_pool = cast(Tensor, state["in_pool"])
     if in_pool.device.type == "cpu":  # of a million, several times as fast
         return torch.from_numpy(np.flatnonzero(in_pool.numpy()))
     return in_pool.nonzero().flatten()
+
+
+def cosines(pool: Pool) -> Tensor:
+    """Cosine (R, K) of each receiving client's component with every other; 1 with its own, 0 with zeros."""
+    alike = pool.dots()
+    scale = pool.squares(alike).sqrt().clamp_min(1e-12).reciprocal()
+    alike.mul_(scale[pool.own][:, None]).mul_(scale)
+    alike.nan_to_num_(0.0, 0.0, 0.0)  # models so large that their lengths are infinite resemble nobody
+    return alike.scatter_(1, pool.own[:, None], 1.0)

@@ -1,0 +1,292 @@
+"""The network of FedAM and FedCP: features are shared out between a personal and a global head, sample by sample.
+
+The module has the parts `global_body`, `global_head` (frozen while training), `body`, `head` (personal),
+`attention`, and the client's vector `context`; `client.Separated` says which of them move and travel.
+
+How unlike two sets of features of the same samples are.
+
+FedAM's and FedCP's local loop: personal body and head and the attention learn, the global parts are frozen.
+"""
+
+import copy
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..core.algorithm import ClientUpdate
+from ..core.network import MethodModule, Network, split_head
+from ..core.params import Params
+from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
+from ..core.selectors import NamedParameters
+from ..core.task import cross_entropy
+
+MMD_BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
+"""Bandwidths of FedCP's kernels."""
+
+
+def coral(a: Tensor, b: Tensor) -> Tensor:
+    """||C_a - C_b||_F^2 / (4 f^2) for features a, b (B, f) and their covariances C with divisor B - 1.
+
+    Source: Deep CORAL (Sun and Saenko, 2016), equation 1. It is 0 for one sample.
+    """
+    return (_covariance(a) - _covariance(b)).square().sum() / (4 * a.shape[1] ** 2)
+
+
+def mmd(a: Tensor, b: Tensor) -> Tensor:
+    """Mean over all pairs of k(a, a') + k(b, b') - 2 k(a, b'), k a sum of Gaussian kernels; a, b (B, f).
+
+    k(x, y) = sum_s exp(-||x - y||^2 / (2 s)) over the bandwidths s of FedCP's public code.
+    """
+    return (_kernel(a, a) + _kernel(b, b) - 2 * _kernel(a, b)).mean()
+
+
+def _covariance(features: Tensor) -> Tensor:
+    centred = features - features.mean(0)
+    return centred.T @ centred / max(1, len(features) - 1)
+
+
+def _kernel(a: Tensor, b: Tensor) -> Tensor:
+    squares = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
+    return torch.stack([torch.exp(-squares / (2 * s)) for s in MMD_BANDWIDTHS]).sum(0)
+
+
+VectorKind = Literal["sum", "absolute", "difference"]
+
+
+ContextKind = Literal["product", "concatenated"]
+
+
+CombinationKind = Literal["logits", "probabilities"]
+
+
+def make_client_vector(kind: VectorKind, own: Tensor, shared: Tensor) -> Tensor:
+    """The client's vector v (f,) of length 1, from the weights (C, f) of its own head and of the global one.
+
+    `sum`: the sum over classes; `absolute`: that of absolute values; `difference`: that of |own - global|.
+    """
+    weights = {"sum": own, "absolute": own.abs(), "difference": (own - shared).abs()}[kind]
+    v = weights.sum(0)
+    unit: Tensor = v / v.norm().clamp_min(1e-12)
+    return unit
+
+
+class FeatureAttention(nn.Module):
+    """Two complementary weights per feature from a context u (B, k): linear, ReLU, linear, softmax of each pair."""
+
+    def __init__(self, inputs: int, hidden: int, features: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, hidden)
+        self.last = nn.Linear(hidden, 2 * features)
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Weights (B, 2, features) that sum to 1 over the pair."""
+        pairs: Tensor = self.last(torch.relu(self.first(u))).unflatten(1, (2, -1))
+        return pairs.softmax(1)
+
+
+class ConditionalPolicy(nn.Module):
+    """FedCP's conditional policy: linear, layer normalisation, ReLU, Gumbel softmax of each pair at temperature 1."""
+
+    def __init__(self, features: int, noise: bool) -> None:
+        super().__init__()
+        self.scores = nn.Sequential(nn.Linear(features, 2 * features), nn.LayerNorm(2 * features), nn.ReLU())
+        self.noise = noise
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Weights (B, 2, f) that sum to 1 over the pair."""
+        pairs: Tensor = self.scores(u).unflatten(1, (2, -1))
+        if self.noise and self.training:
+            pairs = pairs - torch.rand_like(pairs).clamp_min(1e-30).log().neg().clamp_min(1e-30).log()
+        return pairs.softmax(1)
+
+
+class SeparationModule(MethodModule):
+    """y = head(r * f_p) + global_head(s * f_p) with f_p = body(x) and [r; s] = attention(f_p, context)."""
+
+    batch_statistics = True
+
+    def __init__(
+        self, body: nn.Module, head: nn.Linear, attention: nn.Module, v: Tensor, network: "SeparationNetwork"
+    ) -> None:
+        super().__init__()
+        self.global_body, self.global_head = copy.deepcopy(body), copy.deepcopy(head)
+        self.body, self.head, self.attention = body, head, attention
+        self.context = nn.Parameter(v)
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Logits (B, C); in training mode also the personal and the global features (B, f)."""
+        own = self.body(x)
+        v = self.context.detach().expand_as(own)
+        u = torch.cat([own, v], 1) if self.network.context == "concatenated" else own * v
+        r, s = self.attention(u).unbind(1)
+        bias = self.global_head.bias
+        shared_logits = nn.functional.linear(
+            s * own, self.global_head.weight.detach(), None if bias is None else bias.detach()
+        )
+        logits = combine_logits(self.head(r * own), shared_logits, self.network.combine)
+        if not self.training:
+            return logits
+        with torch.no_grad():
+            shared = self.global_body(x)
+        return logits, own, shared
+
+    def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
+        """Cross-entropy plus lam times the alignment of personal and global features."""
+        logits, own, shared = output
+        loss = cross_entropy(logits, batch)
+        lam = self.network.lam
+        return loss + lam * self.network.alignment(own, shared) if lam else loss
+
+
+def combine_logits(own: Tensor, shared: Tensor, how: CombinationKind) -> Tensor:
+    """The heads' logits (B, C) added, or the logarithm of the mean of their probabilities."""
+    if how == "logits":
+        return own + shared
+    return torch.logaddexp(own.log_softmax(1), shared.log_softmax(1)) - torch.log(own.new_tensor(2.0))
+
+
+@dataclass(frozen=True)
+class SeparationNetwork(Network):
+    """Five parts made of the user's model and a module of attention, which a subclass makes.
+
+    `vector` says what the client's vector is at the start; with `random_first`, it is drawn (the same for all).
+    """
+
+    lam: float = 1.0
+    context: ContextKind = "product"
+    combine: CombinationKind = "logits"
+    vector: VectorKind = "sum"
+    random_first: bool = False
+
+    @abstractmethod
+    def attention(self, features: int) -> nn.Module:
+        """Makes weights (B, 2, f) or (B, 2, 1) of a context (B, f), or (B, 2 f) if it is concatenated."""
+
+    @abstractmethod
+    def alignment(self, own: Tensor, shared: Tensor) -> Tensor:
+        """How unlike personal and global features (B, f) are."""
+
+    def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
+        """Both bodies and both heads start as the model's."""
+        body, head = split_head(model, x)
+        weight = head.weight.detach()
+        v = (
+            torch.rand_like(weight[0])
+            if self.random_first
+            else make_client_vector(self.vector, weight, weight)
+        )
+        attention = self.attention(head.in_features).to(weight)
+        return SeparationModule(body, head, attention, v / v.norm().clamp_min(1e-12), self)
+
+
+@dataclass(frozen=True)
+class FedAMNetwork(SeparationNetwork):
+    """Attention of two linear layers, `hidden` wide (None: 0.19 f), per feature or one pair per sample; CORAL."""
+
+    hidden: int | None = None
+    per_feature: bool = True
+
+    def attention(self, features: int) -> nn.Module:
+        """Two linear layers."""
+        inputs = features * (2 if self.context == "concatenated" else 1)
+        hidden = max(1, round(0.19 * features)) if self.hidden is None else self.hidden
+        return FeatureAttention(inputs, hidden, features if self.per_feature else 1)
+
+    def alignment(self, own: Tensor, shared: Tensor) -> Tensor:
+        """Correlation alignment."""
+        return coral(own, shared)
+
+
+@dataclass(frozen=True)
+class FedCPNetwork(SeparationNetwork):
+    """FedCP's conditional policy, with Gumbel noise while training; maximum mean discrepancy."""
+
+    noise: bool = True
+
+    def attention(self, features: int) -> nn.Module:
+        """One linear layer with layer normalisation."""
+        return ConditionalPolicy(features, self.noise)
+
+    def alignment(self, own: Tensor, shared: Tensor) -> Tensor:
+        """Maximum mean discrepancy."""
+        return mmd(own, shared)
+
+
+TRAINED_PARTS = ("body.", "head.", "attention.")
+
+
+@dataclass(frozen=True)
+class SeparationClient(ClientUpdate):
+    """Trains E_p, H_p and A of `networks.Separation`; uploads E_p, A, and a mixture of both heads.
+
+    Attributes:
+        reset: E_p starts from E_g in every round; else it goes on from where it was.
+        head_mix: the uploaded head is (1 - c) H_g + c H_p; mixed here, so that H_p itself never leaves.
+        vector: see `make_client_vector`.
+        random_first: in the client's first round its vector is that of the initial network.
+
+    """
+
+    reset: bool = True
+    head_mix: float = 0.5
+    vector: VectorKind = "sum"
+    random_first: bool = False
+
+    def memory(self, w0: Params) -> LocalState:
+        """E_g and H_g as last received, for the trained model; and whether the client has trained."""
+        kept: LocalState = {"received": w0.only(k for k in w0 if k.startswith("global_"))}
+        if self.random_first:
+            kept["trained"] = Params(rounds=torch.zeros_like(w0["context"][0]))
+        return kept
+
+    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> Params:
+        """Start from the received model."""
+        return self.received_model(sent, memory, fresh)
+
+    def step(self, carry: Params, batch: Batch, grad: Grad, job: RoundContext) -> Params:
+        """One gradient step of the parts that learn."""
+        g = grad(carry, batch)
+        return Params({k: v - job.lr * g[k] if k.startswith(TRAINED_PARTS) else v for k, v in carry.items()})
+
+    def finish(
+        self, carry: Params, sent: Payload, memory: LocalState, job: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload E_p in place of E_g and the mixed head in place of H_g."""
+        w, c = carry, self.head_mix
+        upload = {}
+        for k, v in w.items():
+            if k.startswith("global_body."):
+                upload[k] = w[k.removeprefix("global_")]
+            elif k.startswith("global_head."):
+                upload[k] = (1 - c) * v + c * w[k.removeprefix("global_")]
+            else:
+                upload[k] = v
+        kept: LocalState = {"received": w.only(memory["received"])}
+        if self.random_first:
+            kept["trained"] = memory["trained"] + 1
+        return Payload(Params(upload)), kept
+
+    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+        """The global parts with the client's own, and its vector from its head."""
+        w = sent.params
+        v = make_client_vector(self.vector, w["head.weight"], w["global_head.weight"])
+        if self.random_first:
+            v = torch.where(memory["trained"]["rounds"] > 0, v, w["context"])
+        new = Params({**w, "context": v})
+        if self.reset:
+            new.update({k: w["global_" + k] for k in w if k.startswith("body.")})
+        return new
+
+    def trained_model(self, upload: Payload, memory: LocalState) -> Params:
+        """What was trained, with the global parts as they were received."""
+        return Params({**upload.params, **memory["received"]})
+
+
+PERSONAL_PARTS = NamedParameters(("body", "head", "context"))
+
+
+STARTING_COPIES = (("body", "global_body"), ("head", "global_head"))

@@ -1,0 +1,1 @@
+"""Analyse runs: comparison, verdict, who learns from whom, plots and reports."""

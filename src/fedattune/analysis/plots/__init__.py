@@ -1,0 +1,1 @@
+"""Figures for papers and for the report."""

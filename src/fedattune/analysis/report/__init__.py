@@ -1,0 +1,136 @@
+"""A report: runs as one HTML file that needs no network, made from their stores alone."""
+
+import base64
+import gzip
+import json
+from datetime import datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..._version import __version__
+from ...core.errors import RunError
+from ...core.io import read_json, write_text
+from ...training.storage.folder import RunFolder
+from ..compare import build_rows, group_by_algorithm
+from ..load import Runs
+from ..relations import MixingAnalysis
+from ..tables import choose_columns, write_legend
+from ..verdict import Verdict, describe_seed_differences, write_fairness_notes
+from . import content, findings
+
+MAX_DATA_BYTES = 3_200_000
+"""Bytes of data in a report; the page and its chart library take a million and a half."""
+
+
+def write_report(path: Path | str, runs: Runs) -> None:
+    """Write the report on some runs to `path`.
+
+    The page holds all it shows and the chart library (Apache ECharts), asks for nothing from any network, and stays
+    below 5 MB: of many clients or rounds, as many mixing matrices are shown as fit.
+    """
+    write_text(Path(path), render_report(runs))
+
+
+def render_report(runs: Runs) -> str:
+    """The page as text.
+
+    Raises:
+        RunError: no run has finished a round.
+
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    if not runs.results:
+        raise RunError("there is nothing to report yet: no round is finished; look again later")
+    environment = Environment(
+        loader=PackageLoader("fedattune.analysis.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters["percent"] = lambda share: f"{100 * share:.1f}"
+    here = files("fedattune.analysis.report")
+    found = findings.judge_runs(runs)
+    results, rounds_to = runs.results, runs.rounds_to
+    table = build_rows(results, rounds_to)
+    groups = group_by_algorithm(results)
+    data, matrices = _fit_data(runs, found)
+    joined = findings.summarise_newcomers(results)
+    return environment.get_template("report.html").render(
+        title=runs.title + (f", {len(joined)} of them joining after training" if joined else ""),
+        head=findings.build_answer(runs, found),
+        live=not runs.finished,
+        warnings=findings.list_warnings(runs, found),
+        tables=[
+            {
+                "columns": list(group),
+                "rows": [(row.algorithm, [cell(row) for cell in group.values()]) for row in table],
+            }
+            for group in choose_columns(table, rounds_to)
+        ],
+        legend=write_legend(table, rounds_to),
+        newcomers=joined,
+        methods=list(groups),
+        mixes=bool(data["mixing"]),
+        notes=_collect_notes(runs),
+        config=findings.describe_configuration(results),
+        environments=_collect_environments(runs),
+        version=__version__,
+        made=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+        css=Markup((here / "templates" / "report.css").read_text("utf-8")),  # noqa: S704 (our own)
+        script=Markup((here / "templates" / "report.js").read_text("utf-8")),  # noqa: S704
+        library=Markup((here / "vendor" / "echarts.min.js").read_text("utf-8")),  # noqa: S704
+        data=_compress(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
+        matrices=matrices,
+    )
+
+
+def _fit_data(runs: Runs, found: Verdict) -> tuple[dict[str, Any], str]:
+    """The data of the pictures, and as many mixing matrices, packed, as the page has room for."""
+    groups = group_by_algorithm(runs.results)
+    relations = {name: MixingAnalysis(of_one[0]) for name, of_one in groups.items()}
+    data: dict[str, Any] = {
+        "method": found.method,
+        "methods": list(groups),
+        "curves": content.build_curves(groups),
+        "clients": content.build_clients(groups, relations),
+        "traffic": content.build_traffic(groups),
+        "seeds": {name: [run.settings.seed for run in of_one] for name, of_one in groups.items()},
+    }
+    cells = content.MAX_MATRIX_BYTES
+    while True:
+        data["mixing"], matrices = content.build_mixing(relations, cells)
+        packed = _compress(matrices)
+        if len(packed) < MAX_DATA_BYTES or cells < 1_000:
+            return data, packed
+        cells = min(cells, len(matrices)) // 2
+
+
+def _compress(raw: bytes) -> str:
+    return base64.b64encode(gzip.compress(raw, mtime=0)).decode()
+
+
+def _collect_notes(runs: Runs) -> list[str]:
+    """What the data and the methods have to say."""
+    said = [note for run in runs.results for note in (*run.facts.get("data_notes", ()), *run.notes)]
+    warned = describe_seed_differences(runs.results).values()
+    return [
+        note for note in dict.fromkeys([*said, *write_fairness_notes(runs.results)]) if note not in warned
+    ]
+
+
+def _collect_environments(runs: Runs) -> list[dict[str, str]]:
+    """The versions and machines that the runs were made with, each once."""
+    found: dict[str, dict[str, str]] = {}
+    for folder in runs.folders:
+        file = RunFolder(folder).environment
+        if file.is_file():
+            said = read_json(file)
+            packages = ", ".join(f"{name} {version}" for name, version in said.pop("packages", {}).items())
+            text = {key: str(value) for key, value in said.items() if value is not None} | {
+                "packages": packages
+            }
+            found.setdefault(json.dumps(text, sort_keys=True), text)
+    return list(found.values())

@@ -1,0 +1,186 @@
+"""Local SGD, and corrections that bend its gradient.
+
+Client rules and corrections that several papers share.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .core.algorithm import ClientUpdate, pick_newest
+from .core.errors import ConfigError
+from .core.params import Params, clip_norm
+from .core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
+
+StartPoint = Literal["sent", "newest", "own"]
+"""Where local training starts: what was sent, the client's own last model unless something new was sent, or
+always its own last model."""
+
+
+class LocalContext(NamedTuple):
+    """What a correction may use.
+
+    Attributes:
+        start: the model that local training started from.
+        sent, memory: what the client was last sent, and what it keeps.
+        full_gradient: the gradient at `start` over all training samples, where a correction asks for it.
+        job: the round's order.
+
+    """
+
+    start: Params
+    sent: Payload
+    memory: LocalState
+    full_gradient: Params
+    job: RoundContext
+
+
+@dataclass(frozen=True)
+class Correction(ABC):
+    """Bends the gradient of local SGD."""
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """See `ClientUpdate`."""
+        return {}
+
+    @property
+    def needs_full_gradient(self) -> bool:
+        """Whether it uses the gradient at the starting point over all training samples."""
+        return False
+
+    def memory(self, w0: Params) -> LocalState:
+        """What the correction keeps on the client."""
+        return {}
+
+    @abstractmethod
+    def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
+        """The bent gradient at w."""
+
+    def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
+        """Extras to upload and new memory after training ended at w."""
+        return {}, {}
+
+
+@dataclass(frozen=True)
+class Proximal(Correction):
+    """Gradient of mu/2 ||w - anchor||^2; the anchor is what was last sent and stays fixed while training."""
+
+    mu: float
+
+    def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
+        """The gradient g + mu (w - anchor)."""
+        return g + self.mu * (w - local.sent.params)
+
+
+class _Carry(NamedTuple):
+    w: Params
+    start: Params
+    sent: Payload
+    memory: LocalState
+    full_gradient: Params
+    seen: Tensor
+    velocity: Params
+
+    def local(self, job: RoundContext) -> LocalContext:
+        return LocalContext(self.start, self.sent, self.memory, self.full_gradient, job)
+
+
+@dataclass(frozen=True)
+class SGD(ClientUpdate):
+    """w <- w - lr g(w; batch), the gradient bent by corrections in their order.
+
+    With `momentum`, the step is lr v with v <- momentum v + g, from v = 0 in every round; with `clip`, gradients
+    longer than that are scaled down to it.
+    """
+
+    corrections: tuple[Correction, ...] = ()
+    start: StartPoint = "sent"
+    momentum: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.corrections, tuple) or not all(
+            isinstance(c, Correction) for c in self.corrections
+        ):
+            raise ConfigError(
+                f"SGD: corrections: got {self.corrections!r}, expected a tuple such as (Proximal(0.1),)"
+            )
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """What its corrections need."""
+        return {extra: server for c in self.corrections for extra, server in c.needs.items()}
+
+    @property
+    def _probes(self) -> bool:
+        return any(c.needs_full_gradient for c in self.corrections)
+
+    def memory(self, w0: Params) -> LocalState:
+        """The corrections' memory, and the own model if training can start from it."""
+        kept: LocalState = {} if self.start == "sent" else {"own": w0}
+        for correction in self.corrections:
+            kept |= correction.memory(w0)
+        return kept
+
+    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+        """Start from the received model."""
+        w = self.received_model(sent, memory, fresh)
+        zeros = w.zeros()
+        nothing = Params()
+        return _Carry(
+            w,
+            w,
+            sent,
+            memory,
+            zeros if self._probes else nothing,
+            torch.zeros_like(job.n_steps),
+            zeros if self.momentum else nothing,
+        )
+
+    def probe_passes(self, memory: LocalState) -> Tensor | None:
+        """One pass over all training samples where a correction needs their gradient."""
+        return torch.ones(()) if self._probes else None
+
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, job: RoundContext) -> _Carry:
+        """Average the gradient at the starting point over the samples seen so far."""
+        x, _, *weight = batch
+        more = weight[0].sum() if weight else torch.full_like(carry.seen, len(x))
+        seen = carry.seen + more
+        g = carry.full_gradient + (grad(carry.start, batch) - carry.full_gradient) * (more / seen)
+        return carry._replace(full_gradient=g, seen=seen)
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+        """One corrected gradient step."""
+        g = grad(carry.w, batch)
+        for correct in self.corrections:
+            g = correct(g, carry.w, carry.local(job))
+        if self.clip is not None:
+            g = clip_norm(g, self.clip)
+        if self.momentum:
+            g = self.momentum * carry.velocity + g
+            carry = carry._replace(velocity=g)
+        return carry._replace(w=carry.w - job.lr * g)
+
+    def finish(
+        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload the trained model and the corrections' extras."""
+        extra: dict[str, Params] = {}
+        kept = dict(memory)
+        for correction in self.corrections:
+            more, changed = correction.finish(carry.w, carry.local(job))
+            extra |= more
+            kept |= changed
+        if self.start != "sent":
+            kept["own"] = carry.w
+        return Payload(carry.w, extra), kept
+
+    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+        """What was sent or the own model, as `start` says."""
+        if self.start == "own":
+            return memory["own"]
+        return pick_newest(sent.params, memory["own"], fresh) if self.start == "newest" else sent.params

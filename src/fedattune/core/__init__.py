@@ -1,0 +1,1 @@
+"""The vocabulary: algorithms, parameters, payloads, selectors, settings, errors, files and hardware."""

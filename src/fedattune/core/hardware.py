@@ -1,0 +1,169 @@
+"""What the machine offers: memory that stays with the process, and cores to run groups of clients side by side."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from .errors import ConfigError
+from .settings import Settings
+
+MIN_PARALLEL_WORK = 2_000_000
+"""Parameters times samples, or clients, from which on operations gain from being divided over the cores."""
+
+
+@contextmanager
+def seeded_rng(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw what layers draw by themselves from `seed`, and leave the generators as they were."""
+    # Not torch.manual_seed: without CUDA, it notes the stack of its caller for later, at 2 ms a time.
+    on_gpu = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(on_gpu):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+def count_parallel_groups(device: torch.device) -> int:
+    """Groups of clients that can run at the same time: PyTorch's threads on a CPU, one on a GPU."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
+@contextmanager
+def use_threads(number: int) -> Iterator[None]:
+    """Let PyTorch use so many threads, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_parallel(tasks: Sequence[Callable[[], None]]) -> None:
+    """Run tasks at the same time, each with one of PyTorch's threads; a single one with all of them."""
+    if len(tasks) < 2:
+        for task in tasks:
+            task()
+        return
+    with use_threads(1):
+        others = [_pool().submit(_without_gradients, task) for task in tasks[1:]]
+        try:
+            tasks[0]()
+        finally:
+            for other in others:
+                other.exception()  # nobody may go on writing
+        for other in others:
+            other.result()
+
+
+def _without_gradients(task: Callable[[], None]) -> None:
+    with torch.no_grad():  # a thread begins with gradients on
+        task()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="fedattune")
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed memory, once.
+
+    Updates of stacked parameters allocate megabytes at every step; by default glibc returns them to the system
+    and faults in fresh pages each time, which cost more than the arithmetic (measured: 3x on a small network).
+    """
+    if sys.platform != "linux":
+        return
+    # More than 32 MiB it returns in any case, and should: kept in pieces, gigabytes are soon too few for the next.
+    m_trim_threshold, m_mmap_threshold, limit = -1, -3, 1 << 25
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(m_mmap_threshold, limit)
+        libc.mallopt(m_trim_threshold, 1 << 30)
+
+
+def check_device(settings: Settings) -> None:
+    """Check that the device is here, and that it can do what it is asked for.
+
+    Raises:
+        ConfigError: it is not, or it cannot.
+    """
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: got 'cuda', but PyTorch finds no CUDA device here; use cpu or auto")
+    if settings.mixed_precision == "off":
+        return
+    if settings.dtype != "float32":
+        raise ConfigError(
+            f"mixed_precision: {settings.mixed_precision} goes with dtype float32, got {settings.dtype}"
+        )
+    where = resolve_device(settings).type
+    if not (torch.cuda.is_bf16_supported() if where == "cuda" else _has_cpu_bfloat16()):
+        raise ConfigError(
+            f"mixed_precision: the {where} here has no {settings.mixed_precision} arithmetic; leave it off"
+        )
+
+
+def _has_cpu_bfloat16() -> bool:
+    return any(found for name, found in torch.cpu.get_capabilities().items() if "bf16" in name)
+
+
+def resolve_device(settings: Settings) -> torch.device:
+    """The device that `settings` names; `auto` is CUDA where there is one."""
+    if settings.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(settings.device)
+
+
+def find_usable_device(settings: Settings) -> torch.device:
+    """The device that `settings` names if it is here, else what `auto` finds."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    return resolve_device(settings)
+
+
+CGROUP_PATH = Path("/sys/fs/cgroup")
+"""Where Linux says what a container may take."""
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = (CGROUP_PATH / "cpu.max").read_text(encoding="ascii").split()  # "max" is no number
+        n = min(n, max(1, int(quota) // int(period)))
+    return n
+
+
+def processes_in_memory(n: int) -> int:
+    """As many of n processes as memory has room for, if each comes to take as much as this one has."""
+    free = _free_memory_bytes()
+    return n if free is None else max(1, min(n, free // _peak_memory_bytes()))
+
+
+def _free_memory_bytes() -> int | None:
+    """Bytes that can be had, of the machine and of a container on it; None where the system does not say."""
+    found = []
+    with suppress(OSError, ValueError, IndexError):
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        found.append(1024 * int(text.split("MemAvailable:")[1].split()[0]))
+    with suppress(OSError, ValueError):
+        most, used = (
+            int((CGROUP_PATH / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current")
+        )
+        found.append(most - used)
+    return min(found, default=None)
+
+
+def _peak_memory_bytes() -> int:
+    """The most bytes that were resident in this process."""
+    from resource import RUSAGE_SELF, getrusage
+
+    return 1024 * getrusage(RUSAGE_SELF).ru_maxrss

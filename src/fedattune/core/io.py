@@ -1,0 +1,152 @@
+"""Writing files so that a crash leaves the old one or the new one, never half of it.
+
+Reading YAML: no key twice, and an error that names the line.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from yaml.constructor import ConstructorError
+
+from .errors import ConfigError, RunError
+
+
+@contextmanager
+def replace_atomically(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` to write to; it takes the place of `path` when the block ends well.
+
+    A link stays, and the file that it points to is replaced; a device or a pipe is written to as it is.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = Path(os.path.realpath(path))
+    new = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        yield new
+        with new.open("rb+") as file:
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file or nothing; to standard output where `path` is that, as /dev/stdout."""
+    if _is_stdout(path):
+        print(text, flush=True)  # to open it again would write over what was printed
+        return
+    with replace_atomically(path) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+def _is_stdout(path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(1))
+    except OSError:
+        return False
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice, of which YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise ConstructorError(
+                        None, None, f"the key {key.value!r} is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, keys as written.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, not YAML, or not a mapping.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506 (a safe loader)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # impossible dates and numbers, deep nesting
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else f": {error}"
+        raise ConfigError(f"{path} is not valid YAML{where}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{path} must hold keys with values such as 'rounds: 50', got a {type(content).__name__}"
+        )
+    return {str(key): value for key, value in content.items()}
+
+
+def read_scalar(text: str) -> Any:
+    """The value that YAML reads in `text`, or the text itself where that is no YAML."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+
+
+def clean_file_name(client: str) -> str:
+    """A client's name with nothing that a file's name cannot hold."""
+    return re.sub(r"[^\w.-]", "_", client)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the text of a file that `save_tensors` wrote.
+
+    Raises:
+        RunError: the file is missing or damaged.
+
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            return {k: file.get_tensor(k) for k in file.keys()}, file.metadata() or {}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+
+
+def unfinished_files(folder: Path) -> list[Path]:
+    """What processes that were killed began to write in a folder (see `replace_atomically`)."""
+    return sorted(folder.glob(".*.tmp*"))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a whole JSON file or nothing."""
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        RunError: it is missing or damaged.
+
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+
+
+def natural_key(name: str) -> list[str | int]:
+    """A key by which layer 4 comes before layer 11; text and numbers alternate, text first."""
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]

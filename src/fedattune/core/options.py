@@ -1,0 +1,179 @@
+"""Tables of named factories whose keyword-only parameters are the user's options.
+
+One mechanism serves algorithms, models, partitions and data sources: what a factory takes by keyword is
+listed by `fedattune list`, set with `--set name.option=value`, checked against its annotation, and stored.
+
+What every schema of options shares: numbers are no booleans, and a mistake is one phrase.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
+
+from .errors import ConfigError, did_you_mean
+
+MAX_SHOWN_CHARS = 60  # characters of a wrong value that a message repeats
+
+
+def _is_number(annotation: Any) -> bool:
+    """Whether a number can be given, and no boolean."""
+    kinds = get_args(annotation)
+    return bool not in kinds and (annotation in (int, float) or any(_is_number(kind) for kind in kinds))
+
+
+class StrictSchema(BaseModel):
+    """Options whose numbers cannot be given as true or false, which Python and Pydantic take for 1 and 0."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool) and _is_number(cls.model_fields[info.field_name or ""].annotation):
+            raise ValueError("input should be a number, not true or false")
+        return value
+
+
+def describe_errors(
+    error: ValidationError,
+    where: Callable[[str], str] = str,
+    unknown: Callable[[str], str] = "unknown option {!r}".format,
+) -> list[str]:
+    """One phrase per wrong key: `where` it was given, what is wrong, what was got."""
+    phrases: dict[str, str] = {}
+    for one in error.errors():
+        key = str(one["loc"][0])
+        reason = one["msg"].removeprefix("Value error, ")
+        if isinstance(limit := one.get("ctx", {}).get("le"), float) and limit >= 1e6:
+            reason = f"input should be at most {limit:g}"  # Pydantic writes all its digits
+        phrases.setdefault(
+            key,
+            unknown(key)
+            if one["type"] == "extra_forbidden"
+            else f"{where(key)}: {reason[:1].lower()}{reason[1:]}, got {_shorten(one['input'])}",
+        )
+    return list(phrases.values())
+
+
+def _shorten(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write whole numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+
+
+T = TypeVar("T")
+
+
+Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+"""An option that is a number above 0."""
+
+
+NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+"""An option that is a number of at least 0."""
+
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+"""An option that is a share, from 0 to 1."""
+
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+"""An option that is a whole number of at least 1."""
+
+
+class Option(NamedTuple):
+    """One keyword option of a factory."""
+
+    name: str
+    default: Any
+
+
+def summarize(factory: Callable[..., Any]) -> str:
+    """First sentence of the factory's docstring, on one line."""
+    paragraph = inspect.cleandoc(factory.__doc__ or "").split("\n\n")[0]
+    return " ".join(paragraph.split())
+
+
+def list_options(factory: Callable[..., Any]) -> list[Option]:
+    """The factory's keyword-only parameters, each with its default.
+
+    Examples:
+        >>> from fedattune.algorithms import fedprox
+        >>> options(fedprox)
+        [Option(name='mu', default=0.01), Option(name='weighting', default='samples')]
+
+    """
+    return [
+        Option(p.name, p.default)
+        for p in inspect.signature(factory).parameters.values()
+        if p.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+
+
+def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
+    """The entry called `name`.
+
+    Raises:
+        ConfigError: no such entry; the message names the nearest one.
+
+    """
+    if name not in table:
+        raise ConfigError(f"unknown {kind} {name!r}; {did_you_mean(name, table)}")
+    return table[name]
+
+
+def check_options(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of `factory`, those `given` converted to the annotated types, the others at their default.
+
+    Raises:
+        ConfigError: unknown options or impossible values, all of them in one message.
+
+    """
+    schema = _schema(name, factory)
+    fields = schema.model_fields
+    errors = [
+        f"{name} has no option {key!r}; {did_you_mean(key, fields)}" for key in given if key not in fields
+    ]
+    checked: dict[str, Any] = {}
+    try:
+        model = schema(**{k: v for k, v in given.items() if k in fields})
+        checked = {key: getattr(model, key) for key in fields}
+    except ValidationError as error:
+        errors += describe_errors(error, where=lambda key: f"{name}.{key}")
+    if errors:
+        raise ConfigError("; ".join(dict.fromkeys(errors)))
+    return checked
+
+
+@lru_cache(maxsize=256)
+def _schema(name: str, factory: Callable[..., Any]) -> type[StrictSchema]:
+    """What checks the factory's options; making it takes a hundred times as long as using it."""
+    hints = inspect.get_annotations(factory, eval_str=True)
+    fields: dict[str, Any] = {o.name: (hints[o.name], o.default) for o in list_options(factory)}
+    return create_model(name, __base__=StrictSchema, **fields)
+
+
+def build(name: str, factory: Callable[..., T], given: Mapping[str, Any], *fixed: Any) -> T:
+    """Call `factory(*fixed, **options)` with checked options.
+
+    Raises:
+        ConfigError: unknown options, impossible values, or a combination that the factory refuses.
+
+    """
+    checked = check_options(name, factory, given)
+    try:
+        return factory(*fixed, **checked)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error

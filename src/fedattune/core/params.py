@@ -1,0 +1,142 @@
+"""Named tensors with arithmetic, so that an update rule reads like the paper."""
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+
+class Params(dict[str, Tensor]):
+    """The tensors of one model; with a leading axis C on every tensor, the models of C clients.
+
+    `+ - * /` work tensor by tensor, with another `Params` of the same names or with a number, and are valid
+    for one model, for a stack of models, and under `torch.func.vmap`.
+
+    Examples:
+        >>> w = Params(weight=torch.tensor([1.0, 2.0]), bias=torch.tensor([3.0]))
+        >>> g = Params(weight=torch.tensor([10.0, 10.0]), bias=torch.tensor([10.0]))
+        >>> (w - 0.1 * g)["weight"]
+        tensor([0., 1.])
+        >>> clients = w.copies(3)  # a stack of three models
+        >>> clients["weight"].shape, clients.rows(0)["bias"], w.numel()
+        (torch.Size([3, 2]), tensor([3.]), 3)
+
+    """
+
+    def map(self, f: Callable[..., Tensor], *others: "Params") -> "Params":
+        """Apply `f` to every tensor (and the same-named ones of `others`).
+
+        Raises:
+            ValueError: the others have different names.
+
+        """
+        for other in others:
+            if other.keys() != self.keys():
+                raise ValueError(f"tensors that only one side has: {sorted(self.keys() ^ other.keys())}")
+        return Params({k: f(v, *(o[k] for o in others)) for k, v in self.items()})
+
+    def _apply(
+        self, f: Callable[[Tensor, Tensor | float], Tensor], other: "Params | Tensor | float"
+    ) -> "Params":
+        return self.map(f, other) if isinstance(other, Params) else self.map(lambda a: f(a, other))
+
+    def __add__(self, other: "Params | Tensor | float") -> "Params":
+        return self._apply(operator.add, other)
+
+    def __sub__(self, other: "Params | Tensor | float") -> "Params":
+        return self._apply(operator.sub, other)
+
+    def __mul__(self, other: "Params | Tensor | float") -> "Params":
+        return self._apply(operator.mul, other)
+
+    def __truediv__(self, other: "Params | Tensor | float") -> "Params":
+        return self._apply(operator.truediv, other)
+
+    __rmul__ = __mul__
+
+    def zeros(self) -> "Params":
+        """Zeros of the same shapes."""
+        return self.map(torch.zeros_like)
+
+    def only(self, names: Iterable[str]) -> "Params":
+        """The tensors called `names`, in this order."""
+        return Params({k: self[k] for k in names})
+
+    def without(self, names: Iterable[str]) -> "Params":
+        """All tensors but those called `names`."""
+        gone = set(names)
+        return Params({k: v for k, v in self.items() if k not in gone})
+
+    def rows(self, ids: Tensor | int | slice) -> "Params":
+        """The models of clients `ids` of a stack (a view for a number or a slice, else a copy)."""
+        if isinstance(ids, Tensor) and ids.dim() == 1 and ids.dtype == torch.int64:
+            return self.map(lambda a: a.index_select(0, ids))  # several times as fast
+        return self.map(lambda a: a[ids])
+
+    def put_rows(self, ids: Tensor, new: "Params") -> Self:
+        """Write the models `new` in place of rows `ids` of this stack."""
+        rows = as_slice(ids) if ids.device.type == "cpu" else ids
+        for k, v in self.items():
+            values = new[k].to(v.dtype)
+            if isinstance(rows, slice) and values.shape == (len(ids), *v.shape[1:]):
+                v[rows] = values  # several times as fast
+            else:
+                v.index_copy_(0, ids, values)
+        return self
+
+    def repeat(self, n: int) -> "Params":
+        """A stack of `n` times this model that takes no memory (all rows are one)."""
+        return self.map(lambda a: a.expand(n, *a.shape))
+
+    def copies(self, n: int) -> "Params":
+        """A stack of `n` copies of this model that can be written row by row."""
+        return self.map(lambda a: a.expand(n, *a.shape).clone())
+
+    def numel(self) -> int:
+        """Number of values."""
+        return sum(v.numel() for v in self.values())
+
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return sum(v.numel() * v.element_size() for v in self.values())
+
+
+def as_slice(ids: Tensor) -> Tensor | slice:
+    """The numbers `ids` as a slice where each is one more than the last: rows of a stack are then no copy."""
+    if not len(ids) or ids.dtype != torch.int64:
+        return ids
+    first, last = int(ids[0]), int(ids[-1])
+    if first < 0 or last - first != len(ids) - 1 or (ids.diff() != 1).any():
+        return ids
+    return slice(first, last + 1)
+
+
+def choose(condition: Tensor, yes: Params, no: Params) -> Params:
+    """`yes` where the client's flag `condition` (a scalar tensor) is true, else `no`."""
+    return yes.map(lambda a, b: torch.where(condition, a, b), no)
+
+
+def stack(models: Sequence[Params]) -> Params:
+    """One stack of models with a new leading axis."""
+    return Params({k: torch.stack([m[k] for m in models]) for k in models[0]})
+
+
+def concatenate(stacks: Sequence[Params]) -> Params:
+    """One stack of the rows of several."""
+    return Params({k: torch.cat([s[k] for s in stacks]) for k in stacks[0]}) if len(stacks) > 1 else stacks[0]
+
+
+def clip_norm(g: Params, most: float) -> Params:
+    """The gradient scaled down to a length of at most `most` over all tensors."""
+    length = torch.stack([v.square().sum() for v in g.values()]).sum().sqrt()
+    return g * (most / length.clamp_min(1e-12)).clamp_max(1.0)
+
+
+_pytree.register_pytree_node(
+    Params,
+    lambda p: (list(p.values()), tuple(p)),
+    lambda values, names: Params(zip(names, values, strict=True)),
+)

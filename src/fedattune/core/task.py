@@ -1,0 +1,143 @@
+"""A model and its loss as pure functions of parameters and buffers."""
+
+import copy
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .errors import ModelError, summarize_error
+from .network import MethodModule
+from .params import Params
+from .payload import Batch
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy of logits (B, classes); padding has weight 0 and does not count."""
+    _, y, *weight = batch
+    losses = sample_losses(logits, y)
+    return (losses * weight[0]).sum() / weight[0].sum() if weight else losses.mean()
+
+
+def sample_losses(logits: Tensor, y: Tensor, largest: Tensor | None = None) -> Tensor:
+    """Cross-entropy (B,) of each sample, from logits (B, classes), labels (B,), and the largest logits (B, 1) if known.
+
+    Spelled out, since PyTorch's softmax over few classes takes five times as long as these operations.
+    """
+    if logits.dtype == torch.bfloat16:
+        logits = logits.float()
+    z = logits - (logits.detach().amax(1, keepdim=True) if largest is None else largest)
+    return z.exp().sum(1).log() - z.gather(1, y[:, None]).squeeze(1)
+
+
+def trainable_params(model: nn.Module) -> Params:
+    """The parameters that training may change; frozen ones stay in the model, the same for every client."""
+    return Params({k: v.detach() for k, v in model.named_parameters() if v.requires_grad})
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained: a stateless view of a model, with its buffers passed in and out."""
+
+    model: nn.Module
+    mixed_precision: bool = False  # train with matrix products and convolutions in bfloat16
+    params: Params = field(init=False)
+    buffers: Params = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "params", trainable_params(self.model).map(torch.clone))
+        object.__setattr__(
+            self, "buffers", Params({k: v.detach().clone() for k, v in self.model.named_buffers()})
+        )
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Task":
+        """This task with all tensors on a device, floating-point ones of a type."""
+        return Task(self.model.to(device=device, dtype=dtype), self.mixed_precision)
+
+    def twin(self) -> "Task":
+        """The same task with a module of its own, so that both can be used at the same time; tensors are shared."""
+        same = {id(t): t for t in (*self.model.parameters(), *self.model.buffers())}
+        other = copy.copy(self)
+        object.__setattr__(other, "model", copy.deepcopy(self.model, same))
+        return other
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Whether the model normalises over the batch, so that padding a batch would change its result."""
+        own = isinstance(self.model, MethodModule) and self.model.batch_statistics
+        return own or any(isinstance(m, _BatchNorm) for m in self.model.modules())
+
+    @property
+    def bn_statistics(self) -> tuple[str, ...]:
+        """Names of the running means and variances of BatchNorm layers, found by module type."""
+        return tuple(
+            f"{name}.{key}" if name else key
+            for name, module in self.model.named_modules()
+            if isinstance(module, _BatchNorm)
+            for key in ("running_mean", "running_var")
+            if getattr(module, key) is not None
+        )
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether the model has convolutions, which run fastest on a CPU one client at a time."""
+        return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.model.modules())
+
+    def predict(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
+        """Logits (B, classes) in evaluation mode."""
+        self.model.eval()
+        out: Tensor = functional_call(self.model, {**params, **buffers}, (x,))
+        return out
+
+    def gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
+        """Gradient of the mean loss in training mode, and the buffers after it."""
+        self.model.train()
+        objective = self.model.objective if isinstance(self.model, MethodModule) else cross_entropy
+
+        def loss(w: Params) -> tuple[Tensor, Params]:
+            # Modules write buffers in place; a copy keeps this a pure function.
+            changed = buffers.map(torch.clone)
+            with torch.autocast(
+                batch[0].device.type, torch.bfloat16, enabled=self.mixed_precision, cache_enabled=False
+            ):
+                output = functional_call(self.model, {**w, **changed}, (batch[0],))
+                return objective(output, batch), changed
+
+        g, changed = grad(loss, has_aux=True)(params)
+        return g, changed
+
+    def why_not_batched(self, batch: Batch) -> str | None:
+        """Why several of these models cannot be trained as one batch of models; None if they can."""
+        two = (self.params.repeat(2), self.buffers.copies(2), tuple(t.expand(2, *t.shape) for t in batch))
+        try:
+            vmap(self.gradient, randomness="different")(*two)
+            with torch.no_grad():  # some layers have a batched gradient and no batched prediction
+                vmap(self.predict, randomness="different")(two[0], two[1], two[2][0])
+        except Exception as error:
+            return summarize_error(error)
+        return None
+
+    def check(self, x: Tensor, n_classes: int) -> None:
+        """Run the model once on x (B, ...).
+
+        Raises:
+            ModelError: it cannot take such input, or does not return one score per class.
+
+        """
+        name = type(self.model).__name__
+        try:
+            with torch.no_grad():
+                out = self.predict(self.params, self.buffers, x)
+        except Exception as error:
+            raise ModelError(
+                f"the model {name} does not fit the data: it cannot take inputs of shape "
+                f"{tuple(x.shape[1:])} ({summarize_error(error)})"
+            ) from error
+        if not isinstance(out, Tensor) or out.shape != (len(x), n_classes):
+            got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
+            raise ModelError(
+                f"the model {name} does not fit the data: expected {n_classes} scores per sample "
+                f"(one per class), got {got}"
+            )

@@ -1,0 +1,211 @@
+"""The image sets known by name, and how their bytes become the model's input."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ...core.options import Count
+from ..dataset import Dataset
+from ..types import Array
+from .decode import Images
+from .emnist import EmnistSplit, read_emnist
+from .hub import RowSet, read_known_images
+
+Scaling = tuple[Array | None, Array, tuple[str, ...]]  # shift, scale and notes
+
+
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+
+
+CIFAR_STD = (0.2023, 0.1994, 0.2010)
+
+
+def mnist(
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: Literal["pixel", "half", "unit"] = "pixel",
+    rows: RowSet = "all",
+) -> Dataset:
+    """MNIST, 70,000 handwritten digits of 28x28; every pixel standardised over all of them.
+
+    Source: LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998.
+    """
+    return _build_dataset("mnist", read_known_images("mnist", data_dir, label, rows=rows), scaling)
+
+
+def fashion_mnist(
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: Literal["pixel", "half", "unit"] = "pixel",
+    rows: RowSet = "all",
+) -> Dataset:
+    """Fashion-MNIST, 70,000 pictures of clothing of 28x28; every pixel standardised over all of them.
+
+    Source: Xiao et al., arXiv:1708.07747, 2017.
+    """
+    return _build_dataset(
+        "fashion_mnist", read_known_images("fashion_mnist", data_dir, label, rows=rows), scaling
+    )
+
+
+def cifar10(
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: Literal["channel", "half", "unit"] = "channel",
+    rows: RowSet = "all",
+) -> Dataset:
+    """CIFAR-10, 60,000 colour photographs of 32x32 in 10 classes.
+
+    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+    """
+    return _build_dataset("cifar10", read_known_images("cifar10", data_dir, label, rows=rows), scaling)
+
+
+def cifar100(
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: Literal["channel", "half", "unit"] = "channel",
+    rows: RowSet = "all",
+) -> Dataset:
+    """CIFAR-100, 60,000 colour photographs of 32x32 in 100 classes; label=coarse_label for the 20 groups.
+
+    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+    """
+    return _build_dataset("cifar100", read_known_images("cifar100", data_dir, label, rows=rows), scaling)
+
+
+def emnist(
+    data_dir: Path | None,
+    *,
+    split: EmnistSplit = "byclass",
+    scaling: Literal["pixel", "half", "unit"] = "unit",
+    rows: RowSet = "all",
+) -> Dataset:
+    """EMNIST, handwritten digits and letters of 28x28: 814,255 in 62 classes, or 131,600 in 47 balanced ones.
+
+    Source: Cohen et al., EMNIST: an Extension of MNIST to Handwritten Letters, 2017.
+    """
+    return _build_dataset("emnist", read_emnist(split, data_dir, rows), scaling)
+
+
+def femnist(
+    data_dir: Path | None,
+    *,
+    clients: Count | None = None,
+    seed: int = 0,
+    label: str | None = "character",
+    scaling: Literal["pixel", "half", "unit"] = "unit",
+) -> Dataset:
+    """FEMNIST, handwritten digits and letters of 28x28 in 62 classes; each of some 3,600 writers is a client.
+
+    `clients` takes as many of them, drawn at random with `seed`.
+
+    Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
+    """
+    images = read_known_images("femnist", data_dir, label, owner="writer_id")
+    if clients is not None:
+        images = _draw_owners(images, clients, seed)
+    return _build_dataset("femnist", images, scaling)
+
+
+def tiny_imagenet(
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: Literal["half", "unit"] = "half",
+    rows: RowSet = "train",
+) -> Dataset:
+    """Tiny-ImageNet, 100,000 photographs of 64x64 in 200 classes, 500 of each; grey ones become coloured.
+
+    Source: Le and Yang, Tiny ImageNet Visual Recognition Challenge, 2015.
+    """
+    return _build_dataset(
+        "tiny_imagenet", read_known_images("tiny_imagenet", data_dir, label, rows=rows), scaling
+    )
+
+
+def _draw_owners(images: Images, n: int, seed: int) -> Images:
+    """The images of n owners drawn at random."""
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
+    if n > len(images.owners):
+        raise ValueError(f"there are {len(images.owners)} clients, so {n} cannot be taken")
+    assert images.owner is not None
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(images.owners))[:n])
+    mine = np.flatnonzero(np.isin(images.owner, chosen))
+    return images._replace(
+        x=images.x[mine],
+        y=images.y[mine],
+        owner=np.searchsorted(chosen, images.owner[mine]),
+        owners=tuple(images.owners[k] for k in chosen),
+        checked="",
+    )
+
+
+def _build_dataset(name: str, images: Images, scaling: str) -> Dataset:
+    """The images, with the scaling as shift and scale: the model's input is (x - shift) * scale."""
+    shift, scale, note = SCALINGS[scaling](images.x)
+    return Dataset(
+        name=name,
+        x=images.x,
+        y=images.y,
+        classes=images.classes,
+        shift=shift,
+        scale=scale,
+        owner=images.owner,
+        owners=images.owners,
+        notes=(*images.notes, *note),
+        checked=images.checked,
+    )
+
+
+def _scale_pixels(x: Array) -> Scaling:
+    """Standardise every pixel over all images, with deviation + 0.001 (pFedMe's and FedMCSA's protocol)."""
+    mean, std = compute_moments(x)
+    note = "Every pixel is standardised over all images, those for testing included, as in the papers."
+    return mean.astype(np.float32), (1 / (std + 0.001)).astype(np.float32), (note,)
+
+
+def _scale_channels(_x: Array) -> Scaling:
+    """Standardise every channel with the mean and deviation known of CIFAR-10's training images."""
+    mean = np.array(CIFAR_MEAN, dtype=np.float64)[:, None, None]
+    std = np.array(CIFAR_STD, dtype=np.float64)[:, None, None]
+    return (255 * mean).astype(np.float32), (1 / (255 * std)).astype(np.float32), ()
+
+
+def _scale_to_half(_x: Array) -> Scaling:
+    """From -1 to 1: Normalize(0.5, 0.5) of images from 0 to 1 (FedAM's, FedCP's and PFLlib's protocol)."""
+    return np.full((1, 1, 1), 127.5, dtype=np.float32), np.full((1, 1, 1), 1 / 127.5, dtype=np.float32), ()
+
+
+def _scale_to_unit(_x: Array) -> Scaling:
+    """From 0 to 1."""
+    return None, np.full((1, 1, 1), 1 / 255, dtype=np.float32), ()
+
+
+def compute_moments(x: Array, block: int = 2_000) -> tuple[Array, Array]:
+    """Mean and deviation of each pixel of bytes x, float64, block by block so that a block stays in the cache."""
+    total = np.zeros(x.shape[1:], dtype=np.int64)
+    squares = np.zeros(x.shape[1:], dtype=np.int64)
+    for start in range(0, len(x), block):
+        part = x[start : start + block]
+        total += part.sum(axis=0, dtype=np.uint32)
+        squares += np.multiply(part, part, dtype=np.uint16).sum(
+            axis=0, dtype=np.uint32
+        )  # 255^2 fits in 16 bits
+    mean = total / len(x)
+    return mean, np.sqrt(np.maximum(squares / len(x) - mean * mean, 0))
+
+
+SCALINGS: dict[str, Callable[[Array], Scaling]] = {
+    "pixel": _scale_pixels,
+    "channel": _scale_channels,
+    "half": _scale_to_half,
+    "unit": _scale_to_unit,
+}

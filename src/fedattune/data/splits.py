@@ -1,0 +1,88 @@
+"""Each client's training, validation and test part."""
+
+import numpy as np
+
+from ..core.errors import ConfigError, DataError
+from .types import Array, Index
+
+
+def split_parts(
+    indices: Index,
+    *,
+    test: float = 0.25,
+    validation: float = 0.1,
+    seed: int,
+    client: int,
+    labels: Array | None = None,
+) -> tuple[Index, Index, Index]:
+    """Shuffle one client's indices and cut them into training, validation and test part.
+
+    floor((1 - test) n) samples are for training, of which floor(validation * that) at the end for validation.
+    With the `labels` of these samples, (n,), the parts are stratified: every class has its share of each, up to
+    rounding.
+
+    Raises:
+        DataError: the training or the test part would be empty.
+
+    """
+    random = np.random.default_rng([seed, client])
+    n_train, n_validation, n_test = compute_part_sizes(len(indices), test, validation)
+    if not n_train or not n_test:
+        raise DataError(
+            f"client {client} has {len(indices)} samples, too few for a training and a test part; "
+            'leave such clients out with --small-clients drop (small_clients="drop")'
+        )
+    kept = n_train + n_validation
+    if labels is None:
+        order = random.permutation(indices)
+        return order[:n_train], order[n_train:kept], order[kept:]
+    _, strata = np.unique(labels, return_inverse=True)
+    inside, outside = _draw_stratified(strata, kept, random)
+    train, held_out = _draw_stratified(strata[inside], n_train, random)
+    return indices[inside[train]], indices[inside[held_out]], indices[outside]
+
+
+def _draw_stratified(strata: Array, n: int, random: np.random.Generator) -> tuple[Index, Index]:
+    """Draw n of the samples, the same share of every stratum, and return their places and those of the others.
+
+    Where shares are no whole numbers, the strata with the largest rests get one more, at random among equals.
+    """
+    totals = np.bincount(strata)
+    shares = totals * n / max(len(strata), 1)
+    quotas = np.floor(shares + 1e-9).astype(np.int64)  # n_c n / m may fall just below a whole number
+    lacking = n - int(quotas.sum())
+    rests = np.round(shares - quotas, 9)
+    quotas[np.lexsort((random.random(len(totals)), -rests))[:lacking]] += 1
+    mixed = [random.permutation(places) for places in group_rows(strata)]
+    chosen = np.concatenate([places[:k] for places, k in zip(mixed, quotas, strict=True)])
+    others = np.concatenate([places[k:] for places, k in zip(mixed, quotas, strict=True)])
+    return random.permutation(chosen), random.permutation(others)
+
+
+def group_rows(values: Array, n_values: int = 0) -> list[Index]:
+    """The indices of each value 0, 1, ... of an int64 array, in their order."""
+    order = np.argsort(values, kind="stable")
+    ends = np.bincount(values, minlength=n_values).cumsum()
+    return np.split(order, ends[:-1])
+
+
+def compute_part_sizes(n: int, test: float, validation: float) -> tuple[int, int, int]:
+    """How many of n samples are for training, validation and testing."""
+    kept = int((1 - test) * n + 1e-9)  # floor; without the addend 0.7 * 10 could become 6
+    n_validation = int(validation * kept + 1e-9)
+    return kept - n_validation, n_validation, n - kept
+
+
+def check_fractions(test: float, validation: float, seed: int) -> None:
+    """Refuse fractions and seeds that cannot be.
+
+    Raises:
+        ConfigError: they cannot.
+
+    """
+    if not 0 < test < 1:
+        raise ConfigError(f"test must be a fraction above 0 and below 1, got {test}")
+    if not 0 <= validation < 1:
+        raise ConfigError(f"validation must be a fraction of at least 0 and below 1, got {validation}")
+    if seed < 0:
+        raise ConfigError(f"the partition's seed must be 0 or more, got {seed}")

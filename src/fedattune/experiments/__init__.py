@@ -1,0 +1,1 @@
+"""Run experiments: several methods and seeds, deployments, and the papers' tables."""

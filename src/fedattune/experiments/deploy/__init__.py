@@ -1,0 +1,16 @@
+"""FedAttune over a real network, by Flower: one server, and nodes that keep their data."""
+
+from importlib.util import find_spec
+
+from ...core.errors import ConfigError
+
+
+def require_flower() -> None:
+    """Check that Flower is installed.
+
+    Raises:
+        ConfigError: it is not.
+
+    """
+    if find_spec("flwr") is None:
+        raise ConfigError("a real federation needs Flower: pip install 'fedattune[flower]'")

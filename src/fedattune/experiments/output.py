@@ -1,0 +1,120 @@
+"""Where results go: the options, and what is refused before anything is trained."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from ..core.errors import ConfigError, RunError
+
+
+def _parse_processes(value: object) -> object:
+    """Read "2" as a number, and say in one phrase what can be given."""
+    number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 5 else value
+    if number != "auto" and (
+        not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= 1024
+    ):
+        raise ValueError("expected a number of processes from 1 to 1024, or auto")
+    return number
+
+
+Processes = Annotated[
+    int | Literal["auto"],
+    BeforeValidator(_parse_processes),
+    Field(description="runs trained at a time, each in a process; auto: more than one where that saves time"),
+]
+
+
+class OutputOptions(BaseModel):
+    """Where results go and how the work is spread; not part of an experiment's identity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    config: Path | None = Field(
+        None, description="YAML file with any of these options; the command line wins"
+    )
+    out: Path | None = Field(
+        None, description="run folder, absent or empty (default: runs/COMMAND-DATA-TIME)"
+    )
+    json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
+    resume: Path | None = Field(None, description="go on with the interrupted run in this folder")
+    quiet: bool = Field(False, description="no progress, only the result")
+    tensorboard: bool = Field(
+        False, description="also write event files, to be looked at with tensorboard --logdir RUN-FOLDER"
+    )
+    processes: Processes = "auto"
+
+
+def check_output_files(outputs: Mapping[str, Path | None], taken: Mapping[str, Path]) -> None:
+    """Refuse early files that could not be written at the end, or that would take the place of `taken` ones.
+
+    Raises:
+        ConfigError: a folder is missing or not writable, a file is a folder, or one that is used already.
+    """
+    used = dict(taken)
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        _check_file(option, path)
+        for what, other in used.items():
+            if _is_same_file(path, other):
+                raise ConfigError(
+                    f"{option} {path}: this is {what}, which would be written over; give another file"
+                )
+        used[f"the file of {option}"] = path
+
+
+def _check_file(option: str, path: Path) -> None:
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: this is a folder; give the name of a file")
+    if path.exists() and not path.is_file():  # a device or a pipe, which is written to as it is
+        if not os.access(path, os.W_OK):
+            raise ConfigError(f"{option} {path}: this cannot be written to; give another file")
+        return
+    folder = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
+    if not folder.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{option} {path}: the folder {folder} cannot be written to")
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    """Whether two names mean one file."""
+    if path.exists() and other.exists():
+        return path.is_file() and path.samefile(other)
+    return os.path.realpath(path) == os.path.realpath(other)
+
+
+def check_run_folder(out: Path, command: str) -> None:
+    """Refuse a run folder that holds something, or that cannot be made.
+
+    Raises:
+        ConfigError: it cannot be made or written to.
+        RunError: it is not empty, or a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise RunError(f"--out {out}: this is a file; give a new or empty folder")
+    if out.is_dir() and any(out.iterdir()):
+        raise RunError(
+            f"--out {out}: the folder is not empty, and nothing is written over; give a new one, or go on "
+            f"with the run in it by fedattune {command} --resume {shlex.quote(str(out))}"
+        )
+    full = Path(os.path.realpath(out))
+    nearest = next(folder for folder in (full, *full.parents) if folder.exists())
+    if not nearest.is_dir():
+        raise ConfigError(
+            f"--out {out}: {nearest} is a file, in which no folder can be made; give another one"
+        )
+    if not os.access(nearest, os.W_OK):
+        raise ConfigError(f"--out {out}: the folder {nearest} cannot be written to; give another one")
+
+
+def default_run_folder(command: str, data: str) -> Path:
+    """A new folder under runs/ named after the command, the data and the time."""
+    stem = f"{command}-{Path(data).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = [stem, *(f"{stem}-{again}" for again in range(2, 100))]
+    return next(path for path in (Path("runs") / name for name in names) if not path.exists())

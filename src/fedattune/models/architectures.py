@@ -1,0 +1,295 @@
+"""The networks of most papers, as factories of input shape and number of classes.
+
+Convolutional networks of single papers, as factories of input shape and number of classes.
+
+ResNet-18. He et al., CVPR 2016, https://arxiv.org/abs/1512.03385; parameters are called as in torchvision.
+
+What a network needs its inputs to be.
+"""
+
+import math
+from collections import OrderedDict
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from ..core.options import Count
+
+
+def check_image_shape(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
+    """Channels, height and width of the data's images.
+
+    Raises:
+        ValueError: no images, or a side of less than `smallest`.
+
+    """
+    if len(input_shape) != 3:
+        raise ValueError(
+            f"the data has inputs of shape {input_shape}; expected images (channels, height, width): "
+            "take mlr or dnn"
+        )
+    channels, height, width = input_shape
+    if min(height, width) < smallest:
+        raise ValueError(
+            f"images of {height}x{width} are too small; it needs {smallest}x{smallest} at least: take mlr or dnn"
+        )
+    return channels, height, width
+
+
+def mlr(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+    """Multinomial logistic regression: one linear layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), n_classes))
+
+
+def dnn(input_shape: tuple[int, ...], n_classes: int, *, hidden: Count = 100) -> nn.Module:
+    """One hidden layer with ReLU; FedMCSA has 100 units for images and 20 for Synthetic."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(input_shape), hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, n_classes),
+    )
+
+
+def cnn(
+    input_shape: tuple[int, ...], n_classes: int, *, width: Count = 32, features: Count = 512
+) -> nn.Module:
+    """The 4-layer CNN of FedAM, FedCP and PFLlib: two 5x5 convolutions with pooling, then two linear layers."""
+    channels, *size = check_image_shape(input_shape, smallest=16)
+    rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2 * width * rows * columns, features),
+        nn.ReLU(),
+        nn.Linear(features, n_classes),
+    )
+
+
+DropoutRate = Annotated[float, Field(ge=0, lt=1)]
+"""Share of the units that dropout sets to 0."""
+
+
+def lenet(
+    input_shape: tuple[int, ...],
+    n_classes: int,
+    *,
+    conv1: Count = 16,
+    conv2: Count = 32,
+    batch_norm: bool = False,
+) -> nn.Module:
+    """The LeNet of pFedHN, and with `conv1=6` and `conv2=16` the `base_cnn` of FedFomo.
+
+    Two 5x5 convolutions of `conv1` and `conv2` channels with pooling, then linear layers of 120 and 84 units.
+    pFedLA normalises both convolutions over the batch for CIFAR.
+    """
+    channels, *size = check_image_shape(input_shape, smallest=16)
+    rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
+    return nn.Sequential(
+        nn.Conv2d(channels, conv1, 5),
+        *([nn.BatchNorm2d(conv1)] if batch_norm else []),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(conv1, conv2, 5),
+        *([nn.BatchNorm2d(conv2)] if batch_norm else []),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(conv2 * rows * columns, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, n_classes),
+    )
+
+
+def tf_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+    """The `tf_cnn` of FedFomo: three 3x3 convolutions, pooling after two of them, and 64 linear units."""
+    channels, *size = check_image_shape(input_shape, smallest=18)
+    rows, columns = (((s - 2) // 2 - 2) // 2 - 2 for s in size)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * rows * columns, 64),
+        nn.ReLU(),
+        nn.Linear(64, n_classes),
+    )
+
+
+def mcmahan_cnn(input_shape: tuple[int, ...], n_classes: int, *, lrn: bool = False) -> nn.Module:
+    """The CIFAR network of the FedAvg paper, which IGFL trains: two 5x5 convolutions, three linear layers.
+
+    McMahan et al. (AISTATS 2017, section 3) take it from TensorFlow's tutorial and crop images to 24x24.
+    `lrn` is the tutorial's local response normalisation, x / (1 + 0.001/9 sum x^2)^0.75 over 9 channels.
+    """
+    channels, *size = check_image_shape(input_shape, smallest=4)
+    rows, columns = (s // 4 for s in size)
+    # PyTorch divides alpha by the number of channels; TensorFlow does not.
+    normalise = [nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)] if lrn else []
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, ceil_mode=True),  # 32 -> 16 -> 8, as TensorFlow's "same" padding does
+        *normalise,
+        nn.Conv2d(64, 64, 5, padding=2),
+        nn.ReLU(),
+        *normalise,
+        nn.MaxPool2d(3, stride=2, ceil_mode=True),
+        nn.Flatten(),
+        nn.Linear(64 * rows * columns, 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, n_classes),
+    )
+
+
+def reddi_cnn(
+    input_shape: tuple[int, ...],
+    n_classes: int,
+    *,
+    conv_dropout: DropoutRate = 0.25,
+    fc_dropout: DropoutRate = 0.5,
+) -> nn.Module:
+    """The EMNIST network of the FedAdam paper, which IGFL trains: two 3x3 convolutions, dropout, 128 units.
+
+    Reddi et al. (ICLR 2021, https://arxiv.org/abs/2003.00295). Weights start Glorot-normal, biases at 0.
+    """
+    channels, *size = check_image_shape(input_shape, smallest=6)
+    rows, columns = ((s - 4) // 2 for s in size)
+    model = nn.Sequential(
+        nn.Conv2d(channels, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(conv_dropout),
+        nn.Flatten(),
+        nn.Linear(64 * rows * columns, 128),
+        nn.ReLU(),
+        nn.Dropout(fc_dropout),
+        nn.Linear(128, n_classes),
+    )
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.xavier_normal_(parameter)
+        else:
+            nn.init.zeros_(parameter)
+    return model
+
+
+def digit_model(
+    input_shape: tuple[int, ...], n_classes: int, *, batch_norm: Literal["all", "conv", "none"] = "all"
+) -> nn.Module:
+    """The DigitModel of FedBN: three 5x5 convolutions, linear layers of 2048 and 512 units, all normalised.
+
+    Li et al. (ICLR 2021, https://arxiv.org/abs/2102.07623). `batch_norm` after `all` layers, after convolutions
+    only (`conv`), or nowhere.
+    """
+    channels, *size = check_image_shape(input_shape, smallest=4)
+    rows, columns = (s // 4 for s in size)
+
+    def norm_conv(width: int) -> list[nn.Module]:
+        return [nn.BatchNorm2d(width)] if batch_norm != "none" else []
+
+    def norm_linear(width: int) -> list[nn.Module]:
+        return [nn.BatchNorm1d(width)] if batch_norm == "all" else []
+
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 5, padding=2),
+        *norm_conv(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5, padding=2),
+        *norm_conv(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 128, 5, padding=2),
+        *norm_conv(128),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(128 * rows * columns, 2048),
+        *norm_linear(2048),
+        nn.ReLU(),
+        nn.Linear(2048, 512),
+        *norm_linear(512),
+        nn.ReLU(),
+        nn.Linear(512, n_classes),
+    )
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut: relu(x + f(x)), with a 1x1 convolution of x where sizes differ."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU()
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample: nn.Module | None = None
+        if stride > 1 or channels != width:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels, height, width) -> (B, width, height / stride, width / stride)."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        added: Tensor = self.relu(out + shortcut)
+        return added
+
+
+def resnet18(
+    input_shape: tuple[int, ...], n_classes: int, *, stem: Literal["7x7", "3x3"] = "7x7", width: Count = 64
+) -> nn.Module:
+    """ResNet-18, which FedAM trains: a stem and eight blocks of two convolutions, all normalised.
+
+    The `7x7` stem is ImageNet's and leaves a quarter of each side; `3x3`, usual for images of 32x32, leaves all.
+    The stages have 1, 2, 4 and 8 times `width` channels.
+    """
+    channels, _, _ = check_image_shape(input_shape)
+    if stem == "7x7":
+        first = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+        pool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
+    else:
+        first = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        pool = nn.Identity()
+    model = nn.Sequential(
+        OrderedDict(
+            conv1=first,
+            bn1=nn.BatchNorm2d(width),
+            relu=nn.ReLU(),
+            maxpool=pool,
+            layer1=_make_stage(width, width, 1),
+            layer2=_make_stage(width, 2 * width, 2),
+            layer3=_make_stage(2 * width, 4 * width, 2),
+            layer4=_make_stage(4 * width, 8 * width, 2),
+            avgpool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(8 * width, n_classes),
+        )
+    )
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def _make_stage(channels: int, width: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(ResidualBlock(channels, width, stride), ResidualBlock(width, width, 1))

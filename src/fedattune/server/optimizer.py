@@ -1,0 +1,45 @@
+"""Server optimizers: PyTorch's optimizers applied to the mean update."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+
+from ..core.algorithm import ServerUpdate
+from ..core.params import Params
+from ..core.payload import Payload, ServerState
+from .average import Weighting, compute_shares, mean_update
+
+
+@dataclass(frozen=True)
+class ServerOptimizer(ServerUpdate):
+    """w <- w + server_lr * direction, from D = sum_i p_i (received_i - sent_i) and the moments that are kept."""
+
+    weighting: Weighting = "uniform"
+    server_lr: float = 1.0
+
+    @abstractmethod
+    def start(self, w0: Params) -> dict[str, Params]:
+        """The moments before the first round, by name."""
+
+    @abstractmethod
+    def direction(self, mean: Params, moments: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
+        """Where to go, and the new moments, from the mean update D."""
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """The initial model and moments."""
+        return {"w": w0, **self.start(w0)}
+
+    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+        """The same global model for everybody."""
+        return Payload(cast(Params, state["w"]).repeat(len(ids)))
+
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """One step of the optimiser."""
+        kept = cast(dict[str, Params], state)
+        mean = mean_update(compute_shares(n, self.weighting), sent.params, received.params)
+        step, moments = self.direction(mean, {k: v for k, v in kept.items() if k != "w"})
+        return {"w": kept["w"] + self.server_lr * step, **moments}

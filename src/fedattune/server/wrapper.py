@@ -1,0 +1,74 @@
+"""Server rules around others: they send something more, and leave the rest to the rule inside."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+
+from ..core.algorithm import ServerUpdate
+from ..core.params import Params
+from ..core.payload import MixingMatrices, Payload, ServerState, Traffic
+
+
+@dataclass(frozen=True)
+class ServerWrapper(ServerUpdate):
+    """Does what the rule `inner` does; the base of rules that add to it.
+
+    The state is that of `inner` with more names in it.
+    """
+
+    inner: ServerUpdate
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """The state of the rule inside."""
+        return self.inner.init(w0, n_clients)
+
+    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+        """What the rule inside sends."""
+        return self.inner.broadcast(state, ids)
+
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """What the rule inside makes of the uploads."""
+        return {**state, **self.inner.aggregate(state, ids, sent, received, n)}
+
+    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices | None:
+        """The matrices of the rule inside."""
+        return self.inner.mixing(state, ids)
+
+    def remarks(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
+        """What the rule inside has to say."""
+        return self.inner.remarks(state, ids)
+
+    def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
+        """As the rule inside counts them."""
+        return self.inner.bytes_down(state, ids, sent)
+
+    def bytes_up(self, state: ServerState, ids: Tensor, received: Payload) -> Traffic:
+        """As the rule inside counts them."""
+        return self.inner.bytes_up(state, ids, received)
+
+    def global_model(self, state: ServerState) -> Params | None:
+        """That of the rule inside."""
+        return self.inner.global_model(state)
+
+    def newcomer(self, state: ServerState) -> Params:
+        """The model that the rule inside has for a newcomer."""
+        return self.inner.newcomer(state)
+
+    def join(self, state: ServerState, n: int) -> ServerState:
+        """What is added here has no row per client, so the rule inside knows all that grows."""
+        return {**state, **self.inner.join(state, n)}
+
+    def absorb(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """What the rule inside learns about newcomers; what is added here concerns everybody and stays."""
+        return {**state, **self.inner.absorb(state, ids, sent, received, n)}
+
+
+def attach_extra(payload: Payload, name: str, state: ServerState, ids: Tensor) -> Payload:
+    """The payload with `state[name]` in it, one row per client."""
+    more = cast(Params, state[name]).repeat(len(ids))
+    return payload._replace(extra={**payload.extra, name: more})

@@ -1,0 +1,1 @@
+"""Train one algorithm: `fit`, the round loop, evaluation, engines, backends and storage."""

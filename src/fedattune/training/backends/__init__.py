@@ -1,0 +1,1 @@
+"""Backends: run clients in this process, on remote workers, or on Ray."""

@@ -1,0 +1,97 @@
+"""What passes between the server and clients elsewhere: named tensors and plain values, never code."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.params import Params
+from ...core.payload import Payload
+from ..engine import Scores
+from ..evaluation import PointScores
+
+FORMAT_VERSION = 1
+"""Of the format; a parcel of another one is refused."""
+
+
+@dataclass(frozen=True)
+class WorkerMessage:
+    """Named tensors, and a head of values that JSON can hold.
+
+    A stack whose rows are all one (a model that is the same for many clients) travels as one row.
+    """
+
+    head: dict[str, Any]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def put(self, name: str, rows: Params | Payload) -> None:
+        """Add rows of tensors, or payloads, under a name."""
+        if isinstance(rows, Payload):
+            self.put(f"{name}/params", rows.params)
+            for key, part in rows.extra.items():
+                self.put(f"{name}/extra/{key}", part)
+            return
+        for key, value in rows.items():
+            same = value.dim() > 0 and len(value) > 1 and value.stride(0) == 0
+            if same:
+                self.head.setdefault("same", {})[f"{name}/{key}"] = len(value)
+            self.tensors[f"{name}/{key}"] = value[:1] if same else value
+
+    def get(self, name: str) -> Params:
+        """The rows under a name; empty if there are none."""
+        same = self.head.get("same", {})
+        found = Params()
+        for key, value in self.tensors.items():
+            if key.startswith(f"{name}/"):
+                rows = value.expand(same[key], *value.shape[1:]) if key in same else value
+                found[key[len(name) + 1 :]] = rows
+        return found
+
+    def payload(self, name: str) -> Payload:
+        """The payloads under a name."""
+        return unflatten_payload(self.get(name))
+
+    def put_scores(self, found: list[PointScores]) -> None:
+        """Add scores."""
+        self.head["scores"] = [[one.point, one.part, one.ids.tolist()] for one in found]
+        for i, one in enumerate(found):
+            self.put(f"scores/{i}", Params(one.scores._asdict()))
+
+    def scores(self) -> list[PointScores]:
+        """The scores in it."""
+        return [
+            PointScores(point, part, torch.tensor(ids), Scores(**self.get(f"scores/{i}")))
+            for i, (point, part, ids) in enumerate(self.head.get("scores", ()))
+        ]
+
+    def nbytes(self) -> int:
+        """Bytes of the tensors that travel."""
+        return sum(v.numel() * v.element_size() for v in self.tensors.values())
+
+    def to(self, device: torch.device) -> "WorkerMessage":
+        """The same with its tensors on a device."""
+        return WorkerMessage(self.head, {k: v.to(device) for k, v in self.tensors.items()})
+
+
+def unflatten_payload(tensors: Mapping[str, Tensor]) -> Payload:
+    """The payloads whose tensors are called `params/...` and `extra/.../...`."""
+    payload = Payload(Params(), {})
+    for name, value in tensors.items():
+        part, _, rest = name.partition("/")
+        if part == "extra":
+            key, _, rest = rest.partition("/")
+            payload.extra.setdefault(key, Params())[rest] = value
+        else:
+            payload.params[rest] = value
+    return payload
+
+
+def flatten_tensors(tree: Mapping[str, Any], path: str = "") -> dict[str, Tensor]:
+    """The tensors of a nest of dicts by their paths."""
+    found: dict[str, Tensor] = {}
+    for key, value in tree.items():
+        name = f"{path}/{key}" if path else key
+        found |= {name: value} if isinstance(value, Tensor) else flatten_tensors(value, name)
+    return found

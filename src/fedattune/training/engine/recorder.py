@@ -1,0 +1,350 @@
+"""One local step as a flat list of tensor operations, recorded once and replayed.
+
+Run eagerly, a step under `vmap` and `grad` spends most of its time in Python, on every step anew. `record` traces it
+once, moves what does not change during a round before the first step, and lets the rest write over its inputs.
+
+Several local steps in one call, as TorchScript where that can be had.
+
+A scripted loop does without Python from its first step to its last: it spends less on every operation, and does not
+hold the interpreter's lock, so that groups of clients run side by side in threads. PyTorch calls its TorchScript
+deprecated, without a successor that runs small operations without Python; the same loop runs unscripted, slower.
+"""
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functionalize
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ...data.federated import gather
+from .product_reuse import reuse_products
+from .rewrites import TRACE_REWRITES, fuse, memory_owner, result_meta, reuse_memory, simplify
+
+StoredSamples = tuple[Tensor, Tensor | None, Tensor | None]
+"""All samples as they are kept, and what is subtracted from them and multiplied with."""
+
+
+StepBody = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
+"""body(ready, moving, batch) -> moving."""
+
+
+class StepLoop(nn.Module):
+    """Takes local steps, each with a batch of its own."""
+
+    def __init__(self, body: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.body, self.dtype = body, dtype
+
+    def forward(
+        self,
+        first: int,
+        last: int,
+        ahead: int,
+        ready: list[Tensor],
+        moving: list[Tensor],
+        samples: StoredSamples,
+        index: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+    ) -> list[Tensor]:
+        """Take the steps `first` to `last` - 1; `index`, `labels`, `weights` (steps, ...) have all batches.
+
+        Inputs are gathered for `ahead` steps at once. `weights` are there for batches with padding.
+        """
+        x, shift, scale = samples
+        block = x
+        for t in range(first, last):
+            place = (t - first) % ahead
+            if place == 0:
+                block = gather(x, index[t : min(t + ahead, last)], shift, scale, self.dtype)
+            batch = [block[place], labels[t]]
+            if weights is not None:
+                batch.append(weights[t])
+            moving = self.body(ready, moving, batch)
+        return moving
+
+
+def script_body(body: StepBody, ready: list[Tensor], moving: list[Tensor], batch: list[Tensor]) -> StepBody:
+    """The body as TorchScript; it is run once on these tensors, none of the lists may be empty.
+
+    Raises:
+        RuntimeError: it cannot be had.
+
+    """
+    with ignore_warnings():
+        trace: Callable[..., StepBody] = torch.jit.trace
+        return trace(body, (ready, moving, batch), check_trace=False, strict=False)
+
+
+def script_loop(body: StepBody, dtype: torch.dtype) -> nn.Module:
+    """The loop around a scripted body, scripted as well."""
+    with ignore_warnings():
+        steps: nn.Module = torch.jit.script(StepLoop(body, dtype))
+    return steps
+
+
+@contextmanager
+def ignore_warnings() -> Iterator[None]:
+    """Without the warnings that TorchScript is deprecated, and that a trace is of tensors like these alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+Tensors = Sequence[Tensor]
+
+
+StepFunction = Callable[[Tensors, Tensors, Tensors], list[Tensor]]
+"""step(fixed, leaves, batch) -> leaves: what holds for all clients, their carries and buffers, their batch."""
+
+
+MAX_RECORDED_STEPS = 64
+"""Recorded steps that are kept; sizes of cohorts and batches that come back need not be recorded again."""
+
+
+class RecordedStep(NamedTuple):
+    """A step that was made ready.
+
+    Attributes:
+        before: run once for all steps of the same clients, on the fixed tensors and the leaves that stay; gives what
+            `body` needs of them.
+        body: body(ready, moving, batch), run on that, on the leaves that move, and on the batch; gives the leaves
+            that move. It may write over those that it is given.
+        many: the same for several steps; see `StepLoop`.
+        scripted: whether these are one call, in which Python is not needed.
+        moving: numbers of the leaves that a step changes.
+        random: whether it draws random numbers.
+        operations: how many there are in `body`; 0 if the step is run eagerly.
+
+    """
+
+    before: Callable[..., list[Any]]
+    body: StepBody
+    many: nn.Module
+    scripted: bool
+    moving: tuple[int, ...]
+    random: bool
+    operations: int
+
+    def staying(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves that a step leaves as they are."""
+        moving = set(self.moving)
+        return [leaf for i, leaf in enumerate(leaves) if i not in moving]
+
+
+class StepRecorder:
+    """Records steps, and keeps them by what they depend on."""
+
+    def __init__(self, recording: bool = True) -> None:
+        self._steps: dict[Hashable, RecordedStep] = {}
+        self._recording = recording
+
+    def step(
+        self, key: Hashable, function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors
+    ) -> RecordedStep:
+        """The step `function`, which `key` names, for tensors like these."""
+        whole = key, *(_tensor_layouts(group) for group in (fixed, leaves, batch))
+        if whole not in self._steps:
+            if len(self._steps) >= MAX_RECORDED_STEPS:
+                del self._steps[next(iter(self._steps))]
+            # What recording draws must not shift what the round draws.
+            with torch.random.fork_rng(enabled=True):
+                self._steps[whole] = record_step(function, fixed, leaves, batch, self._recording)
+        return self._steps[whole]
+
+
+def _tensor_layouts(tensors: Tensors) -> tuple[Any, ...]:
+    return tuple((t.shape, t.stride(), t.dtype) for t in tensors)
+
+
+def record_step(
+    function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, recording: bool = True
+) -> RecordedStep:
+    """Make `function` ready for tensors like these; as it is, where it cannot be recorded."""
+    # A tensor of its own for every leaf: one that came twice would seem to stay where it takes the other's value.
+    apart = [leaf.clone() for leaf in leaves]
+    eager = function(fixed, apart, batch)
+    moving = tuple(
+        i for i, (old, new) in enumerate(zip(apart, eager, strict=True)) if not _shares_memory(old, new)
+    )
+    if recording:
+        try:
+            step = _trace_step(function, fixed, leaves, batch, moving)
+            # Whatever the rules of `simplify` did, a step that computes something else is never used.
+            again = function(fixed, eager, batch)
+            old, new = [leaves[i] for i in moving], [again[i] for i in moving]
+            for one in (_script(step, fixed, leaves, batch), step):
+                got = _replay(one, fixed, leaves, batch)
+                if one.random or _agree(got, new, old):
+                    return one
+        except Exception:  # noqa: S110 (a user's rule or layer may do what no trace can hold: it runs as it is)
+            pass
+    return _eager_step(function, len(fixed), len(leaves), moving, batch[0].dtype)
+
+
+def _shares_memory(old: Tensor, new: Tensor) -> bool:
+    place = (old.data_ptr(), old.shape, old.stride()) == (new.data_ptr(), new.shape, new.stride())
+    return place and old.dtype == new.dtype
+
+
+def _replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Sequence[Tensor]:
+    """Two steps: in the second, what the first wrote over would show."""
+    ready, here = step.before(*fixed, *step.staying(leaves)), [copy_dense(leaves[i]) for i in step.moving]
+    x, y, *weights = batch
+    index = torch.arange(y.numel(), device=y.device).view_as(y)
+    twice = [torch.stack([t, t]) for t in (index, y, *weights)]
+    samples = (x.flatten(0, y.dim() - 1), None, None)
+    again: Sequence[Tensor] = step.many(
+        0, 2, 2, ready, here, samples, *twice[:2], twice[2] if weights else None
+    )
+    return again
+
+
+def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> RecordedStep:
+    """The step as TorchScript where that can be had; on a GPU it was never tried."""
+    if batch[0].device.type != "cpu":
+        return step
+    ready = step.before(*fixed, *step.staying(leaves))
+    try:
+        body = script_body(step.body, ready, [copy_dense(leaves[i]) for i in step.moving], list(batch))
+        return step._replace(body=body, many=script_loop(body, batch[0].dtype), scripted=True)
+    except Exception:  # what it raises is not documented; the step runs without
+        return step
+
+
+def copy_dense(leaf: Tensor) -> Tensor:
+    """A copy that can be written over."""
+    return leaf.clone(memory_format=torch.contiguous_format)
+
+
+def _agree(got: Sequence[Tensor], expected: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
+    """Whether two results of a step from `before` are equal up to rounding and what little it may flip."""
+    for a, b, old in zip(got, expected, before, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        moved = _magnitude(b - old) if b.shape == old.shape else _magnitude(b)
+        rounding = 16 * torch.finfo(b.dtype).eps * _magnitude(b) if b.is_floating_point() else 0.0
+        if not torch.allclose(a.double(), b.double(), 0, 0.05 * moved + rounding, equal_nan=True):
+            return False
+    return True
+
+
+def _magnitude(tensor: Tensor) -> float:
+    return float(tensor.double().abs().nan_to_num(0, 0, 0).amax()) if tensor.numel() else 0.0
+
+
+def _eager_step(
+    function: StepFunction, n_fixed: int, n_leaves: int, moving: tuple[int, ...], dtype: torch.dtype
+) -> RecordedStep:
+    stay = [i for i in range(n_leaves) if i not in set(moving)]
+
+    def body(ready: list[Tensor], here: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
+        leaves: list[Any] = [None] * n_leaves
+        for i, leaf in zip([*stay, *moving], [*ready[n_fixed:], *here], strict=True):
+            leaves[i] = leaf
+        new = function(ready[:n_fixed], leaves, batch)
+        return [copy_dense(new[i]) for i in moving]  # of its own: nobody knows what a rule's results share
+
+    return RecordedStep(lambda *tensors: list(tensors), body, StepLoop(body, dtype), False, moving, True, 0)
+
+
+def _trace_step(
+    function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, moving: tuple[int, ...]
+) -> RecordedStep:
+    # A tensor of its own for every argument: one that came twice would be taken for the last.
+    given = [t.view_as(t) for t in (*fixed, *leaves, *batch)]
+    n, m = len(fixed), len(leaves)
+    for i in moving:
+        given[n + i] = copy_dense(leaves[i])
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        new = function(tensors[:n], tensors[n : n + m], tensors[n + m :])
+        return [new[i] for i in moving]
+
+    traced = make_fx(flat, TRACE_REWRITES)(*given)
+    if any(_mutates(node) for node in traced.graph.nodes):
+        traced = make_fx(functionalize(flat), TRACE_REWRITES)(*given)
+    graph = traced.graph
+    graph.eliminate_dead_code()
+    simplify(graph)
+    reuse_products(graph)
+    fuse(graph)
+    random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in graph.nodes)
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    carried = [inputs[n + i] for i in moving]
+    _separate_outputs(graph, carried)
+    late = set(carried) | set(inputs[n + m :])
+    before, body = _split_graph(traced, late)
+    first = len([x for x in body.nodes if x.op == "placeholder"]) - len(late)
+    places = [node for node in body.nodes if node.op == "placeholder"][first:]
+    reuse_memory(body, places[: len(moving)])
+    operations = sum(node.op in ("call_function", "call_method") for node in body.nodes)
+    first_of_all, replay = (GraphModule(traced, one).forward for one in (before, body))
+
+    nothing = batch[0].new_zeros(())
+
+    def once(*tensors: Tensor) -> list[Tensor]:
+        return [*first_of_all(*tensors), nothing]  # no list may be empty
+
+    def each(ready: list[Tensor], here: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
+        return list(replay(*ready[:-1], *here, *batch))
+
+    return RecordedStep(once, each, StepLoop(each, batch[0].dtype), False, moving, random, operations)
+
+
+def _mutates(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _separate_outputs(graph: Graph, carried: list[Node]) -> None:
+    """Give every output memory of its own, laid out as its input, so that the next step may write over it.
+
+    An output that is an input, or shares memory with another output, would otherwise be written over with it.
+    """
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    results, used = list(cast(Sequence[Node], output.args[0])), set()
+    for i, (old, new) in enumerate(zip(carried, results, strict=True)):
+        owner = memory_owner(new)
+        shared = owner in used or owner.op != "call_function" or owner is not new
+        if shared or result_meta(new).stride != result_meta(old).stride:
+            with graph.inserting_before(output):
+                copy = graph.call_function(
+                    torch.ops.aten.clone.default, (new,), {"memory_format": torch.contiguous_format}
+                )
+            copy.meta = dict(old.meta)
+            results[i] = copy
+        used.add(memory_owner(results[i]))
+    output.args = (results,)
+
+
+def _split_graph(traced: GraphModule, late: set[Node]) -> tuple[Graph, Graph]:
+    """Two graphs: what needs none of the `late` inputs, and the rest, which is given what it needs of the first."""
+    moving = set(late)
+    (output,) = (node for node in traced.graph.nodes if node.op == "output")
+    moving.update(output.all_input_nodes)  # made anew in every step, as the next one may write over it
+    for node in traced.graph.nodes:
+        seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if seeded or node.op == "output" or any(used in moving for used in node.all_input_nodes):
+            moving.add(node)
+    before, body = Graph(traced), Graph(traced)
+    early: dict[Node, Node] = {}
+    for node in traced.graph.nodes:
+        if node not in moving:
+            early[node] = before.node_copy(node, lambda x: early[x])
+    needed = [node for node in early if moving.intersection(node.users)]
+    before.output([early[node] for node in needed])
+    late_copies = {node: body.placeholder(f"ready_{i}") for i, node in enumerate(needed)}
+    for node, copy in late_copies.items():
+        copy.meta = dict(node.meta)
+    for node in traced.graph.nodes:
+        if node in moving:
+            late_copies[node] = body.node_copy(node, lambda x: late_copies[x])
+    body.eliminate_dead_code()
+    before.eliminate_dead_code()
+    return before, body

@@ -1,0 +1,352 @@
+"""Make a traced step cheaper without changing what it computes: fewer operations, fewer passes over memory.
+
+What PyTorch records of a step under `vmap` and `grad` is written for generality: no-op views, products with one, an
+update in three passes over the parameters. Each rule below removes one such thing; the numbers stay the same up to
+the rounding of fused multiply-adds.
+"""
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, Node
+
+from .kernels import max_pool_with_indices, multiply_narrow
+
+aten = torch.ops.aten
+
+
+ADD, SUB, MUL = aten.add.Tensor, aten.sub.Tensor, (aten.mul.Tensor, aten.mul.Scalar)
+
+
+TRANSPOSES = (aten.transpose.int, aten.t.default)
+
+
+CONSTANT_FILLS = {
+    aten.ones_like.default: 1, aten.new_ones.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0,
+    aten.ones.default: 1, aten.zeros.default: 0,
+}  # fmt: skip
+
+
+ADDING_PRODUCTS = {aten.bmm.default: aten.baddbmm.default, aten.mm.default: aten.addmm.default}
+
+
+IN_PLACE = {
+    aten.add.Tensor: "add_", aten.sub.Tensor: "sub_", aten.mul.Tensor: "mul_", aten.mul.Scalar: "mul_",
+    aten.div.Tensor: "div_", aten.neg.default: "neg_", aten.exp.default: "exp_", aten.relu.default: "relu_",
+    aten.scatter_add.default: "scatter_add_", aten.baddbmm.default: "baddbmm_", aten.addmm.default: "addmm_",
+    aten.sqrt.default: "sqrt_", aten.clamp.default: "clamp_", aten.sigmoid.default: "sigmoid_",
+    aten.lerp.Scalar: "lerp_",
+}  # fmt: skip
+"""Operations that can write their result over their first argument."""
+
+
+DIRECT_CALLS = {
+    aten.add.Tensor: torch.add, aten.sub.Tensor: torch.sub, aten.mul.Tensor: torch.mul, aten.mul.Scalar: torch.mul,
+    aten.div.Tensor: torch.div, aten.bmm.default: torch.bmm, aten.baddbmm.default: torch.baddbmm,
+    aten.mm.default: torch.mm, aten.addmm.default: torch.addmm, aten.exp.default: torch.exp,
+    aten.relu.default: torch.relu, aten.transpose.int: torch.transpose, aten.t.default: torch.t,
+    aten.unsqueeze.default: torch.unsqueeze, aten.scatter_add.default: torch.scatter_add,
+    aten.neg.default: torch.neg, aten.amax.default: torch.amax, aten.sum.dim_IntList: torch.sum,
+    aten.squeeze.dims: torch.squeeze, aten.expand.default: torch.Tensor.expand, aten.index_select.default:
+    torch.index_select, aten.max_pool2d_with_indices.default: max_pool_with_indices,
+}  # fmt: skip
+"""The same operations called without a lookup of the overload, which takes half of the time of a small one, or done
+otherwise."""
+
+
+TRACE_REWRITES = {aten.bmm.default: multiply_narrow}
+"""Operations that are traced as others; `NotImplemented` leaves them as they are."""
+
+
+def simplify(graph: Graph) -> None:
+    """Remove operations that do nothing, and take together those that read parameters more than once."""
+    _apply(
+        graph, _detach_constants, _drop_same_views, _drop_double_transposes, _drop_unit_products, _fuse_scale,
+        _fuse_pull, _fuse_scatter,
+        _pool_first,
+    )  # fmt: skip
+
+
+def fuse(graph: Graph) -> None:
+    """Let products of matrices add into what they are added to."""
+    _apply(graph, _fuse_product)
+
+
+def _apply(graph: Graph, *rules: Callable[[Graph, Node], Node | None]) -> None:
+    for rule in rules:
+        for node in list(graph.nodes):
+            if node.op == "call_function" and (new := rule(graph, node)) is not None:
+                node.replace_all_uses_with(new)
+        graph.eliminate_dead_code()
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node's result shares memory with its first argument."""
+    if node.target is operator.getitem:
+        return is_view(cast(Node, node.args[0]))
+    schema = getattr(node.target, "_schema", None)
+    if node.target is aten._unsafe_view.default:
+        return True
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)
+
+
+def memory_owner(node: Node) -> Node:
+    """The node whose memory a node's result lies in."""
+    while node.op == "call_function" and is_view(node):
+        node = cast(Node, node.args[0])
+    return node
+
+
+def result_meta(node: Any) -> Any:
+    """Shape, strides and type of a node's result; None if it is not one tensor."""
+    found = node.meta.get("tensor_meta") if isinstance(node, Node) else None
+    return found if hasattr(found, "shape") else None
+
+
+def same_layout(a: Any, b: Any) -> bool:
+    """Whether two nodes give tensors of the same shape, strides and type."""
+    x, y = result_meta(a), result_meta(b)
+    return x is not None and y is not None and (x.shape, x.stride, x.dtype) == (y.shape, y.stride, y.dtype)
+
+
+def _detach_constants(graph: Graph, node: Node) -> Node | None:
+    """Zeros or ones: without the tensor that they are shaped like, so that they are made once."""
+    found = result_meta(node)
+    if node.target not in CONSTANT_FILLS or found.stride != torch.empty(found.shape, device="meta").stride():
+        return None
+    with graph.inserting_before(node):
+        device = node.meta["val"].device
+        args = (list(found.shape), CONSTANT_FILLS[cast(Any, node.target)])
+        return _insert_node(graph, node, aten.full.default, args, {"dtype": found.dtype, "device": device})
+
+
+def _drop_same_views(_: Graph, node: Node) -> Node | None:
+    """A view that changes neither shape nor strides."""
+    whole = is_view(node) and node.target is not operator.getitem
+    return cast(Node, node.args[0]) if whole and same_layout(node, node.args[0]) else None
+
+
+def _drop_double_transposes(_: Graph, node: Node) -> Node | None:
+    """A transpose of the same transpose."""
+    inner: Any = node.args[0] if node.args else None
+    twice = node.target in TRANSPOSES and isinstance(inner, Node) and inner.target is node.target
+    return cast(Node, inner.args[0]) if twice and set(inner.args[1:]) == set(node.args[1:]) else None
+
+
+def _is_one(value: Any) -> bool:
+    if isinstance(value, Node) and value.op == "call_function":
+        if is_view(value):
+            return _is_one(value.args[0])
+        return value.target is aten.full.default and bool(value.args[1] == 1)
+    return isinstance(value, int | float) and bool(value == 1)
+
+
+def _is_zero(node: Any) -> bool:
+    return isinstance(node, Node) and node.target is aten.full.default and bool(node.args[1] == 0)
+
+
+def _drop_unit_products(_: Graph, node: Node) -> Node | None:
+    """A product with 1."""
+    if node.target in MUL:
+        for x, one in (node.args[:2], node.args[1::-1]):
+            if _is_one(one) and isinstance(x, Node) and same_layout(node, x):
+                return x
+    return None
+
+
+def _fuse_scale(graph: Graph, node: Node) -> Node | None:
+    """A +- c b, in one pass."""
+    if node.target not in (ADD, SUB) or node.kwargs:
+        return None
+    a, b = node.args
+    if node.target is ADD and _scale_factor(b) is None:
+        a, b = b, a
+    c = _scale_factor(b)
+    if c is None or not isinstance(a, Node) or not result_meta(a):
+        return None
+    with graph.inserting_before(node):
+        return _insert_node(graph, node, node.target, (a, cast(Node, b).args[0]), {"alpha": c})
+
+
+def _fuse_pull(graph: Graph, node: Node) -> Node | None:
+    """X - c (g + m (x - w)) and x - c (g + m x): move or shrink x, then subtract c g, which a product can do.
+
+    Without g, moving is all.
+    """
+    x, bent = node.args[:2] if node.target is SUB else (None, None)
+    c = cast(float, node.kwargs.get("alpha", 1))
+    if _is_difference(bent, x, node) and c != 1:
+        with graph.inserting_before(node):
+            return _insert_node(graph, node, aten.lerp.Scalar, (x, cast(Node, bent).args[1], c), {})
+    if not _is_single_use(bent, ADD):
+        return None
+    g, pull = cast(Any, bent).args
+    m = cast(float, cast(Node, bent).kwargs.get("alpha", 1))
+    same = all(same_layout(one, node) for one in (x, g, pull)) and result_meta(node).dtype.is_floating_point
+    if not same or c * m == 1:  # a factor of 0 would hide that x is not finite
+        return None
+    towards = _is_difference(pull, x, node)
+    if pull is not x and not towards:
+        return None
+    with graph.inserting_before(node):
+        if towards:
+            moved = _insert_node(graph, node, aten.lerp.Scalar, (x, pull.args[1], c * m), {})
+        else:
+            moved = _insert_node(graph, node, aten.mul.Tensor, (x, 1 - c * m), {})
+        return _insert_node(graph, node, SUB, (moved, g), {"alpha": c})
+
+
+def _is_difference(way: Any, x: Any, like: Node) -> bool:
+    """Whether a node that nobody else uses is x - w."""
+    alone = _is_single_use(way, SUB) and not way.kwargs and way.args[0] is x
+    same = alone and same_layout(x, like) and same_layout(way.args[1], like)
+    return same and bool(result_meta(like).dtype.is_floating_point)
+
+
+def _is_single_use(node: Any, target: Any) -> bool:
+    """Whether a node is of this operation and nobody else uses it."""
+    return isinstance(node, Node) and node.target is target and len(node.users) == 1
+
+
+def _scale_factor(node: Any) -> float | None:
+    """c, if a node is c b for a number c and nobody else uses it."""
+    if not isinstance(node, Node) or node.target not in MUL or len(node.users) > 1:
+        return None
+    c: Any = node.args[1]
+    fits = (
+        isinstance(c, int | float)
+        and not isinstance(c, bool)
+        and _result_dtype(node) == _result_dtype(node.args[0])
+    )
+    return c if fits else None
+
+
+def _result_dtype(node: Any) -> Any:
+    found = result_meta(node)
+    return found and found.dtype
+
+
+def _fuse_scatter(graph: Graph, node: Node) -> Node | None:
+    """X + (zeros with values scattered into them): scatter into x."""
+    if node.target is not ADD or node.kwargs:
+        return None
+    for x, s in cast(Any, (node.args, node.args[::-1])):
+        fits = isinstance(s, Node) and s.target is aten.scatter_add.default and len(s.users) == 1
+        if fits and _is_zero(s.args[0]) and isinstance(x, Node) and same_layout(x, node):
+            with graph.inserting_before(node):
+                return _insert_node(graph, node, aten.scatter_add.default, (x, *s.args[1:]), {})
+    return None
+
+
+def _fuse_product(graph: Graph, node: Node) -> Node | None:
+    """A +- c (product of matrices): let the product add into a."""
+    if node.target not in (ADD, SUB):
+        return None
+    a, b = node.args
+    c = cast(float, node.kwargs.get("alpha", 1))
+    if node.target is ADD and c == 1 and getattr(b, "target", None) not in ADDING_PRODUCTS:
+        a, b = b, a
+    fits = isinstance(a, Node) and isinstance(b, Node) and b.target in ADDING_PRODUCTS and len(b.users) == 1
+    if (
+        not fits
+        or not result_meta(a)
+        or not result_meta(b)
+        or result_meta(node).shape != result_meta(b).shape
+        or _result_dtype(a) != _result_dtype(b)
+    ):
+        return None
+    how = {"alpha": c if node.target is ADD else -c}
+    if (scale := _scale_factor(a)) and same_layout(a, node):
+        a, how["beta"] = cast(Node, a).args[0], scale
+    with graph.inserting_before(node):
+        target = ADDING_PRODUCTS[cast(Any, b).target]
+        return _insert_node(graph, node, target, (a, *cast(Node, b).args), how)
+
+
+def _pool_first(graph: Graph, node: Node) -> Node | None:
+    """max_pool(relu(x)) and its gradient: the same as relu(max_pool(x)), which has less to do.
+
+    Where a window has a positive value, both pick the same one; where it has none, no gradient passes.
+    """
+    backward, pool = aten.max_pool2d_with_indices_backward.default, aten.max_pool2d_with_indices.default
+    if node.target is not pool or getattr(node.args[0], "target", None) is not aten.relu.default:
+        return None
+    relu = cast(Node, node.args[0])
+    outer = [u for u in relu.users if u.target is aten.threshold_backward.default]
+    inner = [u for u in relu.users if u.target is backward]
+    simple = (
+        len(outer) == len(inner) == 1 and outer[0].args == (inner[0], relu, 0) and len(inner[0].users) == 1
+    )
+    if not simple or len(relu.users) != 3:
+        return None
+    first = {u.args[1]: u for u in node.users}
+    if set(first) != {0, 1} or inner[0].args[-1] is not first[1]:
+        return None
+    x, values, indices = cast(Node, relu.args[0]), first[0], first[1]
+    with graph.inserting_before(node):
+        pooled = _insert_node(graph, node, pool, (x, *node.args[1:]), node.kwargs)
+        largest = _insert_node(graph, values, operator.getitem, (pooled, 0), {})
+        positions = _insert_node(graph, indices, operator.getitem, (pooled, 1), {})
+        result = _insert_node(graph, values, aten.relu.default, (largest,), {})
+    values.replace_all_uses_with(result)
+    indices.replace_all_uses_with(positions)
+    with graph.inserting_before(inner[0]):
+        g = inner[0].args[0]
+        passed = _insert_node(graph, cast(Node, g), aten.threshold_backward.default, (g, result, 0), {})
+        whole = _insert_node(graph, inner[0], backward, (passed, x, *inner[0].args[2:]), inner[0].kwargs)
+    outer[0].replace_all_uses_with(whole)
+    return None
+
+
+def _insert_node(graph: Graph, like: Node, target: Any, args: Any, kwargs: Any) -> Node:
+    """A node in place of `like`."""
+    new = graph.call_function(target, args, dict(kwargs))
+    new.meta = dict(like.meta)
+    return new
+
+
+def reuse_memory(graph: Graph, given: Iterable[Node]) -> None:
+    """Let operations write over their first argument where nobody needs it any more.
+
+    `given` are the inputs that may be written over, the tensors that the step before has left.
+    """
+    nodes = list(graph.nodes)
+    place = {node: i for i, node in enumerate(nodes)}
+    last = {node: place[node] for node in nodes}
+    for node in nodes:
+        for used in node.all_input_nodes:
+            owner = memory_owner(used)
+            last[owner] = max(last[owner], place[node])
+    free = set(given)
+    for node in nodes:
+        if node.op != "call_function" or node.target not in IN_PLACE:
+            continue
+        if node.target in (aten.add.Tensor, *MUL) and not node.kwargs:
+            node.args = _writable_first(node, free, last, place)
+        a = node.args[0]
+        if _writable(a, node, free, last, place):
+            node.op, node.target = "call_method", IN_PLACE[cast(Any, node.target)]
+            last[node] = max(last[node], last[cast(Node, a)])
+    for node in nodes:
+        if node.op == "call_function" and node.target in DIRECT_CALLS:
+            node.target = DIRECT_CALLS[cast(Any, node.target)]
+        elif node.op == "call_function" and node.target in (aten.view.default, aten._unsafe_view.default):
+            node.op, node.target = "call_method", "view"
+
+
+def _writable_first(node: Node, free: set[Node], last: dict[Node, int], place: dict[Node, int]) -> Any:
+    a, b = node.args
+    swap = not _writable(a, node, free, last, place) and _writable(b, node, free, last, place)
+    return (b, a) if swap else (a, b)
+
+
+def _writable(a: Any, node: Node, free: set[Node], last: dict[Node, int], place: dict[Node, int]) -> bool:
+    """Whether `node` may write its result over `a`: it owns its memory, fits, and is not needed afterwards."""
+    if not isinstance(a, Node) or not same_layout(a, node) or 0 in result_meta(a).stride:
+        return False
+    fresh = a in free or a.op == "call_method" or (a.op == "call_function" and not is_view(a))
+    others = [n for n in node.all_input_nodes if n is not a]
+    twice = sum(arg is a for arg in node.args) > 1 or any(memory_owner(n) is a for n in others)
+    return fresh and not twice and last[a] == place[node]

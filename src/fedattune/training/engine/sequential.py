@@ -1,0 +1,77 @@
+"""The reference engine: one client after the other, so that a breakpoint sees one model and one batch."""
+
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...core.algorithm import ClientUpdate
+from ...core.hardware import seeded_rng
+from ...core.params import Params, stack
+from ...core.payload import Batch
+from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, join_outputs, score_samples
+from .batches import LocalTraining
+
+
+class SequentialEngine(Engine):
+    """Runs clients one by one."""
+
+    def train(
+        self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, work: LocalTraining
+    ) -> ClientOutputs:
+        """Train one client at a time."""
+        results = []
+        parts = self.federation.part(work.part)
+        with torch.no_grad():
+            for row, client in enumerate(ids.tolist()):
+                with seeded_rng(work.noise_seed(client), self.device):
+                    own = inputs.rows(row)
+                    results.append(self._train_one(rule, client, parts[client], own, work))
+        return join_outputs(results, stack)
+
+    def _train_one(
+        self,
+        rule: ClientUpdate,
+        client: int,
+        samples: NDArray[np.int64],
+        inputs: ClientInputs,
+        work: LocalTraining,
+    ) -> ClientOutputs:
+        """Train one client from beginning to end."""
+        sent, memory, buffers, fresh, heard = inputs
+        box = [buffers]
+        gradient = self._gradient(box, work)
+        batches, probed = work.of(rule, client, samples, memory)
+        n_steps = torch.tensor(float(len(batches)), dtype=self.dtype, device=self.device)
+        job = work.job(n_steps, heard, work.round_number(n_steps))
+        carry = rule.begin(sent, memory, fresh, job)
+        look = partial(gradient, statistics=False)
+        for index in [] if probed is None else probed:
+            carry = rule.probe(carry, self._at(index), look, self._loss(box), job)
+        for index in batches:
+            carry = rule.step(carry, self._at(index), gradient, job)
+        return ClientOutputs(*rule.finish(carry, sent, memory, job), box[0], n_steps)
+
+    def _at(self, index: NDArray[np.int64]) -> Batch:
+        """The mini-batches (per step, B) of sample numbers; one alone has no leading axis."""
+        where = torch.as_tensor(index if len(index) > 1 else index[0], device=self.device)
+        return self._batch(where, padded=bool((index < 0).any()))
+
+    def evaluate_each(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
+        """Evaluate one client at a time."""
+        sizes = self._sizes(part, ids)
+        correct = torch.zeros(len(sizes), dtype=torch.int64, device=self.device)
+        loss = torch.zeros(len(sizes), dtype=torch.float64, device=self.device)
+        parts = self.federation.part(part)
+        for row, client in enumerate(ids.tolist()):
+            model, own = params.rows(row), buffers.rows(row)
+            samples = torch.as_tensor(parts[client], device=self.device)
+            for index in torch.split(samples, self._samples_at_once()):
+                if len(index):
+                    x, y = self._batch(index, padded=False)[:2]
+                    right, losses = score_samples(self.task.predict(model, own, x), y)
+                    correct[row] += right.sum()
+                    loss[row] += losses.sum().double()
+        return Scores(sizes, correct, loss)

@@ -1,0 +1,268 @@
+"""Many clients as one batch of models: every tensor gets a client axis, and `torch.func.vmap` runs over it."""
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from ...core.algorithm import ClientUpdate
+from ...core.hardware import (
+    MIN_PARALLEL_WORK,
+    count_parallel_groups,
+    keep_freed_memory,
+    run_parallel,
+    seeded_rng,
+    use_threads,
+)
+from ...core.params import Params, concatenate
+from ...core.payload import Batch
+from ...core.task import Task
+from ...data import Federation
+from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, join_outputs
+from .batches import LocalTraining
+from .evaluator import Evaluator
+from .recorder import RecordedStep, StepFunction, StepRecorder, copy_dense
+from .runner import BatchedRunner, SerialRunner, pack_lanes
+
+TRAIN_CHUNK_BYTES = 1 << 30
+"""Working memory that one chunk of clients may take."""
+
+
+class VectorizedEngine(Engine):
+    """Runs clients together, in chunks that fit into memory; each step is recorded once and replayed.
+
+    `single`: the models are run without a client axis, one client after the other on every core.
+    """
+
+    def __init__(
+        self, task: Task, federation: Federation, *, single: bool = False, recording: bool = True
+    ) -> None:
+        super().__init__(task, federation)
+        self.single = single
+        self._recorder = StepRecorder(recording)
+        self._cores, self._undivided = count_parallel_groups(self.device), set[Hashable]()
+        self._evaluator = Evaluator(task, federation, self.dtype, alone=single)
+        if self.device.type == "cpu":
+            keep_freed_memory()
+
+    def train(
+        self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, work: LocalTraining
+    ) -> ClientOutputs:
+        """Train chunk by chunk."""
+        parts = self.federation.part(work.part)
+        todo = work.of_all(rule, ids.tolist(), parts, inputs.memory)
+        batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
+        results: list[ClientOutputs] = []
+        done: list[int] = []
+        # A thread of PyTorch's own, once it was of use, would wait for more on a core that a group of clients needs.
+        with seeded_rng(work.noise_seed(), self.device), torch.no_grad(), use_threads(1):
+            for chunk in self._chunks(batches, probed, inputs):
+                done += chunk
+                mine, before = [batches[i] for i in chunk], [probed[i] for i in chunk] if probed else []
+                whole = chunk == list(range(len(batches)))
+                some = inputs if whole else inputs.rows(torch.tensor(chunk, device=self.device))
+                results.append(self._train_chunk(rule, mine, before, some, work))
+        if len(results) == 1 and done == sorted(done):
+            return results[0]
+        return join_outputs(results, concatenate).rows(torch.tensor(np.argsort(done), device=self.device))
+
+    def _chunks(
+        self, batches: list[NDArray[np.int64]], probed: list[NDArray[np.int64]], inputs: ClientInputs
+    ) -> Iterator[list[int]]:
+        """Cut the clients so that a chunk fits into memory, those with the most steps first."""
+        held = sum(
+            p.numel() for p in (inputs.sent.params, *inputs.sent.extra.values(), *inputs.memory.values())
+        )
+        values = self.task.params.numel() * 6 + held // len(batches) * 2
+        values += (
+            int(np.prod(self.federation.input_shape)) * max(int(np.prod(b.shape[1:])) for b in batches) * 8
+        )
+        per_chunk = max(1, TRAIN_CHUNK_BYTES // (values * self.dtype.itemsize))
+
+        # Padding would enter the batch statistics, so models that use them get batches of one size per chunk.
+        alike = self.task.uses_batch_statistics
+
+        def sizes(i: int) -> tuple[int, ...]:
+            return tuple(b[i].shape[2] for b in (batches, probed) if b) if alike else ()
+
+        for _, group in groupby(sorted(range(len(batches)), key=sizes, reverse=True), key=sizes):
+            members = sorted(group, key=lambda i: -len(batches[i]))
+            if len(members) <= per_chunk:
+                members.sort()  # as they came: then nothing has to be moved
+            for start in range(0, len(members), per_chunk):
+                yield members[start : start + per_chunk]
+
+    def _train_chunk(
+        self,
+        rule: ClientUpdate,
+        batches: list[NDArray[np.int64]],
+        probed: list[NDArray[np.int64]],
+        inputs: ClientInputs,
+        work: LocalTraining,
+    ) -> ClientOutputs:
+        """Train some clients from beginning to end."""
+        sent, memory, buffers, fresh, heard = inputs
+        n_steps = torch.tensor([float(len(b)) for b in batches], dtype=self.dtype, device=self.device)
+        round_ = work.round_number(n_steps)
+        carry = vmap(lambda s, m, f, n, h: rule.begin(s, m, f, work.job(n, h, round_)))(
+            sent, memory, fresh, n_steps, heard
+        )
+        if probed:
+            with use_threads(self._cores):
+                carry = self._probe(rule, probed, carry, buffers, n_steps, heard, work)
+        leaves, spec = tree_flatten((carry, buffers))
+
+        def function(
+            fixed: Sequence[Tensor], leaves: Sequence[Tensor], batch: Sequence[Tensor]
+        ) -> list[Tensor]:
+            def one_step(n: Tensor, h: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
+                box = [own]
+                new = rule.step(carry, batch, self._gradient(box, work), work.job(n, h, fixed[0]))
+                return new, box[0]
+
+            n, h, *rest = leaves
+            old = tree_unflatten(rest, spec)
+            step: Any = one_step if self.single else vmap(one_step, randomness="different")
+            new = step(n, h, *old, tuple(batch))
+            return [n, h, *tree_flatten(_reorder_like(new, old))[0]]
+
+        key = (*work.key(rule), repr(spec))
+        if any(len(b) for b in batches):
+            leaves = self._steps(function, key, [round_], [n_steps, heard, *leaves], batches)[2:]
+        carry, buffers = tree_unflatten(leaves, spec)
+        upload, memory = vmap(lambda c, s, m, n, h: rule.finish(c, s, m, work.job(n, h, round_)))(
+            carry, sent, memory, n_steps, heard
+        )
+        return ClientOutputs(upload, memory, buffers, n_steps)
+
+    def _steps(
+        self,
+        function: StepFunction,
+        key: tuple[Any, ...],
+        fixed: list[Tensor],
+        leaves: list[Tensor],
+        batches: list[NDArray[np.int64]],
+    ) -> list[Tensor]:
+        """All local steps of clients whose carries and buffers are `leaves` (C, ...)."""
+
+        def maker(leaves: Sequence[Tensor], batch: Sequence[Tensor]) -> RecordedStep:
+            return self._recorder.step(key, function, fixed, leaves, batch)
+
+        for at_once in (1,) if key in self._undivided else (self._cores, 1):
+            groups = self._groups(at_once, batches, leaves)
+            steps = [step for group in groups for step in group.prepare(maker)]
+            # What is drawn at the same time would come in another order every time; and many small operations called
+            # from Python would wait for one another.
+            drawn = any(step.random for step in steps)
+            if at_once == 1 or (not drawn and (self.single or all(step.scripted for step in steps))):
+                break
+            self._undivided.add(key)
+        moving = {i for step in steps for i in step.moving}
+        out = [copy_dense(leaf) if i in moving else leaf for i, leaf in enumerate(leaves)]
+        rows = sum(len(b) for b in batches) / max(len(b) for b in batches) * math.prod(batches[0].shape[1:])
+        small = not self.single and self.task.params.numel() * rows < MIN_PARALLEL_WORK
+        with use_threads(1 if small else self._cores):
+            run_parallel([partial(group.run, fixed, leaves, out) for group in groups])
+        return out
+
+    def _groups(
+        self, at_once: int, batches: list[NDArray[np.int64]], leaves: list[Tensor]
+    ) -> Sequence[BatchedRunner | SerialRunner]:
+        """A group of lanes, or a line of clients, for each core."""
+        counts = [len(b) for b in batches]
+        if not self.single:
+            return [
+                BatchedRunner(lanes, batches, leaves, self.federation, self.dtype)
+                for lanes in pack_lanes(counts, at_once)
+            ]
+        clients = sorted((i for i, n in enumerate(counts) if n), key=lambda i: -counts[i])
+        lines = [clients[i::at_once] for i in range(min(at_once, len(clients)))]
+        return [SerialRunner(line, batches, leaves, self.federation, self.dtype) for line in lines]
+
+    def _index(self, batches: list[NDArray[np.int64]]) -> tuple[Tensor, bool]:
+        """Sample numbers (C, steps, B) or (C, steps, per step, B), -1 where there are none, and if there are such."""
+        per_step = batches[0].shape[1]
+        shape = (len(batches), max(len(b) for b in batches), per_step, max(b.shape[2] for b in batches))
+        filled = np.full(shape, -1, dtype=np.int64)
+        for row, b in zip(filled, batches, strict=True):
+            row[: len(b), :, : b.shape[2]] = b
+        padded = any((b < 0).any() or b.shape[2] < shape[3] for b in batches)
+        index = torch.as_tensor(filled, device=self.device)
+        return index.squeeze(2) if per_step == 1 else index, bool(padded)
+
+    def _probe(
+        self,
+        rule: ClientUpdate,
+        probed: list[NDArray[np.int64]],
+        carry: Any,
+        buffers: Params,
+        n_steps: Tensor,
+        heard: Tensor,
+        work: LocalTraining,
+    ) -> Any:
+        """Probe batch by batch; clients that have no more keep what they have."""
+        if self.single:
+            return self._probe_singly(rule, probed, carry, buffers, n_steps, heard, work)
+        counts = torch.tensor([len(b) for b in probed], device=self.device)
+        index, padded = self._index(probed)
+        round_ = work.round_number(n_steps)
+
+        def one_look(n: Tensor, h: Tensor, active: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
+            grad = partial(self._gradient([own], work), statistics=False)
+            new = rule.probe(carry, batch, grad, self._loss([own]), work.job(n, h, round_))
+            return tree_map(lambda a, b: a if a is b else torch.where(active, a, b), new, carry)
+
+        look = vmap(one_look, randomness="different")
+        for t in range(index.shape[1]):
+            active = counts > t
+            # Those without a batch look at somebody else's: a batch of nothing but padding would give NaN.
+            batch = self._batch(
+                torch.where(active[:, None], index[:, t], index[active.nonzero()[0], t]), padded
+            )
+            carry = look(n_steps, heard, active, carry, buffers, batch)
+        return carry
+
+    def _probe_singly(
+        self,
+        rule: ClientUpdate,
+        probed: list[NDArray[np.int64]],
+        carry: Any,
+        buffers: Params,
+        n_steps: Tensor,
+        heard: Tensor,
+        work: LocalTraining,
+    ) -> Any:
+        """Probe client by client."""
+        carries, round_ = [], work.round_number(n_steps)
+        for i, batches in enumerate(probed):
+            own, box = tree_map(lambda a, i=i: a[i], carry), [buffers.rows(i)]
+            grad = partial(self._gradient(box, work), statistics=False)
+            for index in batches:
+                where = torch.as_tensor(index[0], device=self.device)
+                batch = self._batch(where, padded=bool((index < 0).any()))
+                own = rule.probe(own, batch, grad, self._loss(box), work.job(n_steps[i], heard[i], round_))
+            carries.append(own)
+        return tree_map(lambda *rows: torch.stack(rows), *carries)
+
+    def evaluate_each(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
+        """Evaluate groups of clients with about as many samples together."""
+        return self._evaluator.evaluate(params, buffers, part, ids)
+
+
+def _reorder_like(new: Any, old: Any) -> Any:
+    """The nest `new` with the entries of its dictionaries in the order that they have in `old`."""
+    if isinstance(old, Mapping):
+        return type(old)({k: _reorder_like(new[k], v) for k, v in old.items()})  # type: ignore[call-arg]
+    if isinstance(old, tuple) and hasattr(old, "_fields"):
+        return type(old)(*(_reorder_like(a, b) for a, b in zip(new, old, strict=True)))
+    if isinstance(old, tuple | list):
+        return type(old)(_reorder_like(a, b) for a, b in zip(new, old, strict=True))
+    return new

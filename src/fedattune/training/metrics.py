@@ -1,0 +1,367 @@
+"""The numbers of a run: per client and round, over clients, and what papers make of them.
+
+From per-client scores to the numbers that are reported.
+
+The history of a run from its store.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import ConfigError
+from ..core.settings import Settings
+from .storage import MixingLog, RoundRecord
+from .storage.store import RunStore
+
+Metrics = dict[str, float]
+"""acc_uniform, acc_pooled, acc_std, acc_worst10, loss_uniform; accuracies are fractions."""
+
+
+def summarise(n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np.float64]) -> Metrics:
+    """Numbers over clients from samples, right answers and summed losses, each (N,).
+
+    `acc_uniform` weighs every client alike, `acc_pooled` every sample; `acc_std` is the population standard
+    deviation over clients, `acc_worst10` the mean over the worst tenth of the clients (one at least). Clients
+    without samples in this part are left out.
+    """
+    has = n > 0
+    n, correct, loss = n[has], correct[has], loss[has]
+    accuracy = correct / n
+    worst = np.sort(accuracy)[: max(1, round(0.1 * len(n)))]
+    return {
+        "acc_uniform": float(accuracy.mean()),
+        "acc_pooled": float(correct.sum() / n.sum()),
+        "acc_std": float(accuracy.std()),
+        "acc_worst10": float(worst.mean()),
+        "loss_uniform": float((loss / n).mean()),
+    }
+
+
+def average_metrics(entries: list[Metrics]) -> Metrics:
+    """Every number averaged over several rounds."""
+    return {key: float(np.mean([e[key] for e in entries])) for key in entries[0]}
+
+
+def is_in_last_tenth(round_: int, rounds: int) -> bool:
+    """Whether a round is in the last tenth of all rounds, the last one at least."""
+    return round_ > rounds - max(1, round(0.1 * rounds))
+
+
+def reaches(entry: Metrics, accuracy: float) -> bool:
+    """Whether the mean over clients is `accuracy` or more."""
+    # A mean of fractions that is 0.9 on paper may be 0.8999999999999999 in memory.
+    return entry["acc_uniform"] >= accuracy - 1e-9
+
+
+def replace_nonfinite(value: Any) -> Any:
+    """The same nest of lists and dicts with None for numbers that JSON cannot say."""
+    if isinstance(value, dict):
+        return {k: replace_nonfinite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [replace_nonfinite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+JsonDict = dict[str, Any]
+
+
+def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
+    """Per evaluated round: metrics at both points on both parts, traffic and time so far, and who was missing.
+
+    `dropped` and `absent` name clients since the evaluation before; `global` is there for methods that have
+    one global model. `names` are those of clients, by number.
+    """
+    points: dict[tuple[int, str], dict[str, Metrics]] = {}
+    for part in ("test", "validation"):
+        for round_, point, (n, correct, loss) in store.scores(part):
+            found = points.setdefault((round_, part), {})
+            found[point] = summarise(n.astype(np.int64), correct.astype(np.int64), loss)
+    entries: list[JsonDict] = []
+    dropped: set[int] = set()
+    absent: set[int] = set()
+    for record in store.rounds():
+        dropped |= set(record.dropped)
+        absent |= set(record.absent)
+        if (test := points.get((record.round, "test"))) is not None:
+            entry = {
+                "round": record.round,
+                "received": test.get("received"),
+                "trained": test.get("trained"),
+                "validation": points.get((record.round, "validation")),
+                "bytes": {"up": record.bytes_up, "down": record.bytes_down},
+                "seconds": record.seconds,
+                "dropped": [names[i] for i in sorted(dropped)],
+                "absent": [names[i] for i in sorted(absent)],
+            }
+            entries.append(entry | ({"global": test["global"]} if "global" in test else {}))
+            dropped, absent = set(), set()
+    return entries
+
+
+Point = Literal["received", "trained"]
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """One client: its training and test samples, and its test accuracy after the last round at both points."""
+
+    id: str
+    n_train: int
+    n_test: int
+    received: float | None
+    trained: float | None
+
+
+@dataclass(frozen=True)
+class NewcomerResult:
+    """A client that joined after training, and its test accuracy in three ways.
+
+    `received`: with the model it is given; `trained`: after its own local rounds from there; `local`: by
+    training alone, from the initial model, for as many steps.
+    """
+
+    id: str
+    n_train: int
+    n_test: int
+    received: float
+    trained: float
+    local: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunMetrics:
+    """Everything of a run but its models: what it was asked to do, and what its store holds.
+
+    `received` is what a client's model reaches after communication and before local training, `trained` what it
+    reaches after local training (a client that did not train that round counts with the model it holds).
+    `headline` names the point at which the method's paper evaluates.
+    """
+
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    store: RunStore
+    finished: bool = True
+
+    def __repr__(self) -> str:
+        mean = f", mean accuracy {self.metrics['acc_uniform']:.4f}" if self.metrics else ""
+        state = "" if self.finished else f" of {self.config['rounds']}, not finished"
+        return f"Result({self.algorithm!r}, {self.n_clients} clients, round {self.rounds}{state}{mean})"
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return str(self.config["algorithm"])
+
+    @property
+    def settings(self) -> Settings:
+        """How it was trained."""
+        return Settings(**{k: v for k, v in self.config.items() if k in Settings.model_fields})
+
+    @property
+    def headline(self) -> Point:
+        """The point at which the method's paper evaluates."""
+        point: Point = self.facts["headline"]
+        return point
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences a reader of this result should know."""
+        return list(self.facts["notes"])
+
+    @property
+    def n_parameters(self) -> int:
+        """Parameters of one client's model."""
+        return int(self.facts["n_parameters"])
+
+    @property
+    def n_clients(self) -> int:
+        """Clients that took part; `clients` has those of them that were evaluated."""
+        return int(self.facts.get("population", len(self.facts["clients"])))
+
+    @property
+    def _numbers(self) -> Sequence[int]:
+        """The numbers of the evaluated clients."""
+        numbers: Sequence[int] = self.facts.get("numbers", range(len(self.facts["clients"])))
+        return numbers
+
+    @cached_property
+    def _records(self) -> list[RoundRecord]:
+        return self.store.rounds()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds done."""
+        return self._records[-1].round
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of all rounds with their evaluations."""
+        return self._records[-1].seconds
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that all clients sent."""
+        return self._records[-1].bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that all clients were sent."""
+        return self._records[-1].bytes_down
+
+    @property
+    def local_steps(self) -> float:
+        """Local steps per client, on average."""
+        return self._records[-1].steps / self.n_clients
+
+    @cached_property
+    def history(self) -> list[JsonDict]:
+        """Per evaluated round: test metrics at both points, validation metrics, bytes and seconds so far."""
+        ids = [client["id"] for client in self.facts["clients"]]
+        missing = {int(number): name for number, name in self.facts.get("missing", {}).items()}
+        return build_history(self.store, {**missing, **dict(zip(self._numbers, ids, strict=True))})
+
+    @property
+    def final(self) -> dict[Point, Metrics | None]:
+        """Test metrics at the last evaluation, at both points."""
+        last = self.history[-1] if self.history else {}
+        return {"received": last.get("received"), "trained": last.get("trained")}
+
+    @property
+    def metrics(self) -> Metrics:
+        """Test metrics at the last evaluation, at the headline point."""
+        return self.final[self.headline] or {}
+
+    @property
+    def best_test(self) -> JsonDict | None:
+        """The round with the highest mean test accuracy: an optimistic number, as papers report it."""
+        return self._best(lambda entry: float(entry[self.headline]["acc_uniform"]))
+
+    @property
+    def bmta(self) -> JsonDict | None:
+        """FedMCSA's best mean test accuracy and its round: an optimistic number, for the test data choose the round.
+
+        {"uniform": {"accuracy", "round"}, "pooled": {"accuracy", "round"}}: the maximum over the evaluated
+        rounds of the mean over clients, and of the mean over samples, at the headline point; each has its own
+        round, the first one that reaches it.
+        """
+        if not self.history:
+            return None
+        found = {}
+        for mean in ("uniform", "pooled"):
+            reached = [entry[self.headline][f"acc_{mean}"] for entry in self.history]
+            best = int(np.argmax(reached))
+            found[mean] = {"accuracy": reached[best], "round": self.history[best]["round"]}
+        return found
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """The first evaluated round whose mean test accuracy reaches `accuracy`, a fraction; None if none does.
+
+        The mean is that over clients at the headline point.
+
+        Raises:
+            ConfigError: `accuracy` is no fraction.
+        """
+        if not 0 < accuracy <= 1:
+            raise ConfigError(
+                f"rounds_to needs a fraction above 0 and at most 1, such as 0.9, got {accuracy:g}"
+            )
+        reached = (e["round"] for e in self.history if reaches(e[self.headline], accuracy))
+        return next(reached, None)
+
+    @property
+    def generalised(self) -> float | None:
+        """Accuracy of the one global model on the union of all test parts, at the last evaluation.
+
+        None for methods that have no global model.
+        """
+        return next((float(e["global"]["acc_pooled"]) for e in reversed(self.history) if "global" in e), None)
+
+    @property
+    def newcomers(self) -> list[NewcomerResult]:
+        """Clients that joined after training; none unless some were held out."""
+        return [NewcomerResult(**one) for one in self.facts.get("newcomers", ())]
+
+    @property
+    def best_validation(self) -> JsonDict | None:
+        """Test metrics of the round with the highest mean validation accuracy; None without validation data."""
+        if not self.history or not self.history[-1]["validation"]:
+            return None
+        return self._best(lambda entry: float(entry["validation"][self.headline]["acc_uniform"]))
+
+    @property
+    def mean_last_10pct(self) -> Metrics | None:
+        """Test metrics averaged over the evaluations in the last tenth of the rounds."""
+        late = [e[self.headline] for e in self._late()]
+        return average_metrics(late) if late else None
+
+    @property
+    def validation(self) -> float | None:
+        """Validation accuracy at the headline point, for choosing between methods.
+
+        The mean over clients, averaged over the last tenth of the rounds: small validation parts make it jump.
+        """
+        late = [e["validation"] for e in self._late() if e["validation"]]
+        return float(np.mean([v[self.headline]["acc_uniform"] for v in late])) if late else None
+
+    @cached_property
+    def clients(self) -> list[ClientResult]:
+        """What every evaluated client reaches at the last evaluation."""
+        last = self.store.last("test")
+        return [
+            ClientResult(
+                client["id"],
+                client["n_train"],
+                client["n_test"],
+                *(last.get((number, point)) for point in ("received", "trained")),
+            )
+            for number, client in zip(self._numbers, self.facts["clients"], strict=True)
+        ]
+
+    @property
+    def mixing(self) -> MixingLog:
+        """Who learned from whom: round -> component -> (N, N) matrix, rows receive from columns.
+
+        Of many clients, `mixing.among(round)` has the rows and columns of those that took part.
+        """
+        return self.store.mixing(self.n_clients)
+
+    def to_json(self) -> JsonDict:
+        """The run as plain JSON values; accuracies are fractions, and what is not finite (a loss) is None."""
+        content = {
+            "algorithm": self.algorithm,
+            "config": dict(self.config),
+            "rounds": self.rounds,
+            "n_parameters": self.n_parameters,
+            "seconds": self.seconds,
+            "bytes": {"up": self.bytes_up, "down": self.bytes_down},
+            "local_steps": self.local_steps,
+            "headline": self.headline,
+            "final": self.final,
+            "best_test": self.best_test,
+            "bmta": self.bmta,
+            "best_validation": self.best_validation,
+            "mean_last_10pct": self.mean_last_10pct,
+            "generalised": self.generalised,
+            "history": self.history,
+            "clients": [vars(c) for c in self.clients],
+            "newcomers": [vars(c) for c in self.newcomers],
+            "notes": self.notes,
+            "finished": self.finished,
+        }
+        return {key: replace_nonfinite(value) for key, value in content.items()}
+
+    def _late(self) -> list[JsonDict]:
+        """The evaluations in the last tenth of the rounds."""
+        return [e for e in self.history if is_in_last_tenth(e["round"], self.rounds)]
+
+    def _best(self, key: Callable[[JsonDict], float]) -> JsonDict | None:
+        if not self.history:
+            return None
+        best = max(self.history, key=key)
+        return {**best[self.headline], "round": best["round"]}

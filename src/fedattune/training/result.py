@@ -1,0 +1,222 @@
+"""What a run gives: its numbers, and every client's model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ..core.algorithm import Algorithm
+from ..core.errors import RunError
+from ..core.io import load_tensors, read_json, write_json
+from ..core.params import Params
+from ..core.payload import ServerState
+from ..data.input_spec import InputSpec
+from ..models import MODELS
+from ..models.export import ExportedModel, ExportFormat, export_model, make_file_name
+from ..models.files import check_reference_logits, compute_reference_logits, fill_model, save_model
+from .metrics import ClientResult, JsonDict, NewcomerResult, Point, RunMetrics
+from .storage import RunStore
+from .storage.folder import RunFolder
+from .storage.rows import RowStack
+
+if TYPE_CHECKING:
+    from ..data import Federation
+
+__all__ = ["ClientResult", "NewcomerResult", "Point", "Result"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result(RunMetrics):
+    """A run that came to its end, or was stopped: its numbers, and the models of its clients at the headline point.
+
+    Examples:
+        >>> import fedattune
+        >>> data = fedattune.load_federation("digits", partition="dirichlet", clients=4)
+        >>> result = fedattune.fit("fedavg", data, rounds=2, out="run")
+        >>> result.clients[0].id, result.n_parameters, result.mixing.last()["model"].shape
+        ('0', 650, (4, 4))
+        >>> Result.load("run").metrics == result.metrics
+        True
+        >>> type(result.model("0")).__name__
+        'Sequential'
+
+    """
+
+    models: RowStack = field(default_factory=Params, repr=False)
+    buffers: RowStack = field(default_factory=Params, repr=False)
+    module: nn.Module | None = field(default=None, repr=False)
+    remains: "TrainedServer | None" = field(default=None, repr=False)
+    folder: Path | None = field(default=None, repr=False)
+    inputs: InputSpec | None = field(default=None, repr=False)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Result":
+        """Read a finished run from its folder.
+
+        Raises:
+            RunError: the folder holds no finished run.
+
+        """
+        folder = RunFolder(Path(path))
+        if not folder.finished:
+            raise RunError(f"{path} holds no finished run")
+        # A server whose clients are elsewhere has no models.
+        flat = load_tensors(folder.models)[0] if folder.models.exists() else {}
+        models, buffers = (
+            Params({k.removeprefix(kind): v for k, v in flat.items() if k.startswith(kind)})
+            for kind in ("params/", "buffers/")
+        )
+        return cls(
+            read_json(folder.config),
+            read_json(folder.result)["facts"],
+            RunStore(folder.metrics),
+            models=models,
+            buffers=buffers,
+            folder=folder.path,
+            inputs=InputSpec.load(folder.inputs),
+        )
+
+    def finish(self, folder: RunFolder) -> None:
+        """Write `result.json`, which makes the run a finished one."""
+        facts = dict(self.facts)
+        if self.config["model"] not in MODELS and (not isinstance(self.models, Params) or self.models):
+            facts["probe"] = compute_reference_logits(
+                self.model(self._numbers[0]), self._card(self.facts["clients"][0]["id"])
+            )
+        write_json(folder.result, self.to_json() | {"facts": facts})
+
+    def model(self, client: str | int, module: nn.Module | None = None) -> nn.Module:
+        """The model that a client predicts with after the last round, at the headline point.
+
+        Args:
+            client: the id of an evaluated client, or its number.
+            module: a model of the same architecture to fill; needed when the run was read from its folder and
+                was given a module of the user's own rather than a model's name.
+
+        Raises:
+            RunError: no such client, or it was not evaluated.
+
+        """
+        if isinstance(self.models, Params) and not self.models:
+            raise RunError(
+                "the models of this run are not here: each is on its client's node, in the folder `state`"
+            )
+        ids, numbers = [c["id"] for c in self.facts["clients"]], self._numbers
+        if client not in (ids if isinstance(client, str) else numbers):
+            known = ", ".join(ids[:20]) + (", ..." if len(ids) > 20 else "")
+            some = f"{len(ids):,} of its {self.n_clients:,} clients were evaluated, whose models are kept"
+            which = some if len(ids) < self.n_clients else "its clients are"
+            raise RunError(f"no client {client!r} in this run; {which}: {known}")
+        row = ids.index(client) if isinstance(client, str) else numbers.index(client)
+        one_for_all = isinstance(self.models, Params) and len(next(iter(self.models.values()))) == 1
+        state = {**self.models.rows(0 if one_for_all else row), **self.buffers.rows(row)}
+        return fill_model(module or self.module, state, self._card(ids[row]))
+
+    def personalize(
+        self,
+        data: "Federation | Sequence[Any] | Mapping[str, Any]",
+        *,
+        rounds: int = 5,
+        algorithm: "Algorithm | None" = None,
+        module: nn.Module | None = None,
+    ) -> "Result":
+        """Let clients join that took no part in training, and return what they reach; this run does not change.
+
+        A newcomer is sent what the method has for it (the global model, the mean of the clients' models, a
+        generated one; tensors that never leave a client start as they did for all), trains for `rounds` rounds of
+        its own, and where clients are given mixtures it gets its own. `newcomers` of the result compares that with
+        training alone, `model` gives each one its model.
+
+        Args:
+            data: a Federation, or what `fedattune.federation` takes.
+            rounds: rounds that the newcomers train.
+            algorithm: the method, needed for one of the user's own in a run read from its folder.
+            module: the user's own model with its initial weights, likewise.
+
+        Raises:
+            DataError: the data do not fit the run.
+            RunError: the run was not finished, or its model must be given.
+
+        """
+        from .newcomers import personalize
+
+        return personalize(self, data, rounds, algorithm, module)
+
+    def save_models(self, folder: Path | str) -> list[Path]:
+        """Write every evaluated client's model to its own safetensors file in `folder`, and return the files.
+
+        Raises:
+            RunError: the folder holds something.
+        """
+        path = Path(folder)
+        if path.is_dir() and any(path.iterdir()):
+            raise RunError(f"{path} is not empty, and nothing is written over; give a new folder")
+        path.mkdir(parents=True, exist_ok=True)
+        files = []
+        for number, client in zip(self._numbers, self.facts["clients"], strict=True):
+            files.append(path / f"{make_file_name(number, client['id'])}.safetensors")
+            save_model(files[-1], self.model(number), self._card(client["id"]))
+        return files
+
+    def export(
+        self,
+        client: str | int,
+        file: Path | str,
+        format: ExportFormat = "safetensors",  # noqa: A002 (as the command has it)
+        module: nn.Module | None = None,
+    ) -> ExportedModel:
+        """Write a client's model for use elsewhere, and check that what was written predicts the same.
+
+        The network in the file takes prepared inputs (B, ...) and gives logits (B, classes). How inputs are prepared
+        is in the file, too, and `fedattune.predict` does it.
+
+        Args:
+            client: the id of an evaluated client, or its number.
+            file: what is written; it ends in .safetensors, .pt2 (of torch-export) or .onnx.
+            format: "safetensors", "torch-export" or "onnx".
+            module: as of `model`.
+
+        Raises:
+            ConfigError: the file's name is none of the format, or packages for ONNX are missing.
+            RunError: no such client, it was not kept how inputs are prepared, or the model cannot be written so.
+
+        """
+        model = self.model(client, module)
+        name = client if isinstance(client, str) else self.facts["clients"][self._numbers.index(client)]["id"]
+        card = self._card(name)
+        if "schema" not in card or (card["schema"].get("numbers") and "preparation" not in card):
+            raise RunError(
+                f"the run of {self.algorithm} does not say how inputs are prepared, for it was made with an older "
+                "FedAttune or with clients' files of one, so its models could not be used on new data; train it again"
+            )
+        if before := self.facts.get("probe"):
+            check_reference_logits(
+                self.model(self._numbers[0], module), card, before, self.folder or "the run"
+            )
+        return export_model(Path(file), model, card, format)
+
+    def _card(self, client: str) -> JsonDict:
+        config = ("model", "model_options", "algorithm", "options", "data", "seed")
+        facts = ("input_shape", "classes")
+        card = {k: self.config[k] for k in config} | {k: self.facts[k] for k in facts} | {"client": client}
+        if self.inputs:
+            card |= self.inputs.card([one["id"] for one in self.facts["clients"]].index(client))
+        return card
+
+
+@dataclass(frozen=True)
+class TrainedServer:
+    """What is left of a run for clients that join: the method, the model it trains, and the server's state.
+
+    `model` is the user's model with its initial weights, `trained` what the method makes of it, `statistics` the
+    averaged BatchNorm statistics, where they are averaged.
+    """
+
+    algorithm: Algorithm
+    model: nn.Module
+    trained: nn.Module
+    server: ServerState
+    statistics: Params
+    n_clients: int

@@ -1,0 +1,107 @@
+"""A method and its server made ready for one model, before the first round."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..core.algorithm import Algorithm
+from ..core.errors import ConfigError
+from ..core.params import Params
+from ..core.payload import ServerState
+from ..core.selectors import AnyOf, BatchNorms
+from ..core.settings import Settings
+from ..core.task import Task
+from ..data import ClientIndex, Federation
+from ..models.files import wrap_model
+from .sampling import sample_newcomers
+from .storage.rows import LazyModel, drop_laziness
+
+
+def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
+    """The algorithm with what the user decides for all methods alike: who trains, and the BatchNorm policies."""
+    personal = algorithm.personal
+    if settings.bn_affine == "local" and personal != BatchNorms():
+        personal = AnyOf((personal, BatchNorms()))
+    return replace(
+        algorithm,
+        participation=algorithm.participation.forced(settings.train),
+        personal=personal,
+        bn_buffers=algorithm.bn_buffers or settings.bn_buffers,
+    )
+
+
+def init_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> tuple[ServerState, Params]:
+    """The server's first state, its random parts drawn from the seed alone, and the tensors that are shared.
+
+    Copies of one model for every client take no memory yet: see `Room.settle`.
+    """
+    shared = task.params.without(algorithm.personal.names(task.model))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return drop_laziness(algorithm.server.init(LazyModel(shared), n_clients)), shared
+
+
+def check_compatible(algorithm: Algorithm, server: ServerState, ids: Tensor) -> None:
+    """Check that the server sends what the client rule needs.
+
+    Raises:
+        ConfigError: it does not.
+
+    """
+    sent = algorithm.server.broadcast(server, ids).extra
+    missing = sorted({rule for extra, rule in algorithm.client.needs.items() if extra not in sent})
+    if missing:
+        raise ConfigError(
+            f"{type(algorithm.client).__name__} cannot go with {type(algorithm.server).__name__}, which does not send "
+            f"what it needs; use the server rule {' and '.join(missing)} (Controls and Displacement go around others)"
+        )
+
+
+def hold_out_newcomers(federation: Federation, settings: Settings) -> tuple[Federation, Federation | None]:
+    """The clients that train, and those that join afterwards, if any.
+
+    Raises:
+        ConfigError: none would be left to train, or fewer than are asked per round.
+
+    """
+    waiting = sample_newcomers(settings, federation)
+    settings.cohort_size(federation.n_clients - len(waiting))
+    if not waiting:
+        return federation, None
+    members = ClientIndex.of(federation.clients)
+    staying = np.setdiff1d(np.arange(len(members)), waiting)
+    return (
+        replace(federation, clients=members.take(staying)),
+        replace(federation, clients=members.take(np.array(waiting))),
+    )
+
+
+def build_trained_module(
+    algorithm: Algorithm, module: nn.Module, federation: Federation, seed: int
+) -> nn.Module:
+    """What the method trains: a copy of the user's model, or what it makes of it.
+
+    Raises:
+        ConfigError, ModelError: the model does not have what the method needs.
+
+    """
+    network = algorithm.network
+    trained = (
+        wrap_model(network, module, sample_inputs(federation), seed) if network else copy.deepcopy(module)
+    )
+    algorithm.personal.names(trained)
+    return trained
+
+
+def sample_inputs(clients: Federation) -> Tensor:
+    """Some inputs (B, ...) to check a model with."""
+    return clients.features(torch.as_tensor(clients.part("train")[0][:4], device=clients.device)).cpu()
+
+
+def resolve_weight_decay(algorithm: Algorithm, settings: Settings) -> float:
+    """The l2 coefficient: the method's, or the run's, or the default where neither gives one."""
+    given = (algorithm.weight_decay, settings.weight_decay)
+    return next((decay for decay in given if decay is not None), algorithm.default_weight_decay)

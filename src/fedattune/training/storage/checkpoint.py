@@ -1,0 +1,293 @@
+"""Nested tensors to and from one safetensors file, written so that a crash leaves the old file or the new one.
+
+The saved states of one run: written whole, checked when they are read, and the last ones kept.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...core.errors import RunError
+from ...core.io import load_tensors, replace_atomically, unfinished_files
+from ...core.params import Params
+from .rows import DiskRows, rows_path
+from .slot_file import KEPT_CHECKPOINTS
+
+SLOTS_KEY = "@slots"
+"""What a checkpoint calls the slots of a stack on disk."""
+
+
+def save_tensors(path: Path, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
+    """Write a nest of dicts of tensors and some text to `path`, atomically and durably."""
+    write_flat(path, copy_flat(tree), meta)
+
+
+def copy_flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies in memory of all tensors of a nest, and where the rows of its stacks on disk are, by path."""
+    # Rows of an expanded tensor share memory, which the format has no word for.
+    return {
+        k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in _flatten(tree).items()
+    }
+
+
+def write_flat(path: Path, flat: dict[str, Tensor], meta: Mapping[str, str]) -> None:
+    """Write what `copy_flat` gave."""
+    with replace_atomically(path) as new:
+        save_file(flat, new, dict(meta))
+
+
+def restore_tree(
+    template: Any,
+    flat: Mapping[str, Tensor],
+    path: str = "",
+    rows: Path | None = None,
+    older: Sequence[Mapping[str, Tensor]] = (),
+) -> Any:
+    """A nest like `template` with the tensors of `flat`; `rows` is the folder of stacks on disk.
+
+    A stack that was in memory goes to disk where that of the template is there, and the reverse. `older` are the
+    checkpoints before that are kept, the last one first: their rows on disk stay until as many have followed.
+
+    Raises:
+        RunError: a tensor is missing or of another shape.
+
+    """
+    name = f"{path}/{SLOTS_KEY}"
+    slots = flat.get(name)
+    if isinstance(template, DiskRows):
+        before = [one[name] for one in older if name in one]
+        return (
+            template.restore(slots, before) if slots is not None else _to_disk(template, flat, path, before)
+        )
+    if slots is not None and rows and isinstance(template, Params):
+        row = template.rows(0)
+        kept = DiskRows(row, len(slots), rows_path(rows, path)).restore(slots)
+        return _to_memory(kept, template)
+    if isinstance(template, Tensor):
+        found = flat.get(path)
+        if found is None or found.shape != template.shape:
+            got = "nothing" if found is None else f"shape {tuple(found.shape)}"
+            raise RunError(
+                f"the checkpoint does not fit: expected {path} of {tuple(template.shape)}, got {got}"
+            )
+        # In a file tensors begin anywhere, and the last bit of a product may depend on where its factors begin.
+        return found.to(template, copy=True)
+    items = {k: restore_tree(v, flat, f"{path}/{k}" if path else k, rows, older) for k, v in template.items()}
+    return Params(items) if isinstance(template, Params) else items
+
+
+def _to_disk(stack: DiskRows, flat: Mapping[str, Tensor], path: str, older: Sequence[Tensor]) -> DiskRows:
+    """The stack with the rows that a checkpoint holds; those that older ones left in its file stay."""
+    found = Params({k: flat[f"{path}/{k}"] for k in stack if f"{path}/{k}" in flat})
+    if len(found) < len(stack) or any(len(v) != stack.n for v in found.values()):
+        raise RunError(f"the checkpoint does not fit: expected {path} of {stack.n} clients")
+    stack.restore(torch.full((stack.n,), -1, dtype=torch.int32), older)
+    for ids in stack.stretches(torch.arange(stack.n)):
+        stack.put_rows(ids, found.rows(ids))
+    return stack
+
+
+def _to_memory(kept: DiskRows, stack: Params) -> Params:
+    """The stack with the rows that are on disk."""
+    device = next(iter(stack.values())).device
+    for ids in kept.stretches((kept.slots >= 0).nonzero().flatten()):
+        stack.put_rows(ids.to(device), kept.rows(ids))
+    return stack
+
+
+def _flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Tensor]:
+    flat: dict[str, Tensor] = {}
+    for key, value in tree.items():
+        name = f"{path}/{key}" if path else key
+        if isinstance(value, DiskRows):
+            flat[f"{name}/{SLOTS_KEY}"] = value.slots
+        else:
+            flat |= {name: value} if isinstance(value, Tensor) else _flatten(value, name)
+    return flat
+
+
+def find_disk_rows(tree: Any) -> list[DiskRows]:
+    """All stacks on disk in a nest of dicts."""
+    if isinstance(tree, DiskRows):
+        return [tree]
+    return [found for v in tree.values() for found in find_disk_rows(v)] if isinstance(tree, Mapping) else []
+
+
+CHECKPOINT_FORMAT = 1
+"""Version of what a checkpoint holds; the checksum is made alike in all, so that a newer one is known to be whole."""
+
+
+class DamagedCheckpointError(RunError):
+    """A checkpoint that is not what was written."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint as it was read.
+
+    Attributes:
+        flat: its tensors, by path.
+        meta: the text in it.
+        older: slots of stacks on disk in the checkpoints before it that are kept, the last one first.
+        said: a sentence where checkpoints were found damaged.
+
+    """
+
+    flat: dict[str, Tensor]
+    meta: dict[str, str]
+    older: tuple[dict[str, Tensor], ...] = ()
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """The last `kept` checkpoints of a run, one file per round; `before` is the only one of an older FedAttune.
+
+    A file appears under its name when all of it is on the disk. The rows of stacks on disk are made durable first,
+    and may be written over when no kept checkpoint needs them.
+    """
+
+    folder: Path
+    before: Path | None = None
+    kept: int = KEPT_CHECKPOINTS
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is any, readable or not."""
+        return bool(self._files())
+
+    def save(self, round_: int, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
+        """Write the state after a round, and remove what is older than the last `kept`."""
+        on_disk = find_disk_rows(tree)
+        for stack in on_disk:
+            stack.sync()
+        flat, text = copy_flat(tree), {**meta, "format": str(CHECKPOINT_FORMAT)}
+        self.folder.mkdir(exist_ok=True)
+        write_flat(
+            self.folder / f"{round_:06d}.safetensors", flat, text | {"checksum": compute_checksum(flat, text)}
+        )
+        self._prune()
+        _sync_folder(self.folder)
+        for stack in on_disk:
+            stack.commit()
+
+    def forget_after(self, round_: int) -> None:
+        """Remove those of later rounds."""
+        for path in self._files():
+            if _round_of(path) > round_:
+                path.unlink()
+
+    def at(self, round_: int) -> Checkpoint | None:
+        """That of one round, if it is there and whole."""
+        path = self.folder / f"{round_:06d}.safetensors"
+        try:
+            return self._read(path) if path.exists() else None
+        except DamagedCheckpointError:
+            return None
+
+    def load(self) -> Checkpoint:
+        """The last one that is whole; damaged ones get another name, so that nobody tries them again.
+
+        Raises:
+            RunError: none can be read.
+
+        """
+        whole: list[Checkpoint] = []
+        damaged: dict[Path, str] = {}
+        for path in self._files():
+            try:
+                whole.append(self._read(path))
+            except DamagedCheckpointError as error:
+                damaged[path] = str(error)
+            if len(whole) == self.kept:
+                break
+        if not whole:
+            raise RunError(f"{'; '.join(damaged.values())}; {self._start_again}")
+        for path in damaged:
+            path.replace(path.with_suffix(".damaged"))
+        self._prune()
+        newest, *others = whole
+        older = [{k: v for k, v in one.flat.items() if k.endswith(f"/{SLOTS_KEY}")} for one in others]
+        said = [f"{why}; it is called {path.stem}.damaged now" for path, why in damaged.items()]
+        return newest._replace(older=tuple(older), said=tuple(said))
+
+    def last(self) -> Checkpoint:
+        """The last one, where no earlier one would do.
+
+        Raises:
+            RunError: it cannot be read.
+
+        """
+        files = self._files()
+        if not files:
+            raise RunError(f"{self.folder} holds no checkpoint; {self._start_again}")
+        try:
+            return self._read(files[0])
+        except DamagedCheckpointError as error:
+            raise RunError(f"{error}; {self._start_again}") from error
+
+    @property
+    def _start_again(self) -> str:
+        return f"expected one that is whole; remove {self.folder.parent}, and start the run again"
+
+    def _files(self) -> list[Path]:
+        """All of them, the last one first."""
+        found = [path for path in self.folder.glob("*.safetensors") if path.stem.isdecimal()]
+        found.sort(key=lambda path: int(path.stem), reverse=True)
+        return [*found, self.before] if self.before and self.before.exists() else found
+
+    def _read(self, path: Path) -> Checkpoint:
+        try:
+            flat, meta = load_tensors(path)
+        except RunError as error:
+            raise DamagedCheckpointError(f"the checkpoint {path} is damaged ({error.__cause__})") from error
+        if path == self.before:  # has no checksum
+            return Checkpoint(flat, meta)
+        expected = meta.pop("checksum", "none")
+        if (got := compute_checksum(flat, meta)) != expected:
+            raise DamagedCheckpointError(
+                f"the checkpoint {path} is damaged (its checksum is {got}, expected {expected})"
+            )
+        if int(meta["format"]) > CHECKPOINT_FORMAT:
+            raise RunError(
+                f"the checkpoint {path} is of a newer FedAttune: got format {meta['format']}, expected at most "
+                f"{CHECKPOINT_FORMAT}; go on with that version"
+            )
+        return Checkpoint(flat, meta)
+
+    def _prune(self) -> None:
+        """Remove what is older than the last ones, and what a killed process began to write."""
+        for path in [*self._files()[self.kept :], *unfinished_files(self.folder)]:
+            path.unlink()
+
+
+def compute_checksum(flat: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
+    """CRC-32 of all tensors, their names, types and shapes, and of the text."""
+    names = sorted(flat)
+    head = [[k, str(flat[k].dtype), list(flat[k].shape)] for k in names]
+    crc = zlib.crc32(json.dumps([head, sorted(meta.items())]).encode())
+    for name in names:
+        crc = zlib.crc32(flat[name].reshape(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
+
+
+def _round_of(path: Path) -> int:
+    """The round of a checkpoint; that of an older FedAttune says it nowhere but inside."""
+    return int(path.stem) if path.stem.isdecimal() else 0
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make names of files durable, where the system can."""
+    if os.name == "posix":
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,346 @@
+"""The store of one run: per-client scores, traffic and mixing matrices in SQLite.
+
+The mixing matrices of a run, read from its store when they are looked at.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...core.errors import RunError
+from ...core.io import natural_key
+from ...core.payload import MixingMatrices
+from ..engine import Scores
+
+MAX_SQUARE_CLIENTS = 5_000
+"""Clients of whom there are mixing matrices with a row and a column for everybody."""
+
+
+class RoundMixing(NamedTuple):
+    """Matrices (R, K) of one round: how much client `rows[i]` was given of the model of client `columns[k]`."""
+
+    rows: list[int]
+    columns: list[int]
+    weights: dict[str, NDArray[np.float32]]
+
+
+class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
+    """round -> component -> (N, N) matrix: how much of client k's model (column) client i (row) was given.
+
+    Clients that were not part of the round have rows of NaN. `among` has the matrices without those, which is all
+    that there is for more than MOST_CLIENTS clients. Components are in the order of their names, numbers in
+    them counting as numbers.
+    """
+
+    def __init__(self, db: sqlite3.Connection, n_clients: int) -> None:
+        self._db = db
+        self._n = n_clients
+
+    def __iter__(self) -> Iterator[int]:
+        return (r for (r,) in self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round").fetchall())
+
+    def __len__(self) -> int:
+        return int(self._db.execute("SELECT COUNT(DISTINCT round) FROM mixing").fetchone()[0])
+
+    def __getitem__(self, round_: int) -> dict[str, NDArray[np.float32]]:
+        rows, columns, weights = self.among(round_)
+        if self._n > MAX_SQUARE_CLIENTS:
+            raise RunError(
+                f"a mixing matrix of {self._n:,} x {self._n:,} is too large; mixing.among({round_}) has the rows and "
+                "columns of the clients that took part"
+            )
+        out: dict[str, NDArray[np.float32]] = {}
+        for component, matrix in weights.items():
+            out[component] = np.full((self._n, self._n), np.nan, dtype=np.float32)
+            out[component][rows] = 0.0
+            out[component][np.ix_(rows, columns)] = matrix
+        return out
+
+    def among(self, round_: int) -> RoundMixing:
+        """The matrices of one round, of the clients that took part alone.
+
+        Raises:
+            KeyError: there are none of this round.
+
+        """
+        found = self._db.execute(
+            "SELECT component, row_clients, column_clients, weights FROM mixing WHERE round = ?", (round_,)
+        ).fetchall()
+        if not found:
+            raise KeyError(f"no mixing matrices of round {round_}; there are those of rounds {list(self)}")
+        rows, columns = json.loads(found[0][1]), json.loads(found[0][2])
+        found.sort(key=lambda row: natural_key(row[0]))
+        return RoundMixing(
+            rows,
+            columns,
+            {
+                component: np.frombuffer(blob, dtype=np.float32).reshape(len(rows), len(columns))
+                for component, _, _, blob in found
+            },
+        )
+
+    def last(self) -> dict[str, NDArray[np.float32]]:
+        """The matrices of the last round that has any; empty if none has."""
+        rounds = list(self)
+        return self[rounds[-1]] if rounds else {}
+
+
+WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
+"""Seconds for which another writer is waited for, and until nobody reads: a reader may be halted in a copy."""
+
+
+CREATE_TABLES = """
+CREATE TABLE IF NOT EXISTS rounds (
+    round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER, steps INTEGER, dropped TEXT,
+    absent TEXT NOT NULL DEFAULT '[]');
+CREATE TABLE IF NOT EXISTS scores (
+    round INTEGER, point TEXT, part TEXT, client INTEGER, n INTEGER, correct INTEGER, loss REAL,
+    PRIMARY KEY (round, point, part, client)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS mixing (
+    round INTEGER, component TEXT, row_clients TEXT, column_clients TEXT, weights BLOB,
+    PRIMARY KEY (round, component)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS faults (
+    round INTEGER, client INTEGER, reason TEXT, PRIMARY KEY (round, client)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS traffic (
+    direction TEXT, part TEXT, bytes INTEGER, PRIMARY KEY (direction, part)) WITHOUT ROWID;
+"""
+
+
+class RoundRecord(NamedTuple):
+    """One finished round; seconds, bytes and steps are totals since the start.
+
+    `dropped` are clients whose training was not finite, `absent` those that were asked and did not answer.
+    """
+
+    round: int
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    steps: int
+    dropped: list[int]
+    absent: list[int] = []  # noqa: RUF012 (nobody changes it)
+
+
+class RunStore:
+    """Appends what each round gives; nothing is durable, or to be seen by other processes, before `commit`."""
+
+    def __init__(self, path: Path | None) -> None:
+        try:
+            self._db = sqlite3.connect(":memory:" if path is None else path, timeout=WRITE_LOCK_TIMEOUT_S)
+            # A commit must survive what a checkpoint, written right after it, survives.
+            self._db.execute("PRAGMA synchronous=FULL")
+            # In KiB. What does not fit is written before the commit, and from then to the commit nobody can read.
+            self._db.execute("PRAGMA cache_size=-65536")
+            self._db.executescript(CREATE_TABLES)
+            self._add_absent()
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"cannot open {path}: {error}") from error
+
+    @classmethod
+    def snapshot(cls, path: Path) -> "RunStore":
+        """A copy in memory of the store as it is now, while another process may write it.
+
+        Raises:
+            RunError: there is none, or it is damaged.
+
+        """
+        store = cls.__new__(cls)
+        store._db = sqlite3.connect(":memory:")
+        try:
+            with closing(_connect_reader(path)) as source:
+                source.backup(store._db)
+            store._db.executescript(CREATE_TABLES)
+            store._add_absent()
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"cannot read {path}: {error}") from error
+        return store
+
+    @classmethod
+    def beside(cls, path: Path) -> "RunStore":
+        """The store to read while another process may write it, which must wait for as long as an answer takes.
+
+        It is not copied, so that little can be asked of a large one, and one answer may be older than the next.
+
+        Raises:
+            RunError: there is none, it is damaged, or it is locked.
+
+        """
+        store = cls.__new__(cls)
+        try:
+            store._db = _connect_reader(path)
+            if store._lacks_absent():
+                store.close()
+                return cls.snapshot(path)
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"cannot read {path}: {error}") from error
+        return store
+
+    def _lacks_absent(self) -> bool:
+        return "absent" not in [row[1] for row in self._db.execute("PRAGMA table_info(rounds)")]
+
+    def _add_absent(self) -> None:
+        """Give an older store the column that it lacks, so that its run can be read."""
+        if self._lacks_absent():
+            self._db.execute("ALTER TABLE rounds ADD COLUMN absent TEXT NOT NULL DEFAULT '[]'")
+
+    def add_round(self, record: RoundRecord) -> None:
+        """Add a finished round."""
+        *numbers, dropped, absent = record
+        self._db.execute(
+            "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*numbers, json.dumps(dropped), json.dumps(absent)),
+        )
+
+    def add_scores(
+        self, round_: int, point: str, part: str, scores: Scores, ids: Tensor | None = None
+    ) -> None:
+        """Add the scores (E,) on one part at one point (received, trained, global) of clients `ids`; None: 0 to E - 1.
+
+        At `global`, it is the one global model of the method that is scored on every client's part.
+        """
+        who = range(len(scores.n)) if ids is None else ids.tolist()
+        columns = (who, scores.n.tolist(), scores.correct.tolist(), scores.loss.tolist())
+        self._db.executemany(
+            "INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?, ?)",
+            ((round_, point, part, *row) for row in zip(*columns, strict=True)),
+        )
+
+    def add_faults(self, round_: int, reasons: Mapping[int, str]) -> None:
+        """Add why clients that were asked in a round have no part in it."""
+        self._db.executemany(
+            "INSERT INTO faults VALUES (?, ?, ?)", ((round_, who, why) for who, why in reasons.items())
+        )
+
+    def faults(self) -> list[tuple[int, int, str]]:
+        """(round, client, reason) of those that were asked and whose round was lost, in order."""
+        return list(self._db.execute("SELECT round, client, reason FROM faults ORDER BY round, client"))
+
+    def add_mixing(self, round_: int, mixing: MixingMatrices) -> None:
+        """Add the mixing matrices of one round."""
+        rows, columns = json.dumps(mixing.rows.tolist()), json.dumps(mixing.columns.tolist())
+        for component, weights in mixing.weights.items():
+            blob = weights.detach().cpu().float().contiguous().numpy().tobytes()
+            self._db.execute(
+                "INSERT INTO mixing VALUES (?, ?, ?, ?, ?)", (round_, component, rows, columns, blob)
+            )
+
+    def set_traffic(self, total: Mapping[str, Mapping[str, int]]) -> None:
+        """Set the bytes since the start: `up` and `down`, each by layer or other part of what travels."""
+        rows = [(way, part, count) for way, parts in total.items() for part, count in parts.items()]
+        self._db.execute("DELETE FROM traffic")
+        self._db.executemany("INSERT INTO traffic VALUES (?, ?, ?)", rows)
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """Bytes since the start: `up` and `down`, each by layer or other part of what travels."""
+        found: dict[str, dict[str, int]] = {"up": {}, "down": {}}
+        for way, part, count in self._db.execute("SELECT direction, part, bytes FROM traffic"):
+            found[way][part] = count
+        return {
+            way: {part: parts[part] for part in sorted(parts, key=natural_key)}
+            for way, parts in found.items()
+        }
+
+    def commit(self) -> None:
+        """Make everything so far durable, and seen by other processes.
+
+        Raises:
+            RunError: it cannot be written, or somebody has read for longer than PATIENCE.
+
+        """
+        try:
+            self._db.execute(f"PRAGMA busy_timeout={1000 * READER_TIMEOUT_S:.0f}")
+            self._db.commit()
+            self._db.execute(f"PRAGMA busy_timeout={1000 * WRITE_LOCK_TIMEOUT_S:.0f}")
+        except sqlite3.OperationalError as error:
+            raise RunError(
+                f"cannot write the numbers of the run: {error}; see that there is room on the disk, and that no "
+                "halted process is reading them, then go on with --resume"
+            ) from error
+
+    def forget_after(self, round_: int) -> None:
+        """Delete what was stored after a round, before it is computed again."""
+        for table in ("rounds", "scores", "mixing", "faults"):
+            self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))  # noqa: S608 (no user input)
+        self._db.commit()
+
+    def rounds(self, since: int = 0) -> list[RoundRecord]:
+        """The finished rounds in order, from round `since` on."""
+        found = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (since,))
+        return [
+            RoundRecord(r, s, up, down, steps, json.loads(dropped), json.loads(absent))
+            for r, s, up, down, steps, dropped, absent in found
+        ]
+
+    def scores(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any]]]:
+        """(round, point, samples, right answers and summed loss, each (E,)) of one part, in order, from `since` on."""
+        found = self._db.execute(
+            "SELECT round, point, n, correct, loss FROM scores WHERE round >= ? AND part = ? "
+            "ORDER BY round, point, client",
+            (since, part),
+        )
+        key: tuple[int, str] | None = None
+        block: list[tuple[float | None, ...]] = []
+        for round_, point, *values in found:
+            if key is not None and (round_, point) != key:
+                yield *key, _to_columns(block)
+                block = []
+            key = (round_, point)
+            block.append(tuple(values))
+        if key is not None:
+            yield *key, _to_columns(block)
+
+    def means(self, point: str, since: int = 0) -> dict[int, float]:
+        """Evaluated round -> mean test accuracy over clients at one point, from round `since` on."""
+        found = self._db.execute(
+            "SELECT round, AVG(1.0 * correct / n) FROM scores "
+            "WHERE round >= ? AND point = ? AND part = 'test' AND n > 0 GROUP BY round",
+            (since, point),
+        )
+        return dict(found.fetchall())
+
+    def last(self, part: str) -> dict[tuple[int, str], float]:
+        """(client, point) -> accuracy on one part, when the client was last evaluated at that point."""
+        found = self._db.execute(
+            # Beside MAX, SQLite takes the other columns from the row that has it.
+            "SELECT client, point, n, correct, MAX(round) FROM scores WHERE part = ? GROUP BY client, point",
+            (part,),
+        )
+        return {(client, point): correct / n for client, point, n, correct, _ in found if n}
+
+    def mixing(self, n_clients: int) -> MixingLog:
+        """The mixing matrices, read when they are looked at."""
+        return MixingLog(self._db, n_clients)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+
+def _to_columns(block: list[tuple[float | None, ...]]) -> NDArray[Any]:
+    """Columns of rows; NaN where SQLite, which has none, holds NULL."""
+    return np.array(block, dtype=float).T
+
+
+def _connect_reader(path: Path) -> sqlite3.Connection:
+    """A connection that reads, also where the writer was killed in the middle of a commit."""
+    where = path.absolute().as_uri()
+    db = sqlite3.connect(f"{where}?mode=ro", uri=True)
+    try:
+        db.execute("PRAGMA schema_version")
+    except sqlite3.OperationalError as error:
+        db.close()
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        # Half a commit is there, which only one who may write can take back, as resuming would.
+        db = sqlite3.connect(f"{where}?mode=rw", uri=True)
+    except BaseException:
+        db.close()
+        raise
+    return db

@@ -1,0 +1,163 @@
+"""What a run gives, round by round, as event files for TensorBoard."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import ConfigError
+from .metrics import summarise
+from .storage.store import RoundMixing
+
+if TYPE_CHECKING:
+    from .context import Progress
+    from .loop import RoundLoop
+
+FLUSH_S = 5
+"""Seconds after which what was logged is in the file at the latest."""
+
+
+ACCURACY_BINS = np.linspace(0, 1, 41)
+"""Of the histograms of clients' accuracies."""
+
+
+MAX_MIXING_ROWS = 256
+"""Clients of a mixing matrix over whom a mean is taken: of thousands, those would cost more than they tell."""
+
+
+def check_tensorboard() -> None:
+    """Refuse early to log for a TensorBoard that is not there.
+
+    Raises:
+        ConfigError: it is not installed.
+
+    """
+    if find_spec("tensorboard") is None:
+        raise ConfigError(
+            "TensorBoard is not installed; pip install 'fedattune[tensorboard]', or log without it"
+        )
+
+
+@contextmanager
+def log_rounds(
+    folder: Path | None, run: "RoundLoop", watch: "Callable[[Progress], None]"
+) -> "Iterator[Callable[[Progress], None]]":
+    """What to tell of every round: `watch`, and where a folder is given, the log in it."""
+    if folder is None:
+        yield watch
+        return
+    log = _EventLog(folder, run)
+
+    def both(progress: "Progress") -> None:
+        log.renew()
+        watch(progress)
+
+    try:
+        yield both
+    finally:
+        log.close()
+
+
+class _EventLog:
+    """The event file of one run; the step is the round.
+
+    A run that goes on gets another file, in which all its rounds are logged again, and which tells TensorBoard to
+    forget those of earlier files: some of them may be trained again, and some may not have been logged.
+    """
+
+    def __init__(self, folder: Path, run: "RoundLoop") -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        again = _wait_for_later_file_name(folder)
+        self._run = run
+        self._writer: Any = SummaryWriter(folder, purge_step=0 if again else None, flush_secs=FLUSH_S)
+        self._next = 0
+        self._begun = time.time() - run.record.seconds  # so that the time shown is that of training
+        self.renew()
+
+    def renew(self) -> None:
+        """Log what was stored since the last time, where a round was evaluated."""
+        store = self._run.store
+        evaluated: dict[int, dict[str, Any]] = {}
+        for part in ("test", "validation"):
+            for round_, point, (n, correct, loss) in store.scores(part, self._next):
+                here = evaluated.setdefault(round_, {})
+                here[f"{part}_{point}"] = summarise(n.astype(np.int64), correct.astype(np.int64), loss)
+                if part == "test":
+                    here.setdefault("clients", {})[point] = correct[n > 0] / n[n > 0]
+        if not evaluated:
+            return
+        absent = diverged = 0
+        for record in store.rounds(self._next):
+            absent += len(record.absent)
+            diverged += len(record.dropped)
+            if record.round not in evaluated:
+                continue
+            when = self._begun + record.seconds
+            clients = evaluated[record.round].pop("clients")
+            groups = evaluated[record.round]
+            groups["headline"] = groups.get(f"test_{self._run.algorithm.headline}", {})
+            groups["cost"] = {
+                "bytes_up": record.bytes_up,
+                "bytes_down": record.bytes_down,
+                "seconds": record.seconds,
+                "steps": record.steps,
+            }
+            groups["lost"] = {"absent": absent, "diverged": diverged}
+            groups |= self._mixing(record.round)
+            for group, numbers in groups.items():
+                for name, value in numbers.items():
+                    self._writer.add_scalar(f"{group}/{name}", value, record.round, walltime=when)
+            for point, accuracies in clients.items():
+                self._writer.add_histogram(
+                    f"clients/{point}", accuracies, record.round, ACCURACY_BINS, walltime=when
+                )
+            self._next, absent, diverged = record.round + 1, 0, 0
+
+    def _mixing(self, round_: int) -> dict[str, dict[str, float]]:
+        """Of every component how much clients kept of their own, and over how many models they spread the rest."""
+        try:
+            mixed = self._run.store.mixing(len(self._run.everyone)).among(round_)
+        except KeyError:  # the method mixes nothing, or nobody uploaded
+            return {}
+        some = np.unique(np.linspace(0, len(mixed.rows) - 1, MAX_MIXING_ROWS).round().astype(int))
+        rows = [mixed.rows[i] for i in some]
+        mixed = RoundMixing(
+            rows, mixed.columns, {name: matrix[some] for name, matrix in mixed.weights.items()}
+        )
+        return {
+            "mixing_own": {name: mean_own_weight(mixed, matrix) for name, matrix in mixed.weights.items()},
+            "mixing_entropy": {name: mean_entropy(matrix) for name, matrix in mixed.weights.items()},
+        }
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._writer.close()
+
+
+def mean_own_weight(mixed: RoundMixing, matrix: NDArray[np.float32]) -> float:
+    """The mean share that clients were given of their own model, from a matrix (R, K) of one round."""
+    place = {client: k for k, client in enumerate(mixed.columns)}
+    own = [matrix[i, place[client]] if client in place else 0.0 for i, client in enumerate(mixed.rows)]
+    return float(np.mean(own))
+
+
+def mean_entropy(matrix: NDArray[np.float32]) -> float:
+    """The mean entropy of the rows (R, K) in nats: 0 where each was given one model, ln K where all alike."""
+    weights = np.clip(matrix.astype(np.float64), 0, None)
+    shares = weights / np.maximum(weights.sum(1, keepdims=True), np.finfo(float).tiny)
+    return float(-(shares * np.log(np.where(shares > 0, shares, 1))).sum(1).mean())
+
+
+def _wait_for_later_file_name(folder: Path) -> bool:
+    """Whether event files are there, which TensorBoard reads in the order of their names: the seconds they began."""
+    stamps = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
+    latest = max((int(stamp) for stamp in stamps if stamp.isdecimal()), default=0)
+    if 0 <= latest - int(time.time()) <= 1:
+        time.sleep(latest + 1 - time.time())
+    return bool(stamps)
