@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedattune.core.params import Params
+from fedattune import Params
 from fedattune.training.engine import make_engine
 
 from .floors import WRITTEN_OUT

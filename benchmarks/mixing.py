@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from fedattune import Params, Payload, ServerUpdate
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.algorithms.pfedla import PFedLAServer
-from fedattune.core.algorithm import ServerUpdate
 from fedattune.core.hardware import keep_freed_memory
-from fedattune.core.params import Params
-from fedattune.core.payload import Payload, ServerState
+from fedattune.core.payload import ServerState
 from fedattune.core.selectors import group_names
 from fedattune.models import build_model
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import fedattune
-from fedattune.data.federated import Federation
+from fedattune import Federation
 
 from .measure import Case, Figures, Setting, Skip
 

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 import fedattune
-from fedattune.core.settings import Settings
-from fedattune.data.federated import Federation
+from fedattune import Federation, Settings
 from fedattune.server.products import dots, mix, offload_products
 
 from .measure import Case, Figures, Setting, Skip, Target, Workload, measure

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedattune import Federation, load_federation
 from fedattune.core.task import Task
-from fedattune.data import Client, Federation
-from fedattune.data.build import federate, load_federation
+from fedattune.data import Client
+from fedattune.data.build import federate
 from fedattune.data.dataset import Dataset
 from fedattune.models import build_model
 from fedattune.training.engine import LocalTraining

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedattune import Payload
 from fedattune.client import SGD
-from fedattune.core.payload import Payload
 from fedattune.training.engine import ClientInputs, make_engine
 
 from . import in_jax

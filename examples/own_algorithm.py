@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 
 import fedattune
+from fedattune import Algorithm, Payload, ServerUpdate
 from fedattune.client import SGD
-from fedattune.core.algorithm import Algorithm, ServerUpdate
-from fedattune.core.payload import Payload
 from fedattune.core.selectors import Head
 
 

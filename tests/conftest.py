@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from fedattune.data.federated import Federation
+from fedattune import Federation
 from federations import make_federation
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from fedattune import Settings
 from fedattune.core.io import write_json
 from fedattune.core.payload import MixingMatrices
-from fedattune.core.settings import Settings
 from fedattune.training.engine import Scores
 from fedattune.training.storage import RoundRecord, RunStore
 

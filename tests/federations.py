@@ -3,7 +3,7 @@
 import torch
 
 import fedattune
-from fedattune.data.federated import Federation
+from fedattune import Federation
 
 
 def make_federation(sizes: list[int], *, features: int = 5, classes: int = 3, seed: int = 0) -> Federation:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import fedattune
-from fedattune.data.federated import Federation
+from fedattune import Federation
 from federations import make_federation
 
 METHODS = ("local", "fedavg", "fedmcsa")

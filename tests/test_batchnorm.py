@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 import fedattune
-from fedattune.core.params import Params
+from fedattune import Federation, Params, Result
 from fedattune.core.selectors import BatchNorms
 from fedattune.core.task import Task
-from fedattune.data.federated import Federation
-from fedattune.training.result import Result
 from federations import make_federation
 
 RUN: dict[str, Any] = {"rounds": 2, "cohort": 6, "steps": 3, "batch_size": 8, "lr": 0.1, "dtype": "float64"}

@@ -13,11 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedattune
-from fedattune.core.errors import RunError
+from fedattune import Federation, Result, RunError
 from fedattune.core.io import load_tensors
-from fedattune.data.federated import Federation
 from fedattune.training import loop as rounds
-from fedattune.training.result import Result
 from fedattune.training.storage import checkpoint as checkpoints
 from fedattune.training.storage import restore_tree
 from fedattune.training.storage.checkpoint import CheckpointFolder

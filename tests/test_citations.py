@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import fedattune
+from fedattune import Federation
 from fedattune.algorithms import ALGORITHMS
 from fedattune.analysis import citations
 from fedattune.analysis.citations import FEDATTUNE, TABLES, UsedItem, format_bibtex, load_entries
 from fedattune.data import PARTITIONS, SOURCES
-from fedattune.data.federated import Federation
 from fedattune.models import MODELS
 
 BIB = Path(citations.__file__).with_suffix(".bib")

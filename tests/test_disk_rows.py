@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedattune.core.errors import RunError
-from fedattune.core.params import Params
+from fedattune import Params, RunError
 from fedattune.training.storage.rows import DiskRows
 
 FIRST = Params(

@@ -13,12 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedattune
+from fedattune import Federation, Payload
 from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD, Proximal
 from fedattune.core.hardware import run_parallel, use_threads
-from fedattune.core.payload import Payload
 from fedattune.core.task import Task, sample_losses
-from fedattune.data.federated import Federation
 from fedattune.training.engine import (
     ClientInputs,
     ClientOutputs,

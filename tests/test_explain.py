@@ -8,12 +8,11 @@ import pytest
 
 import fedattune
 from crafted import ALL, LABELS, LATE, SAME, compared, craft
+from fedattune import Federation, read_runs
 from fedattune.analysis.clusters import arrange_clients
 from fedattune.analysis.explain import RunExplanation
-from fedattune.analysis.load import read_runs
 from fedattune.analysis.partners import trace_components
 from fedattune.cli import main
-from fedattune.data.federated import Federation
 
 Said = pytest.CaptureFixture[str]
 

@@ -13,16 +13,14 @@ from torch import Tensor, nn
 
 import fedattune
 from conformance.table import CASES, Case
+from fedattune import ConfigError, Federation, Result, RunError
 from fedattune.analysis.verdict import Verdict
 from fedattune.cli import export as command
 from fedattune.cli import main
-from fedattune.core.errors import ConfigError, RunError
 from fedattune.core.io import clean_file_name
-from fedattune.data.federated import Federation
 from fedattune.models import export as exporting
 from fedattune.models.export import ExportFormat
 from fedattune.models.files import save_model
-from fedattune.training.result import Result
 
 RUN: dict[str, Any] = {"rounds": 2, "cohort": 3, "steps": 2, "batch_size": 16, "lr": 0.1}
 SUFFIX: dict[str, str] = {"safetensors": "safetensors", "torch-export": "pt2", "onnx": "onnx"}

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedattune.core.errors import ConfigError
+from fedattune import ConfigError, Result
 from fedattune.core.payload import MixingMatrices
 from fedattune.training.engine import Scores
 from fedattune.training.metrics import NewcomerResult, build_history, summarise
-from fedattune.training.result import Result
 from fedattune.training.storage import RoundRecord, RunStore
 
 SIZES = [10, 30]

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 import fedattune
-from fedattune.core.errors import ConfigError, ModelError
+from fedattune import ConfigError, Federation, ModelError
 from fedattune.core.selectors import AllParameters, Head, NamedParameters, NoParameters, group_names
-from fedattune.data.federated import Federation
 from fedattune.models import build_model, check_model, make_model
 
 

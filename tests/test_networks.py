@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import fedattune
-from fedattune.core.errors import ModelError
+from fedattune import Federation, ModelError
 from fedattune.core.network import split_head
-from fedattune.data.federated import Federation
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
 SPLIT = ["fedam", "fedcp", "fedrod"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from crafted import ALL, LABELS, LATE, compared, craft
-from fedattune.analysis.load import read_runs
+from fedattune import read_runs
 from fedattune.analysis.plots.figures import plot_clients, plot_curves, plot_traffic
 from fedattune.analysis.plots.heatmap import plot_heatmap
 from fedattune.analysis.plots.style import CaptionedFigure, choose_line_styles, save_figure, use_style

@@ -13,11 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedattune
-from fedattune.core.errors import ConfigError, DataError, RunError
+from fedattune import ConfigError, DataError, Federation, Result, RunError
 from fedattune.data import ClientIndex, RaggedIndex
 from fedattune.data.client_index import hash_manifest, iter_manifest_json
-from fedattune.data.federated import Federation
-from fedattune.training.result import Result
 
 RUN = {"rounds": 3, "steps": 2, "cohort": 3, "lr": 0.1}
 

@@ -16,12 +16,9 @@ from torch import nn
 
 import fedattune
 from data.image_files import pictures, write
+from fedattune import ConfigError, DataError, Federation, Predictions, Result, RunError
 from fedattune.cli import main
-from fedattune.core.errors import ConfigError, DataError, RunError
 from fedattune.data import export_clients, load_node
-from fedattune.data.federated import Federation
-from fedattune.models.predict import Predictions
-from fedattune.training.result import Result
 
 HOSPITALS = Path(__file__).parents[1] / "examples" / "hospitals.csv"
 RUN: dict[str, Any] = {"rounds": 2, "steps": 2, "lr": 0.1}

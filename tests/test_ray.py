@@ -14,12 +14,9 @@ import fedattune
 from conformance.table import CASES, Case
 from conformance.test_conformance import every_method
 from conformance.test_spread import RUN, same_numbers, trained
+from fedattune import ConfigError, Federation, Result, RunError, Settings
 from fedattune.cli import main
-from fedattune.core.errors import ConfigError, RunError
-from fedattune.core.settings import Settings
-from fedattune.data.federated import Federation
 from fedattune.training.backends.message import WorkerMessage
-from fedattune.training.result import Result
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
 

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.deployed
 
 from conformance.table import CASES
 from conformance.test_spread import same_numbers, trained
-from fedattune.core.settings import Settings
-from fedattune.data.federated import Federation
+from fedattune import Federation, Settings
 from fedattune.training.backends.ray import offload as products
 from fedattune.training.backends.ray import open_ray_backend
 from fedattune.training.backends.ray.backend import RayBackend

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from crafted import compared, craft
-from fedattune.analysis.load import Runs, list_run_files, read_run, read_runs
-from fedattune.core.errors import RunError
+from fedattune import RunError, Runs, read_runs
+from fedattune.analysis.load import list_run_files, read_run
 
 SCORES = {1: (5, 10, 5, 20)}
 

@@ -7,10 +7,9 @@ import pytest
 
 import fedattune
 from crafted import ALL, EARLY, LABELS, LATE, SAME, compared, craft
+from fedattune import Federation, read_runs
 from fedattune.analysis.compare import compute_gains, group_by_algorithm
-from fedattune.analysis.load import read_runs
 from fedattune.analysis.relations import MixingAnalysis, compute_label_similarity, measure_agreement, seriate
-from fedattune.data.federated import Federation
 
 
 def relations(folder: Path, algorithm: str = "fedmcsa") -> MixingAnalysis:

@@ -15,14 +15,13 @@ import torch
 
 import fedattune
 from crafted import craft
-from fedattune.analysis.load import Runs, read_runs
+from fedattune import Federation, Runs, read_runs
 from fedattune.analysis.relations import thin_out
 from fedattune.analysis.report import content as frames
 from fedattune.analysis.report import render_report
 from fedattune.cli import main
 from fedattune.core.io import write_json
 from fedattune.core.payload import MixingMatrices
-from fedattune.data.federated import Federation
 from fedattune.training.engine import Scores
 from fedattune.training.metrics import RunMetrics
 from fedattune.training.storage import RoundRecord, RunStore

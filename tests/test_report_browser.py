@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedattune.analysis.load import read_runs
+from fedattune import read_runs, write_report
 from fedattune.analysis.relations import MixingAnalysis
-from fedattune.analysis.report import write_report
 from reports import train_odd
 
 

@@ -9,6 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedattune import Params, Payload, ServerUpdate
 from fedattune.algorithms import pfedla as learned  # fmt: skip
 from fedattune.algorithms.fedamp import (
     AttentiveMixing,  # fmt: skip
@@ -26,9 +27,7 @@ from fedattune.algorithms.pfedla import (
     HeurPFedLAServer,  # fmt: skip
     PFedLAServer,  # fmt: skip
 )
-from fedattune.core.algorithm import ServerUpdate
-from fedattune.core.params import Params
-from fedattune.core.payload import Payload, ServerState
+from fedattune.core.payload import ServerState
 from fedattune.server import (
     Average,  # fmt: skip
     mixing,  # fmt: skip

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import fedattune
+from fedattune import Federation, RunError
 from fedattune.analysis.load import read_run
-from fedattune.core.errors import RunError
 from fedattune.core.payload import MixingMatrices
-from fedattune.data.federated import Federation
 from fedattune.training import loop as rounds
 from fedattune.training.engine import Scores
 from fedattune.training.storage import RoundRecord, RunStore, store

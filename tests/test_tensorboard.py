@@ -11,11 +11,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import fedattune
+from fedattune import ConfigError, Federation, Result
 from fedattune.cli import main
-from fedattune.core.errors import ConfigError
-from fedattune.data.federated import Federation
 from fedattune.training import tensorboard
-from fedattune.training.result import Result
 from fedattune.training.storage.store import RoundMixing
 from fedattune.training.tensorboard import mean_entropy, mean_own_weight
 

@@ -15,9 +15,7 @@ import torch
 from torch import nn
 
 import fedattune
-from fedattune.core.errors import ConfigError, ModelError, RunError
-from fedattune.data.federated import Federation
-from fedattune.training.result import Result
+from fedattune import ConfigError, Federation, ModelError, Result, RunError
 from fedattune.training.sampling import sample_cohort
 from federations import make_federation
 

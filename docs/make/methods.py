@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+from fedattune import Algorithm
 from fedattune.algorithms import ALGORITHMS
 from fedattune.analysis.citations import ALGORITHMS as PAPERS
 from fedattune.analysis.citations import load_entries
-from fedattune.core.algorithm import Algorithm
 from fedattune.core.options import list_options, summarize
 from fedattune.experiments.studies.outcome import Outcome, outcomes
 from fedattune.experiments.studies.records import Records

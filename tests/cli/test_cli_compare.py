@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedattune import Settings
 from fedattune.analysis.compare import build_rows, rows_to_json
 from fedattune.analysis.tables import choose_columns, print_methods
 from fedattune.analysis.verdict import bootstrap_interval, merge_notes, reach_verdict, write_fairness_notes
-from fedattune.core.settings import Settings
 
 
 @dataclass

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedattune.core.errors import ConfigError
-from fedattune.core.settings import Settings
+from fedattune import ConfigError, Settings
 from fedattune.experiments.config import Experiment, load_experiment, load_options, parse_set
 from fedattune.experiments.validate import assign_options, expand_names
 

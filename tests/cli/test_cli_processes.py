@@ -18,8 +18,8 @@ from test_cli_bad_input import refused
 from test_cli_resume import SLOW, wait_for
 
 import fedattune
+from fedattune import Settings
 from fedattune.cli import main
-from fedattune.core.settings import Settings
 from fedattune.data.cache import find_mapped_file, save_mapped
 from fedattune.experiments import autoscale as spread
 from fedattune.experiments import pool as shared

@@ -12,7 +12,7 @@ from cli_helpers import Done
 from filelock import FileLock
 
 from data.image_files import pictures, write
-from fedattune.core.errors import ConfigError
+from fedattune import ConfigError
 from fedattune.experiments.job import ProgressCallback, StoppedError
 from fedattune.experiments.progress import ProgressDisplay
 from fedattune.experiments.studies import STUDIES, load_study

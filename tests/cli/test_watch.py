@@ -19,10 +19,10 @@ from rich.console import Console
 
 import fedattune.analysis.report
 from crafted import craft
+from fedattune import RunError
 from fedattune.analysis.monitor import RunMonitor, RunStatus
 from fedattune.cli import watch as watching_command
 from fedattune.cli.watch import _format_duration, fit_terminal, print_changes, print_status
-from fedattune.core.errors import RunError
 from fedattune.core.io import write_json
 from fedattune.training.storage import RoundRecord, RunStore
 

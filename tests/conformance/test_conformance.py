@@ -10,18 +10,13 @@ import torch
 
 import fedattune
 from conformance.table import CASES, Case, Sizes
+from fedattune import Algorithm, Federation, Params, Payload, Result, Settings
 from fedattune.algorithms import ALGORITHMS
-from fedattune.core.algorithm import Algorithm
 from fedattune.core.options import build, list_options
-from fedattune.core.params import Params
-from fedattune.core.payload import Payload
 from fedattune.core.selectors import Head, NoParameters
-from fedattune.core.settings import Settings
-from fedattune.data.federated import Federation
 from fedattune.training import engine as engines
 from fedattune.training.engine import evaluator
 from fedattune.training.engine import vectorized as batched
-from fedattune.training.result import Result
 from fedattune.training.sampling import sample_cohort
 
 every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -271,7 +266,7 @@ def test_weight_decay_of_the_run_and_of_the_method(ragged: Federation) -> None:
 
 def test_a_method_of_the_users_own_is_held_to_the_same(ragged: Federation) -> None:
     """A server rule written outside the package runs on both engines."""
-    from fedattune.core.algorithm import ServerUpdate
+    from fedattune import ServerUpdate
 
     class Median(ServerUpdate):
         def init(self, w0: Params, n_clients: int) -> Any:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import fedattune
 from conformance.test_conformance import RUN, distance
+from fedattune import Algorithm, ClientUpdate, ConfigError, Federation, Participation, Result, ServerUpdate
 from fedattune.algorithms.ditto import DittoClient
 from fedattune.algorithms.fedamp import AttentiveMixing, CosineMixing
 from fedattune.algorithms.fedfomo import FedFomoClient
@@ -19,12 +20,8 @@ from fedattune.algorithms.pfedla import PFedLAServer
 from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.algorithms.scaffold import ControlVariateCorrection, ControlVariateWrapper
 from fedattune.client import SGD, Proximal
-from fedattune.core.algorithm import Algorithm, ClientUpdate, Participation, ServerUpdate
-from fedattune.core.errors import ConfigError
 from fedattune.core.selectors import Head, NamedParameters, NoParameters, Selector
-from fedattune.data.federated import Federation
 from fedattune.server import Average, Mixing, Pool
-from fedattune.training.result import Result
 from federations import make_federation
 
 SERVERS: dict[str, ServerUpdate] = {

@@ -10,11 +10,9 @@ import torch
 import fedattune
 from conformance.table import CASES, Case
 from conformance.test_conformance import RUN, distance, every_method, fit
+from fedattune import Federation, Params, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
-from fedattune.core.params import Params
-from fedattune.core.settings import Settings
-from fedattune.data.federated import Federation
 from fedattune.models import make_model
 from fedattune.models.files import wrap_model
 from fedattune.training.engine.base import take_rows

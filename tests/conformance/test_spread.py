@@ -12,18 +12,16 @@ from torch import nn
 
 from conformance.table import CASES, Case
 from conformance.test_conformance import RUN, every_method
+from fedattune import Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
-from fedattune.core.settings import Settings
 from fedattune.data.combine import select_samples
-from fedattune.data.federated import Federation
 from fedattune.models import make_model
 from fedattune.models.files import wrap_model
 from fedattune.training.backends.message import WorkerMessage
 from fedattune.training.backends.remote import RemoteBackend
 from fedattune.training.backends.worker import handle_message, open_backend
 from fedattune.training.loop import RoundLoop
-from fedattune.training.result import Result
 from fedattune.training.storage.folder import RunFolder
 
 SITES = ([0, 3], [1, 2, 4], [5])

@@ -11,8 +11,8 @@ import pytest
 from image_files import grey_set, pictures, write
 from PIL import Image
 
+from fedattune import load_federation
 from fedattune.data import cache, load_data
-from fedattune.data.build import load_federation
 from fedattune.data.cache import find_mapped_file
 from fedattune.data.dataset import hash_arrays
 from fedattune.data.images import decode as images

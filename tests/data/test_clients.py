@@ -6,8 +6,7 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
-from fedattune.core.errors import ConfigError, DataError
-from fedattune.data import federation
+from fedattune import ConfigError, DataError, federation
 
 
 def pair(n=20, seed=0, n_classes=2):

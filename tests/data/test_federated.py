@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedattune.core.errors import ConfigError, DataError
+from fedattune import ConfigError, DataError, Federation, load_federation
 from fedattune.data import (
     Dataset,
     federate,
@@ -16,9 +16,7 @@ from fedattune.data import (
     save_manifest,
     split_parts,
 )
-from fedattune.data.build import load_federation
 from fedattune.data.client_index import Client, hash_manifest
-from fedattune.data.federated import Federation
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from image_files import DIGITS, LETTERS, colour_set, grey_set, pictures, png, write
 
-from fedattune.core.errors import DataError
+from fedattune import DataError, load_federation
 from fedattune.data import load_data
-from fedattune.data.build import load_federation
 from fedattune.data.images import compute_moments
 from fedattune.data.images.decode import read_images
 

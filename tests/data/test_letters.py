@@ -9,9 +9,8 @@ import pytest
 import torch
 from image_files import colour_set, grey_set, pictures, png, write
 
-from fedattune.core.errors import ConfigError, DataError
+from fedattune import ConfigError, DataError, load_federation
 from fedattune.data import load_data
-from fedattune.data.build import load_federation
 from fedattune.data.images.emnist import read_idx
 
 BYCLASS = list(string.digits + string.ascii_uppercase + string.ascii_lowercase)

@@ -9,11 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedattune
-from fedattune.core.errors import ConfigError, DataError
+from fedattune import ConfigError, DataError, Federation, load_federation
 from fedattune.data import NodeData, Schema, deal_clients, export_clients, federate, load_node, load_table
-from fedattune.data.build import load_federation
 from fedattune.data.client_index import PARTS, Client
-from fedattune.data.federated import Federation
 
 HEAD = "ward,age,sex,ill"
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedattune.core.errors import DataError
+from fedattune import DataError
 from fedattune.data.partitions import _dirichlet_counts, by_column, dirichlet, iid, two_class
 from fedattune.data.sources import synthetic
 from fedattune.data.splits import group_rows

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedattune.core.errors import ConfigError, DataError
+from fedattune import ConfigError, DataError, load_federation
 from fedattune.data import Dataset, federate, restore_federation, split_parts
-from fedattune.data.build import load_federation
 from fedattune.data.partitions import _draw_counts, dirichlet_clients, shards
 from fedattune.data.partitions.pfedla import pfedla, pfedla_similarity
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedattune.core.errors import ConfigError, DataError
-from fedattune.data import Schema, federate, federation, load_data, load_table
-from fedattune.data.build import load_federation
+from fedattune import ConfigError, DataError, federation, load_federation
+from fedattune.data import Schema, federate, load_data, load_table
 from fedattune.data.schema import merge_schemas
 
 HEAD = "ward,age,pulse,sex,grade,note,ill"

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from fedattune.core.errors import ConfigError, DataError
+from fedattune import ConfigError, DataError, load_federation
 from fedattune.data import federate, is_table, load_data, load_table, resolve_source_name
-from fedattune.data.build import load_federation
 
 N = 40
 

@@ -16,15 +16,12 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from flwr.app import Message
 
+from fedattune import Federation, Result, fit, load_model
 from fedattune.cli import main
-from fedattune.data.federated import Federation
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.deploy.in_process import InProcessGrid
 from fedattune.experiments.deploy.server_app import run_server
 from fedattune.experiments.plan import prepare_data
-from fedattune.models.files import load_model
-from fedattune.training.fit import fit
-from fedattune.training.result import Result
 
 pytestmark = [
     pytest.mark.deployed,

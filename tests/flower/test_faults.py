@@ -16,16 +16,12 @@ from safetensors.torch import load_file
 from test_in_process import GROUPS, deployed, models, said, simulated
 
 from conformance.test_spread import same_numbers
-from fedattune.core.errors import ConfigError, DataError, RunError
-from fedattune.core.params import Params
-from fedattune.core.settings import Settings
+from fedattune import ConfigError, DataError, Federation, Params, Result, RunError, Settings
 from fedattune.data import Schema, export_clients
-from fedattune.data.federated import Federation
 from fedattune.experiments.deploy.grid import pack_record, unpack_record
 from fedattune.experiments.deploy.in_process import InProcessGrid
 from fedattune.experiments.deploy.state import NodeState, StaleMessageError
 from fedattune.training.backends.message import WorkerMessage
-from fedattune.training.result import Result
 from fedattune.training.sampling import sample_cohort
 from federations import make_federation
 

@@ -18,20 +18,13 @@ from flwr.app import Message
 from conformance.table import Case
 from conformance.test_conformance import RUN, every_method
 from conformance.test_spread import same_numbers
+from fedattune import Algorithm, Federation, Result, RunError, fit, load_federation, load_model, predict
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
-from fedattune.core.algorithm import Algorithm
-from fedattune.core.errors import RunError
 from fedattune.data import Schema, export_clients
-from fedattune.data.build import load_federation
-from fedattune.data.federated import Federation
 from fedattune.experiments.deploy.client_app import make_client_app
 from fedattune.experiments.deploy.in_process import InProcessGrid
 from fedattune.experiments.deploy.server_app import run_server
-from fedattune.models.files import load_model
-from fedattune.models.predict import predict
-from fedattune.training.fit import fit
-from fedattune.training.result import Result
 
 GROUPS = ([0, 3], [1, 2, 4], [5])
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedattune.core.errors import ConfigError
+from fedattune import ConfigError
 from fedattune.experiments.deploy.kit import Scalar, write_kit
 
 sys.path.append(str(Path(__file__).parent))

@@ -32,9 +32,8 @@ FILE = HERE / "golden.json"
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "flower")]
 
 import fedattune
+from fedattune import Federation, Result
 from fedattune.algorithms import ALGORITHMS
-from fedattune.data.federated import Federation
-from fedattune.training.result import Result
 from federations import make_federation
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 0.5, "steps": 3, "batch_size": 8, "lr": 0.1}

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedattune.core.algorithm import Algorithm
-from fedattune.core.params import Params, stack
-from fedattune.core.payload import LocalState, Payload, ServerState
+from fedattune import Algorithm, Params, Payload
+from fedattune.core.params import stack
+from fedattune.core.payload import LocalState, ServerState
 from oracles.quadratic import params, run
 
 

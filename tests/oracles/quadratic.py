@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedattune.core.algorithm import ClientUpdate
-from fedattune.core.params import Params
-from fedattune.core.payload import LocalState, Payload, RoundContext
+from fedattune import ClientUpdate, Params, Payload
+from fedattune.core.payload import LocalState, RoundContext
 
 DIM = 4
 generator = torch.Generator().manual_seed(0)

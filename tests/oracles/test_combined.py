@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedattune
+from fedattune import Algorithm, ClientUpdate, ConfigError, Federation, Participation, Result, ServerUpdate
 from fedattune.algorithms import ALGORITHMS, combined
 from fedattune.algorithms.apfl import APFLClient
 from fedattune.algorithms.combined import CLIENT_PARTS, SERVER_PARTS
@@ -24,12 +25,8 @@ from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.algorithms.scaffold import ControlVariateCorrection, ControlVariateWrapper
 from fedattune.analysis.citations import UsedItem, collect_used_items
 from fedattune.client import SGD, Proximal
-from fedattune.core.algorithm import Algorithm, ClientUpdate, Participation, ServerUpdate
-from fedattune.core.errors import ConfigError
 from fedattune.core.selectors import Head
-from fedattune.data.federated import Federation
 from fedattune.server import Average
-from fedattune.training.result import Result
 
 RUN: dict[str, Any] = {"rounds": 3, "cohort": 4, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
 PAPER = {"profile": "paper"}

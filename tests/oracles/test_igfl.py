@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedattune import Params, Payload
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.algorithms.igfl import GlobalUpdateWrapper, UpdateAttention
 from fedattune.client import SGD
-from fedattune.core.params import Params
-from fedattune.core.payload import Payload, ServerState
+from fedattune.core.payload import ServerState
 from fedattune.server import Average
 from oracles.clients import Clients, pull, push
 from oracles.quadratic import DIM, W0, A, M, curved, gradient, params, run, zero

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedattune import Params, Payload
 from fedattune.algorithms.fedamp import AttentiveMixing, CosineMixing
 from fedattune.algorithms.fedmcsa import Attention
-from fedattune.core.params import Params
-from fedattune.core.payload import Payload
 from fedattune.server import Average, Mixing
 
 N = 5

@@ -7,13 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import fedattune
+from fedattune import ConfigError, Federation, Params, Payload, Result
 from fedattune.algorithms.fedfomo import FedFomoClient, FedFomoServer, compute_affinity, normalize_affinity
 from fedattune.algorithms.fedrep import FedRepClient
-from fedattune.core.errors import ConfigError
-from fedattune.core.params import Params
-from fedattune.core.payload import Payload, RoundContext
-from fedattune.data.federated import Federation
-from fedattune.training.result import Result
+from fedattune.core.payload import RoundContext
 from federations import make_federation
 from oracles.quadratic import FRESH
 

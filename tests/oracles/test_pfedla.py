@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 import fedattune
+from fedattune import Federation, Params, Payload, Result
 from fedattune.algorithms.pfedhn import PFedHNServer, generate_models
 from fedattune.algorithms.pfedla import HeurPFedLAServer, PFedLAServer
-from fedattune.core.params import Params
-from fedattune.core.payload import Payload
 from fedattune.core.selectors import group_names
-from fedattune.data.federated import Federation
-from fedattune.training.result import Result
 
 N = 4
 IDS = torch.tensor([0, 2])

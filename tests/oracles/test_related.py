@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 import fedattune
+from fedattune import Federation, Params, Payload, Result
 from fedattune.algorithms.apfl import APFLClient
 from fedattune.algorithms.ditto import DittoClient
 from fedattune.algorithms.fedala import FedALAClient
 from fedattune.algorithms.l2gd import L2GDClient, L2GDServer
 from fedattune.algorithms.mocha import RelationshipCorrection, TaskRelationship
 from fedattune.client import SGD, Proximal
-from fedattune.core.params import Params
-from fedattune.core.payload import Payload, RoundContext
-from fedattune.data.federated import Federation
-from fedattune.training.result import Result
+from fedattune.core.payload import RoundContext
 from oracles.quadratic import FRESH, W0, A, M, gradient, params, run
 
 RUN: dict[str, Any] = {"rounds": 4, "cohort": 6, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedattune
+from fedattune import Federation, Params, Result
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.fedrod import FedRoDNetwork
 from fedattune.algorithms.separation import (
@@ -21,10 +22,7 @@ from fedattune.algorithms.separation import (
     make_client_vector,
     mmd,
 )
-from fedattune.core.params import Params
 from fedattune.core.task import Task
-from fedattune.data.federated import Federation
-from fedattune.training.result import Result
 
 RUN: dict[str, Any] = {"rounds": 1, "cohort": 6, "steps": 3, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
 

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 import fedattune
+from fedattune import Algorithm, Federation
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.fedavgm import HeavyBall
 from fedattune.algorithms.fedopt import AdaptiveOptimizer
 from fedattune.client import SGD
-from fedattune.core.algorithm import Algorithm
-from fedattune.data.federated import Federation
 from oracles.clients import Clients, pull, push
 from oracles.quadratic import W0, A, M, gradient, params, run
 
