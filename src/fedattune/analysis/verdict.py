@@ -9,7 +9,6 @@ import numpy as np
 from .compare import BASELINE, FloatArray, compute_client_accuracy, compute_gap, group_by_algorithm, pair_runs
 
 if TYPE_CHECKING:
-    from ..experiments.job import FailedRun
     from ..training.metrics import RunMetrics
     from ..training.result import Result
 
@@ -238,21 +237,6 @@ def merge_notes(results: "Sequence[Result]") -> list[str]:
         for sentence, names in said.items()
     ]
     return [*notes, *(write_fairness_notes(results) if results else ())]
-
-
-def _verdict_text(results: "Sequence[Result]", failed: "Sequence[FailedRun]") -> str:
-    """The verdict; where too few methods came to an end, that instead."""
-    from .compare import BASELINE
-    # DROPPED IMPORT
-
-    finished = {result.algorithm for result in results}
-    if failed and not finished:
-        return "Nothing to compare: no method finished."
-    if failed and BASELINE not in finished:
-        return f"Nothing to compare: {BASELINE}, with which the others are compared, did not finish."
-    if failed and finished == {BASELINE}:
-        return f"Nothing to compare: only {BASELINE} finished."
-    return reach_verdict(results).text
 
 
 def choose_method(results: Sequence["RunMetrics"]) -> tuple[str, str]:
