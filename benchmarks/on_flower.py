@@ -36,7 +36,7 @@ def images(n_clients: int) -> Federation:
 
 def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[float]:
     """Seconds of the rounds of a run over nodes in this process."""
-    from fedattune.data import Schema, deal_clients, export_clients
+    from fedattune.data import deal_clients, export_clients, infer_schema
     from fedattune.experiments.deploy.client_app import make_client_app
     from fedattune.experiments.deploy.in_process import InProcessGrid
     from fedattune.experiments.deploy.server_app import run_server
@@ -48,7 +48,7 @@ def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[f
         "run-folder": str(folder / "run"),
         "nodes": 5,
         "poll": 1e-4,
-        "data-schema": Schema.of(data).to_json(),
+        "data-schema": infer_schema(data).to_json(),
         **{key.replace("_", "-"): value for key, value in settings.items()},
     }
     nodes = [{"data": str(path), "state": str(folder / f"state-{i}")} for i, path in enumerate(folders)]

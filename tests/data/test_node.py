@@ -10,7 +10,16 @@ from safetensors.torch import load_file, save_file
 
 import fedattune
 from fedattune import ConfigError, DataError, Federation, load_federation
-from fedattune.data import NodeData, Schema, deal_clients, export_clients, federate, load_node, load_table
+from fedattune.data import (
+    NodeData,
+    Schema,
+    deal_clients,
+    export_clients,
+    federate,
+    infer_schema,
+    load_node,
+    load_table,
+)
 from fedattune.data.client_index import PARTS, Client
 
 HEAD = "ward,age,sex,ill"
@@ -60,7 +69,7 @@ def test_table_of_several_clients(tmp_path: Path) -> None:
 
 def test_one_client_and_the_schema(tmp_path: Path) -> None:
     whole = csv(tmp_path / "all.csv", [*rows(20, "a"), *rows(20, "b")])
-    schema = Schema.of(load_table(whole, client_column="ward", target="ill", features=["age", "sex"]))
+    schema = infer_schema(load_table(whole, client_column="ward", target="ill", features=["age", "sex"]))
     path = csv(tmp_path / "t.csv", [row for row in rows(40) if ",m," in row])
     found = loaded(schema, data=path, name="north")
     assert found.numbers == (None,)
@@ -94,7 +103,7 @@ def test_folder_of_tables(tmp_path: Path) -> None:
 
 
 def test_known_data_set_for_trials(digits: Federation) -> None:
-    found = loaded(Schema.of(digits), data="digits", clients=5, take="3 0", name="trial", seed=1)
+    found = loaded(infer_schema(digits), data="digits", clients=5, take="3 0", name="trial", seed=1)
     assert found.numbers == (3, 0)
     assert found.federation.names == ("3", "0")
     assert len(found.federation.x) == sum(len(digits.clients[u].all) for u in (3, 0))
@@ -142,7 +151,7 @@ def test_exported_clients_train_as_in_the_whole_federation(tmp_path: Path, digit
     folders = export_clients(digits, tmp_path, deal_clients(5, 2))
     assert [folder.name for folder in folders] == ["node-0", "node-1"]
     assert sorted(file.name for file in folders[1].iterdir()) == ["1-1.safetensors", "3-3.safetensors"]
-    nodes = [loaded(Schema.of(digits), data=folder) for folder in folders]
+    nodes = [loaded(infer_schema(digits), data=folder) for folder in folders]
     assert [node.numbers for node in nodes] == [(0, 2, 4), (1, 3)]
     for node in nodes:
         for k, u in enumerate(node.numbers):
@@ -180,7 +189,7 @@ def test_exported_tables_and_names(tmp_path: Path) -> None:
 
 def test_constants_of_the_schema_scale_samples_that_have_none(tmp_path: Path, ragged: Federation) -> None:
     (folder,) = export_clients(ragged, tmp_path, [[0]])
-    plain = Schema.of(ragged)
+    plain = infer_schema(ragged)
     scaled = Schema.model_validate({**plain.model_dump(), "shift": [1.0], "scale": 2.0})
     index = torch.arange(3)
     before, after = (loaded(schema, data=folder).federation.features(index) for schema in (plain, scaled))
@@ -263,7 +272,7 @@ def test_refuses_folders_and_tables(tmp_path: Path, ragged: Federation) -> None:
     (tmp_path / "t.txt").write_text("")
     with pytest.raises(DataError, match="is no table"):
         loaded(data=tmp_path / "t.txt")
-    schema = Schema.of(load_table(folder / "a.csv", client_column=None, target="ill"))
+    schema = infer_schema(load_table(folder / "a.csv", client_column=None, target="ill"))
     with pytest.raises(DataError, match=r"client 'x' has 1 sample, .*give such clients more data$"):
         loaded(schema, data=csv(tmp_path / "t.csv", rows(1)), name="x")
     with pytest.raises(DataError, match="client 'x' has 20 samples, all of class 'y'"):
@@ -281,7 +290,7 @@ def test_clients_of_one_node_must_fit_together(
     ):
         loaded(data=tmp_path / "a" / "node-0")
     with pytest.raises(DataError, match="digits does not fit the schema: expected classes"):
-        loaded(Schema.of(ragged), data="digits")
+        loaded(infer_schema(ragged), data="digits")
 
 
 @pytest.mark.parametrize(
@@ -314,7 +323,7 @@ def test_refuses_client_files(
         path.write_bytes(b"no safetensors")
     else:
         held = {key: value for key, value in (load_file(path) | tensors).items() if value is not None}
-        schema = Schema.of(ragged).to_json()
+        schema = infer_schema(ragged).to_json()
         save_file(
             held, path, {"kind": "fedattune client 1", "name": "0", "number": "0", "schema": schema} | about
         )

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from fedattune import ConfigError, DataError, federation, load_federation
-from fedattune.data import Schema, federate, load_data, load_table
+from fedattune.data import Schema, federate, infer_schema, load_data, load_table
 from fedattune.data.schema import merge_schemas
 
 HEAD = "ward,age,pulse,sex,grade,note,ill"
@@ -51,14 +51,14 @@ DIGITS: dict[str, Any] = {
 
 def test_of_data_at_hand(tmp_path: Path) -> None:
     data = made(csv(tmp_path))
-    schema = Schema.of(data)
-    assert schema == Schema.model_validate(WARDS) == Schema.of(federate(data))
+    schema = infer_schema(data)
+    assert schema == Schema.model_validate(WARDS) == infer_schema(federate(data))
     assert schema.input_shape == (2 + 1 + 2 + 4 + 4,) == federate(data).input_shape
     assert schema.columns == ("age", "pulse", "sex", "grade", "note")
     assert (
-        Schema.of(load_data("digits"))
+        infer_schema(load_data("digits"))
         == Schema.model_validate(DIGITS)
-        == Schema.of(load_federation("digits"))
+        == infer_schema(load_federation("digits"))
     )
 
 
@@ -77,7 +77,7 @@ def test_constants_are_kept_bit_for_bit_and_written_briefly() -> None:
 
     mean = np.array([0.4914, 1 / 3, np.pi * 1e-20], dtype=np.float32).reshape(3, 1, 1)
     fed = federation([(torch.rand(20, 3, 4, 4), np.array([0, 1] * 10))] * 2)
-    schema = Schema.of(replace(fed, shift=torch.from_numpy(mean), scale=torch.tensor(2.0)))
+    schema = infer_schema(replace(fed, shift=torch.from_numpy(mean), scale=torch.tensor(2.0)))
     assert "[[[0.4914]],[[0.33333334]],[[3.1415925e-20]]]" in schema.to_json()
     again = Schema.from_json(schema.to_json())
     assert np.array_equal(np.array(again.shift, dtype=np.float32), mean)
@@ -148,7 +148,7 @@ def test_refuses_text_that_is_no_schema(text: str, message: str) -> None:
 def test_a_table_is_read_the_same_with_its_own_schema(tmp_path: Path) -> None:
     path = csv(tmp_path)
     plain = federate(made(path))
-    again = federate(made(path, Schema.of(plain)))
+    again = federate(made(path, infer_schema(plain)))
     assert torch.equal(plain.x, again.x)
     assert torch.equal(plain.y, again.y)
     assert plain.manifest() == again.manifest()
@@ -156,7 +156,7 @@ def test_a_table_is_read_the_same_with_its_own_schema(tmp_path: Path) -> None:
 
 
 def test_columns_come_in_the_order_of_the_schema(tmp_path: Path) -> None:
-    schema = Schema.of(made(csv(tmp_path)))
+    schema = infer_schema(made(csv(tmp_path)))
     order = [5, 2, 6, 0, 3, 1, 4]
     mixed = [",".join([*(row.split(",")[k] for k in order), "more"]) for row in ROWS]
     plain, other = made(csv(tmp_path), schema), made(csv(tmp_path, mixed, "mixed.csv"), schema)
@@ -277,7 +277,7 @@ def test_refuses_tables_and_options_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_union_of_tables(tmp_path: Path) -> None:
-    whole = Schema.of(made(csv(tmp_path)))
+    whole = infer_schema(made(csv(tmp_path)))
     halves = [made(csv(tmp_path, [ROWS[0], *ROWS[1 + k :: 2]], f"{k}.csv")).schema for k in (0, 1)]
     narrow = halves[1].model_dump(exclude={"input_shape"})
     narrow["categories"]["grade"] = ("0", "x")

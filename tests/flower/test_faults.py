@@ -17,7 +17,7 @@ from test_in_process import GROUPS, deployed, models, said, simulated
 
 from conformance.test_spread import same_numbers
 from fedattune import ConfigError, DataError, Federation, Params, Result, RunError, Settings
-from fedattune.data import Schema, export_clients
+from fedattune.data import export_clients, infer_schema
 from fedattune.experiments.deploy.grid import pack_record, unpack_record
 from fedattune.experiments.deploy.in_process import InProcessGrid
 from fedattune.experiments.deploy.state import NodeState, StaleMessageError
@@ -338,7 +338,7 @@ def test_data_that_changed_since_the_run_began_are_refused(ragged: Federation, t
 def test_the_schema_of_the_nodes_is_taken_where_none_is_given(ragged: Federation, tmp_path: Path) -> None:
     (result,) = deployed(ragged, tmp_path, algorithms="fedavg", data_schema="")
     same_numbers(simulated("fedavg", ragged), result)
-    assert Schema.of(ragged).classes == tuple(result.facts["classes"])
+    assert infer_schema(ragged).classes == tuple(result.facts["classes"])
 
 
 def test_a_hello_that_is_none_is_told(ragged: Federation, tmp_path: Path) -> None:

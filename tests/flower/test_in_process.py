@@ -21,7 +21,7 @@ from conformance.test_spread import same_numbers
 from fedattune import Algorithm, Federation, Result, RunError, fit, load_federation, load_model, predict
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
-from fedattune.data import Schema, export_clients
+from fedattune.data import export_clients, infer_schema
 from fedattune.experiments.deploy.client_app import make_client_app
 from fedattune.experiments.deploy.in_process import InProcessGrid
 from fedattune.experiments.deploy.server_app import run_server
@@ -48,7 +48,7 @@ def deployed(
         "nodes": len(groups),
         "poll": 0.001,
         "round-timeout": 0.05,
-        "data-schema": Schema.of(federation).to_json(),
+        "data-schema": infer_schema(federation).to_json(),
         **{key.replace("_", "-"): value for key, value in (RUN | config).items()},
     }
     run_config["set"] = f"dnn.hidden=6; {run_config.get('set', '')}"

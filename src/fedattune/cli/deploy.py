@@ -81,7 +81,7 @@ def _data(
     experiment: Experiment, server: DeploymentOptions, kit: KitOptions, given: set[str]
 ) -> "tuple[Federation | None, Schema]":
     """The data of a trial, if there is to be one, and the schema."""
-    from ..data import Schema
+    from ..data import Schema, infer_schema
     from ..experiments.plan import prepare_data
 
     if kit.schema_file:
@@ -95,7 +95,7 @@ def _data(
         raise ConfigError(
             f"--nodes: got {server.nodes}, expected at most the {federation.n_clients} clients of the data"
         )
-    return federation, Schema.of(federation)
+    return federation, infer_schema(federation)
 
 
 def _check_models(config: Mapping[str, Scalar], schema: "Schema") -> None:

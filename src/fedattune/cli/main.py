@@ -177,9 +177,9 @@ def _show_data(space: Namespace, problems: list[str]) -> int:
     if output.json_file:
         write_text(output.json_file, json.dumps(federation_to_json(federation), indent=2))
     if schema:
-        from ..data import Schema
+        from ..data import infer_schema
 
-        write_text(schema, Schema.of(federation).to_yaml())
+        write_text(schema, infer_schema(federation).to_yaml())
     if picture:
         draw_label_counts(federation, picture)
     print_federation(federation, make_console())

@@ -4,7 +4,7 @@ from .build import SmallClients, federate, load_federation, restore_federation
 from .client_files import deal_clients, export_clients
 from .client_index import Client, ClientIndex, Part, RaggedIndex
 from .dataset import Dataset
-from .federated import Federation
+from .federated import Federation, infer_schema
 from .from_objects import federation
 from .manifest import find_home, list_partitions, load_manifest, save_manifest
 from .node import NodeData, load_node
@@ -32,6 +32,7 @@ __all__ = [
     "federate",
     "federation",
     "find_home",
+    "infer_schema",
     "is_table",
     "list_partitions",
     "load_data",

@@ -18,7 +18,7 @@ from ..core.io import replace_atomically
 from .client_index import PARTS, Client
 from .combine import constants_to_tensor
 from .dataset import Dataset
-from .federated import Federation
+from .federated import Federation, infer_schema
 from .schema import Schema
 from .tables.scaling import constants_from_card, constants_to_card
 from .types import Array
@@ -81,7 +81,7 @@ def export_clients(federation: Federation, folder: Path | str, groups: Sequence[
             raise ConfigError(f"{place.name} has no clients; every node needs at least one")
         if any(place.glob(f"*{CLIENT_SUFFIX}")):
             raise DataError(f"{place} already holds clients; delete it first or take another folder")
-    schema = Schema.of(federation)
+    schema = infer_schema(federation)
     for place, group in zip(folders, groups, strict=True):
         try:
             place.mkdir(parents=True, exist_ok=True)

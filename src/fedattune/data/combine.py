@@ -8,7 +8,7 @@ import torch
 
 from ..core.errors import DataError
 from .client_index import PARTS, Client, ClientIndex, RaggedIndex
-from .federated import Federation
+from .federated import Federation, infer_schema
 from .schema import NestedNumbers, Schema
 from .types import Array, Index
 
@@ -23,9 +23,9 @@ def combine_federations(name: str, pieces: Sequence[Federation]) -> Federation:
     first = pieces[0]
     if len(pieces) == 1:
         return replace(first, name=name)
-    wanted = Schema.of(first)
+    wanted = infer_schema(first)
     for piece in pieces:
-        found = Schema.of(piece)
+        found = infer_schema(piece)
         if found != wanted or piece.x.dtype != first.x.dtype:
             where = [key for key in Schema.model_fields if getattr(found, key) != getattr(wanted, key)]
             raise DataError(
@@ -80,7 +80,7 @@ def fit_to_schema(federation: Federation, schema: Schema, where: str) -> Federat
         DataError: it does not fit the schema.
 
     """
-    schema.check(Schema.of(federation), where)
+    schema.check(infer_schema(federation), where)
     if federation.shift is None and federation.scale is None:
         federation = replace(
             federation, shift=constants_to_tensor(schema.shift), scale=constants_to_tensor(schema.scale)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..core.errors import DataError
+from .schema import Schema
 from .types import Array, Index
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Dataset:
     notes: tuple[str, ...] = ()  # sentences for the user
     keeps_one_class: bool = False  # natural clients with one class are part of the definition (synthetic)
     checked: str = ""  # the fingerprint of x and y, where it was found when they were read
-    schema: "Schema | None" = None  # of a table: its columns and categories
+    schema: Schema | None = None  # of a table: its columns and categories
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or (self.owner is not None and len(self.owner) != len(self.y)):

@@ -8,7 +8,7 @@ The part of a federation that is at one place: samples of some clients, under th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,11 +16,9 @@ from torch import Tensor
 
 from ..core.errors import ConfigError, did_you_mean
 from .client_index import PARTS, Client, ClientIndex, Part, RaggedIndex, hash_clients
-from .dataset import hash_arrays
+from .dataset import Dataset, hash_arrays
+from .schema import Schema, make_schema
 from .types import Array
-
-if TYPE_CHECKING:
-    from .schema import Schema
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,7 +42,7 @@ class Federation:
     partition: Mapping[str, Any] = field(default_factory=dict)  # name, options, clients, seed, fractions
     notes: tuple[str, ...] = ()
     source: str = ""  # fingerprint of the data before features were fitted per client; empty: that of x, y
-    schema: "Schema | None" = None  # of a table: its columns and categories
+    schema: Schema | None = None  # of a table: its columns and categories
     preparation: Mapping[str, Array] = field(
         default_factory=dict
     )  # of a table: each client's constants, by name
@@ -184,6 +182,21 @@ class Federation:
 
 def _summarise(values: Array) -> dict[str, float]:
     return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
+
+
+def infer_schema(data: Dataset | Federation) -> Schema:
+    """Return the schema of data at hand: of a table its columns, else the shape, the classes and the scaling.
+
+    Raises:
+        ConfigError: two classes have one name, or there is a single class.
+
+    """
+    if data.schema is not None:
+        return data.schema
+    constants = {key: getattr(data, key) for key in ("shift", "scale")}
+    scaling = {key: value.tolist() for key, value in constants.items() if value is not None}
+    values = {"classes": data.classes, "input_shape": tuple(data.x.shape[1:]), **scaling}
+    return make_schema(values, f"the schema of {data.name}")
 
 
 @dataclass(frozen=True)

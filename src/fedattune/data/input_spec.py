@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,13 +11,10 @@ import torch
 from ..core.errors import ConfigError
 from ..core.io import load_tensors
 from ..training.storage import save_tensors
-from .federated import Federation
+from .federated import Federation, FederationInfo, infer_schema
 from .schema import Schema
 from .tables.scaling import constants_to_card
 from .types import Array
-
-if TYPE_CHECKING:
-    from .federated import FederationInfo
 
 CONSTANTS_KEY = "constants"
 
@@ -33,12 +30,12 @@ class InputSpec:
     constants: Array | None = None
 
     @classmethod
-    def of(cls, federation: "Federation | FederationInfo", clients: Sequence[int]) -> "InputSpec | None":
+    def of(cls, federation: Federation | FederationInfo, clients: Sequence[int]) -> "InputSpec | None":
         """Those of some clients by their numbers; None where the data are elsewhere, or no schema describes them."""
         if not isinstance(federation, Federation):
             return None
         try:
-            schema = Schema.of(federation)
+            schema = infer_schema(federation)
         except ConfigError:
             return None
         names = [federation.names[i] for i in clients]

@@ -6,7 +6,7 @@ One schema for several tables, each of which knows only its own categories and c
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import yaml
@@ -16,10 +16,6 @@ from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.io import read_yaml
 from ..core.options import MAX_SHOWN_CHARS, StrictSchema, describe_errors
 from .types import Array
-
-if TYPE_CHECKING:
-    from .dataset import Dataset
-    from .federated import Federation
 
 Names = tuple[str, ...]
 
@@ -34,7 +30,7 @@ MISSING_CATEGORY = "missing"
 class Schema(StrictSchema):
     """What all clients must agree on to train one model: its input, the classes, and the columns of a table.
 
-    It is made from data by `Schema.of`, or written by hand, as JSON or YAML with the keys below, and read by
+    It is made from data by `infer_schema`, or written by hand, as JSON or YAML with the keys below, and read by
     `Schema.read`. It holds no rows, but names of columns, categories and classes.
 
         classes: the classes' names, in the order of the model's outputs
@@ -70,23 +66,6 @@ class Schema(StrictSchema):
     scale: NestedNumbers | None = None
 
     @classmethod
-    def of(cls, data: "Dataset | Federation") -> "Schema":
-        """The schema of data at hand.
-
-        Raises:
-            ConfigError: two of their classes have one name, or there is but one.
-
-        """
-        if data.schema is not None:
-            return data.schema
-        constants = {key: getattr(data, key) for key in ("shift", "scale")}
-        given = {key: value.tolist() for key, value in constants.items() if value is not None}
-        shape = tuple(data.x.shape[1:])
-        return _validate(
-            {"classes": data.classes, "input_shape": shape, **given}, f"the schema of {data.name}"
-        )
-
-    @classmethod
     def from_json(cls, text: str) -> "Schema":
         """The schema that `to_json` wrote.
 
@@ -102,7 +81,7 @@ class Schema(StrictSchema):
             raise ConfigError(
                 f"the schema must be an object with classes and so on, got {text[:MAX_SHOWN_CHARS]}"
             )
-        return _validate(found, "the schema")
+        return make_schema(found, "the schema")
 
     @classmethod
     def read(cls, path: Path | str) -> "Schema":
@@ -112,7 +91,7 @@ class Schema(StrictSchema):
             ConfigError: it cannot be read, or is no schema.
 
         """
-        return _validate(read_yaml(Path(path)), str(path))
+        return make_schema(read_yaml(Path(path)), str(path))
 
     def to_json(self) -> str:
         """The schema in one line, without what it does not have."""
@@ -238,7 +217,13 @@ def _abbreviate(value: object) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
-def _validate(given: Mapping[str, Any], where: str) -> Schema:
+def make_schema(given: Mapping[str, Any], where: str) -> Schema:
+    """Check the values of a schema; `where` says in messages where the values are from.
+
+    Raises:
+        ConfigError: the values are no schema; the message names every mistake.
+
+    """
     try:
         return Schema.model_validate(given)
     except ValidationError as error:

@@ -19,7 +19,7 @@ from ..._version import __version__
 from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError, FedAttuneError, RunError
 from ...core.params import Params
-from ...data import Schema, load_node
+from ...data import infer_schema, load_node
 from ...data.client_index import PARTS, ClientIndex
 from ...data.combine import renumber_clients
 from ...data.input_spec import make_input_card
@@ -78,7 +78,7 @@ class NodeRuntime:
             data_dir=experiment.data_dir,
         )
         self.federation, self.numbers = data.federation, data.numbers
-        self.schema = schema or Schema.of(data.federation)
+        self.schema = schema or infer_schema(data.federation)
 
     def _hello(self) -> WorkerMessage:
         """Who its clients are, and what their data are like; no data."""
