@@ -10,7 +10,9 @@ The numbers depend on the processor and on the version of PyTorch, so the file s
 """
 
 import argparse
+import contextlib
 import hashlib
+import io
 import json
 import os
 import platform
@@ -129,7 +131,8 @@ def deploy(federation: Federation, method: str) -> Result:
     from test_in_process import deployed
 
     with tempfile.TemporaryDirectory() as folder:
-        (result,) = deployed(federation, Path(folder), algorithms=method, cohort=3)
+        with contextlib.redirect_stdout(io.StringIO()):
+            (result,) = deployed(federation, Path(folder), algorithms=method, cohort=3)
         return describe(result)  # type: ignore[return-value]
 
 
