@@ -221,7 +221,7 @@ def test_that_clients_cannot_join_is_said_before_training(monkeypatch: pytest.Mo
 def test_a_manifest_is_written_piece_by_piece():
     data = many(5)
     head = {k: v for k, v in data.manifest().items() if k != "clients"}
-    assert "".join(iter_manifest_json(head, ClientIndex.of(data.clients))) == json.dumps(data.manifest())
+    assert "".join(iter_manifest_json(head, data.index)) == json.dumps(data.manifest())
 
 
 def test_clients_over_flat_lists():
@@ -230,10 +230,10 @@ def test_clients_over_flat_lists():
     assert (data.names[3], data.names[-1], len(data.names)) == ("3", "39", 40)
     assert data.clients[2].train.tolist() == [(14 + i) % 500 for i in range(6)]
     assert [c.name for c in data.clients[1:3]] == ["1", "2"]
-    some = ClientIndex.of(data.clients).take(np.array([5, 1]))
+    some = data.index.take(np.array([5, 1]))
     assert [c.test.tolist() for c in some] == [data.clients[5].test.tolist(), data.clients[1].test.tolist()]
     assert data.sizes("train") is data.sizes("train")
-    again = ClientIndex.of([data.clients[0], data.clients[1]])
+    again = ClientIndex.from_clients([data.clients[0], data.clients[1]])
     assert np.array_equal(again[1].all, data.clients[1].all)
     twice = RaggedIndex(np.array([1, 2, 3, 3]), np.array([0, 2, 4]))
     none = RaggedIndex(np.array([], dtype=int), np.zeros(3, dtype=int))

@@ -65,7 +65,7 @@ def test_decoded_once_and_mapped(tmp_path, decoded, source):
         assert np.array_equal(found.x[:, 0], pictures(40, (8, 8)))
         assert found.y.tolist() == [0, 1] * 20
         assert (found.classes, found.notes, found.owners) == (("0", "1"), (), ())
-        assert found.checked == hash_arrays(found.x, found.y)
+        assert found.known_fingerprint == hash_arrays(found.x, found.y)
         assert find_mapped_file(found.x) == entry(tmp_path).resolve() / "x.npy"
 
 
@@ -165,7 +165,7 @@ def test_nothing_can_be_written(tmp_path, monkeypatch, decoded, source, how):
     for number in (1, 2):
         found = read_images([source])
         assert np.array_equal(found.x[:, 0], pictures(40, (8, 8)))
-        assert found.checked == hash_arrays(found.x, found.y)
+        assert found.known_fingerprint == hash_arrays(found.x, found.y)
         assert len(decoded) == number
     assert how != "off" or not (tmp_path / "cache").exists()
 

@@ -37,12 +37,12 @@ def federate(
     seed: int | None = None,
     small_clients: SmallClients = "error",
     stratify: bool | None = None,
-    fewest: int = 2,
+    min_clients: int = 2,
 ) -> Federation:
     """Divide a data set among clients by a partition of the table or a saved one.
 
     `stratify` says whether each client's parts have the same share of every class; by default the partition
-    decides. At least `fewest` clients are wanted: a node of a real federation may hold a single one.
+    decides. At least `min_clients` clients are wanted: a node of a real federation may hold a single one.
 
     Raises:
         ConfigError: an unknown partition, or options that do not fit it.
@@ -65,12 +65,12 @@ def federate(
         dataset.y,
         dataset.classes,
         sizes=[compute_part_sizes(len(mine), test, validation) for mine in rows],
-        one_class=not natural or dataset.keeps_one_class,
+        one_class=not natural or dataset.allows_one_class,
         small_clients=small_clients,
-        fewest=fewest,
+        min_clients=min_clients,
     )
     stratified = name in STRATIFIED if stratify is None else stratify
-    members = ClientIndex.of(
+    members = ClientIndex.from_clients(
         Client(
             names[u],
             *split_parts(
@@ -127,14 +127,14 @@ def select_usable_clients(
     sizes: Sequence[tuple[int, int, int]],
     one_class: bool,
     small_clients: SmallClients,
-    fewest: int = 2,
+    min_clients: int = 2,
 ) -> tuple[list[int], tuple[str, ...]]:
     """Numbers of the clients that can take part, and what to tell about these and the others.
 
     `rows` and `sizes` give each client's samples and the sizes of its training, validation and test part.
 
     Raises:
-        DataError: some cannot and `small_clients` is "error", or less than `fewest` can.
+        DataError: some cannot and `small_clients` is "error", or less than `min_clients` can.
         ConfigError: `small_clients` is something else.
 
     """
@@ -153,12 +153,12 @@ def select_usable_clients(
     )
     more = f"; and {len(faults) - MAX_NAMED_CLIENTS} more" if len(faults) > MAX_NAMED_CLIENTS else ""
     if faults and small_clients == "error":
-        drop = ', or leave them out with --small-clients drop (small_clients="drop")' * (fewest > 1)
+        drop = ', or leave them out with --small-clients drop (small_clients="drop")' * (min_clients > 1)
         raise DataError(f"{name}: {listed}{more}; give such clients more data{drop}")
     kept = [u for u in range(len(rows)) if u not in faults]
     if not kept:
         raise DataError(f"{name}: no client is left: {listed}{more}")
-    if fewest > 1:
+    if min_clients > 1:
         check_two_clients(name, [names[u] for u in kept], len(faults))
     notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
     alone = [u for u in single if u not in faults]
@@ -227,7 +227,7 @@ def restore_federation(dataset: Dataset, manifest: Mapping[str, Any]) -> Federat
             f"(fingerprint {dataset.fingerprint[:12]}); load the same data, or make a new partition"
         )
     check_two_clients(dataset.name, [entry["name"] for entry in checked["clients"]])
-    members = ClientIndex.of(
+    members = ClientIndex.from_clients(
         Client(entry["name"], *(np.array(entry[part], dtype=np.int64) for part in PARTS))
         for entry in checked["clients"]
     )

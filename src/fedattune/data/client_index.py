@@ -62,7 +62,7 @@ class RaggedIndex(Sequence[Index]):
         self.bounds = bounds
 
     @classmethod
-    def of(cls, lists: Iterable[Index]) -> "RaggedIndex":
+    def from_lists(cls, lists: Iterable[Index]) -> "RaggedIndex":
         """The same lists, laid end to end."""
         growing = _RaggedBuilder()
         for rows in lists:
@@ -94,11 +94,11 @@ class RaggedIndex(Sequence[Index]):
         starts = np.repeat(self.bounds[clients] - bounds[:-1], sizes)
         return RaggedIndex(self.flat[starts + np.arange(len(starts))], bounds)
 
-    def owners(self, start: int, stop: int) -> Index:
+    def client_numbers(self, start: int, stop: int) -> Index:
         """The client's number beside each sample of clients `start` to `stop`."""
         return np.repeat(np.arange(start, stop), np.diff(self.bounds[start : stop + 1]))
 
-    def between(self, start: int, stop: int) -> Array:
+    def rows_between(self, start: int, stop: int) -> Array:
         """All samples of clients `start` to `stop`."""
         return self.flat[self.bounds[start] : self.bounds[stop]]
 
@@ -178,7 +178,7 @@ class ClientIndex(Sequence[Client]):
             )
 
     @classmethod
-    def of(cls, clients: Iterable[Client]) -> "ClientIndex":
+    def from_clients(cls, clients: Iterable[Client]) -> "ClientIndex":
         """The same clients, their index lists laid end to end."""
         if isinstance(clients, ClientIndex):
             return clients
@@ -206,7 +206,7 @@ class ClientIndex(Sequence[Client]):
         names = [self.names[i] for i in clients.tolist()]
         return ClientIndex(**{part: lists.take(clients) for part, lists in self.parts.items()}, names=names)
 
-    def stretches(self) -> Iterator[tuple[int, int]]:
+    def chunks(self) -> Iterator[tuple[int, int]]:
         """Stretches (start, stop) of clients, each with about as many samples as may be looked at together."""
         ends = sum((lists.bounds[1:] for lists in self.parts.values()), np.zeros(len(self), dtype=np.int64))
         start = 0
@@ -245,9 +245,9 @@ class ClientIndex(Sequence[Client]):
             times = sum((np.bincount(flat, minlength=n) for flat in flats), np.zeros(n, dtype=np.int64))
             if times.max(initial=0) < 2:  # no two clients share a sample, as in most partitions
                 return None
-        for start, stop in self.stretches():
+        for start, stop in self.chunks():
             keys = [
-                (lists.owners(start, stop) << 32) + lists.between(start, stop)
+                (lists.client_numbers(start, stop) << 32) + lists.rows_between(start, stop)
                 for lists in self.parts.values()
             ]
             joint = np.sort(np.concatenate(keys))
@@ -269,11 +269,11 @@ def hash_clients(data: Mapping[str, Any], partition: Mapping[str, Any], clients:
     parts = sorted(PARTS)
     decimals = _DecimalTexts(1 + max(int(lists.flat.max(initial=-1)) for lists in clients.parts.values()))
     entry = b'{"name":%b,' + b",".join(b'"%b":[%%b]' % part.encode() for part in parts) + b"}"
-    for start, stop in clients.stretches():
+    for start, stop in clients.chunks():
         texts = []
         for part in parts:
             lists = clients.parts[part]
-            text, begins = decimals.of(lists.between(start, stop))
+            text, begins = decimals.join(lists.rows_between(start, stop))
             cuts = begins[lists.bounds[start : stop + 1] - lists.bounds[start]]
             # What stands between two cuts ends with a comma, unless it is nothing.
             ends = np.maximum(cuts[:-1], cuts[1:] - 1)
@@ -308,7 +308,7 @@ class _DecimalTexts:
             self._real[:, column] = (numbers >= place) | (place == 1)
         self._lengths = self._real.sum(1)
 
-    def of(self, values: Array) -> tuple[bytes, Index]:
+    def join(self, values: Array) -> tuple[bytes, Index]:
         """The text of some numbers, and where each begins (m + 1,), the last being the end."""
         text = self._cells.take(values, 0)[self._real.take(values, 0)].tobytes()
         return text, np.concatenate([[0], self._lengths.take(values).cumsum()])

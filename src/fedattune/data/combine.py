@@ -95,7 +95,7 @@ def constants_to_tensor(values: NestedNumbers | None) -> torch.Tensor | None:
 
 def select_samples(federation: Federation, members: Index) -> Federation:
     """The federation with the samples of clients `members` (M,) alone; the other clients have none, and no names."""
-    mine = ClientIndex.of(federation.clients).take(members)
+    mine = federation.index.take(members)
     rows = np.unique(np.concatenate([mine.parts[part].flat for part in PARTS])).astype(np.int64)
 
     def moved(lists: RaggedIndex) -> RaggedIndex:
@@ -117,7 +117,7 @@ def select_samples(federation: Federation, members: Index) -> Federation:
 
 def renumber_clients(federation: Federation, members: Index, n_clients: int) -> Federation:
     """The federation among `n_clients`, its own clients under the numbers `members` (M,), sorted; others are empty."""
-    held = ClientIndex.of(federation.clients).parts
+    held = federation.index.parts
 
     def placed(lists: RaggedIndex) -> RaggedIndex:
         sizes = np.zeros(n_clients, dtype=np.int64)

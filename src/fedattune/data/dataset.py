@@ -45,8 +45,8 @@ class Dataset:
     owners: tuple[str, ...] = ()
     encode: Encoder | None = None
     notes: tuple[str, ...] = ()  # sentences for the user
-    keeps_one_class: bool = False  # natural clients with one class are part of the definition (synthetic)
-    checked: str = ""  # the fingerprint of x and y, where it was found when they were read
+    allows_one_class: bool = False  # natural clients with one class are part of the definition (synthetic)
+    known_fingerprint: str = ""  # the fingerprint of x and y, where reading them has found it
     schema: Schema | None = None  # of a table: its columns and categories
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of x and y, in hexadecimal digits."""
-        return self.checked or hash_arrays(self.x, self.y)
+        return self.known_fingerprint or hash_arrays(self.x, self.y)
 
 
 def hash_arrays(*arrays: Array) -> str:

@@ -48,12 +48,13 @@ class Federation:
     )  # of a table: each client's constants, by name
 
     def __post_init__(self) -> None:
-        held = ClientIndex.of(self.clients)
+        held = ClientIndex.from_clients(self.clients)
         held.check(self.name, len(self.y))
         object.__setattr__(self, "clients", held)
 
     @property
-    def _held(self) -> ClientIndex:
+    def index(self) -> ClientIndex:
+        """The clients as index lists."""
         return cast(ClientIndex, self.clients)
 
     def __repr__(self) -> str:
@@ -77,7 +78,7 @@ class Federation:
     @property
     def names(self) -> Sequence[str]:
         """The clients' names."""
-        return self._held.names
+        return self.index.names
 
     @property
     def device(self) -> torch.device:
@@ -88,7 +89,7 @@ class Federation:
         """Each client's indices of one part."""
         if part not in PARTS:
             raise ConfigError(f"unknown part {part!r}; {did_you_mean(part, PARTS)}")
-        return self._held.parts[part]
+        return self.index.parts[part]
 
     def sizes(self, part: Part) -> torch.Tensor:
         """Each client's number of samples in one part, int64 (N,); not to be written to."""
@@ -106,9 +107,9 @@ class Federation:
         y, k = self.y.cpu().numpy(), self.n_classes
         parts = [self.part(p) for p in PARTS] if part is None else [self.part(part)]
         counts = np.zeros((self.n_clients, k), dtype=np.int64)
-        for start, stop in self._held.stretches():
+        for start, stop in self.index.chunks():
             for lists in parts:
-                cells = (lists.owners(start, stop) - start) * k + y[lists.between(start, stop)]
+                cells = (lists.client_numbers(start, stop) - start) * k + y[lists.rows_between(start, stop)]
                 counts[start:stop] += np.bincount(cells, minlength=(stop - start) * k).reshape(-1, k)
         return counts
 
@@ -149,7 +150,7 @@ class Federation:
     @cached_property
     def digest(self) -> str:
         """The `hash` of the manifest, made without the whole of it: that of many clients is large."""
-        return hash_clients(self._about, dict(self.partition), self._held)
+        return hash_clients(self._about, dict(self.partition), self.index)
 
     @cached_property
     def _about(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def federation(
     validation: float = 0.1,
     seed: int = 0,
     small_clients: SmallClients = "error",
-    fewest: int = 2,
+    min_clients: int = 2,
     name: str = "own data",
 ) -> Federation:
     """Build a federation from one object per client, in a list or by the client's name.
@@ -36,7 +36,7 @@ def federation(
     Samples are used as they are: (n_i, *shape), uint8 or converted to float32. Labels are whole numbers from
     0, or text.
 
-    At least `fewest` clients are wanted: two can learn from each other, one can only join others.
+    At least `min_clients` clients are wanted: two can learn from each other, one can only join others.
 
     Raises:
         ConfigError: impossible fractions.
@@ -79,14 +79,14 @@ def federation(
         sizes=[_count_parts(parts, test, validation) for parts in members],
         one_class=False,
         small_clients=small_clients,
-        fewest=fewest,
+        min_clients=min_clients,
     )
     return Federation(
         name=name,
         x=torch.from_numpy(x),
         y=torch.from_numpy(y),
         classes=class_names,
-        clients=ClientIndex.of(
+        clients=ClientIndex.from_clients(
             _build_client(labels[u], members[u], (test, validation), seed, u) for u in kept
         ),
         partition={"name": "given", "seed": seed, "fractions": {"test": test, "validation": validation}},

@@ -30,7 +30,9 @@ class InputSpec:
     constants: Array | None = None
 
     @classmethod
-    def of(cls, federation: Federation | FederationInfo, clients: Sequence[int]) -> "InputSpec | None":
+    def from_federation(
+        cls, federation: Federation | FederationInfo, clients: Sequence[int]
+    ) -> "InputSpec | None":
         """Those of some clients by their numbers; None where the data are elsewhere, or no schema describes them."""
         if not isinstance(federation, Federation):
             return None

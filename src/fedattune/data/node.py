@@ -205,7 +205,7 @@ def _read_tables(
         tables = [_one_client(found, name) for found, name in zip(tables, names, strict=True)]
     test, validation, seed = fractions
     pieces = [
-        federate(found, partition="by_column", test=test, validation=validation, seed=seed, fewest=1)
+        federate(found, partition="by_column", test=test, validation=validation, seed=seed, min_clients=1)
         for found in tables
     ]
     federation = combine_federations(told.data, pieces)

@@ -113,11 +113,11 @@ def create_run_folder(plan: Plan, out: Path, command: str) -> None:
 
 def _manifest_lines(federation: "Federation") -> Iterator[str]:
     """The JSON of the federation's manifest, piece by piece: that of many clients is larger than their data."""
-    from ..data.client_index import ClientIndex, iter_manifest_json
+    from ..data.client_index import iter_manifest_json
 
     head = replace(federation, clients=federation.clients[:1]).manifest() | {"hash": federation.digest}
     del head["clients"]
-    return iter_manifest_json(head, ClientIndex.of(federation.clients))
+    return iter_manifest_json(head, federation.index)
 
 
 def _with_absolute_paths(experiment: Experiment) -> Experiment:

@@ -146,7 +146,7 @@ class RoundLoop:
 
     @cached_property
     def _inputs(self) -> InputSpec | None:
-        return InputSpec.of(self.federation, self.judged.tolist())
+        return InputSpec.from_federation(self.federation, self.judged.tolist())
 
     def go(self, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Result:
         """Run the rounds that are left."""

@@ -126,7 +126,7 @@ def personalize(
 ) -> "Result":
     """See `Result.personalize`."""
     shape, classes = tuple(result.facts["input_shape"]), tuple(result.facts["classes"])
-    clients = data if isinstance(data, Federation) else federation(data, classes=classes, fewest=1)
+    clients = data if isinstance(data, Federation) else federation(data, classes=classes, min_clients=1)
     if clients.input_shape != shape or clients.classes != classes:
         raise DataError(
             f"the new clients' data do not fit the run: got inputs of shape {clients.input_shape} and the classes "

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.selectors import AllParameters, BatchNorms, NoParameters
-from ..data import ClientIndex, Federation
+from ..data import Federation
 from ..data.client_index import PARTS
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .storage import RoundRecord
@@ -30,9 +30,7 @@ def collect_client_facts(run: "RoundLoop") -> dict[str, Any]:
     if isinstance(federation, Federation):
         members = federation
         if len(judged) < federation.n_clients:
-            members = replace(
-                federation, clients=ClientIndex.of(federation.clients).take(run.judged.cpu().numpy())
-            )
+            members = replace(federation, clients=federation.index.take(run.judged.cpu().numpy()))
         facts |= {"labels": members.label_counts().tolist(), "data_notes": list(federation.notes)}
     if len(judged) == federation.n_clients:
         return facts

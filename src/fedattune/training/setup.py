@@ -14,7 +14,7 @@ from ..core.payload import ServerState
 from ..core.selectors import AnyOf, BatchNorms
 from ..core.settings import Settings
 from ..core.task import Task
-from ..data import ClientIndex, Federation
+from ..data import Federation
 from ..models.files import wrap_model
 from .sampling import sample_newcomers
 from .storage.rows import LazyModel, drop_laziness
@@ -71,7 +71,7 @@ def hold_out_newcomers(federation: Federation, settings: Settings) -> tuple[Fede
     settings.cohort_size(federation.n_clients - len(waiting))
     if not waiting:
         return federation, None
-    members = ClientIndex.of(federation.clients)
+    members = federation.index
     staying = np.setdiff1d(np.arange(len(members)), waiting)
     return (
         replace(federation, clients=members.take(staying)),

@@ -144,7 +144,7 @@ def _draw_owners(images: Images, n: int, seed: int) -> Images:
         y=images.y[mine],
         owner=np.searchsorted(chosen, images.owner[mine]),
         owners=tuple(images.owners[k] for k in chosen),
-        checked="",
+        known_fingerprint="",
     )
 
 
@@ -161,7 +161,7 @@ def _build_dataset(name: str, images: Images, scaling: str) -> Dataset:
         owner=images.owner,
         owners=images.owners,
         notes=(*images.notes, *note),
-        checked=images.checked,
+        known_fingerprint=images.known_fingerprint,
     )
 
 

@@ -26,10 +26,10 @@ class Images(NamedTuple):
     y: Array
     classes: tuple[str, ...]
     notes: tuple[str, ...]
-    named: bool  # whether the files give the classes' names; else these are numbers
+    has_class_names: bool  # whether the files give the classes' names; else these are numbers
     owner: Array | None = None
     owners: tuple[str, ...] = ()
-    checked: str = ""  # the fingerprint of x and y, if it is known
+    known_fingerprint: str = ""  # the fingerprint of x and y, if it is known
 
 
 class ImageColumns(NamedTuple):
@@ -79,7 +79,7 @@ def read_cached(files: Sequence[Path], what: Sequence[Any], make: Callable[[], I
     if entry is None:
         images = make()
         arrays = {"x": images.x, "y": images.y} | ({} if images.owner is None else {"owner": images.owner})
-        rest = {name: getattr(images, name) for name in ("classes", "notes", "named", "owners")}
+        rest = {name: getattr(images, name) for name in ("classes", "notes", "has_class_names", "owners")}
         entry = cache.write_entry(key, arrays, groups, rest)
     about = entry.about
     return Images(
@@ -87,7 +87,7 @@ def read_cached(files: Sequence[Path], what: Sequence[Any], make: Callable[[], I
         entry.arrays["y"],
         tuple(about["classes"]),
         tuple(about["notes"]),
-        bool(about["named"]),
+        bool(about["has_class_names"]),
         entry.arrays.get("owner"),
         tuple(about["owners"]),
         entry.prints["x,y"],

@@ -71,7 +71,7 @@ def _read_idx_files(files: list[Path], split: EmnistSplit) -> Images:
             f"{len(EMNIST_CLASSES[split])} classes are numbered from 0"
         )
     upright = np.concatenate([x.transpose(0, 2, 1) for x in xs])
-    return Images(np.ascontiguousarray(upright)[:, None], y, EMNIST_CLASSES[split], (), named=True)
+    return Images(np.ascontiguousarray(upright)[:, None], y, EMNIST_CLASSES[split], (), has_class_names=True)
 
 
 def read_idx(path: Path, n_dims: int) -> Array:

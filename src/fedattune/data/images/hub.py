@@ -53,7 +53,10 @@ def read_known_images(
     files = select_files(name, find_image_files(name, data_dir), rows)
     images = read_images(files, label, owner=owner, mode=COLOUR_MODES.get(name))
     check_images(name, files[0], images, *IMAGE_SHAPES[name])
-    alike = images.named and name in ("mnist", "fashion_mnist")  # of one shape: their classes tell them apart
+    alike = images.has_class_names and name in (
+        "mnist",
+        "fashion_mnist",
+    )  # of one shape: their classes tell them apart
     if alike and (images.classes == DIGIT_CLASSES) != (name == "mnist"):
         raise DataError(
             f"{files[0]} is no part of {name}: its classes are {', '.join(images.classes[:3])}, ...; give the "

@@ -20,7 +20,7 @@ from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError, FedAttuneError, RunError
 from ...core.params import Params
 from ...data import infer_schema, load_node
-from ...data.client_index import PARTS, ClientIndex
+from ...data.client_index import PARTS
 from ...data.combine import renumber_clients
 from ...data.input_spec import make_input_card
 from ...models.files import fill_model, rebuild_model, save_model, wrap_model
@@ -140,7 +140,7 @@ class NodeRuntime:
             )
         members = np.array([theirs[name] for name in self.federation.names])
         order = members.argsort()
-        clients = ClientIndex.of(self.federation.clients).take(order)
+        clients = self.federation.index.take(order)
         seed = self.plan.experiment.split_seed or 0  # by which the evaluated clients are drawn
         mine = replace(self.federation, clients=clients, partition={"seed": seed})
         data = renumber_clients(mine, members[order], int(head["n_clients"]))
