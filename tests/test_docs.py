@@ -24,6 +24,7 @@ from fedattune.models import MODELS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PACKAGE = ROOT / "src" / "fedattune"
 EXAMPLES = ROOT / "examples"
 VIEWS: dict[str, type[StrictSchema]] = {
     "report": view_options.ReportOptions,
@@ -99,13 +100,39 @@ def test_options_of_data_partitions_and_models_stand_on_the_data_page() -> None:
         assert cell.strip() == ", ".join(f"`{o.name}={said(o.default)}`" for o in list_options(factory)), name
 
 
-def test_readme_lists_every_method_with_its_headline() -> None:
+def test_methods_page_lists_every_method_with_its_headline() -> None:
     rows = re.findall(
-        r"^\| \[`(\w+)`\]\((\S+)\) \|.*\| (\w+) \|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE
+        r"^\| \[`(\w+)`\]\((\S+)\) \|.*\| (\w+) \|$",
+        (ROOT / "docs" / "concepts" / "methods.md").read_text("utf-8"),
+        re.MULTILINE,
     )
     assert {name: point for name, _, point in rows} == {
         name: factory().headline for name, factory in ALGORITHMS.items()
     }
+
+
+def test_readme_is_short_and_counts_the_methods() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.encode()) <= 9_695
+    assert f"{len(ALGORITHMS)} federated" in text
+
+
+def test_architecture_shows_all_packages_and_files_that_exist() -> None:
+    """The picture, the page and the guide for contributors name files of the package or of the repository."""
+    picture = (ROOT / "docs" / "images" / "architecture.svg").read_text("utf-8")
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    guide = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    package = {"client.py", *(folder.parent.name for folder in PACKAGE.glob("*/__init__.py"))}
+    assert re.findall(r'class="name"[^>]*>([\w.]+)<', picture) == re.findall(
+        r"^\| `([\w.]+)` \|", page, re.MULTILINE
+    )
+    assert set(re.findall(r'class="name"[^>]*>([\w.]+)<', picture)) == package
+    named = re.findall(r"`([\w./]+(?:\.py|/))`", page + guide)
+    named += [one for text in re.findall(r'class="file"[^>]*>([^<]+)<', picture) for one in text.split(", ")]
+    assert len(named) > 20
+    for one in named:
+        if "&lt;" not in one:
+            assert (PACKAGE / one).exists() or (ROOT / one).exists(), one
 
 
 @every_page

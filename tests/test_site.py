@@ -179,3 +179,5 @@ def test_a_page_that_fetches_something_is_warned_of(caplog: pytest.LogCaptureFix
     assert not caplog.records
     offline.on_post_page('<script src="https://x.org/a.js"></script>', page=Page)
     assert "a.md fetches https://x.org/a.js" in caplog.text
+    offline.on_post_page('<pre class="mermaid"><code>graph TD</code></pre>', page=Page)
+    assert "a.md fetches Mermaid" in caplog.text
