@@ -18,26 +18,29 @@ from fedattune.experiments.studies.table import lacks
 
 ROOT = Path(__file__).parents[1]
 MODULES = ("fedattune", "fedattune.algorithms", "fedattune.client", "fedattune.server", "fedattune.models",
-           "fedattune.data", "fedattune.core.algorithm", "fedattune.core.selectors",
-           "fedattune.algorithms.fedrod")  # fmt: skip
+           "fedattune.data", "fedattune.core.algorithm", "fedattune.core.selectors")  # fmt: skip
 
 
 def test_every_public_name_is_on_the_reference_pages() -> None:
-    shown = {reference.member(name).path for page in reference.REFERENCE for name in reference.names_on(page)}
+    shown = {
+        reference.find_member(name).path
+        for page in reference.REFERENCE
+        for name in reference.list_names(page)
+    }
     for module in MODULES:
         for name in getattr(importlib.import_module(module), "__all__", ()):
             if module == "fedattune" and name in reference.MODULES_APART:
-                assert f"reference/{name}.md" in reference.pages()
+                assert f"reference/{name}.md" in reference.make_pages()
             else:
-                assert reference.member(f"{module}.{name}").path in shown, f"{module}.{name}"
-    text = "\n".join(reference.pages().values())
+                assert reference.find_member(f"{module}.{name}").path in shown, f"{module}.{name}"
+    text = "\n".join(reference.make_pages().values())
     for page in reference.REFERENCE:
-        for name in reference.names_on(page):
+        for name in reference.list_names(page):
             assert re.search(rf"^::: {re.escape(name)}$", text, re.MULTILINE)
 
 
 def test_everything_public_has_a_docstring() -> None:
-    assert reference.undocumented(reference.everything()) == []
+    assert reference.find_undocumented(reference.list_members()) == []
     assert [name for name in MODULES if not importlib.import_module(name).__doc__] == []
 
 
@@ -69,7 +72,7 @@ class Half:
 '''
     module = griffe.visit("made", filepath=Path("made.py"), code=source)
     things = [module[name] for name in ("said", "unsaid", "VALUE", "Half")]
-    assert reference.undocumented(things) == [
+    assert reference.find_undocumented(things) == [
         "made.unsaid",
         "made.VALUE",
         "made.Half.method",
@@ -90,7 +93,7 @@ def test_page_of_a_method_has_docstring_signature_paper_and_what_is_written(name
     factory, text = ALGORITHMS[name], methods.page(name, ALGORITHMS[name])
     flat = " ".join(text.split())
     assert summarize(factory) in flat
-    assert " ".join(reference.cleaned(factory).split()) in flat
+    assert " ".join(reference.clean_docstring(factory).split()) in flat
     for option in list_options(factory):
         assert f"{option.name}={option.default!r}" in text
         assert re.search(rf"^\| `{option.name}` \| `", text, re.MULTILINE), option.name

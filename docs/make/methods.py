@@ -16,7 +16,7 @@ from fedattune.experiments.studies.study import STUDIES, Study, load_study
 from fedattune.experiments.studies.table import Outcomes, difference, lacks, ours, what_is_shown
 
 from . import links
-from .reference import cleaned
+from .reference import clean_docstring
 
 POINTS = {
     "received": "`received`: the model that a client holds after communication, before it trains on it",
@@ -50,7 +50,7 @@ def pages() -> dict[str, str]:
 
 def page(name: str, factory: Callable[..., Algorithm]) -> str:
     """The page of one method."""
-    first, _, more = cleaned(factory).partition("\n\n")
+    first, _, more = clean_docstring(factory).partition("\n\n")
     said = ", ".join(f"{option.name}={option.default!r}" for option in list_options(factory))
     written = _written(name)
     facts = [

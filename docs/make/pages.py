@@ -24,7 +24,7 @@ def generated() -> dict[str, str]:
         "examples.md": _examples(),
         "license.md": "# License\n\n```text\n" + (links.ROOT / "LICENSE").read_text("utf-8") + "```\n",
         **methods.pages(),
-        **reference.pages(),
+        **reference.make_pages(),
     }
 
 

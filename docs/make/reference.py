@@ -1,6 +1,6 @@
-"""The reference pages, and the check that everything public is on them and has a docstring.
+"""Make the reference pages, and check that every public name is on a page and has a docstring.
 
-Read without importing anything, as mkdocstrings does when the site is built.
+The pages are read from the source, without an import, as mkdocstrings reads it when the site is built.
 """
 
 import inspect
@@ -16,81 +16,59 @@ MODULES_APART = ("algorithms", "models")
 """Names of `fedattune.__all__` that are modules with a page of their own."""
 
 
-class Reference(NamedTuple):
-    """A page of the reference: its title, the module, and what stands on top; `names` where they are not all."""
+class ReferencePage(NamedTuple):
+    """One page of the reference: its module, its first sentence, and the names that it shows (default: all public)."""
 
-    title: str
     module: str
     about: str
     names: tuple[str, ...] = ()
 
 
 REFERENCE = {
-    "index": Reference(
-        "fedattune", "fedattune", "What most programs need; all of it is imported from `fedattune`."
+    "index": ReferencePage(
+        "fedattune", "The names that most programs need; import all of them from `fedattune`."
     ),
-    "data": Reference(
-        "fedattune.data",
-        "fedattune.data",
-        "Data and its division among clients. See also [Data](../data.md).",
+    "data": ReferencePage(
+        "fedattune.data", "Data and their division among clients. See also [Data](../data.md)."
     ),
-    "algorithms": Reference(
+    "algorithms": ReferencePage(
         "fedattune.algorithms",
-        "fedattune.algorithms",
-        "One factory per method, whose keywords are its options. A page on each: [Methods](../algorithms/index.md).",
+        "One factory per method; its keywords are its options. See [Methods](../algorithms/index.md).",
     ),
-    "core": Reference(
+    "core": ReferencePage(
         "fedattune.core.algorithm",
-        "fedattune.core.algorithm",
-        "What methods are made of, beside [`Algorithm`](index.md), `ClientUpdate` and `ServerUpdate`.",
+        "The parts of a method, beside [`Algorithm`](index.md), `ClientUpdate` and `ServerUpdate`.",
     ),
-    "params": Reference(
-        "fedattune.core.params", "fedattune.core.params", "Beside [`Params`](index.md) itself."
+    "payload": ReferencePage("fedattune.core.payload", "The values that rules take and return."),
+    "params": ReferencePage("fedattune.core.params", "Functions beside [`Params`](index.md)."),
+    "client": ReferencePage("fedattune.client", "Client rules and corrections that several papers share."),
+    "server": ReferencePage("fedattune.server", "Server rules that several papers share."),
+    "select": ReferencePage(
+        "fedattune.core.selectors", "Selectors of personal tensors and of mixed components."
     ),
-    "client": Reference("fedattune.client", "fedattune.client", "Client rules and corrections."),
-    "server": Reference("fedattune.server", "fedattune.server", "Server rules."),
-    "select": Reference(
-        "fedattune.core.selectors", "fedattune.core.selectors", "Which tensors are personal or mixed as one."
+    "network": ReferencePage("fedattune.core.network", "The base of methods that change the user's model."),
+    "models": ReferencePage(
+        "fedattune.models", "Networks by name; [Data](../data.md#models) lists the papers that use them."
     ),
-    "network": Reference(
-        "fedattune.core.network", "fedattune.core.network", "For methods that change the user's model."
-    ),
-    "networks": Reference(
-        "fedattune.algorithms.fedrod",
-        "fedattune.algorithms.fedrod",
-        "Networks of the methods that change the model.",
-    ),
-    "models": Reference(
-        "fedattune.models",
-        "fedattune.models",
-        "Networks by name; which paper has which: [Data](../data.md#models).",
-    ),
-    "verdict": Reference(
+    "verdict": ReferencePage(
         "fedattune.analysis.verdict",
-        "fedattune.analysis.verdict",
-        "See [The verdict](../results.md#the-verdict).",
-        ("reach_verdict", "Verdict", "interval"),
+        "[The verdict](../results.md#the-verdict) of a comparison.",
+        ("reach_verdict", "Verdict", "bootstrap_interval"),
     ),
-    "relations": Reference(
+    "relations": ReferencePage(
         "fedattune.analysis.relations",
-        "fedattune.analysis.relations",
-        "Who learns from whom, of a finished run.",
+        "The mixing matrices of a finished run, and their agreement with labels.",
         ("MixingAnalysis", "compute_label_similarity", "measure_agreement", "LabelAgreement", "seriate"),
     ),
-    "registry": Reference(
+    "options": ReferencePage(
         "fedattune.core.options",
-        "fedattune.core.options",
-        "How keywords of a factory become options that are listed, checked and stored.",
+        "Keywords of a factory become options that are listed, checked and stored.",
         ("Option", "list_options", "summarize", "build", "Positive", "NonNegative", "Fraction", "Count"),
     ),
-    "errors": Reference(
-        "fedattune.core.errors",
-        "fedattune.core.errors",
-        "Beside those of [fedattune](index.md).",
-        ("DivergedError",),
+    "errors": ReferencePage(
+        "fedattune.core.errors", "Errors beside the errors of [fedattune](index.md).", ("DivergedError",)
     ),
-    "flower": Reference(
-        "fedattune.experiments.deploy",
+    "deploy": ReferencePage(
         "fedattune.experiments.deploy",
         "Your own method over a network; see [Deployment](../deployment.md).",
         ("server_app.make_server_app", "client_app.make_client_app"),
@@ -100,8 +78,8 @@ REFERENCE = {
 
 
 @cache
-def package() -> griffe.Module:
-    """The package as its source says."""
+def load_package() -> griffe.Module:
+    """Read the package from its source."""
     loader = griffe.GriffeLoader(search_paths=[SOURCE], allow_inspection=False)
     found = loader.load("fedattune")
     loader.resolve_aliases()
@@ -109,14 +87,14 @@ def package() -> griffe.Module:
     return found
 
 
-def cleaned(thing: Any) -> str:
-    """A docstring without its indentation."""
+def clean_docstring(thing: Any) -> str:
+    """Return a docstring without its indentation."""
     return inspect.cleandoc(thing.__doc__ or "")
 
 
-def member(path: str, root: griffe.Module | None = None) -> griffe.Object:
-    """What stands behind a dotted path that begins with the package's name."""
-    root = root or package()
+def find_member(path: str, root: griffe.Module | None = None) -> griffe.Object:
+    """Return the object at a dotted path that begins with the package's name."""
+    root = root or load_package()
     name = path.partition(".")[2]
     found = root[name] if name else root
     target = found.final_target if isinstance(found, griffe.Alias) else found
@@ -124,63 +102,71 @@ def member(path: str, root: griffe.Module | None = None) -> griffe.Object:
     return target
 
 
-def public(module: griffe.Object) -> list[str]:
-    """The public names of a module: `__all__`, or all that are made in it or in a module below it."""
+def list_public(module: griffe.Object) -> list[str]:
+    """Return the public names of a module: `__all__`, or all names defined in the module or below it."""
     if module.exports is not None:
         return [str(name) for name in module.exports]
-    return [name for name, one in module.members.items() if not name.startswith("_") and _is_of(module, one)]
+    return [
+        name
+        for name, one in module.members.items()
+        if not name.startswith("_") and _is_defined_in(module, one)
+    ]
 
 
-def _is_of(module: griffe.Object, one: griffe.Object | griffe.Alias) -> bool:
+def _is_defined_in(module: griffe.Object, one: griffe.Object | griffe.Alias) -> bool:
     if isinstance(one, griffe.Alias):
         return one.target_path.startswith(module.path + ".")
     return not one.is_module
 
 
-def names_on(page: str) -> list[str]:
-    """Full paths of what a page shows; a thing is on the first page that has it."""
+def list_names(page: str) -> list[str]:
+    """Return the full paths of the names on a page; each name is on the first page that could show it."""
     seen: set[str] = set()
-    for stem, (_, module, _, chosen) in REFERENCE.items():
-        mine = []
-        for name in chosen or public(member(module)):
+    for stem, (module, _, names) in REFERENCE.items():
+        chosen = []
+        for name in names or list_public(find_member(module)):
             if module == "fedattune" and name in MODULES_APART:
                 continue
-            where = member(f"{module}.{name}").path
-            if where not in seen:
-                seen.add(where)
-                mine.append(f"{module}.{name}")
+            path = find_member(f"{module}.{name}").path
+            if path not in seen:
+                seen.add(path)
+                chosen.append(f"{module}.{name}")
         if stem == page:
-            return mine
+            return chosen
     raise KeyError(page)
 
 
-def pages() -> dict[str, str]:
-    """Path on the site -> text."""
-    made = {}
-    for stem, (title, _, about, _) in REFERENCE.items():
-        blocks = [f"::: {name}\n" for name in names_on(stem)]
-        made[f"reference/{stem}.md"] = "\n".join([f"# {title}\n", f"{about}\n", *blocks])
-    lines = [f"- [{one.title}]({stem}.md)" for stem, one in REFERENCE.items()]
-    return made | {"reference/SUMMARY.md": "\n".join(lines) + "\n"}
+def make_pages() -> dict[str, str]:
+    """Return the text of every reference page by its path on the site."""
+    texts = {}
+    for stem, page in REFERENCE.items():
+        blocks = [f"::: {name}\n" for name in list_names(stem)]
+        texts[f"reference/{stem}.md"] = "\n".join([f"# {page.module}\n", f"{page.about}\n", *blocks])
+    lines = [f"- [{page.module}]({stem}.md)" for stem, page in REFERENCE.items()]
+    return texts | {"reference/SUMMARY.md": "\n".join(lines) + "\n"}
 
 
-def undocumented(things: Sequence[griffe.Object]) -> list[str]:
-    """Which of these, and of their public methods and properties, have no docstring of their own."""
-    return [one for thing in things for one in _without(thing)]
+def find_undocumented(things: Sequence[griffe.Object]) -> list[str]:
+    """Return the paths of things, and of their public methods and properties, that have no docstring."""
+    return [one for thing in things for one in _find_undocumented_in(thing)]
 
 
-def _without(thing: griffe.Object) -> Iterator[str]:
+def _find_undocumented_in(thing: griffe.Object) -> Iterator[str]:
     if not thing.has_docstring:
         yield thing.path
+    if isinstance(thing, griffe.Module):
+        for name in list_public(thing):
+            if thing[name].is_function or thing[name].is_class:
+                yield from _find_undocumented_in(thing[name])
     if isinstance(thing, griffe.Class):
         for name, one in thing.members.items():
             if name.startswith("_") or isinstance(one, griffe.Alias):
                 continue
-            asks = one.is_function or "property" in one.labels
-            if asks and not one.has_docstring:
+            is_callable = one.is_function or "property" in one.labels
+            if is_callable and not one.has_docstring:
                 yield one.path
 
 
-def everything() -> list[griffe.Object]:
-    """All things on all pages."""
-    return [member(name) for page in REFERENCE for name in names_on(page)]
+def list_members() -> list[griffe.Object]:
+    """Return every object on every page."""
+    return [find_member(name) for page in REFERENCE for name in list_names(page)]
