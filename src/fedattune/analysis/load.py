@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..training.metrics import RunMetrics
 from ..training.storage import RunStore
 from ..training.storage.folder import RESUMABLE_SETTINGS, RunFolder
 from .compare import BASELINE
+from .verdict import Verdict, reach_verdict
 
 EXPERIMENT_FILE = "experiment.yaml"
 
@@ -31,6 +33,11 @@ class Runs:
     def finished(self) -> bool:
         """Whether all runs came to their end."""
         return not self.waiting and all(run.finished for run in self.results)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The verdict on these runs, as far as they have come."""
+        return reach_verdict(self.results, has_failures=bool(self.failed), is_final=self.finished)
 
     @property
     def title(self) -> str:

@@ -26,8 +26,6 @@ def report(space: Namespace, problems: Sequence[str]) -> int:
         ConfigError, RunError: options that cannot be, or folders without runs of the same clients.
 
     """
-    from ..analysis.report.findings import judge_runs
-
     runs: list[Path] = space.runs
     options = parse_options(ReportOptions, space, problems)
     found = read_runs(runs, running=True)
@@ -35,7 +33,7 @@ def report(space: Namespace, problems: Sequence[str]) -> int:
     check_output_files({"--out": out}, list_run_files(runs))
     write_report(out, found)
     console = make_console()
-    console.print(judge_runs(found).text, style="bold")
+    console.print(found.verdict.text, style="bold")
     console.print(f"The report is {out}")
     return 0
 

@@ -100,7 +100,6 @@ def _print_conclusion(run: Path, report: "_LiveReport", console: "Console") -> N
     """Print what `compare` prints at its end, and write the report a last time."""
     from ..analysis.compare import build_rows, group_by_algorithm
     from ..analysis.load import read_runs
-    from ..analysis.report.findings import judge_runs
     from ..analysis.tables import print_methods
 
     found = read_runs([run], running=True)
@@ -110,7 +109,7 @@ def _print_conclusion(run: Path, report: "_LiveReport", console: "Console") -> N
     for one in found.failed:
         console.print(f"note: {one}")
     if len(group_by_algorithm(found.results)) > 1:
-        console.print(judge_runs(found).text, style="bold")
+        console.print(found.verdict.text, style="bold")
 
 
 class _LiveReport:

@@ -38,7 +38,7 @@ def write_summary(
     }
     if command == "compare":
         content |= {
-            "verdict": _describe_verdict(results, failed),
+            "verdict": reach_verdict(results, has_failures=bool(failed)).text,
             "table": rows_to_json(table),
             "failed": [{"algorithm": o.algorithm, "seed": o.seed, "error": o.error} for o in failed],
         }
@@ -77,15 +77,3 @@ def _rounds_to(result: "Result", accuracy: float | None) -> dict[str, Any]:
 
 def _describe_failures(failed: "Sequence[FailedRun]") -> list[str]:
     return [f"{one.algorithm} failed with seed {one.seed}: {one.error}" for one in failed]
-
-
-def _describe_verdict(results: "Sequence[Result]", failed: "Sequence[FailedRun]") -> str:
-    """State the verdict, or why too few methods finished for one."""
-    finished = {result.algorithm for result in results}
-    if failed and not finished:
-        return "Nothing to compare: no method finished."
-    if failed and BASELINE not in finished:
-        return f"Nothing to compare: {BASELINE}, with which the others are compared, did not finish."
-    if failed and finished == {BASELINE}:
-        return f"Nothing to compare: only {BASELINE} finished."
-    return reach_verdict(results).text

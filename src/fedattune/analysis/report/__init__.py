@@ -52,7 +52,7 @@ def render_report(runs: Runs) -> str:
     )
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}"
     here = files("fedattune.analysis.report")
-    found = findings.judge_runs(runs)
+    found = runs.verdict
     results, rounds_to = runs.results, runs.rounds_to
     table = build_rows(results, rounds_to)
     groups = group_by_algorithm(results)

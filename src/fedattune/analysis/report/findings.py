@@ -8,20 +8,7 @@ import numpy as np
 from ...training.metrics import RunMetrics
 from ..compare import BASELINE, compute_client_accuracy, compute_gains, group_by_algorithm, pair_runs
 from ..load import Runs
-from ..verdict import Verdict, describe_seed_differences, find_excluded, reach_verdict
-
-
-def judge_runs(runs: Runs) -> Verdict:
-    """The verdict; where too few methods have come to an end, that instead."""
-    names = {run.algorithm for run in runs.results}
-    if runs.failed and BASELINE not in names:
-        return Verdict(f"Nothing to compare: {BASELINE}, with which the others are compared, did not finish.")
-    if runs.failed and names == {BASELINE}:
-        return Verdict(f"Nothing to compare: only {BASELINE} finished.")
-    found = reach_verdict(runs.results)
-    if runs.finished or found.answer == "nothing":
-        return found
-    return Verdict(f"As it stands now: {found.text}", *list(vars(found).values())[1:])
+from ..verdict import Verdict, describe_seed_differences, find_excluded
 
 
 def list_warnings(runs: Runs, found: Verdict) -> list[str]:
