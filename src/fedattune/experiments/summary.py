@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.compare import BASELINE
 from ..analysis.tables import make_console
 from ..analysis.verdict import merge_notes, reach_verdict
 
