@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
@@ -123,16 +122,7 @@ def test_a_reader_that_never_ends_is_said_and_the_writer_goes_on_after_it(
     assert consistent(reader) == 2
 
 
-def test_an_older_store_is_read_beside_too_and_none_or_a_broken_one_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "old.sqlite"
-    with closing(sqlite3.connect(path)) as old:
-        old.execute(
-            "CREATE TABLE rounds (round INTEGER PRIMARY KEY, s REAL, u INTEGER, d INTEGER, n INTEGER, x TEXT)"
-        )
-        old.execute("INSERT INTO rounds VALUES (1, 2.0, 3, 4, 5, '[]')")
-        old.commit()
-    with closing(RunStore.beside(path)) as kept:
-        assert kept.rounds() == [RoundRecord(1, 2.0, 3, 4, 5, [], [])]
+def test_a_missing_store_and_a_broken_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot read"):
         RunStore.beside(tmp_path / "none.sqlite")
     (tmp_path / "broken.sqlite").write_text("x" * 5_000)

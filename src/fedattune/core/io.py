@@ -6,13 +6,15 @@ Reading YAML: no key twice, and an error that names the line.
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from yaml.constructor import ConstructorError
 
@@ -110,8 +112,29 @@ def clean_file_name(client: str) -> str:
     return re.sub(r"[^\w.-]", "_", client)
 
 
+def flatten_tree(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the leaves of nested mappings by their paths, joined by slashes."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{path}/{key}" if path else key
+        flat |= flatten_tree(value, name) if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors to main memory, each into memory of its own, as `save_tensors` needs them."""
+    # Rows of an expanded tensor share memory, which the file format cannot express.
+    return {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str]) -> None:
+    """Write tensors (see `copy_tensors`) and text to a safetensors file, atomically and durably."""
+    with replace_atomically(path) as new:
+        save_file(tensors, new, dict(meta))
+
+
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the text of a file that `save_tensors` wrote.
+    """Read the tensors and the text of a file of `save_tensors`.
 
     Raises:
         RunError: the file is missing or damaged.

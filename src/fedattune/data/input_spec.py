@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from ..core.errors import ConfigError
-from ..core.io import load_tensors
-from ..training.storage import save_tensors
+from ..core.io import copy_tensors, load_tensors, save_tensors
 from .federated import Federation, FederationInfo, infer_schema
 from .schema import Schema
 from .tables.scaling import constants_to_card
@@ -48,7 +47,7 @@ class InputSpec:
     def save(self, file: Path) -> None:
         """Write them to a safetensors file: ten thousand clients of 50 columns are 12 MB."""
         tensors = {} if self.constants is None else {CONSTANTS_KEY: torch.from_numpy(self.constants)}
-        save_tensors(file, tensors, {"schema": self.schema.to_json()})
+        save_tensors(file, copy_tensors(tensors), {"schema": self.schema.to_json()})
 
     @classmethod
     def load(cls, file: Path) -> "InputSpec | None":

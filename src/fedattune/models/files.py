@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from ..algorithms import ALGORITHMS
 from ..core.algorithm import Algorithm
 from ..core.errors import RunError
-from ..core.io import load_tensors
+from ..core.io import copy_tensors, load_tensors, save_tensors
 from ..core.network import Network
 from ..core.options import build, describe_errors, look_up
 from ..core.task import trainable_params
-from ..training.storage import save_tensors
 from . import MODELS, build_model
 
 ModelCard = Mapping[str, Any]
@@ -134,7 +133,7 @@ def get_dtype(model: nn.Module) -> torch.dtype:
 
 def save_model(file: Path, model: nn.Module, card: ModelCard) -> None:
     """Write a model and what is needed to rebuild and use it."""
-    save_tensors(file, model.state_dict(), {CARD_KEY: json.dumps(describe_model(model, card))})
+    save_tensors(file, copy_tensors(model.state_dict()), {CARD_KEY: json.dumps(describe_model(model, card))})
 
 
 def load_model(file: Path | str, module: nn.Module | None = None, *, factory: str | None = None) -> nn.Module:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..core.algorithm import Algorithm
 from ..core.errors import DivergedError
 from ..core.hardware import MIN_PARALLEL_WORK, resolve_device, use_threads
-from ..core.io import write_json
+from ..core.io import copy_tensors, flatten_tree, save_tensors, write_json
 from ..core.params import Params, concatenate
 from ..core.payload import Payload, ServerState, Traffic, concatenate_payloads, count_traffic
 from ..core.settings import Settings
@@ -31,7 +31,7 @@ from .notes import collect_client_facts, collect_missing_facts, collect_notes
 from .result import Result
 from .sampling import sample_cohort, sample_dropouts, sample_eval_ids
 from .setup import apply_settings, check_compatible, init_server, resolve_weight_decay
-from .storage import RoundRecord, RunStore, restore_tree, save_tensors
+from .storage import RoundRecord, RunStore, restore_tree
 from .storage.folder import RunFolder
 from .storage.rows import RowStorage, check_newcomer_memory, load_rows, row_bytes
 
@@ -291,7 +291,8 @@ class RoundLoop:
         if self.folder and models:
             if isinstance(models, Params) and all(v.stride(0) == 0 for v in models.values()):
                 models = models.rows(slice(0, 1))
-            save_tensors(self.folder.models, {"params": load_rows(models), "buffers": load_rows(buffers)}, {})
+            tree = flatten_tree({"params": load_rows(models), "buffers": load_rows(buffers)})
+            save_tensors(self.folder.models, copy_tensors(tree), {})
 
     def _load(self, folder: RunFolder) -> None:
         """Go on from the last checkpoint, if there is one; the store may hold rounds after it."""

@@ -18,6 +18,7 @@ from torch import nn
 from ..._version import __version__
 from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError, FedAttuneError, RunError
+from ...core.io import flatten_tree
 from ...core.params import Params
 from ...data import infer_schema, load_node
 from ...data.client_index import PARTS
@@ -25,7 +26,7 @@ from ...data.combine import renumber_clients
 from ...data.input_spec import make_input_card
 from ...models.files import fill_model, rebuild_model, save_model, wrap_model
 from ...training.backends.local import LocalBackend
-from ...training.backends.message import WorkerMessage, flatten_tensors
+from ...training.backends.message import WorkerMessage
 from ...training.backends.worker import export_state, handle_message, load_state, open_backend
 from ...training.storage.rows import load_rows
 from .config import DeploymentPlan, Scalar
@@ -115,7 +116,7 @@ class NodeRuntime:
         memory = NodeState(self.folder / head["token"] / name / f"seed-{seed}")
         with memory.alone(head["number"]):
             last = max(head["last"])
-            state, remembered = memory.recall(head["last"], Params(flatten_tensors(export_state(site))))
+            state, remembered = memory.recall(head["last"], Params(flatten_tree(export_state(site))))
             if head.get("kept") and remembered != last and set(head.get("held", ())) < set(names):
                 raise LostStateError("the server takes this node to have been sent what it has not")
             if state is not None:

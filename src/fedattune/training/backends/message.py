@@ -86,12 +86,3 @@ def unflatten_payload(tensors: Mapping[str, Tensor]) -> Payload:
         else:
             payload.params[rest] = value
     return payload
-
-
-def flatten_tensors(tree: Mapping[str, Any], path: str = "") -> dict[str, Tensor]:
-    """The tensors of a nest of dicts by their paths."""
-    found: dict[str, Tensor] = {}
-    for key, value in tree.items():
-        name = f"{path}/{key}" if path else key
-        found |= {name: value} if isinstance(value, Tensor) else flatten_tensors(value, name)
-    return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...core.io import flatten_tree
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
 from ..client_state import Sender, copy_rows
@@ -17,7 +18,7 @@ from ..engine import EvalPart, Scores
 from ..evaluation import PointScores
 from ..storage.rows import RowStack
 from .base import Backend, TrainReply, TrainRequest
-from .message import WorkerMessage, flatten_tensors
+from .message import WorkerMessage
 
 if TYPE_CHECKING:
     from ..loop import RoundLoop
@@ -228,9 +229,7 @@ class RemoteBackend(Backend):
         if self.sent is not None:
             self.sent = Payload(tree["sent"]["params"], tree["sent"]["extra"])
             self.waiting, self.first = torch.ones_like(fresh), ~fresh
-        state = Params(
-            flatten_tensors({key: tree[key] for key in ("memory", "personal", "buffers", "fresh")})
-        )
+        state = Params(flatten_tree({key: tree[key] for key in ("memory", "personal", "buffers", "fresh")}))
         parcels = {}
         for site, members in enumerate(self.sites):
             parcels[site] = self._parcel({"kind": "state", "load": True}, members)

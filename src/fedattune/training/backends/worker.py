@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ...core.algorithm import Algorithm
 from ...core.hardware import resolve_device
+from ...core.io import flatten_tree
 from ...core.params import Params
 from ...core.payload import Payload, concatenate_payloads
 from ...core.settings import Settings
@@ -19,7 +20,7 @@ from ..setup import apply_settings
 from ..storage.rows import RowStorage, load_rows, row_bytes
 from .base import TrainRequest
 from .local import LocalBackend
-from .message import WorkerMessage, flatten_tensors, unflatten_payload
+from .message import WorkerMessage, unflatten_payload
 
 
 def open_backend(
@@ -143,7 +144,7 @@ def _handle_state(site: LocalBackend, parcel: WorkerMessage) -> WorkerMessage:
     if parcel.head["load"]:
         load_state(site, parcel.get("state"))
         return WorkerMessage({"kind": "state"})
-    state = {k: v for k, v in flatten_tensors(export_state(site)).items() if not k.startswith("sent/")}
+    state = {k: v for k, v in flatten_tree(export_state(site)).items() if not k.startswith("sent/")}
     return WorkerMessage({"kind": "state"}, {f"state/{k}": v for k, v in state.items()})
 
 

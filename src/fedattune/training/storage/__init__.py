@@ -1,6 +1,6 @@
 """What a run leaves behind: metrics, mixing matrices, checkpoints, models."""
 
-from .checkpoint import CheckpointFolder, find_disk_rows, restore_tree, save_tensors
+from .checkpoint import CheckpointFolder, restore_tree
 from .store import MixingLog, RoundRecord, RunStore
 
 __all__ = [
@@ -8,7 +8,5 @@ __all__ = [
     "MixingLog",
     "RoundRecord",
     "RunStore",
-    "find_disk_rows",
     "restore_tree",
-    "save_tensors",
 ]

@@ -12,36 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ...core.errors import RunError
-from ...core.io import load_tensors, replace_atomically, unfinished_files
+from ...core.io import copy_tensors, flatten_tree, load_tensors, save_tensors, unfinished_files
 from ...core.params import Params
 from .rows import DiskRows, rows_path
 from .slot_file import KEPT_CHECKPOINTS
 
 SLOTS_KEY = "@slots"
 """What a checkpoint calls the slots of a stack on disk."""
-
-
-def save_tensors(path: Path, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
-    """Write a nest of dicts of tensors and some text to `path`, atomically and durably."""
-    write_flat(path, copy_flat(tree), meta)
-
-
-def copy_flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Copies in memory of all tensors of a nest, and where the rows of its stacks on disk are, by path."""
-    # Rows of an expanded tensor share memory, which the format has no word for.
-    return {
-        k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in _flatten(tree).items()
-    }
-
-
-def write_flat(path: Path, flat: dict[str, Tensor], meta: Mapping[str, str]) -> None:
-    """Write what `copy_flat` gave."""
-    with replace_atomically(path) as new:
-        save_file(flat, new, dict(meta))
 
 
 def restore_tree(
@@ -103,24 +83,6 @@ def _to_memory(kept: DiskRows, stack: Params) -> Params:
     return stack
 
 
-def _flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Tensor]:
-    flat: dict[str, Tensor] = {}
-    for key, value in tree.items():
-        name = f"{path}/{key}" if path else key
-        if isinstance(value, DiskRows):
-            flat[f"{name}/{SLOTS_KEY}"] = value.slots
-        else:
-            flat |= {name: value} if isinstance(value, Tensor) else _flatten(value, name)
-    return flat
-
-
-def find_disk_rows(tree: Any) -> list[DiskRows]:
-    """All stacks on disk in a nest of dicts."""
-    if isinstance(tree, DiskRows):
-        return [tree]
-    return [found for v in tree.values() for found in find_disk_rows(v)] if isinstance(tree, Mapping) else []
-
-
 CHECKPOINT_FORMAT = 1
 """Version of what a checkpoint holds; the checksum is made alike in all, so that a newer one is known to be whole."""
 
@@ -148,14 +110,13 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The last `kept` checkpoints of a run, one file per round; `before` is the only one of an older FedAttune.
+    """The last `kept` checkpoints of a run, one file per round.
 
     A file appears under its name when all of it is on the disk. The rows of stacks on disk are made durable first,
     and may be written over when no kept checkpoint needs them.
     """
 
     folder: Path
-    before: Path | None = None
     kept: int = KEPT_CHECKPOINTS
 
     @property
@@ -165,12 +126,16 @@ class CheckpointFolder:
 
     def save(self, round_: int, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
         """Write the state after a round, and remove what is older than the last `kept`."""
-        on_disk = find_disk_rows(tree)
+        leaves = flatten_tree(tree)
+        on_disk = [leaf for leaf in leaves.values() if isinstance(leaf, DiskRows)]
         for stack in on_disk:
             stack.sync()
-        flat, text = copy_flat(tree), {**meta, "format": str(CHECKPOINT_FORMAT)}
+        slots = {f"{k}/{SLOTS_KEY}": v.slots for k, v in leaves.items() if isinstance(v, DiskRows)}
+        in_memory = {k: v for k, v in leaves.items() if not isinstance(v, DiskRows)}
+        flat = copy_tensors(in_memory | slots)
+        text = {**meta, "format": str(CHECKPOINT_FORMAT)}
         self.folder.mkdir(exist_ok=True)
-        write_flat(
+        save_tensors(
             self.folder / f"{round_:06d}.safetensors", flat, text | {"checksum": compute_checksum(flat, text)}
         )
         self._prune()
@@ -181,7 +146,7 @@ class CheckpointFolder:
     def forget_after(self, round_: int) -> None:
         """Remove those of later rounds."""
         for path in self._files():
-            if _round_of(path) > round_:
+            if int(path.stem) > round_:
                 path.unlink()
 
     def at(self, round_: int) -> Checkpoint | None:
@@ -241,15 +206,13 @@ class CheckpointFolder:
         """All of them, the last one first."""
         found = [path for path in self.folder.glob("*.safetensors") if path.stem.isdecimal()]
         found.sort(key=lambda path: int(path.stem), reverse=True)
-        return [*found, self.before] if self.before and self.before.exists() else found
+        return found
 
     def _read(self, path: Path) -> Checkpoint:
         try:
             flat, meta = load_tensors(path)
         except RunError as error:
             raise DamagedCheckpointError(f"the checkpoint {path} is damaged ({error.__cause__})") from error
-        if path == self.before:  # has no checksum
-            return Checkpoint(flat, meta)
         expected = meta.pop("checksum", "none")
         if (got := compute_checksum(flat, meta)) != expected:
             raise DamagedCheckpointError(
@@ -276,11 +239,6 @@ def compute_checksum(flat: Mapping[str, Tensor], meta: Mapping[str, str]) -> str
     for name in names:
         crc = zlib.crc32(flat[name].reshape(-1).view(torch.uint8).numpy().data, crc)
     return f"{crc:08x}"
-
-
-def _round_of(path: Path) -> int:
-    """The round of a checkpoint; that of an older FedAttune says it nowhere but inside."""
-    return int(path.stem) if path.stem.isdecimal() else 0
 
 
 def _sync_folder(folder: Path) -> None:

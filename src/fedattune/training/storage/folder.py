@@ -79,12 +79,7 @@ class RunFolder:
     @property
     def checkpoints(self) -> CheckpointFolder:
         """The last saved states."""
-        return CheckpointFolder(self.path / "checkpoints", self.checkpoint)
-
-    @property
-    def checkpoint(self) -> Path:
-        """The last saved state of runs begun with FedAttune before there were several."""
-        return self.path / "checkpoint.safetensors"
+        return CheckpointFolder(self.path / "checkpoints")
 
     @property
     def rows(self) -> Path:

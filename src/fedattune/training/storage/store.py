@@ -35,7 +35,7 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
     """round -> component -> (N, N) matrix: how much of client k's model (column) client i (row) was given.
 
     Clients that were not part of the round have rows of NaN. `among` has the matrices without those, which is all
-    that there is for more than MOST_CLIENTS clients. Components are in the order of their names, numbers in
+    that there is for more than MAX_SQUARE_CLIENTS clients. Components are in the order of their names, numbers in
     them counting as numbers.
     """
 
@@ -99,7 +99,7 @@ WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
 CREATE_TABLES = """
 CREATE TABLE IF NOT EXISTS rounds (
     round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER, steps INTEGER, dropped TEXT,
-    absent TEXT NOT NULL DEFAULT '[]');
+    absent TEXT);
 CREATE TABLE IF NOT EXISTS scores (
     round INTEGER, point TEXT, part TEXT, client INTEGER, n INTEGER, correct INTEGER, loss REAL,
     PRIMARY KEY (round, point, part, client)) WITHOUT ROWID;
@@ -139,7 +139,6 @@ class RunStore:
             # In KiB. What does not fit is written before the commit, and from then to the commit nobody can read.
             self._db.execute("PRAGMA cache_size=-65536")
             self._db.executescript(CREATE_TABLES)
-            self._add_absent()
         except sqlite3.DatabaseError as error:
             raise RunError(f"cannot open {path}: {error}") from error
 
@@ -157,7 +156,6 @@ class RunStore:
             with closing(_connect_reader(path)) as source:
                 source.backup(store._db)
             store._db.executescript(CREATE_TABLES)
-            store._add_absent()
         except sqlite3.DatabaseError as error:
             raise RunError(f"cannot read {path}: {error}") from error
         return store
@@ -175,20 +173,9 @@ class RunStore:
         store = cls.__new__(cls)
         try:
             store._db = _connect_reader(path)
-            if store._lacks_absent():
-                store.close()
-                return cls.snapshot(path)
         except sqlite3.DatabaseError as error:
             raise RunError(f"cannot read {path}: {error}") from error
         return store
-
-    def _lacks_absent(self) -> bool:
-        return "absent" not in [row[1] for row in self._db.execute("PRAGMA table_info(rounds)")]
-
-    def _add_absent(self) -> None:
-        """Give an older store the column that it lacks, so that its run can be read."""
-        if self._lacks_absent():
-            self._db.execute("ALTER TABLE rounds ADD COLUMN absent TEXT NOT NULL DEFAULT '[]'")
 
     def add_round(self, record: RoundRecord) -> None:
         """Add a finished round."""
