@@ -258,9 +258,9 @@ def test_settings_of_ray_go_with_ray() -> None:
     with pytest.raises(
         ConfigError, match="ray_actors: it goes with engine ray alone, and the engine is batched"
     ):
-        Settings.checked(engine="batched", ray_actors=2)
+        Settings.from_keywords(engine="batched", ray_actors=2)
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
-        Settings.checked(engine="ray", ray_address="ray://there:10001")
+        Settings.from_keywords(engine="ray", ray_address="ray://there:10001")
 
 
 def test_an_address_where_nothing_answers_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:

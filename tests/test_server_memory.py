@@ -262,7 +262,7 @@ def test_the_bank_is_read_by_rows_alone() -> None:
                 sent = rule.broadcast(state, ids)
                 state = rule.aggregate(state, ids, sent, uploads(sent, ids), torch.ones(3, dtype=torch.int64))
             rule.mixing(state, ids)
-            results.append((rule.broadcast(state, first).params, rule.newcomer(state)))
+            results.append((rule.broadcast(state, first).params, rule.newcomer_model(state)))
         for ours, theirs in zip(*results, strict=True):
             assert all(torch.equal(ours[k], theirs[k]) for k in ours), rule
 

@@ -25,17 +25,17 @@ class LocalContext(NamedTuple):
 
     Attributes:
         start: the model that local training started from.
-        sent, memory: what the client was last sent, and what it keeps.
+        sent, local_state: what the client was last sent, and what it keeps.
         full_gradient: the gradient at `start` over all training samples, where a correction asks for it.
-        job: the round's order.
+        context: the round's order.
 
     """
 
     start: Params
     sent: Payload
-    memory: LocalState
+    local_state: LocalState
     full_gradient: Params
-    job: RoundContext
+    context: RoundContext
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Correction(ABC):
     """Bends the gradient of local SGD."""
 
     @property
-    def needs(self) -> dict[str, str]:
+    def required_extras(self) -> dict[str, str]:
         """See `ClientUpdate`."""
         return {}
 
@@ -52,7 +52,7 @@ class Correction(ABC):
         """Whether it uses the gradient at the starting point over all training samples."""
         return False
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """What the correction keeps on the client."""
         return {}
 
@@ -61,7 +61,7 @@ class Correction(ABC):
         """The bent gradient at w."""
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
-        """Extras to upload and new memory after training ended at w."""
+        """Extras to upload and new local state after training ended at w."""
         return {}, {}
 
 
@@ -80,13 +80,13 @@ class _Carry(NamedTuple):
     w: Params
     start: Params
     sent: Payload
-    memory: LocalState
+    local_state: LocalState
     full_gradient: Params
     seen: Tensor
     velocity: Params
 
-    def local(self, job: RoundContext) -> LocalContext:
-        return LocalContext(self.start, self.sent, self.memory, self.full_gradient, job)
+    def local(self, context: RoundContext) -> LocalContext:
+        return LocalContext(self.start, self.sent, self.local_state, self.full_gradient, context)
 
 
 @dataclass(frozen=True)
@@ -111,41 +111,41 @@ class SGD(ClientUpdate):
             )
 
     @property
-    def needs(self) -> dict[str, str]:
+    def required_extras(self) -> dict[str, str]:
         """What its corrections need."""
-        return {extra: server for c in self.corrections for extra, server in c.needs.items()}
+        return {extra: server for c in self.corrections for extra, server in c.required_extras.items()}
 
     @property
     def _probes(self) -> bool:
         return any(c.needs_full_gradient for c in self.corrections)
 
-    def memory(self, w0: Params) -> LocalState:
-        """The corrections' memory, and the own model if training can start from it."""
+    def init_local_state(self, w0: Params) -> LocalState:
+        """The corrections' local_state, and the own model if training can start from it."""
         kept: LocalState = {} if self.start == "sent" else {"own": w0}
         for correction in self.corrections:
-            kept |= correction.memory(w0)
+            kept |= correction.init_local_state(w0)
         return kept
 
-    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Start from the received model."""
-        w = self.received_model(sent, memory, fresh)
+        w = self.received_model(sent, local_state, fresh)
         zeros = w.zeros()
         nothing = Params()
         return _Carry(
             w,
             w,
             sent,
-            memory,
+            local_state,
             zeros if self._probes else nothing,
-            torch.zeros_like(job.n_steps),
+            torch.zeros_like(context.n_steps),
             zeros if self.momentum else nothing,
         )
 
-    def probe_passes(self, memory: LocalState) -> Tensor | None:
+    def probe_passes(self, local_state: LocalState) -> Tensor | None:
         """One pass over all training samples where a correction needs their gradient."""
         return torch.ones(()) if self._probes else None
 
-    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, job: RoundContext) -> _Carry:
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Average the gradient at the starting point over the samples seen so far."""
         x, _, *weight = batch
         more = weight[0].sum() if weight else torch.full_like(carry.seen, len(x))
@@ -153,34 +153,34 @@ class SGD(ClientUpdate):
         g = carry.full_gradient + (grad(carry.start, batch) - carry.full_gradient) * (more / seen)
         return carry._replace(full_gradient=g, seen=seen)
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """One corrected gradient step."""
         g = grad(carry.w, batch)
         for correct in self.corrections:
-            g = correct(g, carry.w, carry.local(job))
+            g = correct(g, carry.w, carry.local(context))
         if self.clip is not None:
             g = clip_norm(g, self.clip)
         if self.momentum:
             g = self.momentum * carry.velocity + g
             carry = carry._replace(velocity=g)
-        return carry._replace(w=carry.w - job.lr * g)
+        return carry._replace(w=carry.w - context.lr * g)
 
     def finish(
-        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload the trained model and the corrections' extras."""
         extra: dict[str, Params] = {}
-        kept = dict(memory)
+        kept = dict(local_state)
         for correction in self.corrections:
-            more, changed = correction.finish(carry.w, carry.local(job))
+            more, changed = correction.finish(carry.w, carry.local(context))
             extra |= more
             kept |= changed
         if self.start != "sent":
             kept["own"] = carry.w
         return Payload(carry.w, extra), kept
 
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """What was sent or the own model, as `start` says."""
         if self.start == "own":
-            return memory["own"]
-        return pick_newest(sent.params, memory["own"], fresh) if self.start == "newest" else sent.params
+            return local_state["own"]
+        return pick_newest(sent.params, local_state["own"], fresh) if self.start == "newest" else sent.params

@@ -40,7 +40,7 @@ def test_merged_keys_are_no_repetition(tmp_path: Path) -> None:
 
 def test_settings_in_python_are_checked_alike() -> None:
     with pytest.raises(ConfigError) as error:
-        Settings.checked(rounds=True, cohort=0, steps=1, epochs=2, lr=10**5000, ronds=3)
+        Settings.from_keywords(rounds=True, cohort=0, steps=1, epochs=2, lr=10**5000, ronds=3)
     for part in ("rounds: ", "cohort: ", "epochs: ", "lr: ", "did you mean 'rounds'?"):
         assert part in str(error.value)
 

@@ -124,17 +124,17 @@ def test_parts_that_do_not_go_together_are_named(ragged: Federation) -> None:
     for algorithm, said in (
         (
             Algorithm(SGD((ControlVariateCorrection(),)), Attention()),
-            "SGD cannot go with Attention.*rule Controls",
+            "SGD cannot go with Attention.*rule ControlVariateWrapper",
         ),
         (
             Algorithm(DittoClient(0.5, shared=SGD((ControlVariateCorrection(),))), Average()),
-            "Ditto cannot go with Average",
+            "DittoClient cannot go with Average",
         ),
         (
             Algorithm(SGD(), ControlVariateWrapper(Average())),
-            "Controls goes with clients that correct by ControlVariates",
+            "ControlVariateWrapper goes with clients that use ControlVariateCorrection",
         ),
-        (Algorithm(FedFomoClient(), Average()), "Choosing cannot go with Average.*rule Peers"),
+        (Algorithm(FedFomoClient(), Average()), "FedFomoClient cannot go with Average.*rule FedFomoServer"),
         (Algorithm(SGD(), Attention("leyer")), "unit: got 'leyer', expected model, layer, tensor"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -17,7 +17,7 @@ class Clients:
     def __init__(self, algorithm: Algorithm, gradients: list[Any], w0: Tensor) -> None:
         self.algorithm, self.gradients = algorithm, gradients
         self.state: ServerState = algorithm.server.init(params(w0), len(gradients))
-        self.memory: list[LocalState] = [algorithm.client.memory(params(w0)) for _ in gradients]
+        self.memory: list[LocalState] = [algorithm.client.init_local_state(params(w0)) for _ in gradients]
         self.round = 0
         self.updates = Params()
 

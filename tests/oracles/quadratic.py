@@ -50,7 +50,7 @@ def run(
     round_: int = 1,
 ) -> tuple[Payload, LocalState]:
     """Steps of one client; a client that holds `own` was not sent anything new."""
-    memory = rule.memory(params(sent if own is None else own)) if memory is None else memory
+    memory = rule.init_local_state(params(sent if own is None else own)) if memory is None else memory
     job = RoundContext(
         lr, torch.tensor(float(steps), dtype=torch.float64), torch.tensor(float(round_)), cohort
     )

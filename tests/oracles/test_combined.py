@@ -207,7 +207,7 @@ def test_other_rules_that_the_page_lists_go_together(
     client: ClientUpdate, server: ServerUpdate, ragged: Federation
 ) -> None:
     """Those that `combined` has no name for; with a head of its own, on both engines."""
-    corrected = "c" in client.needs
+    corrected = "c" in client.required_extras
     algorithm = Algorithm(
         client, ControlVariateWrapper(GlobalUpdateWrapper(server)) if corrected else server, personal=Head()
     )

@@ -200,7 +200,7 @@ def test_a14_attentive_message_passing(theta: Params) -> None:
         state = rule.aggregate(
             state, ids, Payload(identical), Payload(identical), torch.ones(N, dtype=torch.int64)
         )
-        remarks = rule.remarks(state, ids)
+        remarks = rule.warnings(state, ids)
         assert [said in r for r in remarks] == [True] if said else remarks == ()
 
 

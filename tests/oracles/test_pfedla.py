@@ -301,7 +301,7 @@ def test_newcomers_of_learned_mixing_weigh_all_and_are_weighed_by_nobody() -> No
     state = bank(rule, theta)
     state["seen"] = torch.tensor([True, True, False, True])
     before = rule.broadcast(state, torch.arange(N)).params
-    joined = rule.join(state, 2)
+    joined = rule.add_clients(state, 2)
     mean = theta.map(lambda a: a[[0, 1, 3]].mean(0))
     new = torch.tensor([N, N + 1])
     sent = rule.broadcast(joined, new)
@@ -310,7 +310,7 @@ def test_newcomers_of_learned_mixing_weigh_all_and_are_weighed_by_nobody() -> No
     for k, v in theta.items():
         assert torch.allclose(joined["theta"][k][N:], mean[k].expand(2, *mean[k].shape))  # type: ignore[index]
         assert torch.allclose(sent.params[k][0], (4 * v.mean(0) + mean[k]) / 5)
-    after = rule.absorb(joined, new, sent, Payload(draw(2, 5)), torch.ones(2, dtype=torch.int64))
+    after = rule.aggregate_newcomers(joined, new, sent, Payload(draw(2, 5)), torch.ones(2, dtype=torch.int64))
     assert all(torch.equal(rule.broadcast(after, torch.arange(N)).params[k], before[k]) for k in theta)
     assert (rule.mixing(after, new).weights["head"][0, :5] - 0.2).abs().max() > 1e-3  # they learned
 
@@ -404,15 +404,15 @@ def test_the_width_of_embeddings_follows_the_number_of_clients() -> None:
 
 def test_newcomers_of_a_hypernetwork_learn_their_embedding_alone() -> None:
     rule, state, _ = hyper()
-    joined = rule.join(state, 2)
+    joined = rule.add_clients(state, 2)
     mean = state["phi"]["embedding"].mean(0)
     new = torch.tensor([3, 4])
     sent = rule.broadcast(joined, new)
     expected = generate_models(state["phi"], mean[None])
     assert all(torch.allclose(sent.params[k][0], expected[k][0]) for k in expected)
-    assert all(torch.equal(rule.newcomer(state)[k], expected[k][0]) for k in expected)
+    assert all(torch.equal(rule.newcomer_model(state)[k], expected[k][0]) for k in expected)
     back = Payload(sent.params.map(lambda a: a + 1))
-    after = rule.absorb(joined, new, sent, back, torch.ones(2, dtype=torch.int64))
+    after = rule.aggregate_newcomers(joined, new, sent, back, torch.ones(2, dtype=torch.int64))
     for k, v in state["phi"].items():
         assert torch.equal(after["phi"][k][: len(v)], v)  # type: ignore[index]
     learned_rows = after["phi"]["embedding"][3:]  # type: ignore[call-overload]

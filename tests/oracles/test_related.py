@@ -73,7 +73,7 @@ def test_e14_apfl_steps_by_hand() -> None:
             slope = ((v - w) * g).sum() if adaptive else torch.tensor(0.0)
             w, v, alpha = w - eta * (w - M), v - eta * alpha * g, (alpha - eta * slope).clamp(0, 1)
         rule = APFLClient(0.3, adaptive)
-        memory = rule.memory(params(W0))
+        memory = rule.init_local_state(params(W0))
         upload, memory = run(rule, gradient, 2, eta, sent=A, memory=memory)
         assert torch.allclose(upload.params["w"], w)
         assert torch.allclose(memory["v"]["w"], v)
@@ -99,7 +99,7 @@ def averaged(server: L2GDServer, x: Params) -> tuple[Any, Tensor]:
     payload, rule = server.broadcast(state, ids), L2GDClient()
     moved = []
     for i in range(5):
-        memory = {**rule.memory(params(W0)), "own": x.rows(i)}
+        memory = {**rule.init_local_state(params(W0)), "own": x.rows(i)}
         moved.append(rule.received_model(payload.rows(i), memory, FRESH)["w"])
     return state, torch.stack(moved)
 
@@ -131,7 +131,7 @@ def test_e14_l2gd_flips_the_coins_of_the_paper() -> None:
     state = server.init(params(W0), 2)
     counts = np.zeros(60)
     for _ in range(4000):
-        state = server.absorb(state, *(cast(Any, None),) * 4)
+        state = server.aggregate_newcomers(state, *(cast(Any, None),) * 4)
         counts[round(-np.log2(float(state["keep"])))] += 1
     for m in range(5):
         assert counts[m] / 4000 == pytest.approx(p**m * (1 - p), abs=0.03)
@@ -141,7 +141,7 @@ def test_e14_an_averaging_is_done_once() -> None:
     """One that is sent again, because nobody answered in between, does nothing."""
     rule = L2GDClient()
     extra = {"average": Params(keep=torch.tensor(0.25).double(), number=torch.tensor(3.0).double())}
-    memory = {**rule.memory(params(W0))}
+    memory = {**rule.init_local_state(params(W0))}
     upload, memory = run(rule, gradient, 0, 0.1, sent=A, extra=extra, memory=memory)
     assert torch.allclose(upload.params["w"], 0.25 * W0 + 0.75 * A)
     again, _ = run(rule, gradient, 0, 0.1, sent=A, extra=extra, memory=memory)
@@ -226,7 +226,7 @@ def test_e14_fedala_with_ones_is_fedavg(ragged: Federation) -> None:
 def test_e14_fedala_with_zeros_keeps_the_old_upper_layers() -> None:
     rule = FedALAClient(layers=1)
     lower, upper = Params({"0.w": W0, "1.w": W0}), Params({"0.w": A, "1.w": A})
-    memory = rule.memory(lower)
+    memory = rule.init_local_state(lower)
     assert list(memory["U"]) == ["1.w"]
     first = rule.received_model(Payload(upper), memory, FRESH)
     assert torch.equal(first["1.w"], A)  # in its first round, the client takes everything
@@ -239,7 +239,7 @@ def test_e14_fedala_with_zeros_keeps_the_old_upper_layers() -> None:
 def test_e14_fedala_learns_by_hand() -> None:
     """U <- clip(U - eta (theta - M) * (w - old), 0, 1) with theta = old + (w - old) U, on the quadratic."""
     rule = FedALAClient(eta=0.4, first_passes=3)
-    memory = rule.memory(params(W0))
+    memory = rule.init_local_state(params(W0))
     assert int(rule.probe_passes(memory)) == 0
     assert int(FedALAClient().probe_passes({**memory, "trained": memory["trained"] + 1})) == 11
     assert int(rule.probe_passes({**memory, "trained": memory["trained"] + 2})) == 1

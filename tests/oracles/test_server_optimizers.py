@@ -153,7 +153,7 @@ def test_vrl_sgd_uses_only_a_mean_that_the_client_was_in() -> None:
 def test_vrl_sgd_starts_without_a_correction_wherever_it_starts() -> None:
     """A client whose first model is not the initial one has not been in a mean yet."""
     rule = ALGORITHMS["vrl_sgd"]().client
-    upload, memory = run(rule, gradient, 3, 0.1, A, memory=rule.memory(params(W0)))
+    upload, memory = run(rule, gradient, 3, 0.1, A, memory=rule.init_local_state(params(W0)))
     assert (memory["D"]["w"] == 0).all()
     assert torch.equal(upload.params["w"], run(SGD(), gradient, 3, 0.1, A)[0].params["w"])
 

@@ -39,7 +39,7 @@ class APFLClient(ClientUpdate):
     alpha: float = 0.5
     adaptive: bool = False
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """The personal model v and its weight alpha."""
         like = next(iter(w0.values()))
         return {
@@ -47,33 +47,33 @@ class APFLClient(ClientUpdate):
             "mix": Params(alpha=torch.full((), self.alpha, dtype=like.dtype, device=like.device)),
         }
 
-    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """The shared model starts from what was sent, v from where it was."""
-        return _Carry(sent.params, memory["v"], memory["mix"]["alpha"])
+        return _Carry(sent.params, local_state["v"], local_state["mix"]["alpha"])
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """One step of both models on the same batch."""
         w, v, alpha = carry
         g = grad(_interpolate(w, v, alpha), batch)
         if self.adaptive:
             slope = torch.stack([(d * g[k]).sum() for k, d in (v - w).items()]).sum()
-            alpha = (alpha - job.lr * slope).clamp(0, 1)
+            alpha = (alpha - context.lr * slope).clamp(0, 1)
         beside = grad(w, batch, statistics=False)  # the client predicts with the mixture
-        return _Carry(w - job.lr * beside, v - job.lr * carry.alpha * g, alpha)
+        return _Carry(w - context.lr * beside, v - context.lr * carry.alpha * g, alpha)
 
     def finish(
-        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload w, keep v and alpha."""
         return Payload(carry.w), {"v": carry.v, "mix": Params(alpha=carry.alpha)}
 
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The mixture with the model that was sent."""
-        return _interpolate(sent.params, memory["v"], memory["mix"]["alpha"])
+        return _interpolate(sent.params, local_state["v"], local_state["mix"]["alpha"])
 
-    def trained_model(self, upload: Payload, memory: LocalState) -> Params:
+    def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
         """The mixture with the shared model as trained here."""
-        return _interpolate(upload.params, memory["v"], memory["mix"]["alpha"])
+        return _interpolate(upload.params, local_state["v"], local_state["mix"]["alpha"])
 
 
 def _interpolate(w: Params, v: Params, alpha: Tensor) -> Params:

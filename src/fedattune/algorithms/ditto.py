@@ -41,48 +41,48 @@ class DittoClient(ClientUpdate):
     shared: SGD = field(default_factory=SGD)
 
     @property
-    def needs(self) -> dict[str, str]:
+    def required_extras(self) -> dict[str, str]:
         """What the shared rule needs."""
-        return self.shared.needs
+        return self.shared.required_extras
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """The personal model v, and what the shared rule keeps."""
-        return {**self.shared.memory(w0), "v": w0}
+        return {**self.shared.init_local_state(w0), "v": w0}
 
-    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """The shared model starts as its rule says, v from where it was; the anchor is what was last sent."""
-        return _Carry(self.shared.begin(sent, memory, fresh, job), memory["v"], sent.params)
+        return _Carry(self.shared.begin(sent, local_state, fresh, context), local_state["v"], sent.params)
 
-    def probe_passes(self, memory: LocalState) -> Tensor | None:
+    def probe_passes(self, local_state: LocalState) -> Tensor | None:
         """As the shared rule needs."""
-        return self.shared.probe_passes(memory)
+        return self.shared.probe_passes(local_state)
 
-    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, job: RoundContext) -> _Carry:
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """As the shared rule does."""
-        return carry._replace(shared=self.shared.probe(carry.shared, batch, grad, loss, job))
+        return carry._replace(shared=self.shared.probe(carry.shared, batch, grad, loss, context))
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """One step of each model on the same batch."""
         shared, v, anchor = carry
-        lr = job.lr if self.personal_lr is None else self.personal_lr
+        lr = context.lr if self.personal_lr is None else self.personal_lr
         v = v - lr * (grad(v, batch) + self.lam * (v - anchor))
         beside = partial(grad, statistics=False)  # the client predicts with v, so statistics are those of v
-        return _Carry(self.shared.step(shared, batch, beside, job), v, anchor)
+        return _Carry(self.shared.step(shared, batch, beside, context), v, anchor)
 
     def finish(
-        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload the shared model, keep v."""
-        upload, kept = self.shared.finish(carry.shared, sent, memory, job)
+        upload, kept = self.shared.finish(carry.shared, sent, local_state, context)
         return upload, {**kept, "v": carry.v}
 
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The personal model, which communication does not change."""
-        return memory["v"]
+        return local_state["v"]
 
-    def trained_model(self, upload: Payload, memory: LocalState) -> Params:
+    def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
         """The personal model."""
-        return memory["v"]
+        return local_state["v"]
 
 
 def ditto(

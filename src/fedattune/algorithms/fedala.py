@@ -50,54 +50,54 @@ class FedALAClient(ClientUpdate):
         return self.share
 
     @property
-    def ready_after_probe(self) -> bool:
+    def is_ready_after_probe(self) -> bool:
         """What is received is ready when U is learned."""
         return True
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """The own model, U = 1, and the rounds trained so far."""
         top = w0.only(self._top(w0))
         count = next(iter(w0.values())).new_zeros(())
         return {"own": w0, "U": top.map(lambda a: a.new_ones(a.shape)), "trained": Params(rounds=count)}
 
-    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Mix with U as it is."""
         top = self._top(sent.params)
-        w = self.received_model(sent, memory, fresh)
-        return _Carry(w, memory["U"], sent.params.only(top), memory["own"].only(top))
+        w = self.received_model(sent, local_state, fresh)
+        return _Carry(w, local_state["U"], sent.params.only(top), local_state["own"].only(top))
 
-    def probe_passes(self, memory: LocalState) -> Tensor:
+    def probe_passes(self, local_state: LocalState) -> Tensor:
         """None in the first round, many in the second, then one."""
-        rounds = memory["trained"]["rounds"]
+        rounds = local_state["trained"]["rounds"]
         return (rounds > 0) + (self.first_passes - 1) * (rounds == 1)
 
-    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, job: RoundContext) -> _Carry:
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """One step of U, and the mixture that it makes."""
         w, U, sent, old = carry
         g = grad(w, batch).only(U)
         U = (U - self.eta * g * (sent - old)).map(lambda a: a.clamp(0, 1))
         return _Carry(Params({**w, **(old + (sent - old) * U)}), U, sent, old)
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """One gradient step."""
-        return carry._replace(w=carry.w - job.lr * grad(carry.w, batch))
+        return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
 
     def finish(
-        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload the trained model; keep it and U."""
-        return Payload(carry.w), {"own": carry.w, "U": carry.U, "trained": memory["trained"] + 1}
+        return Payload(carry.w), {"own": carry.w, "U": carry.U, "trained": local_state["trained"] + 1}
 
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The mixture by U as it is; what was sent, if the client never trained."""
         top = self._top(sent.params)
-        new, old = sent.params.only(top), memory["own"].only(top)
-        mixed = choose(memory["trained"]["rounds"] > 0, old + (new - old) * memory["U"], new)
+        new, old = sent.params.only(top), local_state["own"].only(top)
+        mixed = choose(local_state["trained"]["rounds"] > 0, old + (new - old) * local_state["U"], new)
         return Params({**sent.params, **mixed})
 
-    def resting_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The own model; what was sent, if the client never trained."""
-        return choose(memory["trained"]["rounds"] > 0, memory["own"], sent.params)
+        return choose(local_state["trained"]["rounds"] > 0, local_state["own"], sent.params)
 
     def _top(self, names: Iterable[str]) -> list[str]:
         modules = list(group_names(names, "layer").values())

@@ -78,7 +78,7 @@ class AttentiveMixing(Mixing):
         rows = (xi * _share_of_alpha(xi, pool.member))[pool.own].mul_(pool.allowed)
         return rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
 
-    def remarks(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
+    def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Say so if alpha was lowered in the last round."""
         who = self.receivers(state, ids, find_members(state))
         pools = (self.one(state, names, who) for names in self.components(state).values())

@@ -69,40 +69,40 @@ class FedFomoClient(ClientUpdate):
     affinity: Literal["raw", "normalised"] = "raw"
 
     @property
-    def held_out(self) -> float:
+    def validation_share(self) -> float:
         """The samples that L is taken on."""
         return self.validation
 
     @property
-    def ready_after_probe(self) -> bool:
+    def is_ready_after_probe(self) -> bool:
         """The received model depends on the losses of the candidates."""
         return True
 
     @property
-    def needs(self) -> dict[str, str]:
+    def required_extras(self) -> dict[str, str]:
         """The others' models, and which they are."""
-        return {"peers": "Peers", "numbers": "Peers"}
+        return {"peers": "FedFomoServer", "numbers": "FedFomoServer"}
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """The model that local steps last started from, and the one that they ended with."""
         return {"previous": w0, "own": w0}
 
-    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Line up theta and the candidates (M + 1, ...), with no losses yet."""
-        own, peers = memory["own"], sent.extra["peers"]
+        own, peers = local_state["own"], sent.extra["peers"]
         others = len(sent.extra["numbers"]["peer"])
-        models = memory["previous"].map(lambda a, b: torch.stack([a, b]), own)
+        models = local_state["previous"].map(lambda a, b: torch.stack([a, b]), own)
         for name, v in models.items():  # tensors that never leave a client are its own in every candidate
             more = peers[name] if name in peers else own[name].expand(others, *own[name].shape)
             models[name] = torch.cat([v, more])
-        zeros = job.n_steps.new_zeros(2 + others)
-        return _Carry(own, own, models, zeros, job.n_steps * 0, zeros[1:])
+        zeros = context.n_steps.new_zeros(2 + others)
+        return _Carry(own, own, models, zeros, context.n_steps * 0, zeros[1:])
 
-    def probe_passes(self, memory: LocalState) -> Tensor:
+    def probe_passes(self, local_state: LocalState) -> Tensor:
         """One pass over the held-out samples."""
         return torch.ones(())
 
-    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, job: RoundContext) -> _Carry:
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """The losses over the samples seen so far, and the model that they ask for."""
         x, _, *weight = batch
         more = weight[0].sum() if weight else torch.full_like(carry.seen, len(x))
@@ -120,12 +120,12 @@ class FedFomoClient(ClientUpdate):
         moved = models.map(lambda v: v[0] + torch.tensordot(w.to(v.dtype), v[1:] - v[:1], 1))
         return choose(w.sum() > 0, moved, own if self.fallback == "own" else previous)
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """One gradient step."""
-        return carry._replace(w=carry.w - job.lr * grad(carry.w, batch))
+        return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
 
     def finish(
-        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload the trained model and how much each of the others helps."""
         a = carry.a
@@ -135,9 +135,9 @@ class FedFomoClient(ClientUpdate):
         upload = Payload(carry.w, {"affinity": Params(a=a[1:])})
         return upload, {"previous": carry.start, "own": carry.w}
 
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The own last model: what it is moved towards is known only after a look at the held-out data."""
-        return memory["own"]
+        return local_state["own"]
 
 
 def compute_affinity(models: Params, losses: Tensor) -> Tensor:
@@ -215,10 +215,10 @@ class FedFomoServer(UploadStore):
         """What is sent without the own model."""
         return sent.traffic() - count_traffic(sent.params)
 
-    def join(self, state: ServerState, n: int) -> ServerState:
+    def add_clients(self, state: ServerState, n: int) -> ServerState:
         """The state with `n` more clients, who know nothing yet of whom to ask."""
         P = cast(Tensor, state["P"])
-        return {**super().join(state, n), "P": torch.nn.functional.pad(P, (0, n, 0, n))}
+        return {**super().add_clients(state, n), "P": torch.nn.functional.pad(P, (0, n, 0, n))}
 
 
 def fedfomo(

@@ -46,26 +46,26 @@ class FedRepClient(ClientUpdate):
         """Both phases."""
         return self.personal + self.shared
 
-    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Start from what was sent."""
-        return _Carry(sent.params, sent.params.zeros(), torch.zeros_like(job.n_steps))
+        return _Carry(sent.params, sent.params.zeros(), torch.zeros_like(context.n_steps))
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """One gradient step of the phase's part."""
         w, velocity, t = carry
-        first = t * self.passes < job.n_steps * self.personal
+        first = t * self.passes < context.n_steps * self.personal
         v = self.momentum * velocity + grad(w, batch)
-        moves = Params({k: first if k in job.personal else ~first for k in w})
+        moves = Params({k: first if k in context.personal else ~first for k in w})
         velocity = moves.map(torch.where, v, velocity)
-        return _Carry(moves.map(torch.where, w - job.lr * v, w), velocity, t + 1)
+        return _Carry(moves.map(torch.where, w - context.lr * v, w), velocity, t + 1)
 
     def finish(
-        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload the trained model."""
-        return Payload(carry.w), memory
+        return Payload(carry.w), local_state
 
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """What was sent, with the client's own personal part."""
         return sent.params
 

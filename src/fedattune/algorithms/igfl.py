@@ -42,30 +42,30 @@ class GroupCorrection(Correction):
     stale_decay: float = 1.0
 
     @property
-    def needs(self) -> dict[str, str]:
+    def required_extras(self) -> dict[str, str]:
         """The global model's displacement."""
-        return {"D": "Displacement"}
+        return {"D": "GlobalUpdateWrapper"}
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """No update yet: zeros, as of round 0."""
         return {"delta": w0.zeros(), "delta_round": Params(round=next(iter(w0.values())).new_zeros(()))}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """The gradient with the group's part; tensors that are not shared have none."""
-        displacement, job = local.sent.extra["D"], local.job
+        displacement, context = local.sent.extra["D"], local.context
         own = g.only(displacement)
-        missed = job.round - 1 - local.memory["delta_round"]["round"]
-        delta = local.memory["delta"].only(displacement) * self.stale_decay**missed
-        length = job.lr * job.n_steps
-        bent = Params({**g, **(own + (own + delta / length) / job.cohort - displacement / length)})
-        return choose(job.heard, bent, g)
+        missed = context.round - 1 - local.local_state["delta_round"]["round"]
+        delta = local.local_state["delta"].only(displacement) * self.stale_decay**missed
+        length = context.lr * context.n_steps
+        bent = Params({**g, **(own + (own + delta / length) / context.cohort - displacement / length)})
+        return choose(context.is_uploaded, bent, g)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
         """Keep this round's update, and which round it was."""
-        last = local.memory["delta_round"]["round"]
-        now = Params(round=local.job.round.to(last.dtype))
+        last = local.local_state["delta_round"]["round"]
+        now = Params(round=local.context.round.to(last.dtype))
         new = {"delta": w - local.start, "delta_round": now}
-        return {}, {k: choose(local.job.heard, v, local.memory[k]) for k, v in new.items()}
+        return {}, {k: choose(local.context.is_uploaded, v, local.local_state[k]) for k, v in new.items()}
 
 
 AttentionQuery = Literal["self", "global", "time"]

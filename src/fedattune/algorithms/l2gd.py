@@ -41,32 +41,32 @@ class L2GDClient(SGD):
     start: StartPoint = "own"
 
     @property
-    def needs(self) -> dict[str, str]:
+    def required_extras(self) -> dict[str, str]:
         """What the coin said."""
-        return {"average": "Coin"}
+        return {"average": "L2GDServer"}
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """The own model, and the number of the last averaging it took part in."""
         like = next(iter(w0.values()))
-        return {**super().memory(w0), "done": Params(number=like.new_zeros(()))}
+        return {**super().init_local_state(w0), "done": Params(number=like.new_zeros(()))}
 
     def finish(
-        self, carry: object, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: object, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload and keep the trained model."""
-        upload, kept = super().finish(carry, sent, memory, job)  # type: ignore[arg-type]
+        upload, kept = super().finish(carry, sent, local_state, context)  # type: ignore[arg-type]
         return upload, {**kept, "done": sent.extra["average"].only(["number"])}
 
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The own model after the averaging, if there is a new one."""
         average = sent.extra["average"]
-        new = average["number"] > memory["done"]["number"]
+        new = average["number"] > local_state["done"]["number"]
         keep = torch.where(new, average["keep"], torch.ones_like(average["keep"]))
-        return keep * memory["own"] + (1 - keep) * sent.params
+        return keep * local_state["own"] + (1 - keep) * sent.params
 
-    def resting_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The own model."""
-        return memory["own"]
+        return local_state["own"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class L2GDServer(Average):
             return flipped
         return {**flipped, **super().aggregate(state, ids, sent, received, n)}
 
-    def absorb(
+    def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
         """Newcomers are drawn to the mean as it is."""

@@ -37,14 +37,14 @@ class RelationshipCorrection(Correction):
     lam2: float
 
     @property
-    def needs(self) -> dict[str, str]:
+    def required_extras(self) -> dict[str, str]:
         """What the server says of the client's own model."""
-        return {"omega": "Relations"}
+        return {"omega": "TaskRelationship"}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """The gradient g + 2 lam1 (W Omega)_t + 2 lam2 w."""
         sent, own = local.sent, local.sent.extra["omega"]["own"]
-        personal = set(local.job.personal)
+        personal = set(local.context.personal)
         bent = {}
         for k, v in w.items():
             related = 0.0 if k in personal else self.lam1 * (sent.params[k] + own * v)

@@ -39,16 +39,16 @@ class PerFedAvgClient(ClientUpdate):
         """B, B' and, for the Hessian-free form, B''."""
         return 2 if self.hessian == "fo" else 3
 
-    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> Params:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Params:
         """Start from what was sent."""
         return sent.params
 
-    def step(self, carry: Params, batch: Batch, grad: Grad, job: RoundContext) -> Params:
+    def step(self, carry: Params, batch: Batch, grad: Grad, context: RoundContext) -> Params:
         """One meta step on its own two or three batches."""
         w = carry
         first, second, *third = (tuple(t[i] for t in batch) for i in range(self.batches_per_step))
-        alpha = job.lr if self.alpha is None else self.alpha
-        beta = job.lr if self.beta is None else self.beta
+        alpha = context.lr if self.alpha is None else self.alpha
+        beta = context.lr if self.beta is None else self.beta
         u = grad(w - alpha * grad(w, first), second)
         if not third:
             return w - beta * u
@@ -56,12 +56,12 @@ class PerFedAvgClient(ClientUpdate):
         return w - beta * (u - alpha * h)
 
     def finish(
-        self, carry: Params, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload w."""
-        return Payload(carry), memory
+        return Payload(carry), local_state
 
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """What was sent, before adaptation."""
         return sent.params
 

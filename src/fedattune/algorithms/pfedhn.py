@@ -87,12 +87,12 @@ class PFedHNServer(ServerUpdate):
         velocity = self.momentum * cast(Params, state["velocity"]) + g
         return {"phi": old - self.hn_lr * velocity, "velocity": velocity}
 
-    def newcomer(self, state: ServerState) -> Params:
+    def newcomer_model(self, state: ServerState) -> Params:
         """The model generated from the mean embedding."""
         phi = cast(Params, state["phi"])
         return generate_models(phi, phi["embedding"].mean(0, keepdim=True)).rows(0)
 
-    def join(self, state: ServerState, n: int) -> ServerState:
+    def add_clients(self, state: ServerState, n: int) -> ServerState:
         """The state with `n` more clients, whose embeddings are the mean of those that there are."""
 
         def longer(params: Params, rows: Tensor) -> Params:
@@ -103,7 +103,7 @@ class PFedHNServer(ServerUpdate):
         mean = phi["embedding"].mean(0, keepdim=True)
         return {"phi": longer(phi, mean), "velocity": longer(velocity, torch.zeros_like(mean))}
 
-    def absorb(
+    def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
         """Steps of the embeddings of clients that joined after training; everything else stays."""

@@ -65,31 +65,31 @@ class HeurPFedLAClient(SGD):
     unit: Unit = "layer"
 
     @property
-    def needs(self) -> dict[str, str]:
+    def required_extras(self) -> dict[str, str]:
         """Which components are retained."""
-        return {**super().needs, "retained": "Retained"}
+        return {**super().required_extras, "retained": "HeurPFedLAServer"}
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """The model as training left it, and what SGD keeps."""
-        return {"last": w0, **super().memory(w0)}
+        return {"last": w0, **super().init_local_state(w0)}
 
-    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> Any:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Any:
         """Start from the received model."""
-        return super().begin(self._whole(sent, memory), memory, fresh, job)
+        return super().begin(self._whole(sent, local_state), local_state, fresh, context)
 
     def finish(
-        self, carry: Any, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload the trained model, and keep it."""
-        upload, kept = super().finish(carry, sent, memory, job)
+        upload, kept = super().finish(carry, sent, local_state, context)
         return upload, {**kept, "last": upload.params}
 
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """What was sent, the retained components being the client's own."""
-        return super().received_model(self._whole(sent, memory), memory, fresh)
+        return super().received_model(self._whole(sent, local_state), local_state, fresh)
 
-    def _whole(self, sent: Payload, memory: LocalState) -> Payload:
-        flags, own = sent.extra["retained"], memory["last"]
+    def _whole(self, sent: Payload, local_state: LocalState) -> Payload:
+        flags, own = sent.extra["retained"], local_state["last"]
         whole = Params(sent.params)
         for component, names in group_names(whole, self.unit).items():
             if component in flags:
@@ -256,9 +256,9 @@ class PFedLAServer(UploadStore):
         # The heads are most of it, and their gradient is a product of two vectors that need not be written out.
         heads.baddbmm_(by_z.flatten(1)[:, :, None], h.detach()[:, None], alpha=-self.hn_lr)
 
-    def join(self, state: ServerState, n: int) -> ServerState:
+    def add_clients(self, state: ServerState, n: int) -> ServerState:
         """The state with `n` more clients, which weigh the models of those before them and their own."""
-        joined, w0 = super().join(state, n), self.newcomer(state)
+        joined, w0 = super().add_clients(state, n), self.newcomer_model(state)
         old = cast(Params, state["hypernetworks"])
         new = self._draw(w0, n, len(cast(Tensor, joined["n"])))
         # Those who were there go on weighing the same models: the new columns are not allowed to them.
@@ -338,7 +338,7 @@ class HeurPFedLAServer(PFedLAServer):
                 one.put_rows(ids, Params({name: torch.where(keep, one.rows(as_slice(ids))[name], new)}))
         return self.heard_from(state, ids, n)
 
-    def remarks(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
+    def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Say so if nothing is left to be mixed."""
         components = len(group_names(cast(Params, state["theta"]), self.unit))
         if self.retain < components:

@@ -39,24 +39,24 @@ class PFedMeClient(ClientUpdate):
     personal_lr: float
     start: Literal["sent", "newest"] = "sent"
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """The personal model theta, and the own local model if training can start from it."""
         return {"theta": w0} | ({"own": w0} if self.start == "newest" else {})
 
-    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> _Carry:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Both models start from the received one."""
-        w = self.received_model(sent, memory, fresh)
+        w = self.received_model(sent, local_state, fresh)
         return _Carry(w, w)
 
-    def step(self, carry: _Carry, batch: Batch, grad: Grad, job: RoundContext) -> _Carry:
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """K proximal steps of theta on the same batch, then one step of w towards theta."""
         w, theta = carry
         for _ in range(self.K):
             theta = theta - self.personal_lr * (grad(theta, batch) + self.lam * (theta - w))
-        return _Carry(w - job.lr * self.lam * (w - theta), theta)
+        return _Carry(w - context.lr * self.lam * (w - theta), theta)
 
     def finish(
-        self, carry: _Carry, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload w, keep theta."""
         kept: LocalState = {"theta": carry.theta}
@@ -64,17 +64,17 @@ class PFedMeClient(ClientUpdate):
             kept["own"] = carry.w
         return Payload(carry.w), kept
 
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The local model w before training: what was sent (the paper's GM), or the own one."""
-        return pick_newest(sent.params, memory["own"], fresh) if self.start == "newest" else sent.params
+        return pick_newest(sent.params, local_state["own"], fresh) if self.start == "newest" else sent.params
 
-    def trained_model(self, upload: Payload, memory: LocalState) -> Params:
+    def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
         """The personal model theta (the paper's PM)."""
-        return memory["theta"]
+        return local_state["theta"]
 
-    def resting_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The personal model of the last round in which the client trained."""
-        return memory["theta"]
+        return local_state["theta"]
 
 
 def pfedme(

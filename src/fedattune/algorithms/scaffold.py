@@ -30,42 +30,42 @@ class ControlVariateCorrection(Correction):
 
     After K steps from w to y: c_i <- c_i - c + (w - y) / (K lr) (option II), or the gradient at w over all training
     samples (option I); the change of c_i is uploaded. Source: SCAFFOLD (Karimireddy et al., 2020), equations 3
-    and 4. The server must be wrapped in `server.Controls`, which keeps and sends c. A client that
+    and 4. The server must be wrapped in `ControlVariateWrapper`, which keeps and sends c. A client that
     the server will not hear of takes plain steps and keeps its c_i: c could not follow.
     """
 
     option: Literal["I", "II"] = "II"
 
     @property
-    def needs(self) -> dict[str, str]:
+    def required_extras(self) -> dict[str, str]:
         """The server's control variate."""
-        return {"c": "Controls"}
+        return {"c": "ControlVariateWrapper"}
 
     @property
     def needs_full_gradient(self) -> bool:
         """Option I does."""
         return self.option == "I"
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """Start with c_i = 0."""
         return {"c": w0.zeros()}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """The corrected gradient; tensors that are not shared keep their own."""
         c = local.sent.extra["c"]
-        corrected = Params({**g, **(g.only(c) - local.memory["c"].only(c) + c)})
-        return choose(local.job.heard, corrected, g)
+        corrected = Params({**g, **(g.only(c) - local.local_state["c"].only(c) + c)})
+        return choose(local.context.is_uploaded, corrected, g)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
         """Upload the change of c_i, and keep the new one."""
         c = local.sent.extra["c"]
-        own = local.memory["c"].only(c)
+        own = local.local_state["c"].only(c)
         if self.option == "I":
             new = local.full_gradient.only(c)
         else:
-            new = own - c + (local.start - w).only(c) / (local.job.n_steps * local.job.lr)
-        new = choose(local.job.heard, new, own)
-        return {"dc": new - own}, {"c": Params({**local.memory["c"], **new})}
+            new = own - c + (local.start - w).only(c) / (local.context.n_steps * local.context.lr)
+        new = choose(local.context.is_uploaded, new, own)
+        return {"dc": new - own}, {"c": Params({**local.local_state["c"], **new})}
 
 
 def scaffold(
@@ -106,7 +106,7 @@ class ControlVariateWrapper(ServerWrapper):
         """
         if "dc" not in received.extra:
             raise ConfigError(
-                "Controls goes with clients that correct by ControlVariates, but these upload none"
+                "ControlVariateWrapper goes with clients that use ControlVariateCorrection; these clients upload no control variate"
             )
         changes = received.extra["dc"].map(lambda a: a.sum(0))
         c = cast(Params, state["c"]) + changes / int(cast(Tensor, state["N"]))

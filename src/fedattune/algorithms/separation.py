@@ -236,24 +236,26 @@ class SeparationClient(ClientUpdate):
     vector: VectorKind = "sum"
     random_first: bool = False
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """E_g and H_g as last received, for the trained model; and whether the client has trained."""
         kept: LocalState = {"received": w0.only(k for k in w0 if k.startswith("global_"))}
         if self.random_first:
             kept["trained"] = Params(rounds=torch.zeros_like(w0["context"][0]))
         return kept
 
-    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> Params:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Params:
         """Start from the received model."""
-        return self.received_model(sent, memory, fresh)
+        return self.received_model(sent, local_state, fresh)
 
-    def step(self, carry: Params, batch: Batch, grad: Grad, job: RoundContext) -> Params:
+    def step(self, carry: Params, batch: Batch, grad: Grad, context: RoundContext) -> Params:
         """One gradient step of the parts that learn."""
         g = grad(carry, batch)
-        return Params({k: v - job.lr * g[k] if k.startswith(TRAINED_PARTS) else v for k, v in carry.items()})
+        return Params(
+            {k: v - context.lr * g[k] if k.startswith(TRAINED_PARTS) else v for k, v in carry.items()}
+        )
 
     def finish(
-        self, carry: Params, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload E_p in place of E_g and the mixed head in place of H_g."""
         w, c = carry, self.head_mix
@@ -265,25 +267,25 @@ class SeparationClient(ClientUpdate):
                 upload[k] = (1 - c) * v + c * w[k.removeprefix("global_")]
             else:
                 upload[k] = v
-        kept: LocalState = {"received": w.only(memory["received"])}
+        kept: LocalState = {"received": w.only(local_state["received"])}
         if self.random_first:
-            kept["trained"] = memory["trained"] + 1
+            kept["trained"] = local_state["trained"] + 1
         return Payload(Params(upload)), kept
 
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The global parts with the client's own, and its vector from its head."""
         w = sent.params
         v = make_client_vector(self.vector, w["head.weight"], w["global_head.weight"])
         if self.random_first:
-            v = torch.where(memory["trained"]["rounds"] > 0, v, w["context"])
+            v = torch.where(local_state["trained"]["rounds"] > 0, v, w["context"])
         new = Params({**w, "context": v})
         if self.reset:
             new.update({k: w["global_" + k] for k in w if k.startswith("body.")})
         return new
 
-    def trained_model(self, upload: Payload, memory: LocalState) -> Params:
+    def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
         """What was trained, with the global parts as they were received."""
-        return Params({**upload.params, **memory["received"]})
+        return Params({**upload.params, **local_state["received"]})
 
 
 PERSONAL_PARTS = NamedParameters(("body", "head", "context"))

@@ -31,7 +31,7 @@ class VarianceCorrection(Correction):
 
     warmup: bool = False
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """Start with D_i = 0; no upload yet."""
         none = next(iter(w0.values())).new_zeros(())
         return {"D": w0.zeros(), "x": w0, "period": Params(round=none - 1, k=none + 1)}
@@ -43,25 +43,25 @@ class VarianceCorrection(Correction):
             return bent
         # As long as nothing moved, no step was taken; whatever did move has done its one step.
         moved = torch.stack([(w[k] != local.start[k]).any() for k in w]).any()
-        return choose((local.job.round == 1) & moved, bent.zeros(), bent)
+        return choose((local.context.round == 1) & moved, bent.zeros(), bent)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
         """Keep D_i, and what was uploaded after how many steps in which round."""
-        last = local.memory["period"]["round"]
-        k = local.job.n_steps.to(last.dtype)
+        last = local.local_state["period"]["round"]
+        k = local.context.n_steps.to(last.dtype)
         if self.warmup:
-            k = torch.where(local.job.round == 1, torch.ones_like(k), k)
+            k = torch.where(local.context.round == 1, torch.ones_like(k), k)
         # What the server does not hear of is no part of the mean that comes back.
-        now = torch.where(local.job.heard, local.job.round.to(last.dtype), last)
+        now = torch.where(local.context.is_uploaded, local.context.round.to(last.dtype), last)
         period = Params(round=now, k=k)
         return {}, {"D": self._control(local), "x": w, "period": period}
 
     def _control(self, local: LocalContext) -> Params:
         """D_i of this round: changed by the mean that came back, if the client was in it."""
-        period = local.memory["period"]
-        change = (local.sent.params - local.memory["x"]) / (period["k"] * local.job.lr)
-        was_there = period["round"] == local.job.round - 1
-        return local.memory["D"] + choose(was_there, change, change.zeros())
+        period = local.local_state["period"]
+        change = (local.sent.params - local.local_state["x"]) / (period["k"] * local.context.lr)
+        was_there = period["round"] == local.context.round - 1
+        return local.local_state["D"] + choose(was_there, change, change.zeros())
 
 
 def vrl_sgd(*, warmup: bool = False, weighting: Weighting = "uniform") -> Algorithm:

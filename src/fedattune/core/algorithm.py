@@ -51,7 +51,7 @@ class ClientUpdate(ABC):
     """What one client does in one round; pure, and written for one client without a client axis.
 
     `sent` is the last payload this client was sent, `fresh` (a scalar bool tensor) says whether it arrived
-    since the client last trained. `memory` stays on the client.
+    since the client last trained. `local_state` stays on the client.
     """
 
     @property
@@ -65,7 +65,7 @@ class ClientUpdate(ABC):
         return 1
 
     @property
-    def held_out(self) -> float:
+    def validation_share(self) -> float:
         """Share of the client's training samples that only `probe` sees, the same in every round."""
         return 0.0
 
@@ -75,52 +75,52 @@ class ClientUpdate(ABC):
         return 1.0
 
     @property
-    def needs(self) -> dict[str, str]:
+    def required_extras(self) -> dict[str, str]:
         """Extras that the server must send, each with the server rule that does."""
         return {}
 
     @property
-    def ready_after_probe(self) -> bool:
+    def is_ready_after_probe(self) -> bool:
         """Whether the received model is known only after `probe`: it is then what `finish` makes of no steps."""
         return False
 
-    def memory(self, w0: Params) -> LocalState:
+    def init_local_state(self, w0: Params) -> LocalState:
         """What the client keeps before its first round, from the initial model."""
         return {}
 
     @abstractmethod
-    def begin(self, sent: Payload, memory: LocalState, fresh: Tensor, job: RoundContext) -> Any:
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Any:
         """The carry (any nest of tensors) before the first local step."""
 
-    def probe_passes(self, memory: LocalState) -> Tensor | None:
+    def probe_passes(self, local_state: LocalState) -> Tensor | None:
         """Passes over the probed samples before the first step, a scalar tensor; None: this rule never probes."""
         return None
 
-    def probe(self, carry: Any, batch: Batch, grad: Grad, loss: Loss, job: RoundContext) -> Any:
+    def probe(self, carry: Any, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> Any:
         """The carry after a look at one mini-batch before the first step."""
         return carry
 
     @abstractmethod
-    def step(self, carry: Any, batch: Batch, grad: Grad, job: RoundContext) -> Any:
+    def step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> Any:
         """The carry after one local step."""
 
     @abstractmethod
     def finish(
-        self, carry: Any, sent: Payload, memory: LocalState, job: RoundContext
+        self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """What is uploaded and what is kept after the last local step."""
 
     @abstractmethod
-    def received_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The model this client predicts with after communication, before local training."""
 
-    def trained_model(self, upload: Payload, memory: LocalState) -> Params:
+    def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
         """The model this client predicts with after local training."""
         return upload.params
 
-    def resting_model(self, sent: Payload, memory: LocalState, fresh: Tensor) -> Params:
+    def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """The model a client predicts with in a round in which it did not train."""
-        return self.received_model(sent, memory, fresh)
+        return self.received_model(sent, local_state, fresh)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class ServerUpdate(ABC):
         """The matrices behind `broadcast(state, ids)`, if what is sent is a mixture of client models."""
         return None
 
-    def remarks(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
+    def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Sentences a user should read about the last round, in which clients `ids` took part."""
         return ()
 
@@ -162,22 +162,22 @@ class ServerUpdate(ABC):
         w = state.get("w")
         return w if isinstance(w, Params) and w else None
 
-    learns: ClassVar[bool] = True
+    should_update: ClassVar[bool] = True
     """Whether what clients upload changes what others are sent."""
 
     per_client: ClassVar[tuple[str, ...]] = ()
     """Names of the parts of the state that have one row per client."""
 
-    def newcomer(self, state: ServerState) -> Params:
+    def newcomer_model(self, state: ServerState) -> Params:
         """The model that a client starts from which joins after training; the global one unless a method differs."""
         return cast(Params, state["w"])
 
-    def join(self, state: ServerState, n: int) -> ServerState:
+    def add_clients(self, state: ServerState, n: int) -> ServerState:
         """The state with `n` more clients, numbered after those that there are."""
-        new = self.init(self.newcomer(state), n)
+        new = self.init(self.newcomer_model(state), n)
         return {k: _append_rows(v, new[k]) if k in self.per_client else v for k, v in state.items()}
 
-    def absorb(
+    def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
         """New state from the uploads of clients `ids` that joined after training; leaves all others as they are."""
@@ -198,7 +198,7 @@ class Participation(NamedTuple):
     `reply`, the server answers each upload with the new model right after aggregation.
 
     Examples:
-        >>> Participation(train="all", receive="reply").forced("cohort")
+        >>> Participation(train="all", receive="reply").override("cohort")
         Participation(train='cohort', receive='reply')
 
     """
@@ -206,7 +206,7 @@ class Participation(NamedTuple):
     train: Literal["cohort", "all"] = "cohort"
     receive: Literal["cohort", "all", "reply"] = "cohort"
 
-    def forced(self, train: Literal["method", "cohort", "all"]) -> "Participation":
+    def override(self, train: Literal["method", "cohort", "all"]) -> "Participation":
         """This participation where the user decides who trains."""
         if train == "method" or train == self.train:  # noqa: PLR1714 (narrows the type)
             return self

@@ -83,7 +83,7 @@ class RoundContext(NamedTuple):
         round: number of the round, from 1, a scalar tensor.
         cohort: clients that are asked in this round, |S|.
         personal: names of the tensors that never leave the client.
-        heard: whether the server will learn of this round from this client, a scalar bool tensor: not from those
+        is_uploaded: whether the server will learn of this round from this client, a scalar bool tensor: not from those
             that train without being asked, and not from those that join after training.
 
     """
@@ -93,7 +93,7 @@ class RoundContext(NamedTuple):
     round: Tensor
     cohort: int
     personal: tuple[str, ...] = ()
-    heard: Tensor = IS_UPLOADED
+    is_uploaded: Tensor = IS_UPLOADED
 
 
 class MixingMatrices(NamedTuple):

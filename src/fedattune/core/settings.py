@@ -31,7 +31,7 @@ class Settings(StrictSchema):
         >>> settings = Settings(rounds=20, lr=0.05, cohort=0.5)
         >>> settings.local_steps, settings.cohort_size(10)
         (20, 5)
-        >>> Settings.checked(round=20)
+        >>> Settings.from_keywords(round=20)
         Traceback (most recent call last):
         ...
         fedattune.core.errors.ConfigError: unknown setting 'round'; did you mean 'rounds'? (known: ...)
@@ -154,7 +154,7 @@ class Settings(StrictSchema):
         return value
 
     @classmethod
-    def checked(cls, **values: Any) -> Self:
+    def from_keywords(cls, **values: Any) -> Self:
         """Settings from keywords.
 
         Raises:

@@ -82,7 +82,7 @@ class PartAverage(Average):
 
     copies: tuple[tuple[str, str], ...] = ()
 
-    def newcomer(self, state: ServerState) -> Params:
+    def newcomer_model(self, state: ServerState) -> Params:
         """The global model, and personal parts made of it."""
         w = cast(Params, state["w"])
         more = {

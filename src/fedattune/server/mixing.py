@@ -50,18 +50,18 @@ class UploadStore(ServerUpdate):
         cast(Tensor, state["n"]).index_copy_(0, ids, n)
         return state
 
-    def newcomer(self, state: ServerState) -> Params:
+    def newcomer_model(self, state: ServerState) -> Params:
         """The mean of all clients' last uploads."""
         theta, seen = cast(Params, state["theta"]), cast(Tensor, state["seen"])
         rows = as_slice(seen.nonzero().flatten()) if seen.any() else slice(None)
         return Params({name: theta.only([name]).rows(rows)[name].mean(0) for name in theta})
 
-    def join(self, state: ServerState, n: int) -> ServerState:
+    def add_clients(self, state: ServerState, n: int) -> ServerState:
         """The state with `n` more clients, whose models nobody else is given."""
         in_pool = cast(Tensor, state["in_pool"])
-        return {**super().join(state, n), "in_pool": torch.cat([in_pool, in_pool.new_zeros(n)])}
+        return {**super().add_clients(state, n), "in_pool": torch.cat([in_pool, in_pool.new_zeros(n)])}
 
-    def absorb(
+    def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
         """Keep the uploads of clients that joined after training; they may be given others' models, not the reverse."""

@@ -37,9 +37,9 @@ class ServerWrapper(ServerUpdate):
         """The matrices of the rule inside."""
         return self.inner.mixing(state, ids)
 
-    def remarks(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
+    def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """What the rule inside has to say."""
-        return self.inner.remarks(state, ids)
+        return self.inner.warnings(state, ids)
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
         """As the rule inside counts them."""
@@ -53,19 +53,19 @@ class ServerWrapper(ServerUpdate):
         """That of the rule inside."""
         return self.inner.global_model(state)
 
-    def newcomer(self, state: ServerState) -> Params:
+    def newcomer_model(self, state: ServerState) -> Params:
         """The model that the rule inside has for a newcomer."""
-        return self.inner.newcomer(state)
+        return self.inner.newcomer_model(state)
 
-    def join(self, state: ServerState, n: int) -> ServerState:
+    def add_clients(self, state: ServerState, n: int) -> ServerState:
         """What is added here has no row per client, so the rule inside knows all that grows."""
-        return {**state, **self.inner.join(state, n)}
+        return {**state, **self.inner.add_clients(state, n)}
 
-    def absorb(
+    def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
         """What the rule inside learns about newcomers; what is added here concerns everybody and stays."""
-        return {**state, **self.inner.absorb(state, ids, sent, received, n)}
+        return {**state, **self.inner.aggregate_newcomers(state, ids, sent, received, n)}
 
 
 def attach_extra(payload: Payload, name: str, state: ServerState, ids: Tensor) -> Payload:

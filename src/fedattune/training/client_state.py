@@ -78,7 +78,10 @@ class ClientStates:
         keeps = send is not None and algorithm.participation.receive == "reply"
         return cls(
             members=members,
-            memory={k: room.stack(f"clients/memory/{k}", v) for k, v in algorithm.client.memory(w0).items()},
+            memory={
+                k: room.stack(f"clients/memory/{k}", v)
+                for k, v in algorithm.client.init_local_state(w0).items()
+            },
             personal=room.stack("clients/personal", w0.only(algorithm.personal.names(task.model))),
             buffers=room.stack("clients/buffers", first, own),
             sent=_make_first_payloads(send, members, room) if send and keeps else None,

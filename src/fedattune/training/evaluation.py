@@ -123,7 +123,7 @@ class LocalEvaluation:
 
         def models(ids: Tensor) -> ClientModels:
             buffers = self.clients.received_buffers(ids)
-            if rule.ready_after_probe:
+            if rule.is_ready_after_probe:
                 return ClientModels(ids, self._probed(send, training, ids, buffers), buffers)
             params = self.clients.models(rule.received_model, ids, send)
             return ClientModels(ids, params, buffers)
@@ -131,7 +131,7 @@ class LocalEvaluation:
         stretches = whole = self._stretches()
         if (
             len(stretches) > 1
-            and not rule.ready_after_probe
+            and not rule.is_ready_after_probe
             and _is_one_model(models(self.judged[:2]).params)
         ):
             whole = [self.judged]  # one model for all takes no memory

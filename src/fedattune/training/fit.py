@@ -81,7 +81,7 @@ def fit(
         raise ConfigError(
             f"fit needs a Federation, got {type(federation).__name__}; make one with fedattune.federation(clients)"
         )
-    settings = Settings.checked(**({**settings.model_dump(), **more} if settings else more))
+    settings = Settings.from_keywords(**({**settings.model_dump(), **more} if settings else more))
     check_device(settings)
     check_ray(settings)
     if tensorboard is not None:

@@ -192,7 +192,7 @@ class RoundLoop:
 
         ids = asked if participation.train == "cohort" else everyone
         receivers = asked if participation.receive == "cohort" else everyone
-        order = TrainRequest(r, ids, asked, away, server.learns, evaluate)
+        order = TrainRequest(r, ids, asked, away, server.should_update, evaluate)
         with self._beside_the_disk():
             turns = [
                 self._turn(order._replace(ids=some), receivers)

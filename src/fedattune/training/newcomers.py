@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class NewcomerServer(ServerUpdate):
     """The server as clients meet it that join after training; it learns about them and forgets nobody."""
 
-    learns: ClassVar[bool] = False
+    should_update: ClassVar[bool] = False
 
     server: ServerUpdate
     trained: ServerState
@@ -41,7 +41,7 @@ class NewcomerServer(ServerUpdate):
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
         """The trained state with the new clients added."""
-        return self.server.join(self.trained, n_clients)
+        return self.server.add_clients(self.trained, n_clients)
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
         """What the server sends to new clients."""
@@ -51,7 +51,7 @@ class NewcomerServer(ServerUpdate):
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
         """Learn about the new clients alone."""
-        return self.server.absorb(state, ids + self.n_before, sent, received, n)
+        return self.server.aggregate_newcomers(state, ids + self.n_before, sent, received, n)
 
 
 def train_newcomers(
@@ -80,7 +80,7 @@ def train_newcomers(
         # The few clients that join are trained in this process.
         **({"engine": "auto", **RAY_DEFAULTS} if before.get("engine") == "ray" else {}),
     }
-    mine = Settings.checked(**{**before, **changed})
+    mine = Settings.from_keywords(**{**before, **changed})
     remains = replace(remains, server=load_server_rows(remains.server))
     config = {**config, "data": clients.name, **mine.model_dump()}
     method = remains.algorithm
@@ -92,7 +92,7 @@ def train_newcomers(
         notes=(),
     )
     module = _copy_with_values(
-        remains.trained, {**method.server.newcomer(remains.server), **remains.statistics}
+        remains.trained, {**method.server.newcomer_model(remains.server), **remains.statistics}
     )
     run = RoundLoop(joining, clients, module, mine, config, None)
     run.evaluate_arrival()

@@ -51,7 +51,7 @@ def collect_notes(run: "RoundLoop") -> list[str]:
     """What the method has to say, where model or cohort are none that it was made for, and who was lost."""
     name, algorithm, records = run.config["algorithm"], run.algorithm, run.store.rounds()
     ids = sample_cohort(run.settings, len(run.everyone), run.record.round).to(run.everyone.device)
-    said = list(algorithm.server.remarks(run.server, ids))
+    said = list(algorithm.server.warnings(run.server, ids))
     personal = set(run.place.personal)
     if algorithm.personal not in (NoParameters(), AllParameters()) and personal == set(run.task.params):
         said.append("all of this model stays on the clients, so nothing is shared: this is training alone")

@@ -27,7 +27,7 @@ def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
         personal = AnyOf((personal, BatchNorms()))
     return replace(
         algorithm,
-        participation=algorithm.participation.forced(settings.train),
+        participation=algorithm.participation.override(settings.train),
         personal=personal,
         bn_buffers=algorithm.bn_buffers or settings.bn_buffers,
     )
@@ -52,11 +52,12 @@ def check_compatible(algorithm: Algorithm, server: ServerState, ids: Tensor) -> 
 
     """
     sent = algorithm.server.broadcast(server, ids).extra
-    missing = sorted({rule for extra, rule in algorithm.client.needs.items() if extra not in sent})
+    missing = sorted({rule for extra, rule in algorithm.client.required_extras.items() if extra not in sent})
     if missing:
         raise ConfigError(
             f"{type(algorithm.client).__name__} cannot go with {type(algorithm.server).__name__}, which does not send "
-            f"what it needs; use the server rule {' and '.join(missing)} (Controls and Displacement go around others)"
+            f"what it needs; use the server rule {' and '.join(missing)} "
+            "(a class named ...Wrapper takes your server rule as its argument)"
         )
 
 

@@ -26,7 +26,7 @@ def make_expected_upload(run: RoundLoop) -> Payload:
     whole = Params(
         {k: run.place.personal[k] if k in run.place.personal else sent.params[k] for k in run.task.params}
     )
-    sent, memory = sent._replace(params=whole), rule.memory(run.task.params)
+    sent, memory = sent._replace(params=whole), rule.init_local_state(run.task.params)
     one = torch.ones((), dtype=next(iter(whole.values())).dtype, device=where)
     work = LocalTraining(
         seed=0,

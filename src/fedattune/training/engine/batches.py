@@ -79,9 +79,9 @@ class LocalTraining:
         probes = rule.probe_passes(memory)
         probed = samples
         least = 2 if self.drop_last else 1  # one sample has no batch statistics
-        if rule.held_out and len(samples) > least:
+        if rule.validation_share and len(samples) > least:
             order = np.random.default_rng([self.seed, HELD_OUT, client]).permutation(samples)
-            cut = max(1, min(len(samples) - least, round(rule.held_out * len(samples))))
+            cut = max(1, min(len(samples) - least, round(rule.validation_share * len(samples))))
             probed, samples = order[:cut], order[cut:]
         repeat, more = rule.passes, self
         if repeat > 1:

@@ -208,7 +208,7 @@ def row_bytes(algorithm: Algorithm, task: Task, server: ServerState) -> int:
     """Bytes that a run keeps for one client; `server` is the first state, not settled yet."""
     w0 = task.params
     kept = [
-        *algorithm.client.memory(w0).values(),
+        *algorithm.client.init_local_state(w0).values(),
         w0.only(algorithm.personal.names(task.model)),
         task.buffers,
     ]
