@@ -106,7 +106,8 @@ class ControlVariateWrapper(ServerWrapper):
         """
         if "dc" not in received.extra:
             raise ConfigError(
-                "ControlVariateWrapper goes with clients that use ControlVariateCorrection; these clients upload no control variate"
+                "ControlVariateWrapper goes with clients that use ControlVariateCorrection; "
+                "these clients upload no control variate"
             )
         changes = received.extra["dc"].map(lambda a: a.sum(0))
         c = cast(Params, state["c"]) + changes / int(cast(Tensor, state["N"]))
