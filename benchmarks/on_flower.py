@@ -36,9 +36,10 @@ def images(n_clients: int) -> Federation:
 
 def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[float]:
     """Seconds of the rounds of a run over nodes in this process."""
+    from tests.flower.in_process import InProcessGrid
+
     from fedattune.data import deal_clients, export_clients, infer_schema
     from fedattune.experiments.deploy.client_app import make_client_app
-    from fedattune.experiments.deploy.in_process import InProcessGrid
     from fedattune.experiments.deploy.server_app import run_server
 
     folders = export_clients(data, folder / "data", deal_clients(data.n_clients, 5))

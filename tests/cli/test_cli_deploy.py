@@ -13,8 +13,8 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune.data import Schema
 from fedattune.experiments.deploy.client_app import make_client_app
-from fedattune.experiments.deploy.in_process import InProcessGrid
 from fedattune.experiments.deploy.server_app import run_server
+from flower.in_process import InProcessGrid
 
 Cli = Callable[..., Done]
 TABLE = "ward,age,sex,lactate,outcome\n" + "".join(

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import quick
+from . import quick
 
 FOREIGN = ("FLWR_", "FEDATTUNE_PORT", "FEDATTUNE_SUPERLINK", "FEDATTUNE_NODE_PORT", "FEDATTUNE_STATE")
 """Variables that would change a deployment, and that a test takes from itself alone."""

@@ -31,7 +31,7 @@ from torch import nn
 
 HERE = Path(__file__).parent
 FILE = HERE / "golden.json"
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "flower")]
+sys.path.insert(0, str(HERE.parent))
 
 import fedattune
 from fedattune import Federation, Result
@@ -128,11 +128,11 @@ def resume(fit: Callable[..., Result], method: str) -> Result:
 
 def deploy(federation: Federation, method: str) -> Result:
     """Run a method over the nodes of a Flower grid in this process."""
-    from test_in_process import deployed
+    from flower.runs import run_deployed
 
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(io.StringIO()):
-            (result,) = deployed(federation, Path(folder), algorithms=method, cohort=3)
+            (result,) = run_deployed(federation, Path(folder), algorithms=method, cohort=3)
         return describe(result)  # type: ignore[return-value]
 
 

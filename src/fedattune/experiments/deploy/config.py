@@ -112,7 +112,7 @@ class DeploymentPlan:
         if problems:
             raise ConfigError("run configuration: " + "; ".join(problems))
         self.experiment: Experiment = found["Experiment"]
-        self.deployment: DeploymentOptions = found["Deployment"]
+        self.deployment: DeploymentOptions = found["DeploymentOptions"]
         self._own = dict(own or {})
         self._choose()
 

@@ -36,7 +36,7 @@ def unpack_record(record: RecordDict) -> WorkerMessage:
     """The parcel in a record.
 
     Raises:
-        WireError: it holds none, or one of another version of the format.
+        MessageFormatError: it holds none, or one of another version of the format.
 
     """
     try:

@@ -40,7 +40,7 @@ class NodeState:
         """Work off a message with this number: after all before it, and not beside another one.
 
         Raises:
-            OldMessageError: one with a higher number was worked off.
+            StaleMessageError: one with a higher number was worked off.
 
         """
         self.folder.mkdir(parents=True, exist_ok=True)

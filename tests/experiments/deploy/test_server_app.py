@@ -2,7 +2,6 @@
 
 import gc
 import json
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,81 +17,28 @@ from flwr.app import Message
 from conformance.table import Case
 from conformance.test_conformance import RUN, every_method
 from conformance.test_spread import same_numbers
-from fedattune import Algorithm, Federation, Result, RunError, fit, load_federation, load_model, predict
+from fedattune import Algorithm, Federation, RunError, fit, load_federation, load_model, predict
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
-from fedattune.data import export_clients, infer_schema
-from fedattune.experiments.deploy.client_app import make_client_app
-from fedattune.experiments.deploy.in_process import InProcessGrid
-from fedattune.experiments.deploy.server_app import run_server
-
-GROUPS = ([0, 3], [1, 2, 4], [5])
-
-
-def deployed(
-    federation: Federation,
-    folder: Path,
-    *,
-    lost: Any = lambda *_: False,
-    own: Any = None,
-    make_grid: type[InProcessGrid] = InProcessGrid,
-    groups: Sequence[Sequence[int]] = GROUPS,
-    **config: Any,
-) -> list[Result]:
-    """The results of a run over nodes whose data lie in files of their own."""
-    if not (folder / "data").exists():
-        export_clients(federation, folder / "data", groups)
-    run_config = {
-        "model": "dnn",
-        "run-folder": str(folder / "run"),
-        "nodes": len(groups),
-        "poll": 0.001,
-        "round-timeout": 0.05,
-        "data-schema": infer_schema(federation).to_json(),
-        **{key.replace("_", "-"): value for key, value in (RUN | config).items()},
-    }
-    run_config["set"] = f"dnn.hidden=6; {run_config.get('set', '')}"
-    nodes = [
-        {"name": f"node-{i}", "data": str(folder / "data" / f"node-{i}"), "state": str(folder / f"state-{i}")}
-        for i in range(len(groups))
-    ]
-    grid = make_grid(make_client_app(own), nodes, run_config, lost)
-    heard: list[str] = []
-    try:
-        return run_server(grid, run_config, own, heard.append)
-    finally:
-        (folder / "said.txt").write_text("\n".join(heard))
-
-
-def simulated(name: str, federation: Federation, options: Mapping[str, Any] = {}, **settings: Any) -> Result:
-    return fit(name, federation, "dnn", options=options, model_options={"hidden": 6}, **(RUN | settings))
+from flower.in_process import InProcessGrid
+from flower.runs import find_models, read_log, run_deployed, run_simulated
 
 
 @every_method
 def test_the_numbers_are_the_simulators(case: Case, ragged: Federation, tmp_path: Path) -> None:
     options = "; ".join(f"{case.name}.{key}={value}" for key, value in case.same.items())
-    (result,) = deployed(ragged, tmp_path, algorithms=case.name, set=options)
+    (result,) = run_deployed(ragged, tmp_path, algorithms=case.name, set=options)
     # The buffers that FedRoD's global model would need say how often a client has each class, and stay there.
     points = ("received", "trained") if case.name == "fedrod" else ("received", "trained", "global")
-    same_numbers(simulated(case.name, ragged, case.same), result, points)
-    assert said(tmp_path)[0].startswith("6 clients at 3 nodes")
-
-
-def said(folder: Path) -> list[str]:
-    return (folder / "said.txt").read_text().splitlines()
-
-
-def models(folder: Path, name: str, seed: int = 0) -> dict[str, Path]:
-    """The file of each client's model, which is on its node."""
-    files = folder.glob(f"state-*/*/{name}/seed-{seed}/models/*.safetensors")
-    return {file.stem.partition("-")[2]: file for file in files}
+    same_numbers(run_simulated(case.name, ragged, case.same), result, points)
+    assert read_log(tmp_path)[0].startswith("6 clients at 3 nodes")
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep", "apfl"])
 def test_each_client_finds_its_model_on_its_node(name: str, ragged: Federation, tmp_path: Path) -> None:
-    (result,) = deployed(ragged, tmp_path, algorithms=name)
-    whole = simulated(name, ragged)
-    files = models(tmp_path, name)
+    (result,) = run_deployed(ragged, tmp_path, algorithms=name)
+    whole = run_simulated(name, ragged)
+    files = find_models(tmp_path, name)
     assert sorted(files) == list("012345")
     for client, file in files.items():
         expected = whole.model(client).state_dict()
@@ -104,12 +50,12 @@ def test_each_client_finds_its_model_on_its_node(name: str, ragged: Federation, 
 
 def test_a_nodes_model_predicts_for_new_rows_of_its_client(tmp_path: Path) -> None:
     """The file on the node says how rows are prepared, as that of the simulator does."""
-    table = Path(__file__).parents[2] / "examples" / "hospitals.csv"
+    table = Path(__file__).parents[3] / "examples" / "hospitals.csv"
     hospitals = load_federation(table, client_column="hospital", target="outcome")
-    deployed(hospitals, tmp_path, algorithms="fedavg", groups=[range(6), range(6, 12)])
-    simulated("fedavg", hospitals).export("H09", tmp_path / "m.safetensors")
+    run_deployed(hospitals, tmp_path, algorithms="fedavg", groups=[range(6), range(6, 12)])
+    run_simulated("fedavg", hospitals).export("H09", tmp_path / "m.safetensors")
     ours, theirs = (
-        predict(file, table) for file in (tmp_path / "m.safetensors", models(tmp_path, "fedavg")["H09"])
+        predict(file, table) for file in (tmp_path / "m.safetensors", find_models(tmp_path, "fedavg")["H09"])
     )
     np.testing.assert_allclose(theirs.probabilities, ours.probabilities, atol=1e-12)
     assert theirs.notes == ours.notes
@@ -135,7 +81,7 @@ def test_what_travels_is_what_is_accounted(ragged: Federation, tmp_path: Path) -
 
     for name in ("fedavg", "scaffold", "fedrep", "pfedla"):
         seen.update(up=0, down=0)
-        (result,) = deployed(
+        (result,) = run_deployed(
             ragged,
             tmp_path / name,
             algorithms=name,
@@ -162,7 +108,7 @@ def test_personal_tensors_and_memory_stay_on_the_node(ragged: Federation, tmp_pa
         ("fedrep", {f"upload/params/{k}" for k in ("0.weight", "0.bias", "1.weight", "1.bias")}),
     ):
         names["seen"] = set()
-        deployed(ragged, tmp_path / name, algorithms=name, make_grid=Spied)
+        run_deployed(ragged, tmp_path / name, algorithms=name, make_grid=Spied)
         assert names["seen"] <= expected, name
 
 
@@ -193,10 +139,10 @@ def test_a_server_that_is_killed_goes_on(name: str, after: int, ragged: Federati
         return False
 
     with suppress(Killed):
-        deployed(ragged, tmp_path, algorithms=name, lost=dies)
+        run_deployed(ragged, tmp_path, algorithms=name, lost=dies)
     gc.collect()  # a process that ends closes its files
-    (result,) = deployed(ragged, tmp_path, algorithms=name)
-    same_numbers(simulated(name, ragged), result)
+    (result,) = run_deployed(ragged, tmp_path, algorithms=name)
+    same_numbers(run_simulated(name, ragged), result)
 
 
 @pytest.mark.parametrize("name", ["fedmcsa", "scaffold"])
@@ -219,33 +165,35 @@ def test_a_killed_server_finds_nodes_that_it_had_not_asked_before(
         return False
 
     with suppress(Killed):
-        deployed(ragged, tmp_path, lost=dies, **config)
+        run_deployed(ragged, tmp_path, lost=dies, **config)
     gc.collect()
-    (result,) = deployed(ragged, tmp_path, **config)
+    (result,) = run_deployed(ragged, tmp_path, **config)
     assert not result.store.faults()
-    same_numbers(simulated(name, ragged, cohort=2, eval_every=4), result)
+    same_numbers(run_simulated(name, ragged, cohort=2, eval_every=4), result)
 
 
 def test_some_clients_are_evaluated_as_in_the_simulation(ragged: Federation, tmp_path: Path) -> None:
-    (result,) = deployed(ragged, tmp_path, algorithms="fedavg", eval_clients=2)
-    same_numbers(simulated("fedavg", ragged, eval_clients=2), result)
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", eval_clients=2)
+    same_numbers(run_simulated("fedavg", ragged, eval_clients=2), result)
 
 
 def test_a_method_of_the_users_own(ragged: Federation, tmp_path: Path) -> None:
     own = {"mine": Algorithm(SGD(start="own"), Attention(unit="model", sigma=5.0))}
-    (result,) = deployed(ragged, tmp_path, algorithms="mine", own=own)
+    (result,) = run_deployed(ragged, tmp_path, algorithms="mine", own=own)
     same_numbers(fit(own["mine"], ragged, "dnn", model_options={"hidden": 6}, **RUN), result)
 
 
 def test_local_beside_a_method_gives_the_verdict(ragged: Federation, tmp_path: Path) -> None:
-    results = deployed(ragged, tmp_path, algorithms="local,fedmcsa", seeds=2)
+    results = run_deployed(ragged, tmp_path, algorithms="local,fedmcsa", seeds=2)
     assert [(r.algorithm, r.config["seed"]) for r in results] == [
         ("local", 0), ("local", 1), ("fedmcsa", 0), ("fedmcsa", 1),
     ]  # fmt: skip
     content = json.loads((tmp_path / "run" / "result.json").read_text())
     assert content["verdict"]
-    assert content["verdict"] in said(tmp_path)
+    assert content["verdict"] in read_log(tmp_path)
     report = (tmp_path / "run" / "report.html").read_text()
     assert "Labels of each client" not in report  # the server does not know them
-    again = deployed(ragged, tmp_path, algorithms="local,fedmcsa", seeds=2)  # finished: nothing is trained
+    again = run_deployed(
+        ragged, tmp_path, algorithms="local,fedmcsa", seeds=2
+    )  # finished: nothing is trained
     assert [r.to_json() for r in again] == [r.to_json() for r in results]

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,19 +18,17 @@ from flwr.app import Message
 from fedattune import Federation, Result, fit, load_model
 from fedattune.cli import main
 from fedattune.experiments.config import Experiment
-from fedattune.experiments.deploy.in_process import InProcessGrid
 from fedattune.experiments.deploy.server_app import run_server
 from fedattune.experiments.plan import prepare_data
+from flower import faulty_app, quick
+from flower.harness import Deployment, ports, wait_until
+from flower.in_process import InProcessGrid
 
 pytestmark = [
     pytest.mark.deployed,
     pytest.mark.timeout(600),
 ]  # processes take long where others work beside them
 
-sys.path.append(str(Path(__file__).parent))
-import faulty_app
-import quick
-from harness import Deployment, ports, wait_until
 
 METHODS = ("local", "fedavg", "fedmcsa", "fedrep", "pfedla", "scaffold")
 Weights = Mapping[str, torch.Tensor]

@@ -13,17 +13,17 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 from filelock import FileLock
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from safetensors.torch import load_file
-from test_in_process import GROUPS, deployed, models, said, simulated
 
 from conformance.test_spread import same_numbers
 from fedattune import ConfigError, DataError, Federation, Params, Result, RunError, Settings
 from fedattune.data import export_clients, infer_schema
 from fedattune.experiments.deploy.grid import pack_record, unpack_record
-from fedattune.experiments.deploy.in_process import InProcessGrid
 from fedattune.experiments.deploy.state import NodeState, StaleMessageError
 from fedattune.training.backends.message import WorkerMessage
 from fedattune.training.sampling import sample_cohort
 from federations import make_federation
+from flower.in_process import InProcessGrid
+from flower.runs import GROUPS, find_models, read_log, run_deployed, run_simulated
 
 Spoil = Callable[[WorkerMessage], WorkerMessage | None]
 SPOILT, ROUND = 101, 2  # the node with clients 1, 2 and 4, in its second round
@@ -149,7 +149,7 @@ def lost(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Federation]
     def run(name: str, federation: Federation) -> tuple[Result, Path]:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
-            (result,) = deployed(
+            (result,) = run_deployed(
                 federation, folder, algorithms=name, make_grid=spoiling(lambda _: None), cohort=1.0
             )
             made[name] = result, folder
@@ -162,18 +162,18 @@ def lost(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Federation]
 def test_a_bad_answer_is_dropped_and_named(fault: str, ragged: Federation, tmp_path: Path, lost: Any) -> None:
     """It changes nothing but what would miss without it: all other clients' models are as if it had not come."""
     spoil, reason = FAULTS[fault]
-    (result,) = deployed(ragged, tmp_path, algorithms="fedmcsa", make_grid=spoiling(spoil), cohort=1.0)
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedmcsa", make_grid=spoiling(spoil), cohort=1.0)
     found = result.store.faults()
     assert [(r, client) for r, client, _ in found] == [(2, 1), (2, 2), (2, 4)]
     assert all(reason in why for _, _, why in found)
-    assert any(reason in sentence and "round 2" in sentence for sentence in said(tmp_path))
+    assert any(reason in sentence and "round 2" in sentence for sentence in read_log(tmp_path))
     assert any(reason in note and "1, 2, 4" in note for note in result.notes)
-    assert "patient" not in (tmp_path / "said.txt").read_text() + str(result.notes)
+    assert "patient" not in (tmp_path / "log.txt").read_text() + str(result.notes)
     assert result.history[1]["absent"] == ["1", "2", "4"]
     assert result.rounds == 4
     expected, folder = lost("fedmcsa", ragged)
-    for client, file in models(tmp_path, "fedmcsa").items():
-        other = load_file(models(folder, "fedmcsa")[client])
+    for client, file in find_models(tmp_path, "fedmcsa").items():
+        other = load_file(find_models(folder, "fedmcsa")[client])
         assert all(torch.equal(v, other[k]) for k, v in load_file(file).items())
     assert result.metrics == expected.metrics
 
@@ -182,11 +182,11 @@ def test_one_bad_client_of_a_node_is_dropped_alone(ragged: Federation, tmp_path:
     def poison(parcel: WorkerMessage) -> None:
         parcel.tensors[first(parcel)][1] = float("nan")
 
-    (result,) = deployed(
+    (result,) = run_deployed(
         ragged, tmp_path, algorithms="fedavg", make_grid=spoiling(changed(poison)), cohort=1.0
     )
     assert result.store.faults() == [(2, 2, "uploaded what is not finite")]
-    assert "round 2: client '2' uploaded what is not finite; it is not taken" in said(tmp_path)
+    assert "round 2: client '2' uploaded what is not finite; it is not taken" in read_log(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep"])
@@ -200,7 +200,7 @@ def test_a_node_that_was_offline_comes_back(name: str, ragged: Federation, tmp_p
             )
             return [node for node in super().get_node_ids() if not (away and node == SPOILT)]
 
-    (result,) = deployed(ragged, tmp_path, algorithms=name, make_grid=Away, cohort=1.0)
+    (result,) = run_deployed(ragged, tmp_path, algorithms=name, make_grid=Away, cohort=1.0)
     found = result.store.faults()
     assert [(r, client) for r, client, _ in found] == [(r, client) for r in (2, 3) for client in (1, 2, 4)]
     assert all(why == "node 'node-1' was offline" for _, _, why in found)
@@ -233,9 +233,9 @@ def test_a_node_that_lost_its_disk_starts_again(
     config = {"rounds": 5, "eval_every": 5, "train": "all", "cohort": 2, "seed": 6}
     asked = [set(sample_cohort(Settings(**config), 6, r).tolist()) for r in (2, 3, 4)]
     assert [bool({1, 2, 4} & some) for some in asked] == [True, False, True]
-    (result,) = deployed(ragged, tmp_path, algorithms=name, make_grid=Wiped, **config)
+    (result,) = run_deployed(ragged, tmp_path, algorithms=name, make_grid=Wiped, **config)
     assert Wiped.wiped
-    lost = {r for r, _, why in result.store.faults() if "LostMemoryError" in why}
+    lost = {r for r, _, why in result.store.faults() if "LostStateError" in why}
     assert len(lost) == missed
     assert result.rounds == 5
     sentence = "node 'node-1' had lost its memory, and its clients began anew"
@@ -255,7 +255,7 @@ def test_a_damaged_memory_is_passed_over(
                 file.write_bytes(file.read_bytes()[:-8])
             return super().push_messages(messages)
 
-    (result,) = deployed(ragged, tmp_path, algorithms="fedrep", make_grid=Damaged, cohort=1.0)
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedrep", make_grid=Damaged, cohort=1.0)
     assert result.rounds == 4
     assert not result.store.faults()
     assert "000003.safetensors is damaged" in capsys.readouterr().out
@@ -272,17 +272,17 @@ def test_many_clients_of_a_node_travel_in_one_message(tmp_path: Path) -> None:
         return False
 
     groups = [list(range(i, 100, 5)) for i in range(5)]
-    (result,) = deployed(federation, tmp_path, algorithms="fedmcsa", lost=count, groups=groups, cohort=40)
-    same_numbers(simulated("fedmcsa", federation, cohort=40), result)
+    (result,) = run_deployed(federation, tmp_path, algorithms="fedmcsa", lost=count, groups=groups, cohort=40)
+    same_numbers(run_simulated("fedmcsa", federation, cohort=40), result)
     assert (sent.count("query"), sent.count("train"), sent.count("evaluate")) == (5, 20, 20)
-    assert len(models(tmp_path, "fedmcsa")) == 100
+    assert len(find_models(tmp_path, "fedmcsa")) == 100
 
 
 def test_diverged_clients_are_dropped_by_their_own_nodes(ragged: Federation, tmp_path: Path) -> None:
     """All diverge: the method is left, and this is said; another one of the run goes on."""
     with pytest.raises(RunError, match="no method finished"):
-        deployed(ragged, tmp_path, algorithms="fedavg", lr=1e38)
-    assert any("training diverged on every client" in sentence for sentence in said(tmp_path))
+        run_deployed(ragged, tmp_path, algorithms="fedavg", lr=1e38)
+    assert any("training diverged on every client" in sentence for sentence in read_log(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_what_cannot_be_is_said(
     config: Mapping[str, Any], message: str, ragged: Federation, tmp_path: Path
 ) -> None:
     with pytest.raises((ConfigError, RunError, DataError)) as caught:
-        deployed(ragged, tmp_path, **({"algorithms": "fedavg"} | config))
+        run_deployed(ragged, tmp_path, **({"algorithms": "fedavg"} | config))
     text = str(caught.value) + "".join(file.read_text() for file in tmp_path.rglob("error.log"))
     assert message in text
 
@@ -312,7 +312,7 @@ def test_two_nodes_with_the_same_client_are_told(ragged: Federation, tmp_path: P
     export_clients(ragged, tmp_path / "more", [[0]])
     (tmp_path / "more" / "node-0").rename(tmp_path / "data" / "node-2")
     with pytest.raises(DataError, match=r"client '0' is at node 'node-0' and at node 'node-2'"):
-        deployed(ragged, tmp_path, algorithms="fedavg")
+        run_deployed(ragged, tmp_path, algorithms="fedavg")
 
 
 def test_nodes_that_disagree_are_told(ragged: Federation, tmp_path: Path) -> None:
@@ -322,22 +322,22 @@ def test_nodes_that_disagree_are_told(ragged: Federation, tmp_path: Path) -> Non
     export_clients(other, tmp_path / "other", [[0, 1]])
     (tmp_path / "other" / "node-0").rename(tmp_path / "data" / "node-2")
     with pytest.raises(RunError, match="got answers of 2 nodes, expected 3"):
-        deployed(ragged, tmp_path, algorithms="fedavg")
+        run_deployed(ragged, tmp_path, algorithms="fedavg")
     assert "input_shape" in (tmp_path / "state-2" / "error.log").read_text()
 
 
 def test_data_that_changed_since_the_run_began_are_refused(ragged: Federation, tmp_path: Path) -> None:
-    deployed(ragged, tmp_path, algorithms="fedavg")
+    run_deployed(ragged, tmp_path, algorithms="fedavg")
     shutil.rmtree(tmp_path / "run" / "fedavg")
     next((tmp_path / "data" / "node-1").glob("*.safetensors")).unlink()
-    (result,) = deployed(ragged, tmp_path, algorithms="fedavg")
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg")
     assert {client for _, client, _ in result.store.faults()} == {1, 2, 4}
-    assert any("its clients are others than when it began" in sentence for sentence in said(tmp_path))
+    assert any("its clients are others than when it began" in sentence for sentence in read_log(tmp_path))
 
 
 def test_the_schema_of_the_nodes_is_taken_where_none_is_given(ragged: Federation, tmp_path: Path) -> None:
-    (result,) = deployed(ragged, tmp_path, algorithms="fedavg", data_schema="")
-    same_numbers(simulated("fedavg", ragged), result)
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", data_schema="")
+    same_numbers(run_simulated("fedavg", ragged), result)
     assert infer_schema(ragged).classes == tuple(result.facts["classes"])
 
 
@@ -353,7 +353,7 @@ def test_a_hello_that_is_none_is_told(ragged: Federation, tmp_path: Path) -> Non
     with pytest.raises(
         RunError, match="got answers of 2 nodes, expected 3: a node does not say properly who it is"
     ):
-        deployed(ragged, tmp_path, algorithms="fedavg", make_grid=Strange)
+        run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=Strange)
 
 
 def test_nobody_takes_the_place_of_a_node_that_is_online(ragged: Federation, tmp_path: Path) -> None:
@@ -367,28 +367,30 @@ def test_nobody_takes_the_place_of_a_node_that_is_online(ragged: Federation, tmp
             begun = any((tmp_path / "run").rglob("000001.safetensors"))
             return list(self.contexts) if begun else list(self.contexts)[:3]
 
-    (result,) = deployed(ragged, tmp_path, algorithms="fedmcsa", make_grid=Doubled)
-    same_numbers(simulated("fedmcsa", ragged), result)
-    assert "a second node says that it is node 'node-1', which is online: it is not asked" in said(tmp_path)
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedmcsa", make_grid=Doubled)
+    same_numbers(run_simulated("fedmcsa", ragged), result)
+    assert "a second node says that it is node 'node-1', which is online: it is not asked" in read_log(
+        tmp_path
+    )
     assert not list((tmp_path / "thief").rglob("*.safetensors"))
 
 
 def test_one_server_at_a_time(ragged: Federation, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with FileLock(tmp_path / "run" / ".lock"), pytest.raises(RunError, match="a run is going on in"):
-        deployed(ragged, tmp_path, algorithms="fedavg")
+        run_deployed(ragged, tmp_path, algorithms="fedavg")
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"run-folder: .* cannot be used"):
-        deployed(ragged, tmp_path, algorithms="fedavg", run_folder=str(tmp_path / "file" / "run"))
+        run_deployed(ragged, tmp_path, algorithms="fedavg", run_folder=str(tmp_path / "file" / "run"))
 
 
 def test_what_goes_wrong_on_a_node_is_not_told_to_the_server(ragged: Federation, tmp_path: Path) -> None:
     """Not even where the node cannot write it down."""
     (tmp_path / "state-1").write_text("a file in place of the folder")
-    (result,) = deployed(ragged, tmp_path, algorithms="fedavg", cohort=1.0)
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", cohort=1.0)
     reasons = {why for _, client, why in result.store.faults() if client in (1, 2, 4)}
     assert len(reasons) == 1
-    assert "state-1" not in (tmp_path / "said.txt").read_text() + str(result.notes) + str(reasons)
+    assert "state-1" not in (tmp_path / "log.txt").read_text() + str(result.notes) + str(reasons)
 
 
 def test_a_message_that_comes_late_is_not_worked_off(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fedattune.experiments.studies.render import CSV_FILE, FIGURE_FILE, TABLE_FI
 from fedattune.experiments.studies.study import Study
 from fedattune.experiments.studies.table import far_off, to_markdown
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"
 DONE = sorted(path.parent.name for path in RESULTS.glob("*/runs.json"))
 

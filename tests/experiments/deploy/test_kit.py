@@ -10,7 +10,6 @@ import signal
 import ssl
 import stat
 import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -21,9 +20,7 @@ import yaml
 
 from fedattune import ConfigError
 from fedattune.experiments.deploy.kit import Scalar, write_kit
-
-sys.path.append(str(Path(__file__).parent))
-from harness import Deployment, free_ports, nginx, ports, wait_until
+from flower.harness import Deployment, free_ports, nginx, ports, wait_until
 
 TEXT = '{"method": "it\'s \\"x\\"",\n "rates": [0.1, 1e-05], "who": "Zoë \\\\ \x7f\t#"}'
 """What a configuration may hold as text: JSON of several lines, quotes, backslashes, control characters."""
@@ -114,7 +111,7 @@ def test_a_container_sees_the_data_of_its_own_node_read_only(tmp_path: Path) -> 
 
 def test_the_image_gets_flower(tmp_path: Path) -> None:
     (extra,) = re.findall(r"\.whl\)\[(\w+)\]", (written(tmp_path) / "Dockerfile").read_text(encoding="utf-8"))
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))[
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))[
         "project"
     ]
     assert any(need.startswith("flwr") for need in project["optional-dependencies"][extra])

@@ -1,0 +1,68 @@
+"""Runs over nodes in this process, and the same runs in the simulator."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from conformance.test_conformance import RUN
+from fedattune import Federation, Result, fit
+from fedattune.data import export_clients, infer_schema
+from fedattune.experiments.deploy.client_app import make_client_app
+from fedattune.experiments.deploy.server_app import run_server
+
+from .in_process import InProcessGrid
+
+GROUPS = ([0, 3], [1, 2, 4], [5])
+
+
+def run_deployed(
+    federation: Federation,
+    folder: Path,
+    *,
+    lost: Any = lambda *_: False,
+    own: Any = None,
+    make_grid: type[InProcessGrid] = InProcessGrid,
+    groups: Sequence[Sequence[int]] = GROUPS,
+    **config: Any,
+) -> list[Result]:
+    """Run a deployment over nodes in this process, each with its data in files of its own; return the results."""
+    if not (folder / "data").exists():
+        export_clients(federation, folder / "data", groups)
+    run_config = {
+        "model": "dnn",
+        "run-folder": str(folder / "run"),
+        "nodes": len(groups),
+        "poll": 0.001,
+        "round-timeout": 0.05,
+        "data-schema": infer_schema(federation).to_json(),
+        **{key.replace("_", "-"): value for key, value in (RUN | config).items()},
+    }
+    run_config["set"] = f"dnn.hidden=6; {run_config.get('set', '')}"
+    nodes = [
+        {"name": f"node-{i}", "data": str(folder / "data" / f"node-{i}"), "state": str(folder / f"state-{i}")}
+        for i in range(len(groups))
+    ]
+    grid = make_grid(make_client_app(own), nodes, run_config, lost)
+    log: list[str] = []
+    try:
+        return run_server(grid, run_config, own, log.append)
+    finally:
+        (folder / "log.txt").write_text("\n".join(log))
+
+
+def run_simulated(
+    name: str, federation: Federation, options: Mapping[str, Any] = {}, **settings: Any
+) -> Result:
+    """Run the same method in the simulator."""
+    return fit(name, federation, "dnn", options=options, model_options={"hidden": 6}, **(RUN | settings))
+
+
+def read_log(folder: Path) -> list[str]:
+    """Read the sentences that the server logged in `run_deployed`."""
+    return (folder / "log.txt").read_text().splitlines()
+
+
+def find_models(folder: Path, name: str, seed: int = 0) -> dict[str, Path]:
+    """Find the file of each client's model, which is on its node."""
+    files = folder.glob(f"state-*/*/{name}/seed-{seed}/models/*.safetensors")
+    return {file.stem.partition("-")[2]: file for file in files}
