@@ -1,6 +1,10 @@
-"""What all tests share."""
+"""Fixtures that tests of several packages share."""
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 # Several test processes share the cores; without this, their threads spin and wait for each other. Commands that
 # tests start inherit it.
@@ -9,9 +13,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from typing import Any
 
 import pytest
+import torch
 from xdist.scheduler import LoadScopeScheduling
 
+from cli_helpers import Done, environment
 from fedattune import Federation
+from fedattune.cli import main
 from federations import make_federation
 
 
@@ -31,6 +38,72 @@ def equal() -> Federation:
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches and saved partitions of a test stay with the test run."""
     monkeypatch.setenv("FEDATTUNE_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+
+
+@pytest.fixture(scope="session")
+def _one_thread() -> None:
+    """Let tests in parallel not fight for the cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, with a home of FedAttune's own beside it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("FEDATTUNE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDATTUNE_DEBUG", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    return folder
+
+
+@pytest.fixture
+def cli(work: Path, _one_thread: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """The command in this process."""
+
+    def run(*argv: object) -> Done:
+        capsys.readouterr()
+        code = main([str(one) for one in argv])
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def process(work: Path) -> Callable[..., Done]:
+    """The real command in a process of its own."""
+
+    def run(*argv: object) -> Done:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedattune", *map(str, argv)],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            cwd=work,
+            timeout=120,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def start(work: Path) -> Callable[..., "subprocess.Popen[str]"]:
+    """The real command, begun."""
+
+    def run(*argv: object) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedattune", *map(str, argv)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            cwd=work,
+        )
+
+    return run
 
 
 TOGETHER = ("test_ray.py", "test_ray_nodes.py", "test_report_browser.py")

@@ -5,23 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import Done, hospital_rows, write_csv
+
+from cli_helpers import Done, files, hospital_rows, refused, write_csv
 
 Cli = Callable[..., Done]
 TABLE = ("--data", "p.csv", "--client-column", "hospital", "--target", "outcome")
-
-
-def files(work: Path) -> list[str]:
-    return sorted(str(path) for path in work.rglob("*") if "__pycache__" not in path.parts)
-
-
-def refused(done: Done, said: str) -> None:
-    assert done.code == 2
-    assert done.err.startswith("fedattune: error: ")
-    assert done.err.count("\n") == 1
-    assert "Traceback" not in done.err
-    assert done.out == ""
-    assert said in done.err
 
 
 @pytest.mark.parametrize(

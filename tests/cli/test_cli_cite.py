@@ -4,9 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from cli_helpers import Done, hospital_rows, write_csv
-from test_cli_bad_input import refused
-
+from cli_helpers import Done, hospital_rows, refused, write_csv
 from fedattune.analysis.citations import ALGORITHMS
 
 Cli = Callable[..., Done]

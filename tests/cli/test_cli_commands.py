@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_helpers import Done, hospital_rows, write_csv
 
+from cli_helpers import Done, hospital_rows, write_csv
 from fedattune.cli import main as cli_module
 
 Cli = Callable[..., Done]

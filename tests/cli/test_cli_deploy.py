@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from cli_helpers import Done
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import Done
 
+from cli_helpers import Done
 from fedattune.core.errors import DivergedError
 
 Cli = Callable[..., Done]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_helpers import Done, hospital_rows, write_csv
-from test_cli_bad_input import files, refused
+
+from cli_helpers import Done, files, hospital_rows, refused, write_csv
 
 Cli = Callable[..., Done]
 FAST = ("--rounds", 1, "--steps", 2, "--clients", 5, "--quiet")
@@ -106,7 +106,7 @@ def test_standard_output_that_is_a_file(process: Cli, work: Path) -> None:
     import subprocess
     import sys
 
-    from conftest import environment
+    from cli_helpers import environment
 
     with (work / "all.txt").open("w") as file:
         line = [sys.executable, "-m", "fedattune", "data", "show", "--json", "/dev/stdout"]

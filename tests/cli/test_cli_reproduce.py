@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from cli_helpers import Done
 from filelock import FileLock
 
+from cli_helpers import Done
 from data.image_files import pictures, write
 from fedattune import ConfigError
 from fedattune.experiments.job import ProgressCallback, StoppedError
@@ -258,9 +258,9 @@ def test_a_run_that_diverged_before_a_stop_is_kept(small: Path, work: Path) -> N
     begun: list[str] = []
 
     class Shown(ProgressDisplay):
-        def start(self, title: str, rounds: int) -> ProgressCallback:
+        def add_run(self, title: str, rounds: int) -> ProgressCallback:
             begun.append(title)
-            return super().start(title, rounds)
+            return super().add_run(title, rounds)
 
     records = Records(work / "out" / "small")
     records.folder.mkdir(parents=True)

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import Done, hospital_rows, numbers, write_csv
 
+from cli_helpers import SLOW, Done, hospital_rows, numbers, wait_for, write_csv
 from fedattune.cli import main
 
 Cli = Callable[..., Done]
-# Slow enough to be hit in the middle, and with clients that miss rounds.
-SLOW_LINE = "compare --algorithms local,fedmcsa --rounds 40 --steps 10 --clients 6 --cohort 3"
-SLOW = SLOW_LINE.split()
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +21,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("whole") / "o"
     assert main([*SLOW, "--out", str(out), "--quiet"]) == 0
     return numbers(out / "result.json")
-
-
-def wait_for(running: "subprocess.Popen[str]", text: str) -> None:
-    assert running.stderr is not None
-    for line in running.stderr:
-        if text in line:
-            return
-    raise AssertionError(f"{text} was never said")
 
 
 def test_interrupt_and_resume(

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import Done
 from rich.console import Console
 
 import fedattune.analysis.report
+from cli_helpers import Done
 from crafted import craft
 from fedattune import RunError
 from fedattune.analysis.monitor import RunMonitor, RunStatus
@@ -341,7 +341,7 @@ def test_ctrl_c_leaves_without_a_trace(cli: Cli, work: Path, monkeypatch: pytest
 
 
 def test_a_comparison_is_watched_on_a_real_terminal_to_its_end(start: Any, work: Path) -> None:
-    from conftest import environment
+    from cli_helpers import environment
 
     trains = start(
         "compare", "--data", "digits", "--clients", 4, "--algorithms", "local,fedavg", "--rounds", 60, "-o", "out",

@@ -214,7 +214,7 @@ def _train(space: Namespace, problems: list[str], where: list[Path]) -> int:
     where.append(out)
     with InterruptHandler() as stop:
         try:
-            results, failed = train_plan(plan, out, stop, output, go_on=command == "compare")
+            results, failed = train_plan(plan, out, stop, output, keep_going=command == "compare")
         except StoppedError as stopped:
             _print_error(f"{stopped}; go on with: {_resume([command], out)}")
             return INTERRUPTED

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from ..training.result import Result
 
 ProgressCallback = Callable[["Progress"], None]
-"""Is told of every round of one run."""
-
+"""Receives the progress of one run after every round."""
 
 ShouldStop = Callable[[], bool]
+"""Tells whether the user asked to stop."""
 
 
 class StoppedError(Exception):
-    """The user asked to stop; what was done so far is kept."""
+    """The user asked to stop; finished runs and checkpoints are kept."""
 
 
 class WorkerKilledError(RunError):
@@ -30,23 +30,23 @@ class WorkerKilledError(RunError):
 
 
 class FailedRun(NamedTuple):
-    """A run that came to no result."""
+    """A run without a result: training diverged, or its process was killed and the run can be resumed."""
 
     algorithm: str
     seed: int
     error: str
     folder: Path
-    diverged: bool  # otherwise its process was killed, and the run can be resumed
+    diverged: bool
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: what `fit` takes, and what it is called on the screen.
+    """One run: the arguments of `fit`, and a title for the screen.
 
     Attributes:
-        title: what it is called; methods of one seed need not say which.
-        folder: where it is kept; what is there already goes on, and a finished run is not trained again.
-        tensorboard: whether event files are written into the folder too.
+        title: what the screen calls the run; it names the seed only where there are several.
+        folder: the run folder; an interrupted run in it is resumed.
+        tensorboard: whether to write event files into the folder too.
 
     """
 
@@ -61,16 +61,16 @@ class Job:
     tensorboard: bool = False
 
     @property
-    def finished(self) -> bool:
-        """Whether there is nothing left to train."""
+    def is_finished(self) -> bool:
+        """Whether the run folder holds the result."""
         return (self.folder / "result.json").exists()
 
-    def train(self, tell: ProgressCallback, stop: ShouldStop) -> "Result":
-        """Train it, in this process; the result is unfinished where `stop` said yes."""
+    def train(self, on_progress: ProgressCallback, should_stop: ShouldStop) -> "Result":
+        """Train the run in this process; the result is unfinished if `should_stop` returned True."""
         from ..training.fit import fit
 
         if self.folder.is_dir() and not (self.folder / "config.json").exists():
-            shutil.rmtree(self.folder)  # killed while it was being made: there is nothing in it to go on with
+            shutil.rmtree(self.folder)  # killed while it was being made: there is nothing in it to resume
         return fit(
             self.algorithm,
             self.federation,
@@ -79,8 +79,8 @@ class Job:
             model_options=self.model_options,
             out=self.folder,
             resume=self.folder.is_dir(),
-            watch=tell,
-            stop=stop,
+            watch=on_progress,
+            stop=should_stop,
             tensorboard=self.folder if self.tensorboard else None,
             settings=self.settings,
         )

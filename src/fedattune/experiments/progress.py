@@ -1,4 +1,4 @@
-"""Progress of runs: live bars on a terminal, a plain line now and then elsewhere, nothing when quiet."""
+"""Show the progress of runs: live bars on a terminal, plain lines elsewhere, nothing when quiet."""
 
 import sys
 import time
@@ -11,15 +11,22 @@ if TYPE_CHECKING:
     from ..training.context import Progress
 
 
-class ProgressDisplay:
-    """What is told about several runs, after or beside each other; this one shows nothing."""
+MIN_COLUMNS_BARS = 76
+"""Width of a terminal from which runs have bars."""
 
-    def start(self, title: str, rounds: int) -> ProgressCallback:
-        """A run begins; what is returned is to be told of its rounds."""
+MIN_COLUMNS_LABEL = 60
+"""Width of a terminal from which the accuracy has a label."""
+
+
+class ProgressDisplay:
+    """Show the progress of several runs. This base class shows nothing."""
+
+    def add_run(self, title: str, rounds: int) -> ProgressCallback:
+        """Add a run, and return the callback that receives the progress of its rounds."""
         return lambda _: None
 
-    def say(self, sentence: str) -> None:
-        """Show a sentence on how the runs go."""
+    def print_line(self, line: str) -> None:
+        """Print one line about the runs."""
 
     def __enter__(self) -> Self:
         return self
@@ -31,25 +38,25 @@ class ProgressDisplay:
 
 
 class PlainProgress(ProgressDisplay):
-    """One plain line about every tenth of the rounds."""
+    """Print a plain line after every tenth of the rounds."""
 
-    def start(self, title: str, rounds: int) -> ProgressCallback:
-        """A run begins."""
+    def add_run(self, title: str, rounds: int) -> ProgressCallback:
+        """Add a run."""
         began, done = time.monotonic(), 0
 
-        def tell(progress: "Progress") -> None:
+        def show(progress: "Progress") -> None:
             nonlocal done
             done += 1  # not progress.round: a resumed run begins in the middle
             tenth = 10 * progress.round // progress.rounds
             if tenth > 10 * (progress.round - 1) // progress.rounds:
                 left = (time.monotonic() - began) / done * (progress.rounds - progress.round)
-                self.say(f"{title}: {_format_round(progress, left)}")
+                self.print_line(f"{title}: {_format_round(progress, left)}")
 
-        return tell
+        return show
 
-    def say(self, sentence: str) -> None:
-        """One line on standard error."""
-        print(sentence, file=sys.stderr, flush=True)
+    def print_line(self, line: str) -> None:
+        """Print one line on standard error."""
+        print(line, file=sys.stderr, flush=True)
 
 
 def _format_round(progress: "Progress", left: float) -> str:
@@ -58,50 +65,46 @@ def _format_round(progress: "Progress", left: float) -> str:
     return f"round {progress.round} of {progress.rounds}{accuracy}{wait}"
 
 
-MIN_COLUMNS_BARS, MIN_COLUMNS_LABEL = 76, 60
-"""Characters of a terminal from which there are bars, and from which accuracy is called by its name."""
-
-
 class ProgressBars(ProgressDisplay):
-    """A live bar for each run: round, accuracy, time left; those of finished runs go when the terminal is full."""
+    """Show a live bar for each run: round, accuracy, time left. Hide finished runs when the terminal is full."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = Console(stderr=True)
-        self._fair = console.width >= MIN_COLUMNS_LABEL
+        self._has_label = console.width >= MIN_COLUMNS_LABEL
         self._bars = Progress(
             TextColumn("{task.description}"),
             *([BarColumn(bar_width=24)] if console.width >= MIN_COLUMNS_BARS else []),
             MofNCompleteColumn(),
-            TextColumn(f"{{task.fields[accuracy]:>{16 if self._fair else 7}}}"),
+            TextColumn(f"{{task.fields[accuracy]:>{16 if self._has_label else 7}}}"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
         )
 
-    def start(self, title: str, rounds: int) -> ProgressCallback:
-        """A run begins."""
+    def add_run(self, title: str, rounds: int) -> ProgressCallback:
+        """Add a run."""
         self._make_room()
         task = self._bars.add_task(title, total=rounds, accuracy="")
-        name = "accuracy " * self._fair
+        label = "accuracy " * self._has_label
 
-        def tell(progress: "Progress") -> None:
-            accuracy = "" if progress.accuracy is None else f"{name}{100 * progress.accuracy:.2f}%"
+        def show(progress: "Progress") -> None:
+            accuracy = "" if progress.accuracy is None else f"{label}{100 * progress.accuracy:.2f}%"
             self._bars.update(task, completed=progress.round, accuracy=accuracy)
 
-        return tell
+        return show
 
     def _make_room(self) -> None:
-        """Let bars of finished runs go, the first ones first, until one more fits."""
+        """Hide bars of finished runs, the oldest first, until one more bar fits."""
         shown = [task for task in self._bars.tasks if task.visible]
-        full = len(shown) + 2 - self._bars.console.height  # the last line stays free
-        for task in [task for task in shown if task.finished][: max(full, 0)]:
+        excess = len(shown) + 2 - self._bars.console.height  # the last line stays free
+        for task in [task for task in shown if task.finished][: max(excess, 0)]:
             self._bars.update(task.id, visible=False)
 
-    def say(self, sentence: str) -> None:
-        """One line above the bars."""
-        self._bars.console.print(sentence, highlight=False, markup=False)
+    def print_line(self, line: str) -> None:
+        """Print one line above the bars."""
+        self._bars.console.print(line, highlight=False, markup=False)
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -114,7 +117,7 @@ class ProgressBars(ProgressDisplay):
 
 
 def make_progress_display(*, quiet: bool) -> ProgressDisplay:
-    """The fitting way to show progress on standard error."""
+    """Return the display that fits standard error: bars, plain lines, or nothing."""
     if quiet:
         return ProgressDisplay()
     return ProgressBars() if sys.stderr.isatty() else PlainProgress()

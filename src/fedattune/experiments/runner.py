@@ -1,4 +1,4 @@
-"""Independent runs: what each one is, and how all are trained, one after another or beside each other."""
+"""Train independent runs, one after another or in several processes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,143 +18,146 @@ if TYPE_CHECKING:
 
 def train_all(
     jobs: Sequence[Job],
-    stop: ShouldStop,
-    shown: ProgressDisplay,
+    should_stop: ShouldStop,
+    display: ProgressDisplay,
     *,
     scratch: Path,
-    go_on: bool = True,
+    keep_going: bool = True,
     processes: int | Literal["auto"] = "auto",
     on_failure: Callable[[FailedRun], None] = lambda _: None,
 ) -> "tuple[list[Result], list[FailedRun]]":
-    """Train all runs, with the same numbers in any number of processes; results and failures in the runs' order.
+    """Train all runs; the numbers do not depend on the number of processes.
 
-    `auto` begins in this process, and spreads over more once it is clear that this saves time; runs whose clients
-    are on Ray come one after another. `scratch` is a folder in which data can lie for the processes to share. Where
-    `go_on`, a run that diverged, or whose process was killed, leaves the others alone; `on_failure` is told of it
-    at once.
+    Args:
+        jobs: the runs; finished ones are read from their folders.
+        should_stop: tells whether the user asked to stop.
+        display: shows the progress.
+        scratch: folder for the data that processes share.
+        keep_going: train the other runs after one diverged or its process was killed.
+        processes: processes to train in; `auto` begins in this process and starts more once that saves time. Runs on
+            Ray follow one another, because the actors take the cores.
+        on_failure: receives every failure at once.
+
+    Returns:
+        The results and the failures, each in the order of the jobs.
 
     Raises:
-        StoppedError: a stop was asked for; checkpoints are kept.
-        DivergedError, KilledError: a run failed, and the others are not to go on.
+        StoppedError: the user asked to stop; checkpoints are kept.
+        DivergedError, WorkerKilledError: a run failed, and `keep_going` is off.
 
     """
-    runs = _JobRunner(jobs, stop, shown, go_on, scratch, on_failure)
-    if spread_elsewhere := [one for one in jobs if one.settings.engine == "ray" and not one.finished]:
+    runs = _JobRunner(jobs, should_stop, display, keep_going, on_failure)
+    if on_ray := [job for job in jobs if job.settings.engine == "ray" and not job.is_finished]:
         from ..training.backends.ray import connect_ray
 
-        with connect_ray(spread_elsewhere[0].settings):  # once for all, whose actors take the cores already
-            runs.one_after_another(spread=False)
-        return runs.outcome()
-    if processes == "auto" or min(processes, runs.n_left) < 2:
-        runs.one_after_another(spread=processes == "auto")
-    if runs.left:
+        with connect_ray(on_ray[0].settings):  # once for all runs
+            runs.train_in_sequence(may_leave=False)
+        return runs.collect()
+    if processes == "auto" or min(processes, runs.n_unfinished) < 2:
+        runs.train_in_sequence(may_leave=processes == "auto")
+    if runs.remaining:
         most = processes_in_memory(available_cores()) if processes == "auto" else processes
-        runs.beside_each_other(min(most, runs.n_left))
-    return runs.outcome()
+        runs.train_in_parallel(min(most, runs.n_unfinished), scratch)
+    return runs.collect()
 
 
 class _JobRunner:
-    """The runs, and what became of those that are done."""
+    """The jobs, and the outcome of each job that is done."""
 
     def __init__(
         self,
         jobs: Sequence[Job],
-        stop: ShouldStop,
-        shown: ProgressDisplay,
-        go_on: bool,
-        scratch: Path,
+        should_stop: ShouldStop,
+        display: ProgressDisplay,
+        keep_going: bool,
         on_failure: Callable[[FailedRun], None],
     ) -> None:
-        self.jobs, self.stop, self.shown, self.go_on, self.scratch = jobs, stop, shown, go_on, scratch
-        self.on_failure = on_failure
-        self.left = list(range(len(jobs)))
-        self.done: dict[int, Result | FailedRun] = {}
-        self.tells: dict[int, ProgressCallback] = {}
+        self.jobs, self.should_stop, self.display = jobs, should_stop, display
+        self.keep_going, self.on_failure = keep_going, on_failure
+        self.remaining = list(range(len(jobs)))
+        self._outcomes: dict[int, Result | FailedRun] = {}
+        self._callbacks: dict[int, ProgressCallback] = {}
 
     @property
-    def n_left(self) -> int:
-        """How many are still to be trained."""
-        return sum(not self.jobs[i].finished for i in self.left)
+    def n_unfinished(self) -> int:
+        """Number of jobs still to be trained."""
+        return sum(not self.jobs[i].is_finished for i in self.remaining)
 
-    def tell(self, i: int) -> ProgressCallback:
-        """What is to be told of the rounds of run i."""
-        if i not in self.tells:
-            self.tells[i] = self.shown.start(self.jobs[i].title, self.jobs[i].settings.rounds)
-        return self.tells[i]
+    def get_callback(self, i: int) -> ProgressCallback:
+        """Return the callback that shows the progress of job number `i`."""
+        if i not in self._callbacks:
+            self._callbacks[i] = self.display.add_run(self.jobs[i].title, self.jobs[i].settings.rounds)
+        return self._callbacks[i]
 
-    def failed(self, i: int, error: RunError) -> None:
-        """Note that run i came to no result."""
-        if not self.go_on:
+    def _record_failure(self, i: int, error: RunError) -> None:
+        if not self.keep_going:
             raise error
         job, diverged = self.jobs[i], isinstance(error, DivergedError)
         failure = FailedRun(job.algorithm, job.settings.seed, str(error), job.folder, diverged)
-        self.done[i] = failure
-        self.left.remove(i)
+        self._outcomes[i] = failure
+        self.remaining.remove(i)
         self.on_failure(failure)
 
-    def finish(self, i: int, result: "Result") -> None:
-        """Note the result of run i."""
-        # A comparison lets nobody join, and server states of many methods can be large.
-        self.done[i] = replace(result, remains=None)
-        self.left.remove(i)
+    def _record_result(self, i: int, result: "Result") -> None:
+        # A comparison adds no clients afterwards, and server states of many methods can be large.
+        self._outcomes[i] = replace(result, remains=None)
+        self.remaining.remove(i)
 
-    def one_after_another(self, *, spread: bool) -> None:
-        """Train all in this process; or, where `spread`, as long as no more processes are called for."""
-        estimate = SpeedupEstimate([self.jobs[i] for i in self.left]) if spread else None
-        for i in tuple(self.left):
-            if self.stop():
-                raise StoppedError(f"stopped before {self.jobs[i].algorithm}")
-            last: list[Progress] = []
-            tell, job = self.tell(i), self.jobs[i]
+    def train_in_sequence(self, *, may_leave: bool) -> None:
+        """Train all jobs in this process; if `may_leave`, return once several processes would save time."""
+        estimate = SpeedupEstimate([self.jobs[i] for i in self.remaining]) if may_leave else None
+        for i in tuple(self.remaining):
+            job = self.jobs[i]
+            if self.should_stop():
+                raise StoppedError(f"stopped before {job.algorithm}")
+            show = self.get_callback(i)
             if estimate:
-                estimate.start(job)
+                estimate.start_run(job)
 
-            def watch(
-                progress: "Progress", tell: ProgressCallback = tell, last: "list[Progress]" = last
-            ) -> None:
-                last[:] = [progress]
-                tell(progress)
+            def on_progress(progress: "Progress", show: ProgressCallback = show) -> None:
+                show(progress)
                 if estimate:
-                    estimate.round(progress)
+                    estimate.end_round(progress)
 
             try:
-                result = job.train(watch, lambda: self.stop() or bool(estimate and estimate.pays))
+                result = job.train(
+                    on_progress, lambda: self.should_stop() or bool(estimate and estimate.pays)
+                )
             except DivergedError as error:
-                self.failed(i, error)
+                self._record_failure(i, error)
                 continue
             if result.finished:
-                self.finish(i, result)
-            elif self.stop():
-                raise StoppedError(f"stopped after round {last[0].round} of {last[0].rounds}")
+                self._record_result(i, result)
+            elif self.should_stop():
+                raise StoppedError(f"stopped after round {result.rounds} of {job.settings.rounds}")
             else:
                 return
 
-    def beside_each_other(self, n: int) -> None:
-        """Train what is left in `n` processes."""
+    def train_in_parallel(self, n_processes: int, scratch: Path) -> None:
+        """Train the remaining jobs in worker processes, which share their data by the folder `scratch`."""
         import torch
 
         from ..training.result import Result
         from .pool import run_in_processes
 
-        threads = max(1, min(torch.get_num_threads(), available_cores() // n))
+        threads = max(1, min(torch.get_num_threads(), available_cores() // n_processes))
         each = f"{threads} thread{'s' * (threads > 1)} each"
-        self.shown.say(f"training {self.n_left} runs in {n} processes, {each}")
+        self.display.print_line(f"training {self.n_unfinished} runs in {n_processes} processes, {each}")
 
-        def ended(i: int, error: RunError | None) -> None:
+        def on_end(i: int, error: RunError | None) -> None:
             if error:
-                self.failed(i, error)
+                self._record_failure(i, error)
             else:
-                self.finish(i, Result.load(self.jobs[i].folder))
+                self._record_result(i, Result.load(self.jobs[i].folder))
 
-        todo = {i: self.jobs[i] for i in self.left}
-        run_in_processes(todo, n, threads, self.stop, self.tell, ended, self.scratch)
-        if self.left:
-            raise StoppedError(
-                f"stopped with {len(self.jobs) - len(self.left)} of {len(self.jobs)} runs done"
-            )
+        jobs = {i: self.jobs[i] for i in self.remaining}
+        run_in_processes(jobs, n_processes, threads, self.should_stop, self.get_callback, on_end, scratch)
+        if self.remaining:
+            n_done = len(self.jobs) - len(self.remaining)
+            raise StoppedError(f"stopped with {n_done} of {len(self.jobs)} runs done")
 
-    def outcome(self) -> "tuple[list[Result], list[FailedRun]]":
-        """Results and failures in the order of the runs."""
-        found = [self.done[i] for i in range(len(self.jobs))]
-        failed = [one for one in found if isinstance(one, FailedRun)]
-        return [one for one in found if not isinstance(one, FailedRun)], failed
+    def collect(self) -> "tuple[list[Result], list[FailedRun]]":
+        """Return the results and the failures, each in the order of the jobs."""
+        outcomes = [self._outcomes[i] for i in range(len(self.jobs))]
+        failed = [one for one in outcomes if isinstance(one, FailedRun)]
+        return [one for one in outcomes if not isinstance(one, FailedRun)], failed

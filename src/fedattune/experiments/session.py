@@ -34,11 +34,11 @@ class InterruptHandler:
     """Turn the first Ctrl-C into a request to stop after the round; the second one stops at once."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.stop_requested = False
 
     def __call__(self) -> bool:
-        """Whether a stop is asked for."""
-        return self.asked
+        """Tell whether the user asked to stop."""
+        return self.stop_requested
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -50,9 +50,9 @@ class InterruptHandler:
             signal.signal(signal.SIGINT, self._old)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.stop_requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.stop_requested = True
 
 
 def input_files(
@@ -209,14 +209,27 @@ def make_jobs(plan: Plan, out: Path) -> list[Job]:
 
 
 def train_plan(
-    plan: Plan, out: Path, stop: InterruptHandler, output: OutputOptions, *, go_on: bool
+    plan: Plan, out: Path, should_stop: InterruptHandler, output: OutputOptions, *, keep_going: bool
 ) -> tuple[list["Result"], list[FailedRun]]:
-    """Train every method with every seed, those already finished excepted; where asked, go on after a failure.
+    """Train every method with every seed, except finished runs.
+
+    Args:
+        plan: the experiment.
+        out: the run folder.
+        should_stop: tells whether the user asked to stop.
+        output: the number of processes and the ways to show progress.
+        keep_going: train the other runs after one failed.
+
+    Returns:
+        The results and the failed runs.
 
     Raises:
-        StoppedError: a stop was asked for; checkpoints are kept.
-        DivergedError, KilledError: a run failed, and the others are not to go on.
+        StoppedError: the user asked to stop; checkpoints are kept.
+        DivergedError, WorkerKilledError: a run failed, and `keep_going` is off.
+
     """
     jobs = [replace(job, tensorboard=output.tensorboard) for job in make_jobs(plan, out)]
-    with make_progress_display(quiet=output.quiet) as shown:
-        return train_all(jobs, stop, shown, scratch=out, go_on=go_on, processes=output.processes)
+    with make_progress_display(quiet=output.quiet) as display:
+        return train_all(
+            jobs, should_stop, display, scratch=out, keep_going=keep_going, processes=output.processes
+        )

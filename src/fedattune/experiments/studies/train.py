@@ -161,7 +161,7 @@ class _StudyTrainer:
         for run, job in zip(runs, jobs, strict=True):
             if job.folder in diverged:
                 self.records.fail(run, diverged[job.folder])
-            elif job.finished and run not in self.records:
+            elif job.is_finished and run not in self.records:
                 environment = _select_versions(read_json(RunFolder(job.folder).environment))
                 labels = job.federation.label_counts().tolist() if self.study.mixing else None
                 self.records.add(run, Result.load(job.folder), environment, labels)

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import time
@@ -10,20 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from cli_helpers import Done, numbers
-from test_cli_bad_input import refused
-from test_cli_resume import SLOW, wait_for
 
-import fedattune
-from fedattune import Settings
+from cli_helpers import SLOW, Done, numbers, refused, wait_for
 from fedattune.cli import main
-from fedattune.data.cache import find_mapped_file, save_mapped
-from fedattune.experiments import autoscale as spread
-from fedattune.experiments import pool as shared
-from fedattune.experiments.job import Job, ProgressCallback
+from fedattune.experiments import autoscale, runner
+from fedattune.experiments.job import ProgressCallback
 from fedattune.experiments.progress import ProgressDisplay
 from fedattune.training.context import Progress
 
@@ -177,7 +168,7 @@ class At(ProgressDisplay):
     def __init__(self, title: str, round_: int, act: Callable[[], None]) -> None:
         self.title, self.round, self.act, self.times = title, round_, act, 0
 
-    def start(self, title: str, rounds: int) -> ProgressCallback:
+    def add_run(self, title: str, rounds: int) -> ProgressCallback:
         def tell(progress: Progress) -> None:
             if (title, progress.round) == (self.title, self.round):
                 self.times += 1
@@ -190,7 +181,7 @@ class At(ProgressDisplay):
 def at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., At]:
     def use(title: str, round_: int, act: Callable[[], None]) -> At:
         watch = At(title, round_, act)
-        monkeypatch.setattr("fedattune.experiments.progress.make_progress_display", lambda quiet: watch)
+        monkeypatch.setattr("fedattune.experiments.session.make_progress_display", lambda quiet: watch)
         return watch
 
     return use
@@ -262,101 +253,13 @@ def test_nobody_stays_behind(start: Callable[..., "subprocess.Popen[str]"]) -> N
     assert all_gone(here)
 
 
-def job(tmp_path: Path, federation: fedattune.Federation, rounds: int) -> Job:
-    return Job("", "local", federation, "mlr", Settings(rounds=rounds), tmp_path / str(rounds), {}, {})
-
-
-class Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(spread.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(spread, "available_cores", lambda: cores)
-        monkeypatch.setattr(spread, "processes_in_memory", lambda n: n)
-
-
-@pytest.mark.parametrize(
-    ("cores", "jobs", "seconds", "pays"),
-    [
-        (1, 5, 1.0, False),  # one core
-        (2, 1, 1.0, False),  # one run
-        (2, 2, 0.3, True),  # 59.4 s are left, 30% of which is more than twice 5
-        (2, 2, 0.1, False),  # 19.8 s
-        (2, 9, 0.05, True),  # 44.5 s
-        (2, 9, 0.03, False),  # 26.7 s
-        (64, 9, 0.03, True),
-    ],
-)
-def test_when_it_pays(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    ragged: fedattune.Federation,
-    cores: int,
-    jobs: int,
-    seconds: float,
-    pays: bool,
-) -> None:
-    clock = Clock(monkeypatch, cores)
-    todo = [job(tmp_path / str(i), ragged, 100) for i in range(jobs)]
-    estimate = spread.SpeedupEstimate(todo)
-    estimate.start(todo[0])
-    clock.now += 100  # much is made ready in the first round
-    estimate.round(Progress(1, 100, None, 0.0))
-    assert not estimate.pays
-    said = []
-    for r in range(2, 101):
-        clock.now += seconds
-        estimate.round(Progress(r, 100, None, 0.0))
-        said.append(estimate.pays)
-    assert any(said) == pays
-    assert not pays or said.index(True) <= spread.MIN_TIMED_S / seconds + 1
-
-
-def test_finished_runs_and_little_memory_speak_against_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ragged: fedattune.Federation
-) -> None:
-    clock = Clock(monkeypatch, 8)
-
-    def decide() -> bool:
-        estimate = spread.SpeedupEstimate(todo)
-        estimate.start(todo[0])
-        for r in (1, 2, 3):
-            clock.now += 10
-            estimate.round(Progress(r, 100, None, 0.0))
-        return estimate.pays
-
-    todo = [job(tmp_path / str(i), ragged, 100) for i in range(2)]
-    assert decide()
-    monkeypatch.setattr(spread, "processes_in_memory", lambda n: 1)
-    assert not decide()
-    monkeypatch.setattr(spread, "processes_in_memory", lambda n: n)
-    todo[1].folder.mkdir(parents=True)
-    (todo[1].folder / "result.json").write_text("{}")
-    assert not decide()
-
-
-def test_room_and_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "CGROUP_PATH", tmp_path)
-    most = spread.available_cores()
-    (tmp_path / "cpu.max").write_text("100000 100000\n")
-    assert spread.available_cores() == 1
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert spread.available_cores() == most
-    (tmp_path / "memory.max").write_text("1\n")
-    (tmp_path / "memory.current").write_text("0\n")
-    assert spread.processes_in_memory(4) == 1
-    monkeypatch.setattr(spread, "_free_memory_bytes", lambda: None)
-    assert spread.processes_in_memory(4) == 4
-    monkeypatch.setattr(spread, "_free_memory_bytes", lambda: 3 * spread._peak_memory_bytes() + 1)
-    assert spread.processes_in_memory(4) == 3
-
-
 def test_auto_spreads_in_the_middle_of_a_run(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = ("compare", "--algorithms", "local,fedmcsa", "--clients", 5, "--rounds", 8, "--steps", 3, "--out")
     assert cli(*line, "one", "--processes", 1, "--quiet").code == 0
-    monkeypatch.setattr(spread, "START_S", -1.0)
-    monkeypatch.setattr(spread, "MIN_TIMED_S", 1e-9)
-    for module in ("spread", "jobs"):
-        monkeypatch.setattr(f"fedattune.cli.{module}.cores", lambda: 2)
+    monkeypatch.setattr(autoscale, "START_S", -1.0)
+    monkeypatch.setattr(autoscale, "MIN_TIMED_S", 1e-9)
+    for module in (autoscale, runner):
+        monkeypatch.setattr(module, "available_cores", lambda: 2)
     done = cli(*line, "two")
     assert done.code == 0, done.err
     assert "training 2 runs in 2 processes" in done.err
@@ -369,32 +272,3 @@ def test_what_is_no_number_of_processes(cli: Cli, value: str) -> None:
         cli("compare", *FAST, "o", f"--processes={value}"),
         "--processes: expected a number of processes from 1 to 1024, or auto, got",
     )
-
-
-def test_large_arrays_are_shared_and_small_ones_are_not(tmp_path: Path) -> None:
-    x = torch.arange(40_000.0).reshape(100, 400)
-    kept = torch.from_numpy(save_mapped(tmp_path / "kept.npy", np.arange(20_000.0)))
-    thing = {"x": x, "kept": kept, "small": torch.ones(3), "view": x[50:], "text": ["a"]}
-    expected = {key: value.clone() for key, value in thing.items() if isinstance(value, torch.Tensor)}
-    with shared.scratch_folder(tmp_path / "scratch") as folder:
-        packed = shared.pack(thing, folder)
-        found = shared.unpack(packed)
-        assert len(packed) < 2000
-        assert find_mapped_file(found["x"]) == find_mapped_file(x) == folder.resolve() / "0.npy"
-        assert find_mapped_file(found["kept"]) == tmp_path.resolve() / "kept.npy"
-        assert find_mapped_file(found["small"]) is None
-        with pytest.raises(pickle.UnpicklingError):
-            pickle.loads(packed)
-    assert not folder.exists()
-    for key, value in expected.items():
-        assert torch.equal(found[key], value)
-        assert torch.equal(thing[key], value)
-    assert found["text"] == ["a"]
-    assert find_mapped_file(x) is None  # it is still mapped, but nobody else can be told where from
-
-
-def test_remains_of_a_crash_go(tmp_path: Path) -> None:
-    (tmp_path / ".shared-old").mkdir()
-    (tmp_path / ".shared-old" / "0.npy").write_text("")
-    with shared.scratch_folder(tmp_path) as folder:
-        assert list(tmp_path.iterdir()) == [folder]

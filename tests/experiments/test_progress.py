@@ -14,8 +14,8 @@ def test_bars_of_finished_runs_go_when_the_terminal_is_full(
     monkeypatch.setenv("COLUMNS", "100")
     bar = ProgressBars()
     for i in range(20):
-        bar.start(f"done {i}", 3)(Progress(3, 3, 0.5, 1.0))
-    train = [bar.start(f"trains {i}", 3) for i in range(2)]
+        bar.add_run(f"done {i}", 3)(Progress(3, 3, 0.5, 1.0))
+    train = [bar.add_run(f"trains {i}", 3) for i in range(2)]
     for tell in train:
         tell(Progress(1, 3, 0.5, 1.0))
     shown = [str(task.description) for task in bar._bars.tasks if task.visible]
@@ -28,7 +28,7 @@ def test_nothing_is_cut_in_a_narrow_terminal(width: int, monkeypatch: pytest.Mon
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("LINES", "30")
     bar = ProgressBars()
-    bar.start("fedavg (seed 0)", 300)(Progress(299, 300, 0.9, 10.0))
+    bar.add_run("fedavg (seed 0)", 300)(Progress(299, 300, 0.9, 10.0))
     console = bar._bars.console
     with console.capture() as captured:
         console.print(bar._bars.get_renderable())

@@ -1,10 +1,19 @@
-"""What several tests of the command share."""
+"""Helpers of tests that run the command."""
 
 import csv
 import json
+import os
 import random
+import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+
+# Slow enough to be hit in the middle, and with clients that miss rounds.
+SLOW_LINE = "compare --algorithms local,fedmcsa --rounds 40 --steps 10 --clients 6 --cohort 3"
+SLOW = SLOW_LINE.split()
 
 
 class Done(NamedTuple):
@@ -53,3 +62,29 @@ def numbers(path: Path) -> Any:
         return [without_seconds(one) for one in value] if isinstance(value, list) else value
 
     return without_seconds(json.loads(path.read_text()))
+
+
+def environment() -> dict[str, str]:
+    """The environment of a command in a process of its own."""
+    return os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+
+
+def files(work: Path) -> list[str]:
+    return sorted(str(path) for path in work.rglob("*") if "__pycache__" not in path.parts)
+
+
+def refused(done: Done, said: str) -> None:
+    assert done.code == 2
+    assert done.err.startswith("fedattune: error: ")
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert said in done.err
+
+
+def wait_for(running: "subprocess.Popen[str]", text: str) -> None:
+    assert running.stderr is not None
+    for line in running.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"{text} was never said")
