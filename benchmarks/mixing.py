@@ -88,7 +88,7 @@ def ours(rule: ServerUpdate, cohort: Cohort, device: torch.device, uploaded: Upl
     def run(_: int) -> Params:
         nonlocal state, sent
         state = rule.aggregate(state, ids, sent, Payload(uploads), n)
-        new = rule.broadcast(state, ids)
+        new = rule.broadcast(state, ids).payload
         if isinstance(rule, PFedLAServer):
             sent = new  # it learns from what was sent
         return new.params

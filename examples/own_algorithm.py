@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import fedattune
-from fedattune import Algorithm, Payload, ServerUpdate
+from fedattune import Algorithm, Broadcast, Payload, ServerUpdate
 from fedattune.client import SGD
 from fedattune.core.selectors import Head
 
@@ -23,7 +23,7 @@ class TrimmedMean(ServerUpdate):
         return {"w": w0}
 
     def broadcast(self, state, ids):
-        return Payload(state["w"].repeat(len(ids)))
+        return Broadcast(Payload(state["w"].repeat(len(ids))))
 
     def aggregate(self, state, ids, sent, received, n):
         inner = slice(self.cut, len(ids) - self.cut)

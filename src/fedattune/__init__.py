@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .core.algorithm import Algorithm, ClientUpdate, FineTune, Participation, ServerUpdate
     from .core.errors import ConfigError, DataError, FedAttuneError, ModelError, RunError
     from .core.params import Params
-    from .core.payload import Payload
+    from .core.payload import Broadcast, Payload
     from .core.settings import Settings
     from .data import Federation, federation, load_federation
     from .models.files import load_model
@@ -33,7 +33,7 @@ _MODULE_OF = {
         "core.algorithm": ("Algorithm", "ClientUpdate", "FineTune", "Participation", "ServerUpdate"),
         "core.errors": ("ConfigError", "DataError", "FedAttuneError", "ModelError", "RunError"),
         "core.params": ("Params",),
-        "core.payload": ("Payload",),
+        "core.payload": ("Broadcast", "Payload"),
         "core.settings": ("Settings",),
         "data": ("Federation", "federation", "load_federation"),
         "models.files": ("load_model",),
@@ -61,6 +61,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Algorithm",
+    "Broadcast",
     "ClientResult",
     "ClientUpdate",
     "ConfigError",

@@ -266,14 +266,14 @@ def test_weight_decay_of_the_run_and_of_the_method(ragged: Federation) -> None:
 
 def test_a_method_of_the_users_own_is_held_to_the_same(ragged: Federation) -> None:
     """A server rule written outside the package runs on both engines."""
-    from fedattune import ServerUpdate
+    from fedattune import Broadcast, ServerUpdate
 
     class Median(ServerUpdate):
         def init(self, w0: Params, n_clients: int) -> Any:
             return {"w": w0}
 
-        def broadcast(self, state: Any, ids: Any) -> Payload:
-            return Payload(state["w"].repeat(len(ids)))
+        def broadcast(self, state: Any, ids: Any) -> Broadcast:
+            return Broadcast(Payload(state["w"].repeat(len(ids))))
 
         def aggregate(self, state: Any, ids: Any, sent: Any, received: Payload, n: Any) -> Any:
             return {"w": received.params.map(lambda a: a.median(0).values)}

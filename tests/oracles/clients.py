@@ -25,7 +25,7 @@ class Clients:
         """One round of clients `ids` (all unless given); the global model after it."""
         who = torch.arange(len(self.gradients)) if ids is None else torch.tensor(ids)
         self.round += 1
-        sent = self.algorithm.server.broadcast(self.state, who)
+        sent = self.algorithm.server.broadcast(self.state, who).payload
         uploads = []
         for row, client in enumerate(who.tolist()):
             mine = sent.rows(row)

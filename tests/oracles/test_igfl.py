@@ -44,7 +44,7 @@ def aggregate(
     who = torch.arange(clients) if ids is None else torch.tensor(ids)
     if state is None:
         state = rule.init(delta.rows(0).zeros(), clients)
-    sent = rule.broadcast(state, who)
+    sent = rule.broadcast(state, who).payload
     counts = torch.ones(len(who), dtype=torch.int64) if n is None else torch.tensor(n)
     return rule.aggregate(state, who, sent, Payload(sent.params + delta), counts)
 
@@ -86,7 +86,7 @@ def test_e2_weights_are_not_negative_and_sum_to_one_but_those_of_t2(
     state = aggregate(rule, 0.5 * updates, aggregate(rule, updates))
     b = state["p"]
     assert (b >= 0).all()
-    matrices = rule.mixing(state, torch.tensor([0, 3]))
+    matrices = rule.broadcast(state, torch.tensor([0, 3])).mixing
     assert matrices is not None
     if rule.form == "T2" and rule.query == "time":
         assert 0 < b.sum() < N
@@ -109,7 +109,7 @@ def test_e2_by_hand_for_two_clients_with_one_value_each() -> None:
     first = sum(rows) / 2
     assert two(UpdateAttention(query="self")) == pytest.approx([first, 1 - first], abs=1e-14)
     rule = UpdateAttention(query="self")
-    shown = rule.mixing(aggregate(rule, one(1.0, 2.0)), torch.tensor([1, 0]))
+    shown = rule.broadcast(aggregate(rule, one(1.0, 2.0)), torch.tensor([1, 0])).mixing
     assert shown is not None
     assert shown.weights["attention"].flatten().tolist() == pytest.approx(
         [rows[1], 1 - rows[1], rows[0], 1 - rows[0]], abs=1e-14
@@ -189,7 +189,7 @@ def test_the_displacement_is_what_the_global_model_moved_attention_included(upda
     assert near(first["D"], first["w"], 0)
     second = aggregate(rule, 0.5 * updates, first)
     assert near(second["D"], second["w"] - first["w"], 0)
-    sent = rule.broadcast(second, torch.tensor([1, 4]))
+    sent = rule.broadcast(second, torch.tensor([1, 4])).payload
     assert near(sent.extra["D"], second["D"].repeat(2), 0)
     no_global = aggregate(GlobalUpdateWrapper(Attention()), updates)
     assert near(no_global["D"], updates.map(lambda a: a.mean(0)))

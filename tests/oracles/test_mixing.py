@@ -30,7 +30,7 @@ def mix(rule: Mixing, theta: Params, n: Tensor | None = None) -> tuple[Params, d
     state = rule.init(theta.rows(0), clients)
     counts = torch.ones(clients, dtype=torch.int64) if n is None else n
     state = rule.aggregate(state, ids, Payload(theta), Payload(theta), counts)
-    return rule.broadcast(state, ids).params, rule.mixing(state, ids).weights
+    return rule.broadcast(state, ids).payload.params, rule.broadcast(state, ids).mixing.weights
 
 
 def near(a: Params, b: Params, tolerance: float = 1e-12) -> bool:
@@ -228,14 +228,14 @@ def test_a15_clients_that_were_not_asked_keep_what_they_had(pool: str, theta: Pa
     assert isinstance(kept, Params)
     for client in (0, 2, 4):
         assert all(torch.equal(kept[k][client], start[k]) for k in start)
-    sent = rule.broadcast(state, torch.tensor([0, 1, 3])).params
+    sent = rule.broadcast(state, torch.tensor([0, 1, 3])).payload.params
     assert near(sent.rows(0), start)
     two = theta.rows(torch.tensor([1, 3]))
     assert near(sent.rows(slice(1, 3)), mix(Attention("layer", sigma=3.0), two)[0])
     state = rule.aggregate(
         state, torch.tensor([0]), Payload(theta), Payload(theta.rows(torch.tensor([4]))), counts[:1]
     )
-    columns = rule.mixing(state, torch.tensor([1])).columns.tolist()
+    columns = rule.broadcast(state, torch.tensor([1])).mixing.columns.tolist()
     assert columns == {"cohort": [0, 1], "seen": [0, 1, 3]}[pool]
 
 
@@ -243,14 +243,14 @@ def test_average_weighs_by_samples_and_reports_its_weights(theta: Params) -> Non
     rule = Average()
     state = rule.init(theta.rows(0), 8)
     ids = torch.tensor([0, 2, 3, 5, 7])
-    assert rule.mixing(state, ids) is None
+    assert rule.broadcast(state, ids).mixing is None
     state = rule.aggregate(state, ids, Payload(theta), Payload(theta), torch.tensor([1, 1, 2, 4, 2]))
     p = torch.tensor([0.1, 0.1, 0.2, 0.4, 0.2], dtype=torch.float64)
-    mixing = rule.mixing(state, ids)
+    mixing = rule.broadcast(state, ids).mixing
     assert mixing is not None
     assert torch.allclose(mixing.weights["model"], p.repeat(5, 1))
     assert mixing.columns.tolist() == ids.tolist()
-    sent = rule.broadcast(state, torch.tensor([6])).params
+    sent = rule.broadcast(state, torch.tensor([6])).payload.params
     assert torch.allclose(sent["body.bias"][0], p @ theta["body.bias"])
     half = Average(beta=0.5).aggregate(
         rule.init(theta.rows(0), 8), ids, Payload(theta), Payload(theta), torch.tensor([1, 1, 2, 4, 2])

@@ -214,14 +214,14 @@ def affinities(*rows: list[float], t: int = 0) -> Any:
 
 def test_c13_the_most_helpful_are_sent_and_the_own_model_does_not_travel() -> None:
     rule, ids = FedFomoServer(models=3, epsilon=0), torch.tensor([0, 1])
-    sent = rule.broadcast(affinities([9, 1, 4, 3, 2], [5, 9, 0, 7, 6]), ids)
+    sent = rule.broadcast(affinities([9, 1, 4, 3, 2], [5, 9, 0, 7, 6]), ids).payload
     assert sent.extra["numbers"]["peer"].tolist() == [[2, 3], [3, 4]]
     assert sent.extra["peers"]["w"][:, :, 0].tolist() == [[2, 3], [3, 4]]
     assert sent.params["w"][:, 0].tolist() == [0, 1]
     assert rule.bytes_down({}, ids, sent).total() == 2 * 2 * (
         8 + 8
     )  # two models of one value, with their numbers
-    assert FedFomoServer(models=99, epsilon=0).broadcast(affinities(), ids).extra["numbers"][
+    assert FedFomoServer(models=99, epsilon=0).broadcast(affinities(), ids).payload.extra["numbers"][
         "peer"
     ].shape == (2, 4)
 
@@ -232,20 +232,24 @@ def test_c13_exploration_falls_and_does_not_depend_on_who_else_is_asked() -> Non
     found = []
     for t in range(6):
         state = affinities(*best, t=t)
-        peers = rule.broadcast(state, everybody).extra["numbers"]["peer"][:, 0]
+        peers = rule.broadcast(state, everybody).payload.extra["numbers"]["peer"][:, 0]
         assert (peers != everybody).all()
-        assert torch.equal(rule.broadcast(state, torch.tensor([3])).extra["numbers"]["peer"][0], peers[3:4])
+        assert torch.equal(
+            rule.broadcast(state, torch.tensor([3])).payload.extra["numbers"]["peer"][0], peers[3:4]
+        )
         found.append((peers == (everybody + 1) % N).sum().item())
     assert found[0] < N
     assert found[4] == found[5] == N  # 1 - 4 x 0.25 = 0
-    ties = [FedFomoServer(models=2, epsilon=0).broadcast(affinities(t=t), everybody) for t in range(4)]
+    ties = [
+        FedFomoServer(models=2, epsilon=0).broadcast(affinities(t=t), everybody).payload for t in range(4)
+    ]
     assert len({tuple(sent.extra["numbers"]["peer"].flatten().tolist()) for sent in ties}) > 1
 
 
 def test_c13_what_clients_report_adds_up() -> None:
     rule, ids = FedFomoServer(models=3, epsilon=0), torch.tensor([0, 1])
     state = affinities([9, 1, 4, 3, 2], [5, 9, 0, 7, 6])
-    sent = rule.broadcast(state, ids)
+    sent = rule.broadcast(state, ids).payload
     found = Params(a=torch.tensor([[1.0, -2.0], [0.5, 0.0]], dtype=torch.float64))
     received = Payload(two_weights(7, 8), {"affinity": found})
     after = rule.aggregate(state, ids, sent, received, torch.ones(2, dtype=torch.int64))
@@ -297,9 +301,9 @@ def test_newcomers_profit_and_leave_everybody_else_alone(name: str) -> None:
     result = fit(name, trained, cohort=6, rounds=30, steps=5, lr=0.2)
     assert result.remains
     server, everyone = result.remains.algorithm.server, torch.arange(6)
-    before = server.broadcast(result.remains.server, everyone).params.map(torch.clone)
+    before = server.broadcast(result.remains.server, everyone).payload.params.map(torch.clone)
     joined = result.personalize(newcomers, rounds=2)
-    after = server.broadcast(result.remains.server, everyone).params
+    after = server.broadcast(result.remains.server, everyone).payload.params
     assert all(torch.equal(before[k], after[k]) for k in before)
     alone = fit("local", newcomers, rounds=2, steps=5, lr=0.2)
     assert joined.metrics["loss_uniform"] < alone.metrics["loss_uniform"]

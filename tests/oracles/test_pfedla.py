@@ -48,7 +48,7 @@ def retained(**more: Any) -> HeurPFedLAServer:
 
 def step(rule: PFedLAServer, state: Any, received: Params, ids: Tensor = IDS) -> Any:
     """The state after clients `ids` uploaded this, and the hypernetworks before."""
-    sent = rule.broadcast(state, ids)
+    sent = rule.broadcast(state, ids).payload
     before = state["hypernetworks"].map(torch.clone)
     n = torch.ones(len(ids), dtype=torch.int64)
     return rule.aggregate(state, ids, sent, Payload(received), n), before
@@ -58,7 +58,7 @@ def by_networks(rule: PFedLAServer, state: Any, G: Params, ids: Tensor = IDS) ->
     """The gradient that a step of rate 1 follows when G is that of the loss by what was sent."""
     networks = state["hypernetworks"].map(torch.clone)
     copy = {**state, "hypernetworks": networks}
-    sent = rule.broadcast(state, ids)
+    sent = rule.broadcast(state, ids).payload
     replace(rule, hn_lr=1.0).learn(copy, ids, sent.params, sent.params - G)
     return (state["hypernetworks"] - networks).rows(ids)
 
@@ -70,7 +70,7 @@ def fit(name: str, federation: Federation, **settings: Any) -> Result:
 @pytest.mark.parametrize("norm", ["softmax", "relu_sum"])
 def test_c1_rows_sum_to_one(norm: str) -> None:
     rule = learned(norm=norm)
-    _, columns, weights = rule.mixing(bank(rule, draw(N, 1), 5.0), IDS)
+    _, columns, weights = rule.broadcast(bank(rule, draw(N, 1), 5.0), IDS).mixing
     assert columns.tolist() == [0, 1, 2, 3]
     assert list(weights) == LAYERS
     for alpha in weights.values():
@@ -84,7 +84,7 @@ def test_c1_by_sums_it_starts_from_uneven_weights() -> None:
     """Heads from U(0, 1): weights differ from 1 / N at the start, where softmax has 1 / N."""
     for norm, uneven in (("relu_sum", True), ("softmax", False)):
         rule = learned(norm=norm)
-        weights = rule.mixing(bank(rule, draw(N, 1), 0.0), IDS).weights["body"]
+        weights = rule.broadcast(bank(rule, draw(N, 1), 0.0), IDS).mixing.weights["body"]
         assert ((weights - 1 / N).abs().max() > 1e-2) == uneven
 
 
@@ -99,14 +99,14 @@ def test_c1_weights_on_the_own_model_alone_give_it_back() -> None:
     rule, theta = learned(), draw(N, 1)
     state = bank(rule, theta)
     state["hypernetworks"]["head.bias"] += 1e6 * torch.eye(N, dtype=torch.float64)[:, None]
-    sent = rule.broadcast(state, IDS).params
+    sent = rule.broadcast(state, IDS).payload.params
     assert all(torch.equal(sent[k], theta[k][IDS]) for k in theta)
 
 
 def test_c2_identical_models_are_a_fixed_point_and_teach_nothing() -> None:
     rule, same = learned(hn_lr=1e3), draw(1, 1).rows(0).copies(N)
     state = bank(rule, same)
-    sent = rule.broadcast(state, IDS).params
+    sent = rule.broadcast(state, IDS).payload.params
     assert all(torch.allclose(sent[k], same[k][IDS], atol=1e-14) for k in same)
     after, before = step(rule, state, draw(2, 2))
     assert all(torch.equal(after["hypernetworks"][k], before[k]) for k in before)
@@ -114,8 +114,8 @@ def test_c2_identical_models_are_a_fixed_point_and_teach_nothing() -> None:
 
 def closed_form(state: Any, rule: PFedLAServer, received: Params) -> Tensor:
     """dz^l[k] = alpha^l[k] <theta_k,l - theta_bar_l, G_l> with G = theta_bar - what came back; (R, L, K)."""
-    theta, sent = state["theta"], rule.broadcast(state, IDS).params
-    alphas = rule.mixing(state, IDS).weights
+    theta, sent = state["theta"], rule.broadcast(state, IDS).payload.params
+    alphas = rule.broadcast(state, IDS).mixing.weights
     out = torch.zeros(2, len(LAYERS), N, dtype=torch.float64)
     for i in range(2):
         for layer, (component, names) in enumerate(group_names(theta, "layer").items()):
@@ -130,7 +130,7 @@ def test_c3_gradient_of_the_logits() -> None:
     rule, received = learned(), draw(2, 2)
     state = bank(rule, draw(N, 1))
     expected = closed_form(state, rule, received)
-    found = by_networks(rule, state, rule.broadcast(state, IDS).params - received)["head.bias"]
+    found = by_networks(rule, state, rule.broadcast(state, IDS).payload.params - received)["head.bias"]
     assert torch.allclose(found, expected, atol=1e-12)
     assert expected.abs().min() > 1e-6
     assert torch.allclose(found.sum(2), torch.zeros(2, 3, dtype=torch.float64), atol=1e-12)
@@ -144,10 +144,10 @@ def test_c3_gradient_of_every_value_by_finite_differences(norm: str) -> None:
     """f_i(theta_bar) = 1/2 ||theta_bar - m_i||^2: with one step of rate 1 clients return m_i, so G is its gradient."""
     rule, m = learned(norm=norm), draw(2, 3)
     state = bank(rule, draw(N, 1))
-    gradient = by_networks(rule, state, rule.broadcast(state, IDS).params - m)
+    gradient = by_networks(rule, state, rule.broadcast(state, IDS).payload.params - m)
 
     def loss(client: int) -> float:
-        off = rule.broadcast(state, IDS).params - m
+        off = rule.broadcast(state, IDS).payload.params - m
         return float(sum(0.5 * v[client].square().sum() for v in off.values()))
 
     checked, generator = 0, torch.Generator().manual_seed(0)
@@ -171,12 +171,12 @@ def test_c4_a_step_moves_the_mixture_the_way_training_went() -> None:
     rule = learned(hn_lr=1e-5)
     theta = draw(N, 1)
     state = bank(rule, theta)
-    old = rule.broadcast(state, IDS).params
+    old = rule.broadcast(state, IDS).payload.params
     received = draw(2, 2)
     delta = received - old
     gradient = by_networks(rule, state, old - received)
     after, _ = step(rule, state, received)
-    new = rule.broadcast({**after, "theta": theta}, IDS).params
+    new = rule.broadcast({**after, "theta": theta}, IDS).payload.params
     for i in range(2):
         gain = sum(((new - old)[k][i] * delta[k][i]).sum() for k in delta)
         squared = sum(g[i].square().sum() for g in gradient.values())
@@ -196,21 +196,21 @@ def test_c5_a_layer_teaches_its_own_row_alone() -> None:
 def test_c6_no_change_teaches_nothing() -> None:
     rule = learned(hn_lr=1e3)
     state = bank(rule, draw(N, 1))
-    after, before = step(rule, state, rule.broadcast(state, IDS).params)
+    after, before = step(rule, state, rule.broadcast(state, IDS).payload.params)
     assert all(torch.equal(after["hypernetworks"][k], before[k]) for k in before)
 
 
 def test_c7_retained_layers_are_the_clients_own() -> None:
     rule, theta = retained(retain=2), draw(N, 1)
     state = bank(rule, theta)
-    flags = torch.stack(list(rule.broadcast(state, IDS).extra["retained"].values()), 1)
+    flags = torch.stack(list(rule.broadcast(state, IDS).payload.extra["retained"].values()), 1)
     assert flags.sum(1).tolist() == [2, 2]
     # the layers with the largest weight of the own model, which plain learned mixing shows
-    plain = learned().mixing(state, IDS).weights
+    plain = learned().broadcast(state, IDS).mixing.weights
     own = torch.stack([alpha[torch.arange(2), IDS] for alpha in plain.values()], 1)
     for i in range(2):
         assert own[i][flags[i]].min() > own[i][~flags[i]].max()
-    sent, mixed = rule.broadcast(state, IDS).params, learned().broadcast(state, IDS).params
+    sent, mixed = rule.broadcast(state, IDS).payload.params, learned().broadcast(state, IDS).payload.params
     gradient = by_networks(rule, state, draw(2, 2))["head.bias"]
     for layer, names in enumerate(group_names(theta, "layer").values()):
         for k in names:
@@ -222,7 +222,7 @@ def test_c7_retained_layers_are_the_clients_own() -> None:
 
 def test_c7_ties_go_to_the_first_layers() -> None:
     state = retained().init(draw(1, 1).rows(0), N)
-    assert [v.tolist() for v in retained().broadcast(state, IDS).extra["retained"].values()] == [
+    assert [v.tolist() for v in retained().broadcast(state, IDS).payload.extra["retained"].values()] == [
         [True, True],
         [False, False],
         [False, False],
@@ -253,7 +253,7 @@ def test_c7_retained_layers_need_not_travel() -> None:
     for upload in (True, False):
         rule = retained(upload_retained=upload)
         state = bank(rule, theta)
-        sent = rule.broadcast(state, IDS)
+        sent = rule.broadcast(state, IDS).payload
         flags = torch.stack(list(sent.extra["retained"].values()), 1)
         spared = 8 * int((flags * sizes).sum())
         assert rule.bytes_down(state, IDS, sent).total() == 2 * (8 * 28 + 3) - spared
@@ -300,19 +300,21 @@ def test_newcomers_of_learned_mixing_weigh_all_and_are_weighed_by_nobody() -> No
     rule, theta = learned(hn_lr=1.0), draw(N, 1)
     state = bank(rule, theta)
     state["seen"] = torch.tensor([True, True, False, True])
-    before = rule.broadcast(state, torch.arange(N)).params
+    before = rule.broadcast(state, torch.arange(N)).payload.params
     joined = rule.add_clients(state, 2)
     mean = theta.map(lambda a: a[[0, 1, 3]].mean(0))
     new = torch.tensor([N, N + 1])
-    sent = rule.broadcast(joined, new)
-    weights = rule.mixing(joined, new).weights["head"]
+    sent = rule.broadcast(joined, new).payload
+    weights = rule.broadcast(joined, new).mixing.weights["head"]
     assert torch.allclose(weights[0], torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2, 0.0], dtype=torch.float64))
     for k, v in theta.items():
         assert torch.allclose(joined["theta"][k][N:], mean[k].expand(2, *mean[k].shape))  # type: ignore[index]
         assert torch.allclose(sent.params[k][0], (4 * v.mean(0) + mean[k]) / 5)
     after = rule.aggregate_newcomers(joined, new, sent, Payload(draw(2, 5)), torch.ones(2, dtype=torch.int64))
-    assert all(torch.equal(rule.broadcast(after, torch.arange(N)).params[k], before[k]) for k in theta)
-    assert (rule.mixing(after, new).weights["head"][0, :5] - 0.2).abs().max() > 1e-3  # they learned
+    assert all(
+        torch.equal(rule.broadcast(after, torch.arange(N)).payload.params[k], before[k]) for k in theta
+    )
+    assert (rule.broadcast(after, new).mixing.weights["head"][0, :5] - 0.2).abs().max() > 1e-3  # they learned
 
 
 def model_of(shape: tuple[int, ...] = (2, 3)) -> Params:
@@ -323,7 +325,7 @@ def hyper(**more: Any) -> tuple[PFedHNServer, Any, Payload]:
     rule = PFedHNServer(embedding=2, hidden=3, depth=1, **more)
     torch.manual_seed(0)
     state = rule.init(model_of(), 3)
-    return rule, state, rule.broadcast(state, torch.arange(3))
+    return rule, state, rule.broadcast(state, torch.arange(3)).payload
 
 
 ONE = torch.tensor([1])
@@ -334,7 +336,7 @@ def test_c10_no_change_leaves_weight_decay_alone() -> None:
     """v = wd phi in the first step, 0.5 wd phi + wd phi' in the second."""
     rule, state, sent = hyper(hn_lr=0.1, momentum=0.5, weight_decay=0.2)
     once = rule.aggregate(state, ONE, sent.rows(ONE), sent.rows(ONE), COUNT)
-    sent = rule.broadcast(once, ONE)
+    sent = rule.broadcast(once, ONE).payload
     twice = rule.aggregate(once, ONE, sent, sent, COUNT)
     for k, phi in state["phi"].items():
         first = phi * (1 - 0.1 * 0.2)
@@ -391,7 +393,7 @@ def test_c10_a_client_whose_model_the_step_before_made_right_teaches_nothing() -
     ids = torch.tensor([0, 2])
     back = sent.params.map(lambda a: a + 1).rows(ids)
     once = rule.aggregate(state, ids[:1], sent.rows(ids[:1]), Payload(back.rows(slice(0, 1))), COUNT)
-    right = back.map(lambda a, b: torch.cat([a[:1], b]), rule.broadcast(once, ids[1:]).params)
+    right = back.map(lambda a, b: torch.cat([a[:1], b]), rule.broadcast(once, ids[1:]).payload.params)
     both = rule.aggregate(state, ids, sent.rows(ids), Payload(right), torch.ones(2, dtype=torch.int64))
     assert all(torch.equal(both["phi"][k], once["phi"][k]) for k in state["phi"])  # type: ignore[index]
 
@@ -407,7 +409,7 @@ def test_newcomers_of_a_hypernetwork_learn_their_embedding_alone() -> None:
     joined = rule.add_clients(state, 2)
     mean = state["phi"]["embedding"].mean(0)
     new = torch.tensor([3, 4])
-    sent = rule.broadcast(joined, new)
+    sent = rule.broadcast(joined, new).payload
     expected = generate_models(state["phi"], mean[None])
     assert all(torch.allclose(sent.params[k][0], expected[k][0]) for k in expected)
     assert all(torch.equal(rule.newcomer_model(state)[k], expected[k][0]) for k in expected)
@@ -417,5 +419,5 @@ def test_newcomers_of_a_hypernetwork_learn_their_embedding_alone() -> None:
         assert torch.equal(after["phi"][k][: len(v)], v)  # type: ignore[index]
     learned_rows = after["phi"]["embedding"][3:]  # type: ignore[call-overload]
     assert (learned_rows - mean).abs().amax(1).min() > 1e-6
-    nearer, before = rule.broadcast(after, new).params - back.params, sent.params - back.params
+    nearer, before = rule.broadcast(after, new).payload.params - back.params, sent.params - back.params
     assert sum(v.square().sum() for v in nearer.values()) < sum(v.square().sum() for v in before.values())

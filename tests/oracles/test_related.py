@@ -96,7 +96,7 @@ def averaged(server: L2GDServer, x: Params) -> tuple[Any, Tensor]:
         state = server.aggregate(state, ids, Payload(x), Payload(x), n)
         if state["keep"] < 1:
             break
-    payload, rule = server.broadcast(state, ids), L2GDClient()
+    payload, rule = server.broadcast(state, ids).payload, L2GDClient()
     moved = []
     for i in range(5):
         memory = {**rule.init_local_state(params(W0)), "own": x.rows(i)}
@@ -119,7 +119,7 @@ def test_e14_l2gd_averages_and_keeps_the_mean() -> None:
     assert round(steps) >= 1
     M = float(state["keep"]) * torch.eye(5).double() + (1 - float(state["keep"])) / 5
     assert torch.allclose(moved, M @ x["w"], atol=1e-14)
-    matrices = server.mixing(state, torch.arange(5))
+    matrices = server.broadcast(state, torch.arange(5)).mixing
     assert matrices
     assert torch.allclose(matrices.weights["model"], M)
 
@@ -173,7 +173,7 @@ def test_e14_mocha_follows_its_regulariser(omega: Any) -> None:
     ids = torch.tensor([1, 3])
     Omega = server.matrix(state)
     assert torch.allclose(Omega, Omega.T)
-    payload = server.broadcast(state, ids)
+    payload = server.broadcast(state, ids).payload
     W = x["w"].clone().requires_grad_()
     (0.7 * torch.trace(W.T @ Omega @ W) + 0.2 * W.square().sum()).backward()
     for row, client in enumerate(ids.tolist()):

@@ -26,6 +26,7 @@ from ..core.options import Fraction
 from ..core.params import Params, choose
 from ..core.payload import (
     Batch,
+    Broadcast,
     Grad,
     LocalState,
     Loss,
@@ -181,10 +182,11 @@ class FedFomoServer(UploadStore):
             "round": torch.zeros((), dtype=torch.int64),
         }
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """The own last upload, and those of others with their numbers (R, M - 1)."""
         theta, chosen = cast(Params, state["theta"]), self._chosen(state, ids)
-        return Payload(theta.rows(ids), {"peers": theta.rows(chosen), "numbers": Params(peer=chosen)})
+        extra = {"peers": theta.rows(chosen), "numbers": Params(peer=chosen)}
+        return Broadcast(Payload(theta.rows(ids), extra))
 
     def _chosen(self, state: ServerState, ids: Tensor) -> Tensor:
         """Whose models (R, M - 1) clients `ids` are sent; depends on the state and the client alone."""

@@ -23,7 +23,7 @@ from ..client import SGD, Correction, LocalContext
 from ..core.algorithm import Algorithm
 from ..core.options import Fraction
 from ..core.params import Params, as_slice, choose
-from ..core.payload import LocalState, MixingMatrices, Payload, ServerState
+from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, ServerState
 from ..server.average import Average, Weighting, compute_shares, mean_update, store_weights
 from ..server.products import column_blocks, flatten
 from ..server.wrapper import ServerWrapper, attach_extra
@@ -162,14 +162,22 @@ class UpdateAttention(Average):
                     out.addmm_(query, delta.T)
         return out
 
-    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices | None:
-        """One matrix whose rows all are b, none where the weights do not sum to 1; and A where there is one."""
-        found = None if self.query == "time" and self.form == "T2" else super().mixing(state, ids)
-        if "attention" not in state or not (attention := cast(Tensor, state["attention"])).any():
-            return found
-        who = attention.any(1).nonzero().flatten()
-        weights = {"model": cast(Tensor, state["p"])[who].repeat(len(ids), 1)} if found else {}
-        return MixingMatrices(ids, who, {**weights, "attention": attention[ids][:, who]})
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Send the same global model to everybody.
+
+        All rows of its mixing matrix are b; there is none if the weights do not sum to 1. The matrix A, `attention`,
+        comes beside it.
+        """
+        sent, p = super().broadcast(state, ids), cast(Tensor, state["p"])
+        if self.query == "time" and self.form == "T2":
+            sent = sent._replace(mixing=None)
+        attention = cast(Tensor, state.get("attention", p[:0]))
+        if len(attention) < len(p) or not attention.any():  # nobody asked yet, or newcomers, who ask nobody
+            return sent
+        cohort = attention.any(1).nonzero().flatten()
+        weights = {"model": p[cohort].expand(len(ids), -1)} if sent.mixing else {}
+        mixing = MixingMatrices(ids, cohort, {**weights, "attention": attention[ids][:, cohort]})
+        return sent._replace(mixing=mixing)
 
 
 def igfl(
@@ -213,7 +221,7 @@ class GlobalUpdateWrapper(ServerWrapper):
         """Start with D = 0: w^(-1) is w^0."""
         return {**super().init(w0, n_clients), "D": w0.zeros()}
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """D goes to everybody alike."""
         return attach_extra(super().broadcast(state, ids), "D", state, ids)
 

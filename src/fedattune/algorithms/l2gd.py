@@ -26,7 +26,7 @@ from ..client import SGD, StartPoint
 from ..core.algorithm import Algorithm, Participation
 from ..core.options import Fraction
 from ..core.params import Params
-from ..core.payload import LocalState, MixingMatrices, Payload, RoundContext, ServerState, Traffic
+from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, RoundContext, ServerState, Traffic
 from ..server.average import Average, Weighting
 
 
@@ -91,14 +91,27 @@ class L2GDServer(Average):
             "keep": torch.tensor(1.0, dtype=torch.float64),
         }
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
-        """The mean, what clients keep of their own model (1: no averaging), and the number of the coin."""
-        payload = super().broadcast(state, ids)
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Send the mean, the share of its own model that a client keeps (1: no averaging), and the coin's number.
+
+        The mixing matrix is keep I + (1 - keep) 1 p^T. It comes in rounds with an averaging, for clients that were
+        averaged.
+        """
+        payload = super().broadcast(state, ids).payload
         like = next(iter(payload.params.values()), cast(Tensor, state["keep"])).dtype
         average = {
             k: cast(Tensor, state[k]).to(ids.device, like).expand(len(ids)) for k in ("keep", "number")
         }
-        return payload._replace(extra={"average": Params(average)})
+        return Broadcast(payload._replace(extra={"average": Params(average)}), self._mixing(state, ids))
+
+    def _mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices | None:
+        p, keep = cast(Tensor, state["p"]), cast(Tensor, state["keep"])
+        if not _averages(state) or not p[ids].all():
+            return None
+        columns = p.nonzero().flatten()
+        rows = ((1 - keep.to(p)) * p[columns]).repeat(len(ids), 1)
+        own = torch.searchsorted(columns, ids)[:, None]
+        return MixingMatrices(ids, columns, {"model": rows.scatter_add_(1, own, keep.to(p).expand_as(own))})
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
@@ -114,16 +127,6 @@ class L2GDServer(Average):
     ) -> ServerState:
         """Newcomers are drawn to the mean as it is."""
         return self._flipped(state)
-
-    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices | None:
-        """The matrix keep I + (1 - keep) 1 p^T over those that were averaged; none in rounds without averaging."""
-        p, keep = cast(Tensor, state["p"]), cast(Tensor, state["keep"])
-        if not _averages(state):
-            return None
-        columns = p.index_fill(0, ids, 1.0).nonzero().flatten()
-        rows = ((1 - keep.to(p)) * p[columns]).repeat(len(ids), 1)
-        own = torch.searchsorted(columns, ids)[:, None]
-        return MixingMatrices(ids, columns, {"model": rows.scatter_add(1, own, keep.to(p).expand_as(own))})
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
         """Nothing travels without averaging."""

@@ -20,7 +20,7 @@ from ..client import SGD, Correction, LocalContext
 from ..core.algorithm import Algorithm
 from ..core.options import NonNegative
 from ..core.params import Params
-from ..core.payload import Payload, ServerState
+from ..core.payload import Broadcast, Payload, ServerState
 from ..server.mixing import UploadStore
 from ..server.products import column_blocks, flatten, mix
 
@@ -66,7 +66,7 @@ class TaskRelationship(UploadStore):
 
     omega: Literal["mean", "learned"] = "mean"
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """What the others' models add up to, for each client."""
         W = cast(Params, state["theta"])
         rows = self.matrix(state)[ids]
@@ -74,7 +74,7 @@ class TaskRelationship(UploadStore):
         others = rows.scatter(1, ids[:, None], 0.0)
         related = Params({name: mix(others, W.only([name]).rows(slice(None))[name]) for name in W})
         like = next(iter(related.values()), own)
-        return Payload(related, {"omega": Params(own=own[:, 0].to(like.dtype))})
+        return Broadcast(Payload(related, {"omega": Params(own=own[:, 0].to(like.dtype))}))
 
     def matrix(self, state: ServerState) -> Tensor:
         """Omega (N, N)."""

@@ -21,7 +21,7 @@ from ..client import SGD
 from ..core.algorithm import Algorithm, ServerUpdate
 from ..core.options import Count, NonNegative, Positive
 from ..core.params import Params, clip_norm
-from ..core.payload import Payload, ServerState
+from ..core.payload import Broadcast, Payload, ServerState
 from ..server.hypernetwork import add_prefix, apply_trunk, draw_linear, draw_normal, draw_trunk, select_prefix
 
 
@@ -61,10 +61,10 @@ class PFedHNServer(ServerUpdate):
             phi |= add_prefix(f"{key}.", Params({name: head[key] for name, head in heads.items()}))
         return {"phi": Params(phi), "velocity": Params(phi).zeros()}
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """The models generated for clients `ids`."""
         phi = cast(Params, state["phi"])
-        return Payload(generate_models(phi, phi["embedding"][ids]))
+        return Broadcast(Payload(generate_models(phi, phi["embedding"][ids])))
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor

@@ -31,6 +31,7 @@ from ..core.algorithm import Algorithm
 from ..core.options import Count, Positive
 from ..core.params import Params, as_slice
 from ..core.payload import (
+    Broadcast,
     LocalState,
     MixingMatrices,
     Payload,
@@ -180,18 +181,15 @@ class PFedLAServer(UploadStore):
         positive = (z.relu() + MIN_WEIGHT) * allowed
         return positive / positive.sum(2, keepdim=True)
 
-    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices:
-        """One matrix per component, whose columns are all clients."""
-        return self._matrices(state, ids, self.alpha(self.logits(state, ids), self.rows(state, ids)))
-
     def _matrices(self, state: ServerState, ids: Tensor, alpha: Tensor) -> MixingMatrices:
         columns = torch.arange(alpha.shape[2], device=ids.device)
         components = group_names(cast(Params, state["theta"]), self.unit)
         return MixingMatrices(ids, columns, {c: alpha[:, i] for i, c in enumerate(components)})
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
-        """The mixture that each of clients `ids` is sent."""
-        return Payload(mix_models(cast(Params, state["theta"]), self.unit, self.mixing(state, ids)))
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Mix a model for each of clients `ids`, by a matrix per component, whose columns are all clients."""
+        matrices = self._matrices(state, ids, self.alpha(self.logits(state, ids), self.rows(state, ids)))
+        return Broadcast(Payload(mix_models(cast(Params, state["theta"]), self.unit, matrices)), matrices)
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
@@ -312,14 +310,14 @@ class HeurPFedLAServer(PFedLAServer):
         first = weight.sort(stable=True, dim=1, descending=True).indices[:, : self.retain]
         return torch.zeros_like(weight, dtype=torch.bool).scatter(1, first, True)
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """The mixtures, and a flag per component that says whether the client goes on with its own."""
         rows, theta = self.rows(state, ids), cast(Params, state["theta"])
         alpha = super().alpha(self.logits(state, ids), rows)
         flags = self._chosen(alpha, rows)
         matrices = self._matrices(state, ids, _with_own(alpha, flags, rows))
         extra = {"retained": Params({c: flags[:, i] for i, c in enumerate(matrices.weights)})}
-        return Payload(mix_models(theta, self.unit, matrices), extra)
+        return Broadcast(Payload(mix_models(theta, self.unit, matrices), extra), matrices)
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor

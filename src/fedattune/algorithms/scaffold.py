@@ -18,7 +18,7 @@ from ..core.algorithm import Algorithm
 from ..core.errors import ConfigError
 from ..core.options import Positive
 from ..core.params import Params, choose
-from ..core.payload import LocalState, Payload, ServerState
+from ..core.payload import Broadcast, LocalState, Payload, ServerState
 from ..server import Average
 from ..server.average import Weighting
 from ..server.wrapper import ServerWrapper, attach_extra
@@ -91,7 +91,7 @@ class ControlVariateWrapper(ServerWrapper):
         """Start with c = 0."""
         return {**super().init(w0, n_clients), "c": w0.zeros(), "N": torch.tensor(n_clients)}
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """The control variate c goes to everybody alike."""
         return attach_extra(super().broadcast(state, ids), "c", state, ids)
 

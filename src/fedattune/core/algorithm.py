@@ -16,6 +16,7 @@ from .network import Network
 from .params import Params, choose
 from .payload import (
     Batch,
+    Broadcast,
     Grad,
     LocalState,
     Loss,
@@ -30,6 +31,7 @@ from .selectors import NoParameters, Selector
 __all__ = [
     "Algorithm",
     "Batch",
+    "Broadcast",
     "ClientUpdate",
     "FineTune",
     "Grad",
@@ -132,18 +134,14 @@ class ServerUpdate(ABC):
         """State before the first round."""
 
     @abstractmethod
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
-        """What is sent to clients `ids`, one row per client."""
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Return the payload for clients `ids` (R,), one row per client, and the mixing matrices behind it."""
 
     @abstractmethod
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
         """New state from what clients `ids` (C,) were `sent`, what came back, and their sample counts n (C,)."""
-
-    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices | None:
-        """The matrices behind `broadcast(state, ids)`, if what is sent is a mixture of client models."""
-        return None
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Sentences a user should read about the last round, in which clients `ids` took part."""

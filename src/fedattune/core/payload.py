@@ -102,3 +102,16 @@ class MixingMatrices(NamedTuple):
     rows: Tensor
     columns: Tensor
     weights: dict[str, Tensor]
+
+
+class Broadcast(NamedTuple):
+    """What a server sends to some clients, and the matrices that made it.
+
+    Attributes:
+        payload: one row for each client.
+        mixing: the mixing matrices, if the payload is a mixture of client models; None otherwise.
+
+    """
+
+    payload: Payload
+    mixing: MixingMatrices | None = None

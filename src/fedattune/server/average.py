@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.algorithm import ServerUpdate
 from ..core.params import Params
-from ..core.payload import MixingMatrices, Payload, ServerState
+from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 
 Weighting = Literal["samples", "uniform"]
 
@@ -50,9 +50,14 @@ class Average(ServerUpdate):
         """The initial model, and the weights p (N,) of the last cohort."""
         return {"w": w0, "p": torch.zeros(n_clients, dtype=torch.float64)}
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
-        """The same global model for everybody."""
-        return Payload(cast(Params, state["w"]).repeat(len(ids)))
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Send the same global model to everybody; all rows of its mixing matrix are p, after the first aggregation."""
+        w, p = cast(Params, state["w"]), cast(Tensor, state["p"])
+        columns = p.nonzero().flatten()
+        mixing = None
+        if len(columns) and w:
+            mixing = MixingMatrices(ids, columns, {"model": p[columns].expand(len(ids), -1)})
+        return Broadcast(Payload(w.repeat(len(ids))), mixing)
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
@@ -63,14 +68,6 @@ class Average(ServerUpdate):
         mean = weighted_sum(p, received.params)
         new = mean if self.beta == 1 else (1 - self.beta) * w + self.beta * mean
         return {"w": new, "p": store_weights(state, ids, p)}
-
-    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices | None:
-        """One matrix for the whole model, whose rows all are p; none before the first aggregation."""
-        p = cast(Tensor, state["p"])
-        columns = p.nonzero().flatten()
-        if not len(columns) or not state["w"]:
-            return None
-        return MixingMatrices(ids, columns, {"model": p[columns].repeat(len(ids), 1)})
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.algorithm import ServerUpdate
 from ..core.errors import ConfigError
 from ..core.params import Params, as_slice
-from ..core.payload import MixingMatrices, Payload, ServerState
+from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 from ..core.selectors import Unit, group_names
 from .products import Part, dots, flatten, mix
 
@@ -181,24 +181,26 @@ class Mixing(UploadStore):
             models, rows = models.rows(rows), slice(None)
         return Pool(models, rows, *receivers[1:])
 
-    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices:
-        """The matrices of all components for clients `ids`."""
-        who = self.receivers(state, ids, find_members(state))
-        components = self.components(state).items()
-        weights = {component: self._checked(self.one(state, names, who)) for component, names in components}
-        return MixingMatrices(ids, who.columns, weights)
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Mix a model for each of clients `ids`.
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
-        """The mixture that each of clients `ids` is sent."""
+        The matrices come with the mixtures of up to `BLOCK_CLIENTS` clients, or as many as the pool has. Mixtures of
+        more clients are made in blocks, whose matrices are not kept: they would grow with the square of the clients.
+        """
         theta, pooled = cast(Params, state["theta"]), find_members(state)
         # Of clients outside the pool each needs its own model alone beside it: all at once would be compared in vain.
         blocks = torch.split(ids, max(BLOCK_CLIENTS, len(pooled)))
         new: dict[str, Tensor] = {}
+        matrices: dict[str, Tensor] = {}
         for i, block in enumerate(blocks):
-            who = self.receivers(state, block, pooled)
-            for names in self.components(state).values():
-                self._mix(self.one(state, names, who), new, i * len(blocks[0]), len(ids))
-        return Payload(Params({name: new[name] for name in theta}))
+            receivers = self.receivers(state, block, pooled)
+            for component, names in self.components(state).items():
+                weights = self._mix(self.one(state, names, receivers), new, i * len(blocks[0]), len(ids))
+                if len(blocks) == 1:
+                    matrices[component] = weights
+                del weights
+        mixing = MixingMatrices(ids, receivers.columns, matrices) if len(blocks) == 1 else None
+        return Broadcast(Payload(Params({name: new[name] for name in theta})), mixing)
 
     def _checked(self, pool: Pool) -> Tensor:
         """The mixing matrix, which must be one of these models."""
@@ -210,11 +212,15 @@ class Mixing(UploadStore):
             )
         return weights
 
-    def _mix(self, pool: Pool, out: dict[str, Tensor], start: int, n: int) -> None:
-        """Write the mixtures of one component into rows `start` and on of the stacks `out` of n models."""
+    def _mix(self, pool: Pool, out: dict[str, Tensor], start: int, n: int) -> Tensor:
+        """Write the mixtures of one component into rows `start` and on of the stacks `out` of n models.
+
+        Return the mixing matrix (R, K).
+        """
         weights = self._checked(pool)
         for name in pool.models:
             _write(weights, pool.tensor(name), out, name, start, n)
+        return weights
 
 
 def _flat_part(pool: Pool, name: str) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.algorithm import ServerUpdate
 from ..core.params import Params
-from ..core.payload import Payload, ServerState
+from ..core.payload import Broadcast, Payload, ServerState
 from .average import Weighting, compute_shares, mean_update
 
 
@@ -31,9 +31,9 @@ class ServerOptimizer(ServerUpdate):
         """The initial model and moments."""
         return {"w": w0, **self.start(w0)}
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
-        """The same global model for everybody."""
-        return Payload(cast(Params, state["w"]).repeat(len(ids)))
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Send the same global model to everybody."""
+        return Broadcast(Payload(cast(Params, state["w"]).repeat(len(ids))))
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor

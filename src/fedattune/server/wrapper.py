@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.algorithm import ServerUpdate
 from ..core.params import Params
-from ..core.payload import MixingMatrices, Payload, ServerState, Traffic
+from ..core.payload import Broadcast, Payload, ServerState, Traffic
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ServerWrapper(ServerUpdate):
         """The state of the rule inside."""
         return self.inner.init(w0, n_clients)
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """What the rule inside sends."""
         return self.inner.broadcast(state, ids)
 
@@ -32,10 +32,6 @@ class ServerWrapper(ServerUpdate):
     ) -> ServerState:
         """What the rule inside makes of the uploads."""
         return {**state, **self.inner.aggregate(state, ids, sent, received, n)}
-
-    def mixing(self, state: ServerState, ids: Tensor) -> MixingMatrices | None:
-        """The matrices of the rule inside."""
-        return self.inner.mixing(state, ids)
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """What the rule inside has to say."""
@@ -68,7 +64,8 @@ class ServerWrapper(ServerUpdate):
         return {**state, **self.inner.aggregate_newcomers(state, ids, sent, received, n)}
 
 
-def attach_extra(payload: Payload, name: str, state: ServerState, ids: Tensor) -> Payload:
-    """The payload with `state[name]` in it, one row per client."""
+def attach_extra(sent: Broadcast, name: str, state: ServerState, ids: Tensor) -> Broadcast:
+    """Add `state[name]` to a broadcast, one row per client."""
     more = cast(Params, state[name]).repeat(len(ids))
-    return payload._replace(extra={**payload.extra, name: more})
+    payload = sent.payload._replace(extra={**sent.payload.extra, name: more})
+    return sent._replace(payload=payload)

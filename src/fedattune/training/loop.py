@@ -130,7 +130,7 @@ class RoundLoop:
 
     def send(self, ids: Tensor) -> Payload:
         """What the server sends to clients `ids` now, one row each."""
-        return self.algorithm.server.broadcast(self.server, ids)
+        return self.algorithm.server.broadcast(self.server, ids).payload
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class RoundLoop:
                 self._aggregate(ids, *merge_replies(heard))
         if evaluate:
             self._keep(r, self.place.received(r, self.send, self._global_model()))
-            if len(ids) and (matrices := server.mixing(self.server, ids)):
+            if len(ids) and (matrices := server.broadcast(self.server, ids).mixing):
                 self.store.add_mixing(r, matrices)
         missing = sorted({*away.tolist(), *lost})
         self.store.add_faults(r, lost)

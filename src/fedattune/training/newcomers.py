@@ -13,7 +13,7 @@ from ..core.algorithm import Algorithm, ServerUpdate
 from ..core.errors import DataError, RunError
 from ..core.hardware import find_usable_device
 from ..core.params import Params
-from ..core.payload import Payload, ServerState
+from ..core.payload import Broadcast, Payload, ServerState
 from ..core.settings import RAY_DEFAULTS, Settings
 from ..core.task import Task
 from ..data import Federation, federation
@@ -43,9 +43,9 @@ class NewcomerServer(ServerUpdate):
         """The trained state with the new clients added."""
         return self.server.add_clients(self.trained, n_clients)
 
-    def broadcast(self, state: ServerState, ids: Tensor) -> Payload:
-        """What the server sends to new clients."""
-        return self.server.broadcast(state, ids + self.n_before)
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Send newcomers what the server has for them; matrices over all clients are of no use to a run of theirs."""
+        return Broadcast(self.server.broadcast(state, ids + self.n_before).payload)
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..core.algorithm import Algorithm
 from ..core.errors import ConfigError
 from ..core.params import Params
-from ..core.payload import ServerState
+from ..core.payload import Broadcast, ServerState
 from ..core.selectors import AnyOf, BatchNorms
 from ..core.settings import Settings
 from ..core.task import Task
@@ -45,14 +45,20 @@ def init_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> 
 
 
 def check_compatible(algorithm: Algorithm, server: ServerState, ids: Tensor) -> None:
-    """Check that the server sends what the client rule needs.
+    """Check that the server's broadcast is a `Broadcast`, and has the extras that the client rule needs.
 
     Raises:
         ConfigError: it does not.
 
     """
-    sent = algorithm.server.broadcast(server, ids).extra
-    missing = sorted({rule for extra, rule in algorithm.client.required_extras.items() if extra not in sent})
+    sent = algorithm.server.broadcast(server, ids)
+    if not isinstance(sent, Broadcast):
+        raise ConfigError(
+            f"{type(algorithm.server).__name__}.broadcast: got {type(sent).__name__}, expected a Broadcast; return "
+            "Broadcast(payload), or Broadcast(payload, mixing) if the payload is a mixture of client models"
+        )
+    extras = sent.payload.extra
+    missing = sorted({rule for extra, rule in algorithm.client.required_extras.items() if extra not in extras})
     if missing:
         raise ConfigError(
             f"{type(algorithm.client).__name__} cannot go with {type(algorithm.server).__name__}, which does not send "
