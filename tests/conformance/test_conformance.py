@@ -10,7 +10,7 @@ import torch
 
 import fedattune
 from conformance.table import CASES, Case, Sizes
-from fedattune import Algorithm, Federation, Params, Payload, Result, Settings
+from fedattune import Algorithm, Broadcast, Federation, Params, Payload, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build, list_options
 from fedattune.core.selectors import Head, NoParameters
@@ -198,10 +198,10 @@ def test_personal_tensors_never_leave_the_client(
         seen.update(received.params, sent.params, *received.extra.values())
         return aggregate(self, state, ids, sent, received, n)
 
-    def spy_down(self: Any, state: Any, ids: Any) -> Payload:
-        payload = broadcast(self, state, ids)
-        seen.update(payload.params, *payload.extra.values())
-        return payload
+    def spy_down(self: Any, state: Any, ids: Any) -> Broadcast:
+        sent = broadcast(self, state, ids)
+        seen.update(sent.payload.params, *sent.payload.extra.values())
+        return sent
 
     monkeypatch.setattr(server, "aggregate", spy_up)
     monkeypatch.setattr(server, "broadcast", spy_down)
@@ -266,7 +266,7 @@ def test_weight_decay_of_the_run_and_of_the_method(ragged: Federation) -> None:
 
 def test_a_method_of_the_users_own_is_held_to_the_same(ragged: Federation) -> None:
     """A server rule written outside the package runs on both engines."""
-    from fedattune import Broadcast, ServerUpdate
+    from fedattune import ServerUpdate
 
     class Median(ServerUpdate):
         def init(self, w0: Params, n_clients: int) -> Any:

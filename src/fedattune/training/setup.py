@@ -58,7 +58,9 @@ def check_compatible(algorithm: Algorithm, server: ServerState, ids: Tensor) -> 
             "Broadcast(payload), or Broadcast(payload, mixing) if the payload is a mixture of client models"
         )
     extras = sent.payload.extra
-    missing = sorted({rule for extra, rule in algorithm.client.required_extras.items() if extra not in extras})
+    missing = sorted(
+        {rule for extra, rule in algorithm.client.required_extras.items() if extra not in extras}
+    )
     if missing:
         raise ConfigError(
             f"{type(algorithm.client).__name__} cannot go with {type(algorithm.server).__name__}, which does not send "
