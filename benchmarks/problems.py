@@ -88,7 +88,7 @@ class Problem:
         for client, who in enumerate(self.data.clients):
             number = np.full(len(self.data.y), -1, dtype=np.int64)
             number[who.train] = np.arange(len(who.train))
-            drawn = work.batches(client, who.train, 1).reshape(-1)
+            drawn = work.draw_batches(client, who.train, 1).reshape(-1)
             orders.append(torch.from_numpy(number[drawn[drawn >= 0]]))
         return orders
 

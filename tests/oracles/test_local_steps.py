@@ -89,19 +89,21 @@ def test_batches_are_drawn_without_replacement_and_do_not_depend_on_others() -> 
 
     samples = np.arange(100, 150)
     work = LocalTraining(seed=1, stream=1, round=3, lr=0.1, batch_size=8, steps=12)
-    batches = work.batches(7, samples, 1)
+    batches = work.draw_batches(7, samples, 1)
     assert batches.shape == (12, 1, 8)
     flat = batches.reshape(-1)
     assert sorted(flat[:50]) == sorted(samples)  # the first pass
     assert len(set(flat[50:])) == 46  # the next pass, reshuffled
-    assert (batches == work.batches(7, samples, 1)).all()
-    assert (batches != work.batches(8, samples, 1)).any()
-    epoch = LocalTraining(seed=1, stream=1, round=3, lr=0.1, batch_size=8, epochs=2).batches(7, samples, 1)
+    assert (batches == work.draw_batches(7, samples, 1)).all()
+    assert (batches != work.draw_batches(8, samples, 1)).any()
+    epoch = LocalTraining(seed=1, stream=1, round=3, lr=0.1, batch_size=8, epochs=2).draw_batches(
+        7, samples, 1
+    )
     assert epoch.shape == (14, 1, 8)
     assert sorted(epoch[:7].reshape(-1)[:50]) == sorted(samples)
     assert (epoch[6, 0, 2:] == -1).all()
     whole = LocalTraining(seed=1, stream=1, round=3, lr=0.1, batch_size=8, epochs=2, drop_last=True)
     assert whole.batches(7, samples, 1).shape == (12, 1, 8)
-    few = work.batches(7, samples[:5], 2)
+    few = work.draw_batches(7, samples[:5], 2)
     assert few.shape == (12, 2, 5)
     assert {len(set(b)) for b in few.reshape(-1, 5)} == {5}

@@ -76,11 +76,11 @@ def read_run(path: Path) -> RunMetrics | None:
     """
     folder = RunFolder(path)
     config = read_json(folder.config)
-    finished = folder.finished
+    finished = folder.is_finished
     if not folder.metrics.exists() or not (finished or folder.facts.exists()):
         return None
     said = folder.result if finished else folder.facts
-    store = RunStore.snapshot(folder.metrics)
+    store = RunStore.load_copy(folder.metrics)
     try:
         facts = read_json(said)
         run = RunMetrics(config, {"notes": [], **(facts["facts"] if finished else facts)}, store, finished)

@@ -136,7 +136,7 @@ class _RunReader:
     def look(self) -> None:
         """Read what is new."""
         kept = RunFolder(self.folder)
-        finished = kept.finished
+        finished = kept.is_finished
         self.changed = max(_modified_at(kept.metrics), _modified_at(kept.config))
         stamp = (self.changed, kept.metrics.stat().st_size if kept.metrics.exists() else 0)
         if stamp != self.stamp and kept.metrics.exists() and kept.facts.exists():
@@ -154,7 +154,7 @@ class _RunReader:
         self.finished = finished
 
     def _read(self, metrics: Path, headline: str) -> None:
-        with closing(RunStore.beside(metrics)) as store:
+        with closing(RunStore.open_read_only(metrics)) as store:
             records = store.rounds(self.round)
             if not records and self.round:  # it was resumed from an earlier round
                 self.round, self.diverged, self.absent, self.means = 0, 0, 0, {}
@@ -166,7 +166,11 @@ class _RunReader:
             self.diverged += sum(len(record.dropped) for record in records)
             self.absent += sum(len(record.absent) for record in records)
             last = records[-1]
-            new = {r: mean for r, mean in store.means(headline, self.round + 1).items() if r <= last.round}
+            new = {
+                r: mean
+                for r, mean in store.mean_accuracies(headline, self.round + 1).items()
+                if r <= last.round
+            }
             self.means |= new
             if new:
                 latest = max(new)

@@ -71,7 +71,7 @@ def concatenate_payloads(payloads: Sequence[Payload]) -> Payload:
 
 
 IS_UPLOADED = torch.tensor(True)
-"""The default of `RoundContext.heard`: the server receives the upload."""
+"""The default of `RoundContext.is_uploaded`: the server receives the upload."""
 
 
 class RoundContext(NamedTuple):

@@ -79,11 +79,11 @@ class ClientStates:
         return cls(
             members=members,
             memory={
-                k: room.stack(f"clients/memory/{k}", v)
+                k: room.allocate(f"clients/memory/{k}", v)
                 for k, v in algorithm.client.init_local_state(w0).items()
             },
-            personal=room.stack("clients/personal", w0.only(algorithm.personal.names(task.model))),
-            buffers=room.stack("clients/buffers", first, own),
+            personal=room.allocate("clients/personal", w0.only(algorithm.personal.names(task.model))),
+            buffers=room.allocate("clients/buffers", first, own),
             sent=_make_first_payloads(send, members, room) if send and keeps else None,
             fresh=torch.zeros(len(members), dtype=torch.bool, device=members.device),
             names=list(w0),
@@ -146,15 +146,15 @@ class ClientStates:
             return self.held_buffers(ids)
         return Params({**self.held_buffers(ids), **self.common.repeat(len(ids))})
 
-    def inputs(self, ids: Tensor, payload: Payload, heard: Tensor) -> ClientInputs:
-        """What clients `ids` start training from when `payload` is the last they were sent; `heard` is of `Job`."""
+    def inputs(self, ids: Tensor, payload: Payload, is_uploaded: Tensor) -> ClientInputs:
+        """Collect the start of training for clients `ids`; `payload` is the last one they were sent."""
         rows = self.at(ids)
         return ClientInputs(
             self._whole(payload, self.personal.rows(rows)),
             {k: v.rows(rows) for k, v in self.memory.items()},
             self.buffers.rows(rows),
             self.fresh[rows],
-            heard,
+            is_uploaded,
         )
 
     def _whole(self, payload: Payload, own: Params) -> Payload:
@@ -167,7 +167,7 @@ class ClientStates:
         """Store what training left on clients `ids`."""
         rows = self.at(ids)
         for k, v in self.memory.items():
-            v.put_rows(rows, trained.memory[k])
+            v.put_rows(rows, trained.local_state[k])
         self.personal.put_rows(rows, trained.upload.params)
         self.buffers.put_rows(rows, trained.buffers)
         self.fresh[rows] = False
@@ -219,8 +219,8 @@ def _make_first_payloads(send: Sender, members: Tensor, room: RowStorage) -> Pay
 def _allocate_payloads(one: Payload, room: RowStorage) -> Payload:
     """Room for a payload of each client, that of `one` at first."""
     return Payload(
-        cast(Params, room.stack("clients/sent/params", one.params)),
-        {k: cast(Params, room.stack(f"clients/sent/extra/{k}", v)) for k, v in one.extra.items()},
+        cast(Params, room.allocate("clients/sent/params", one.params)),
+        {k: cast(Params, room.allocate(f"clients/sent/extra/{k}", v)) for k, v in one.extra.items()},
     )
 
 

@@ -76,7 +76,7 @@ class LocalEvaluation:
             return None
         return ClientModels(
             ids,
-            vmap(self.algorithm.client.trained_model)(trained.upload, trained.memory),
+            vmap(self.algorithm.client.trained_model)(trained.upload, trained.local_state),
             trained.buffers,
         )
 
@@ -163,7 +163,7 @@ class LocalEvaluation:
             sent = send(some) if kept is None else kept.rows(self.clients.at(some))
             inputs = self.clients.inputs(some, sent, torch.zeros_like(some, dtype=torch.bool))
             done = self.engine.train(rule, some, inputs._replace(buffers=buffers.rows(rows)), work)
-            models.append(vmap(rule.trained_model)(done.upload, done.memory))
+            models.append(vmap(rule.trained_model)(done.upload, done.local_state))
         return concatenate(models)
 
     def _adapted(self, models: ClientModels, adapt: FineTune, work: LocalTraining) -> ClientModels:
@@ -227,8 +227,8 @@ class LocalEvaluation:
         if not int(rows[0]):
             room = RowStorage(len(self.judged), disk=True)
             self.deployed = (
-                room.stack("deployed", piece.params.rows(0)),
-                room.stack("deployed", piece.buffers.rows(0)),
+                room.allocate("deployed", piece.params.rows(0)),
+                room.allocate("deployed", piece.buffers.rows(0)),
             )
         for stack, new in zip(self.deployed, piece[1:], strict=True):
             stack.put_rows(rows, new)

@@ -115,7 +115,7 @@ def fit(
         **settings.model_dump(),
     }
     folder = None if out is None else RunFolder.open(Path(out), config, resume=resume)
-    if folder and folder.finished:
+    if folder and folder.is_finished:
         return Result.load(folder.path)
     with open_ray_backend(settings) as places:
         run = RoundLoop(algorithm, training, trained, settings, config, folder, places)

@@ -98,7 +98,7 @@ class RoundLoop:
         )
         small = settings.cohort_size(n) * self.task.params.numel() < MIN_PARALLEL_WORK
         self.spares_a_core = self.room.disk and small
-        self.server = self.room.settle(server)
+        self.server = self.room.allocate_server(server)
         if settings.held_out:
             check_newcomer_memory(self.server)
         check_compatible(self.algorithm, self.server, self.everyone[:1])
@@ -296,10 +296,10 @@ class RoundLoop:
 
     def _load(self, folder: RunFolder) -> None:
         """Go on from the last checkpoint, if there is one; the store may hold rounds after it."""
-        if folder.checkpoints.exist:
+        if folder.checkpoints.has_any:
             saved = folder.checkpoints.load()
             tree = {"server": self.server, "clients": self.place.tree()}
-            tree = restore_tree(tree, saved.flat, rows=folder.rows, older=saved.older)
+            tree = restore_tree(tree, saved.flat, rows=folder.rows, older=saved.older_slots)
             self.server = cast(ServerState, tree["server"])
             self.place.load(tree["clients"])
             self.record = RoundRecord(*json.loads(saved.meta["record"]))
@@ -307,7 +307,7 @@ class RoundLoop:
             self.up, self.down = (_load_traffic(saved.meta, way, self.record) for way in ("up", "down"))
             went_on = f"the run went on from round {self.record.round}"
             self.said = json.loads(saved.meta.get("said", "[]"))
-            self.said += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.said]
+            self.said += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
         self.store.forget_after(self.record.round)
 
     def _result(self, finished: bool) -> Result:

@@ -312,7 +312,7 @@ class RunMetrics:
     @cached_property
     def clients(self) -> list[ClientResult]:
         """What every evaluated client reaches at the last evaluation."""
-        last = self.store.last("test")
+        last = self.store.last_accuracies("test")
         return [
             ClientResult(
                 client["id"],

@@ -164,8 +164,10 @@ def _load_trained_server(
     template, shared = init_server(method, task, n, settings.seed)
     averaged = task.bn_statistics if method.bn_buffers == "average" and shared else ()
     folder = RunFolder(result.folder)
-    flat = folder.checkpoints.last().flat
-    template = RowStorage.choose(settings, n, row_bytes(method, task, template), folder.rows).settle(template)
+    flat = folder.checkpoints.load_latest().flat
+    template = RowStorage.choose(settings, n, row_bytes(method, task, template), folder.rows).allocate_server(
+        template
+    )
     tree = restore_tree(
         {"server": template, "clients": {"common": task.buffers.only(averaged)}}, flat, rows=folder.rows
     )

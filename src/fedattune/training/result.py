@@ -60,7 +60,7 @@ class Result(RunMetrics):
 
         """
         folder = RunFolder(Path(path))
-        if not folder.finished:
+        if not folder.is_finished:
             raise RunError(f"{path} holds no finished run")
         # A server whose clients are elsewhere has no models.
         flat = load_tensors(folder.models)[0] if folder.models.exists() else {}

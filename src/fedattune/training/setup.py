@@ -36,7 +36,7 @@ def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
 def init_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> tuple[ServerState, Params]:
     """The server's first state, its random parts drawn from the seed alone, and the tensors that are shared.
 
-    Copies of one model for every client take no memory yet: see `Room.settle`.
+    Copies of one model for every client take no memory yet: see `RowStorage.allocate_server`.
     """
     shared = task.params.without(algorithm.personal.names(task.model))
     with torch.random.fork_rng():

@@ -37,7 +37,7 @@ def make_expected_upload(run: RoundLoop) -> Payload:
         cohort=1,
         personal=tuple(run.place.personal),
     )
-    job = work.job(one, torch.tensor(True, device=where), one)
+    job = work.make_context(one, torch.tensor(True, device=where), one)
     with torch.no_grad():
         carry = rule.begin(sent, memory, torch.tensor(True, device=where), job)
         upload, _ = rule.finish(carry, sent, memory, job)

@@ -125,7 +125,7 @@ def _run_method(
     }
     path = folder / name / f"seed-{seed}"
     kept = RunFolder.open(path, config, resume=(path / "config.json").exists())
-    if kept.finished:
+    if kept.is_finished:
         return Result.load(path)
     module = build_trained_model(algorithm, card)
     key = {"token": token, "algorithm": name, "seed": seed, "model": hash_model(module)}

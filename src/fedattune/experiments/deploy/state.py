@@ -63,7 +63,7 @@ class NodeState:
             return state, last
         for round_ in set(rounds) - {last}:
             rows = torch.tensor([row for row, its in enumerate(rounds) if its == round_])
-            saved = self._kept.at(round_) if round_ else None
+            saved = self._kept.load_round(round_) if round_ else None
             older = Params(saved.flat) if saved else start
             state.only(older.keys() & state.keys()).put_rows(
                 rows, older.only(older.keys() & state.keys()).rows(rows)
@@ -73,14 +73,14 @@ class NodeState:
     def _last(self, round_: int) -> tuple[Params | None, int]:
         """The state after a round, or else the last one before it, and of which round that is (0: there is none)."""
         self._kept.forget_after(round_)
-        if not self._kept.exist:
+        if not self._kept.has_any:
             return None, 0
         try:
             saved = self._kept.load()
         except RunError as error:
             print(f"fedattune: {error}", flush=True)
             return None, 0
-        for sentence in saved.said:
+        for sentence in saved.warnings:
             print(f"fedattune: {sentence}", flush=True)
         return Params(saved.flat), int(saved.meta["round"])
 

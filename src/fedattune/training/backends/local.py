@@ -117,7 +117,7 @@ class LocalBackend(Backend):
             return TrainReply(ids, payload, payload, Params())
         inputs = self.clients.inputs(ids, payload, torch.isin(ids, order.asked) & order.learns)
         trained = self.engine.train(self.algorithm.client, ids, inputs, self.work(order.round, TRAINING))
-        good, steps = trained.finite(), int(trained.n_steps.sum())
+        good, steps = trained.find_finite(), int(trained.n_steps.sum())
         dropped = ids[~good].tolist()
         if dropped:  # they keep what they had, and upload nothing
             rows = good.nonzero().flatten()

@@ -25,23 +25,23 @@ EvalPart = Literal["validation", "test"]
 class ClientInputs(NamedTuple):
     """What training starts from, one row per client: see `ClientUpdate` for the words.
 
-    `sent` holds all parameters, those that never left the client among them; `heard` is that of `Job`.
+    `sent` holds all parameters, those that never left the client among them; `is_uploaded` is that of `Job`.
     """
 
     sent: Payload
-    memory: LocalState
+    local_state: LocalState
     buffers: Params
     fresh: Tensor
-    heard: Tensor
+    is_uploaded: Tensor
 
     def rows(self, ids: Tensor | int) -> "ClientInputs":
         """The inputs of some clients."""
         return ClientInputs(
             self.sent.rows(ids),
-            take_rows(self.memory, ids),
+            take_rows(self.local_state, ids),
             self.buffers.rows(ids),
             self.fresh[ids],
-            self.heard[ids],
+            self.is_uploaded[ids],
         )
 
 
@@ -49,19 +49,19 @@ class ClientOutputs(NamedTuple):
     """What training leaves, one row per client: the upload, the client's memory, its buffers, its steps (C,)."""
 
     upload: Payload
-    memory: LocalState
+    local_state: LocalState
     buffers: Params
     n_steps: Tensor
 
     def rows(self, ids: Tensor) -> "ClientOutputs":
         """What training left on some clients."""
         return ClientOutputs(
-            self.upload.rows(ids), take_rows(self.memory, ids), self.buffers.rows(ids), self.n_steps[ids]
+            self.upload.rows(ids), take_rows(self.local_state, ids), self.buffers.rows(ids), self.n_steps[ids]
         )
 
-    def finite(self) -> Tensor:
+    def find_finite(self) -> Tensor:
         """(C,) whether everything that a client uploads and keeps is finite."""
-        parts = [self.upload.params, *self.upload.extra.values(), *self.memory.values(), self.buffers]
+        parts = [self.upload.params, *self.upload.extra.values(), *self.local_state.values(), self.buffers]
         # The sum of all values is finite where all are; looking at each takes 50 times as long.
         sums = [v.reshape(len(v), -1).sum(1).isfinite() for part in parts for v in part.values()]
         return torch.stack(sums).all(0)

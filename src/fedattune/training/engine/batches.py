@@ -43,23 +43,23 @@ class LocalTraining:
     cohort: int = 0
     personal: tuple[str, ...] = ()
 
-    def noise_seed(self, client: int = 0) -> int:
+    def rng_seed(self, client: int = 0) -> int:
         """Seed of what modules draw by themselves (dropout) in this round."""
         return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
 
-    def job(self, n_steps: Tensor, heard: Tensor, round_: Tensor) -> RoundContext:
-        """The order of a client that will do `n_steps` local steps, and that will be `heard` of or not."""
-        return RoundContext(self.lr, n_steps, round_, self.cohort, self.personal, heard)
+    def make_context(self, n_steps: Tensor, is_uploaded: Tensor, round_: Tensor) -> RoundContext:
+        """The order of a client that will do `n_steps` local steps, and that will be `is_uploaded` of or not."""
+        return RoundContext(self.lr, n_steps, round_, self.cohort, self.personal, is_uploaded)
 
-    def round_number(self, like: Tensor) -> Tensor:
+    def round_tensor(self, like: Tensor) -> Tensor:
         """The round's number as a scalar tensor, so that a recorded step serves in all rounds."""
         return torch.tensor(float(self.round), dtype=like.dtype, device=like.device)
 
-    def key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
+    def recording_key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
         """What a local step depends on beside its tensors."""
         return _hashable_rule(rule), self.lr, self.weight_decay, self.cohort, self.personal
 
-    def of_all(
+    def batches_of_clients(
         self,
         rule: ClientUpdate,
         clients: Sequence[int],
@@ -68,11 +68,11 @@ class LocalTraining:
     ) -> list[tuple[NDArray[np.int64], NDArray[np.int64] | None]]:
         """`of` for several clients, whose memories are the rows of `memory`."""
         return [
-            self.of(rule, client, samples[client], {k: v.rows(row) for k, v in memory.items()})
+            self.client_batches(rule, client, samples[client], {k: v.rows(row) for k, v in memory.items()})
             for row, client in enumerate(clients)
         ]
 
-    def of(
+    def client_batches(
         self, rule: ClientUpdate, client: int, samples: NDArray[np.int64], memory: LocalState
     ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """The batches of a client's local steps, and those it probes before (None: the rule never does)."""
@@ -90,7 +90,7 @@ class LocalTraining:
                 steps=None if self.steps is None else self.steps * repeat,
                 epochs=None if self.epochs is None else self.epochs * repeat,
             )
-        batches = more.batches(client, samples, rule.batches_per_step)
+        batches = more.draw_batches(client, samples, rule.batches_per_step)
         if probes is None:
             return batches, None
         if rule.probe_share < 1:
@@ -98,9 +98,9 @@ class LocalTraining:
             probed = rng.permutation(probed)[: max(least, round(rule.probe_share * len(probed)))]
         stream = PROBE + self.stream
         pass_ = replace(self, steps=None, epochs=int(probes), stream=stream)
-        return batches, pass_.batches(client, probed, 1) if probes else batches[:0]
+        return batches, pass_.draw_batches(client, probed, 1) if probes else batches[:0]
 
-    def batches(self, client: int, samples: NDArray[np.int64], per_step: int) -> NDArray[np.int64]:
+    def draw_batches(self, client: int, samples: NDArray[np.int64], per_step: int) -> NDArray[np.int64]:
         """Sample numbers (steps, per_step, batch) of one client; -1 fills an incomplete batch.
 
         Samples are drawn without replacement and reshuffled after each pass. With `steps`, batches are full and

@@ -26,7 +26,7 @@ class SequentialEngine(Engine):
         parts = self.federation.part(work.part)
         with torch.no_grad():
             for row, client in enumerate(ids.tolist()):
-                with seeded_rng(work.noise_seed(client), self.device):
+                with seeded_rng(work.rng_seed(client), self.device):
                     own = inputs.rows(row)
                     results.append(self._train_one(rule, client, parts[client], own, work))
         return join_outputs(results, stack)
@@ -40,12 +40,12 @@ class SequentialEngine(Engine):
         work: LocalTraining,
     ) -> ClientOutputs:
         """Train one client from beginning to end."""
-        sent, memory, buffers, fresh, heard = inputs
+        sent, memory, buffers, fresh, is_uploaded = inputs
         box = [buffers]
         gradient = self._gradient(box, work)
-        batches, probed = work.of(rule, client, samples, memory)
+        batches, probed = work.client_batches(rule, client, samples, memory)
         n_steps = torch.tensor(float(len(batches)), dtype=self.dtype, device=self.device)
-        job = work.job(n_steps, heard, work.round_number(n_steps))
+        job = work.make_context(n_steps, is_uploaded, work.round_tensor(n_steps))
         carry = rule.begin(sent, memory, fresh, job)
         look = partial(gradient, statistics=False)
         for index in [] if probed is None else probed:

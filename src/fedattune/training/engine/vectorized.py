@@ -58,12 +58,12 @@ class VectorizedEngine(Engine):
     ) -> ClientOutputs:
         """Train chunk by chunk."""
         parts = self.federation.part(work.part)
-        todo = work.of_all(rule, ids.tolist(), parts, inputs.memory)
+        todo = work.batches_of_clients(rule, ids.tolist(), parts, inputs.local_state)
         batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
         results: list[ClientOutputs] = []
         done: list[int] = []
         # A thread of PyTorch's own, once it was of use, would wait for more on a core that a group of clients needs.
-        with seeded_rng(work.noise_seed(), self.device), torch.no_grad(), use_threads(1):
+        with seeded_rng(work.rng_seed(), self.device), torch.no_grad(), use_threads(1):
             for chunk in self._chunks(batches, probed, inputs):
                 done += chunk
                 mine, before = [batches[i] for i in chunk], [probed[i] for i in chunk] if probed else []
@@ -79,7 +79,7 @@ class VectorizedEngine(Engine):
     ) -> Iterator[list[int]]:
         """Cut the clients so that a chunk fits into memory, those with the most steps first."""
         held = sum(
-            p.numel() for p in (inputs.sent.params, *inputs.sent.extra.values(), *inputs.memory.values())
+            p.numel() for p in (inputs.sent.params, *inputs.sent.extra.values(), *inputs.local_state.values())
         )
         values = self.task.params.numel() * 6 + held // len(batches) * 2
         values += (
@@ -109,15 +109,15 @@ class VectorizedEngine(Engine):
         work: LocalTraining,
     ) -> ClientOutputs:
         """Train some clients from beginning to end."""
-        sent, memory, buffers, fresh, heard = inputs
+        sent, memory, buffers, fresh, is_uploaded = inputs
         n_steps = torch.tensor([float(len(b)) for b in batches], dtype=self.dtype, device=self.device)
-        round_ = work.round_number(n_steps)
-        carry = vmap(lambda s, m, f, n, h: rule.begin(s, m, f, work.job(n, h, round_)))(
-            sent, memory, fresh, n_steps, heard
+        round_ = work.round_tensor(n_steps)
+        carry = vmap(lambda s, m, f, n, h: rule.begin(s, m, f, work.make_context(n, h, round_)))(
+            sent, memory, fresh, n_steps, is_uploaded
         )
         if probed:
             with use_threads(self._cores):
-                carry = self._probe(rule, probed, carry, buffers, n_steps, heard, work)
+                carry = self._probe(rule, probed, carry, buffers, n_steps, is_uploaded, work)
         leaves, spec = tree_flatten((carry, buffers))
 
         def function(
@@ -125,7 +125,7 @@ class VectorizedEngine(Engine):
         ) -> list[Tensor]:
             def one_step(n: Tensor, h: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
                 box = [own]
-                new = rule.step(carry, batch, self._gradient(box, work), work.job(n, h, fixed[0]))
+                new = rule.step(carry, batch, self._gradient(box, work), work.make_context(n, h, fixed[0]))
                 return new, box[0]
 
             n, h, *rest = leaves
@@ -134,12 +134,12 @@ class VectorizedEngine(Engine):
             new = step(n, h, *old, tuple(batch))
             return [n, h, *tree_flatten(_reorder_like(new, old))[0]]
 
-        key = (*work.key(rule), repr(spec))
+        key = (*work.recording_key(rule), repr(spec))
         if any(len(b) for b in batches):
-            leaves = self._steps(function, key, [round_], [n_steps, heard, *leaves], batches)[2:]
+            leaves = self._steps(function, key, [round_], [n_steps, is_uploaded, *leaves], batches)[2:]
         carry, buffers = tree_unflatten(leaves, spec)
-        upload, memory = vmap(lambda c, s, m, n, h: rule.finish(c, s, m, work.job(n, h, round_)))(
-            carry, sent, memory, n_steps, heard
+        upload, memory = vmap(lambda c, s, m, n, h: rule.finish(c, s, m, work.make_context(n, h, round_)))(
+            carry, sent, memory, n_steps, is_uploaded
         )
         return ClientOutputs(upload, memory, buffers, n_steps)
 
@@ -205,19 +205,19 @@ class VectorizedEngine(Engine):
         carry: Any,
         buffers: Params,
         n_steps: Tensor,
-        heard: Tensor,
+        is_uploaded: Tensor,
         work: LocalTraining,
     ) -> Any:
         """Probe batch by batch; clients that have no more keep what they have."""
         if self.single:
-            return self._probe_singly(rule, probed, carry, buffers, n_steps, heard, work)
+            return self._probe_singly(rule, probed, carry, buffers, n_steps, is_uploaded, work)
         counts = torch.tensor([len(b) for b in probed], device=self.device)
         index, padded = self._index(probed)
-        round_ = work.round_number(n_steps)
+        round_ = work.round_tensor(n_steps)
 
         def one_look(n: Tensor, h: Tensor, active: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
             grad = partial(self._gradient([own], work), statistics=False)
-            new = rule.probe(carry, batch, grad, self._loss([own]), work.job(n, h, round_))
+            new = rule.probe(carry, batch, grad, self._loss([own]), work.make_context(n, h, round_))
             return tree_map(lambda a, b: a if a is b else torch.where(active, a, b), new, carry)
 
         look = vmap(one_look, randomness="different")
@@ -227,7 +227,7 @@ class VectorizedEngine(Engine):
             batch = self._batch(
                 torch.where(active[:, None], index[:, t], index[active.nonzero()[0], t]), padded
             )
-            carry = look(n_steps, heard, active, carry, buffers, batch)
+            carry = look(n_steps, is_uploaded, active, carry, buffers, batch)
         return carry
 
     def _probe_singly(
@@ -237,18 +237,19 @@ class VectorizedEngine(Engine):
         carry: Any,
         buffers: Params,
         n_steps: Tensor,
-        heard: Tensor,
+        is_uploaded: Tensor,
         work: LocalTraining,
     ) -> Any:
         """Probe client by client."""
-        carries, round_ = [], work.round_number(n_steps)
+        carries, round_ = [], work.round_tensor(n_steps)
         for i, batches in enumerate(probed):
             own, box = tree_map(lambda a, i=i: a[i], carry), [buffers.rows(i)]
             grad = partial(self._gradient(box, work), statistics=False)
+            context = work.make_context(n_steps[i], is_uploaded[i], round_)
             for index in batches:
                 where = torch.as_tensor(index[0], device=self.device)
                 batch = self._batch(where, padded=bool((index < 0).any()))
-                own = rule.probe(own, batch, grad, self._loss(box), work.job(n_steps[i], heard[i], round_))
+                own = rule.probe(own, batch, grad, self._loss(box), context)
             carries.append(own)
         return tree_map(lambda *rows: torch.stack(rows), *carries)
 

@@ -97,15 +97,15 @@ class Checkpoint(NamedTuple):
     Attributes:
         flat: its tensors, by path.
         meta: the text in it.
-        older: slots of stacks on disk in the checkpoints before it that are kept, the last one first.
-        said: a sentence where checkpoints were found damaged.
+        older_slots: slots of stacks on disk in the checkpoints before it that are kept, the last one first.
+        warnings: a sentence where checkpoints were found damaged.
 
     """
 
     flat: dict[str, Tensor]
     meta: dict[str, str]
-    older: tuple[dict[str, Tensor], ...] = ()
-    said: tuple[str, ...] = ()
+    older_slots: tuple[dict[str, Tensor], ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class CheckpointFolder:
     kept: int = KEPT_CHECKPOINTS
 
     @property
-    def exist(self) -> bool:
+    def has_any(self) -> bool:
         """Whether there is any, readable or not."""
         return bool(self._files())
 
@@ -149,7 +149,7 @@ class CheckpointFolder:
             if int(path.stem) > round_:
                 path.unlink()
 
-    def at(self, round_: int) -> Checkpoint | None:
+    def load_round(self, round_: int) -> Checkpoint | None:
         """That of one round, if it is there and whole."""
         path = self.folder / f"{round_:06d}.safetensors"
         try:
@@ -180,10 +180,10 @@ class CheckpointFolder:
         self._prune()
         newest, *others = whole
         older = [{k: v for k, v in one.flat.items() if k.endswith(f"/{SLOTS_KEY}")} for one in others]
-        said = [f"{why}; it is called {path.stem}.damaged now" for path, why in damaged.items()]
-        return newest._replace(older=tuple(older), said=tuple(said))
+        warnings = [f"{why}; it is called {path.stem}.damaged now" for path, why in damaged.items()]
+        return newest._replace(older_slots=tuple(older), warnings=tuple(warnings))
 
-    def last(self) -> Checkpoint:
+    def load_latest(self) -> Checkpoint:
         """The last one, where no earlier one would do.
 
         Raises:

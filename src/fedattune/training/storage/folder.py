@@ -97,7 +97,7 @@ class RunFolder:
         return self.path / "result.json"
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the run came to its end."""
         return self.result.exists()
 

@@ -153,7 +153,7 @@ NEWCOMER_MEMORY_BYTES = 4 << 30
 
 
 class LazyRows(Params):
-    """A stack of equal rows that takes no memory and cannot be written yet: `RowStorage.settle` gives it room."""
+    """A stack of equal rows without memory of its own, until `RowStorage.allocate_server` makes it writable."""
 
 
 class LazyModel(Params):
@@ -188,16 +188,16 @@ class RowStorage:
             disk = n * row_bytes > AUTO_MEMORY_BYTES
         return cls(n, disk, folder)
 
-    def stack(self, name: str, row: Params, each: Params | None = None) -> RowStack:
+    def allocate(self, name: str, row: Params, each: Params | None = None) -> RowStack:
         """A stack that can be written, each row of which is `row` at first, but for tensors `each` (N, ...)."""
         if self.disk and row:
             return DiskRows(row, self.n, rows_path(self.folder, name), each)
         return Params({**row.copies(self.n), **(each or {})})
 
-    def settle(self, server: ServerState) -> ServerState:
+    def allocate_server(self, server: ServerState) -> ServerState:
         """The server's first state, with room for what it keeps of every client."""
         return {
-            name: cast(Params, self.stack(f"server/{name}", part.rows(0)))
+            name: cast(Params, self.allocate(f"server/{name}", part.rows(0)))
             if isinstance(part, LazyRows)
             else part
             for name, part in server.items()

@@ -143,7 +143,7 @@ class RunStore:
             raise RunError(f"cannot open {path}: {error}") from error
 
     @classmethod
-    def snapshot(cls, path: Path) -> "RunStore":
+    def load_copy(cls, path: Path) -> "RunStore":
         """A copy in memory of the store as it is now, while another process may write it.
 
         Raises:
@@ -161,7 +161,7 @@ class RunStore:
         return store
 
     @classmethod
-    def beside(cls, path: Path) -> "RunStore":
+    def open_read_only(cls, path: Path) -> "RunStore":
         """The store to read while another process may write it, which must wait for as long as an answer takes.
 
         It is not copied, so that little can be asked of a large one, and one answer may be older than the next.
@@ -283,7 +283,7 @@ class RunStore:
         if key is not None:
             yield *key, _to_columns(block)
 
-    def means(self, point: str, since: int = 0) -> dict[int, float]:
+    def mean_accuracies(self, point: str, since: int = 0) -> dict[int, float]:
         """Evaluated round -> mean test accuracy over clients at one point, from round `since` on."""
         found = self._db.execute(
             "SELECT round, AVG(1.0 * correct / n) FROM scores "
@@ -292,7 +292,7 @@ class RunStore:
         )
         return dict(found.fetchall())
 
-    def last(self, part: str) -> dict[tuple[int, str], float]:
+    def last_accuracies(self, part: str) -> dict[tuple[int, str], float]:
         """(client, point) -> accuracy on one part, when the client was last evaluated at that point."""
         found = self._db.execute(
             # Beside MAX, SQLite takes the other columns from the row that has it.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from killing import CASES
 
 import fedattune
 from fedattune import Federation, Result, RunError
@@ -17,7 +18,6 @@ from fedattune.training import loop as rounds
 from fedattune.training.storage import checkpoint as checkpoints
 from fedattune.training.storage import restore_tree
 from fedattune.training.storage.checkpoint import CheckpointFolder
-from killing import CASES
 
 RUN = {"rounds": 6, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
 TREE = {
@@ -175,7 +175,7 @@ def test_no_single_bit_can_be_wrong(tmp_path: Path) -> None:
     kept.save(3, TREE, {"record": "[1, 2]"})
     (file,) = kept.folder.iterdir()
     raw = file.read_bytes()
-    whole = kept.last()
+    whole = kept.load_latest()
     assert whole.meta == {"record": "[1, 2]", "format": "1"}
     tree = restore_tree(TREE, whole.flat)
     assert all(torch.equal(v, tree[part][k]) for part in TREE for k, v in TREE[part].items())
@@ -183,14 +183,14 @@ def test_no_single_bit_can_be_wrong(tmp_path: Path) -> None:
     for place in range(len(raw)):
         file.write_bytes(raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :])
         with pytest.raises(RunError, match="is damaged"):
-            kept.last()
+            kept.load_latest()
         if place % 8 == 0:
             file.write_bytes(raw[:place])
             with pytest.raises(RunError, match="is damaged"):
-                kept.last()
+                kept.load_latest()
     file.unlink()
     with pytest.raises(RunError, match="holds no checkpoint"):
-        kept.last()
+        kept.load_latest()
 
 
 def test_old_ones_and_what_a_kill_left_are_removed(ragged: Federation, tmp_path: Path) -> None:
@@ -241,7 +241,12 @@ def test_a_kill_while_a_file_is_first_written(
 def test_killed_at_twenty_moments_every_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
     script = Path(__file__).with_name("killing.py")
     done = subprocess.run(
-        [sys.executable, script, tmp_path], check=False, capture_output=True, text=True, timeout=280
+        [sys.executable, script, tmp_path],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     assert done.returncode == 0, done.stderr
     for number in range(len(CASES)):

@@ -50,7 +50,7 @@ def consistent(kept: RunStore) -> int:
     """All of every round or nothing of it; the last one."""
     known = [record.round for record in kept.rounds()]
     assert known == list(range(1, len(known) + 1))
-    assert list(kept.means("received")) == known
+    assert list(kept.mean_accuracies("received")) == known
     assert [r for r, point, _ in kept.scores("test") if point == "trained"] == known
     assert list(kept.mixing(CLIENTS)) == known
     return len(known)
@@ -62,9 +62,9 @@ def test_a_writer_that_commits_all_the_time_and_readers_do_not_disturb_each_othe
     writer = begin(path)
     seen: list[int] = []
     while writer.is_alive():
-        with closing(RunStore.snapshot(path)) as copy:
+        with closing(RunStore.load_copy(path)) as copy:
             seen.append(consistent(copy))
-        with closing(RunStore.beside(path)) as beside:
+        with closing(RunStore.open_read_only(path)) as beside:
             last = beside.rounds()[-1:]
             assert not last or last[0].round >= seen[-1]
             if last and last[0].round > 1:
@@ -74,7 +74,7 @@ def test_a_writer_that_commits_all_the_time_and_readers_do_not_disturb_each_othe
     assert writer.exitcode == 0
     assert seen == sorted(seen)
     assert len(set(seen)) > 5
-    with closing(RunStore.snapshot(path)) as copy:
+    with closing(RunStore.load_copy(path)) as copy:
         assert consistent(copy) == ROUNDS
 
 
@@ -89,7 +89,7 @@ def spill_and_die(path: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("way", [RunStore.snapshot, RunStore.beside])
+@pytest.mark.parametrize("way", [RunStore.load_copy, RunStore.open_read_only])
 def test_of_a_writer_killed_in_the_middle_all_that_was_committed_is_read(way: Any, tmp_path: Path) -> None:
     path = tmp_path / "metrics.sqlite"
     writer = begin(path, spill_and_die)
@@ -97,8 +97,8 @@ def test_of_a_writer_killed_in_the_middle_all_that_was_committed_is_read(way: An
     assert (tmp_path / "metrics.sqlite-journal").stat().st_size
     with closing(way(path)) as kept:
         assert consistent(kept) == 1
-        assert kept.means("trained")[1] > 0.4  # not what the half commit made of it
-        assert kept.means("received", 2) == {}
+        assert kept.mean_accuracies("trained")[1] > 0.4  # not what the half commit made of it
+        assert kept.mean_accuracies("received", 2) == {}
 
 
 def test_a_reader_that_never_ends_is_said_and_the_writer_goes_on_after_it(
@@ -109,7 +109,7 @@ def test_a_reader_that_never_ends_is_said_and_the_writer_goes_on_after_it(
     kept = RunStore(path)
     fill(kept, 1)
     kept.commit()
-    reader = RunStore.beside(path)
+    reader = RunStore.open_read_only(path)
     halted = reader._db.execute("SELECT * FROM scores")
     halted.fetchone()
     fill(kept, 2)
@@ -124,10 +124,10 @@ def test_a_reader_that_never_ends_is_said_and_the_writer_goes_on_after_it(
 
 def test_a_missing_store_and_a_broken_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot read"):
-        RunStore.beside(tmp_path / "none.sqlite")
+        RunStore.open_read_only(tmp_path / "none.sqlite")
     (tmp_path / "broken.sqlite").write_text("x" * 5_000)
     with pytest.raises(RunError, match="cannot read"):
-        RunStore.beside(tmp_path / "broken.sqlite")
+        RunStore.open_read_only(tmp_path / "broken.sqlite")
 
 
 RUN = {"rounds": 8, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1}

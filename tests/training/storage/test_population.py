@@ -86,7 +86,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from test_population import RUN, many
 import fedattune
-from fedattune import rounds
+from fedattune.training import loop as rounds
 rounds.CHECKPOINT_SHARE = 1e-9  # of its own accord it saves after the first round alone
 def watch(progress):
     if progress.round == 4:

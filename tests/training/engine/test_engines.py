@@ -1,0 +1,213 @@
+"""Engines: the same results one client at a time and as one batch, and the cost of a round in operations."""
+
+from typing import Any
+
+import pytest
+import torch
+from engine_rounds import EACH, NETWORKS, Watch, make_clients, train_round
+from torch import nn
+
+import fedattune
+from fedattune import Federation, Payload
+from fedattune.algorithms.pfedme import PFedMeClient
+from fedattune.client import SGD, Proximal
+from fedattune.core.hardware import use_threads
+from fedattune.core.task import Task
+from fedattune.training.engine import (
+    SequentialEngine,
+    VectorizedEngine,
+)
+
+aten = torch.ops.aten
+
+
+class LastIterate(SGD):
+    """Carries the model of the step before, which at first is the same tensor as the model."""
+
+    def begin(self, sent: Any, memory: Any, fresh: Any, job: Any) -> Any:
+        return sent.params, sent.params
+
+    def step(self, carry: Any, batch: Any, grad: Any, job: Any) -> Any:
+        w, last = carry
+        return w - 0.1 * grad(w, batch) + 0.5 * (w - last), w
+
+    def finish(self, carry: Any, sent: Any, memory: Any, job: Any) -> Any:
+        return Payload(carry[0], {"last": carry[1]}), {}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("recording", [False, True])
+def test_leaves_that_begin_as_one_tensor_and_part(steps: int, single: bool, recording: bool) -> None:
+    task, data = Task(NETWORKS["mlp"]().double()), make_clients([40, 13, 30])
+    want = train_round(SequentialEngine(task, data), task, 3, LastIterate(), steps=steps)
+    got = train_round(
+        VectorizedEngine(task, data, single=single, recording=recording), task, 3, LastIterate(), steps=steps
+    )
+    for a, b in (
+        (want.upload.params, got.upload.params),
+        (want.upload.extra["last"], got.upload.extra["last"]),
+    ):
+        for k in a:
+            torch.testing.assert_close(a[k], b[k], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("work", [{"steps": 6}, {"epochs": 2}], ids=["steps", "epochs"])
+def test_recorded_steps_give_what_the_reference_gives(kind: str, name: str, work: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    sizes = [40, 13, 90, 25, 9]
+    data, task = make_clients(sizes), Task(NETWORKS[name]().double())
+    work = {**work, "drop_last": task.uses_batch_statistics}
+    for rule in (SGD((Proximal(0.1),)), SGD(momentum=0.9, clip=1.0)):
+        reference, engine = SequentialEngine(task, data), VectorizedEngine(task, data, **EACH[kind])
+        want, got = (train_round(e, task, 5, rule, **work) for e in (reference, engine))
+        assert all(step.operations for step in engine._recorder._steps.values())
+        assert torch.equal(want.n_steps, got.n_steps)
+        for a, b in ((want.upload.params, got.upload.params), (want.buffers, got.buffers)):
+            for k in a:
+                torch.testing.assert_close(a[k], b[k], rtol=1e-10, atol=1e-12)
+        ids = torch.tensor([0, 2, 3])
+        scores = [
+            e.evaluate(got.upload.params.rows(ids), got.buffers.rows(ids), "test", ids)
+            for e in (reference, engine)
+        ]
+        assert torch.equal(scores[0].correct, scores[1].correct)
+        torch.testing.assert_close(scores[0].loss, scores[1].loss)
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_several_steps_on_one_batch_give_what_the_reference_gives(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedattune.training.engine.product_reuse.MIN_LAYER_INPUTS", 64)
+    data, task = make_clients([40, 13, 90]), Task(NETWORKS["mlp"]().double())
+    rule = PFedMeClient(0.5, 4, 0.02)
+    engine = VectorizedEngine(task, data, **EACH[kind])
+    want, got = (
+        train_round(e, task, 3, rule, steps=7, batch_size=10) for e in (SequentialEngine(task, data), engine)
+    )
+    assert all(step.operations for step in engine._recorder._steps.values())
+    for a, b in (
+        (want.upload.params, got.upload.params),
+        (want.local_state["theta"], got.local_state["theta"]),
+    ):
+        for k in a:
+            torch.testing.assert_close(a[k], b[k], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_noise_repeats_with_the_seed_and_leaves_the_generator_alone(kind: str) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3))
+    task, data = Task(net.double()), make_clients([30, 40, 50])
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    engine = VectorizedEngine(task, data, **EACH[kind])
+    with use_threads(2):
+        first, again = (
+            train_round(engine, task, 3, SGD(), steps=4) for _ in range(2)
+        )  # recorded, then replayed
+        other = train_round(engine, task, 3, SGD(), steps=4, round=2)
+    assert torch.equal(torch.rand(3), expected)
+    for k in task.params:
+        assert torch.equal(first.upload.params[k], again.upload.params[k])
+    assert not torch.equal(first.upload.params["1.weight"], other.upload.params["1.weight"])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("conv", "single"), ("mlp", "wide")])
+def test_the_number_of_threads_does_not_change_the_result(name: str, kind: str) -> None:
+    task, data = Task(NETWORKS[name]()), make_clients([30, 40, 50, 20, 90, 31, 8])
+    results = []
+    for n in (1, 3):
+        with use_threads(n):
+            engine = VectorizedEngine(task, data, **EACH[kind])
+            results.append(train_round(engine, task, 7, SGD((Proximal(0.1),), momentum=0.9), epochs=2))
+            assert torch.get_num_threads() == n
+        # PyTorch cannot trace the gradient of a convolution, which is large enough to be called from Python.
+        assert all(step.scripted == (kind == "wide") for step in engine._recorder._steps.values())
+    for k in task.params:
+        torch.testing.assert_close(
+            results[0].upload.params[k], results[1].upload.params[k], rtol=1e-6, atol=1e-7
+        )
+
+
+class Padding(SGD):
+    """Carries how much weight there was in batches with padding; the others leave it as it is."""
+
+    def begin(self, sent: Any, memory: Any, fresh: Any, job: Any) -> Any:
+        return sent.params, next(iter(sent.params.values())).new_zeros(())
+
+    def step(self, carry: Any, batch: Any, grad: Any, job: Any) -> Any:
+        w, c = carry
+        more = 0.001 * batch[2].sum() if len(batch) == 3 else 0.0
+        return w.map(lambda a, g: a - (0.05 + c) * g, grad(w, batch)), c + more if len(batch) == 3 else c
+
+    def finish(self, carry: Any, sent: Any, memory: Any, job: Any) -> Any:
+        return Payload(carry[0]), {}
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_what_only_steps_with_padding_move_reaches_the_others(kind: str) -> None:
+    task, data = Task(NETWORKS["mlp"]().double()), make_clients([40] * 4)
+    work = {"epochs": 3, "batch_size": 7}
+    want = train_round(VectorizedEngine(task, data, single=True, recording=False), task, 4, Padding(), **work)
+    with use_threads(2):
+        got = train_round(VectorizedEngine(task, data, **EACH[kind]), task, 4, Padding(), **work)
+    for k in task.params:
+        torch.testing.assert_close(want.upload.params[k], got.upload.params[k], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_mixed_precision_trains_float32_weights_with_coarser_products(name: str) -> None:
+    torch.manual_seed(0)
+    data, model = make_clients([40, 30]), NETWORKS[name]()
+    exact, coarse = (
+        train_round(VectorizedEngine(t, data), t, 2, SGD(), steps=4) for t in (Task(model), Task(model, True))
+    )
+    for k, a in exact.upload.params.items():
+        b, moved = coarse.upload.params[k], (a - Task(model).params[k]).norm()
+        assert b.dtype == torch.float32
+        assert 1e-6 * moved < (a - b).norm() < 0.2 * moved
+
+
+def test_mixed_precision_is_refused_where_it_makes_no_sense(ragged: Federation) -> None:
+    with pytest.raises(fedattune.ConfigError, match="mixed_precision: bfloat16 goes with dtype float32"):
+        fedattune.fit("fedavg", ragged, dtype="float64", mixed_precision="bfloat16")
+
+
+def test_mixed_precision_is_refused_where_the_processor_lacks_it(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
+    with pytest.raises(fedattune.ConfigError, match="the cpu here has no bfloat16 arithmetic; leave it off"):
+        fedattune.fit("fedavg", ragged, device="cpu", mixed_precision="bfloat16")
+
+
+def _watched(n: int, steps: int, model: str = "mlp") -> Watch:
+    """A round of n clients whose steps were recorded before."""
+    data, task = make_clients([400] * n), Task(NETWORKS[model]())
+    engine = VectorizedEngine(task, data)
+    with use_threads(1):
+        train_round(engine, task, n, SGD(), steps=steps)
+    with use_threads(1), Watch() as seen:  # it sees this thread alone
+        trained = train_round(engine, task, n, SGD(), steps=steps)
+        engine.evaluate(trained.upload.params, trained.buffers, "test", torch.arange(n))
+    return seen
+
+
+def test_operations_of_a_round_do_not_grow_with_the_clients_and_few_with_the_steps() -> None:
+    few, many, longer = _watched(3, 4), _watched(9, 4), _watched(3, 8)
+    assert few.operations.total() == many.operations.total()
+    per_step = (longer.operations.total() - few.operations.total()) / 4
+    assert 10 <= per_step <= 40, longer.operations  # 38 when this was written, views included
+    # Small batches are gathered several steps ahead.
+    assert longer.operations["aten.index_select.default"] == few.operations["aten.index_select.default"]
+
+
+def test_a_round_never_copies_the_data_set() -> None:
+    seen = _watched(6, 4)
+    batch = 6 * 8 * 64
+    assert seen.largest < 6 * 400 * 64 / 2  # the data set has 6 * 400 samples of 64 values
+    assert seen.largest >= batch

@@ -1,0 +1,149 @@
+"""Recorded steps: the same numbers as eager steps, whatever their tensors share."""
+
+from typing import Any
+
+import pytest
+import torch
+from engine_rounds import NETWORKS, make_clients, train_round
+from torch import Tensor
+
+from fedattune.client import SGD
+from fedattune.core.hardware import use_threads
+from fedattune.core.task import Task
+from fedattune.training.engine import (
+    VectorizedEngine,
+)
+from fedattune.training.engine.recorder import StepRecorder, copy_dense, record_step
+
+aten = torch.ops.aten
+
+Tensors = list[Tensor]
+
+
+def _replayed(function: Any, fixed: Tensors, leaves: Tensors, batches: list[Tensors]) -> Tensors:
+    """The leaves after all batches, by a recorded step."""
+    step = record_step(function, fixed, leaves, batches[0])
+    assert step.operations, "the step was not recorded"
+    here = [copy_dense(a) if i in step.moving else a for i, a in enumerate(leaves)]
+    ready = step.before(*fixed, *step.staying(here))
+    for batch in batches:
+        for i, new in zip(step.moving, step.body(ready, [here[i] for i in step.moving], batch), strict=True):
+            here[i] = new
+    return here
+
+
+def _eager(function: Any, fixed: Tensors, leaves: Tensors, batches: list[Tensors]) -> Tensors:
+    for batch in batches:
+        leaves = function(fixed, leaves, batch)
+    return leaves
+
+
+AWKWARD = {
+    "the same result twice": lambda a, b, x: [(new := a - 0.1 * x), new],
+    "one takes the other's place": lambda a, b, x: [a * x, a],
+    "they change places": lambda a, b, x: [b, a * 1.01],
+    "a result that is laid out otherwise": lambda a, b, x: [(a @ x).T * 0.1, b - x],
+    "a view of a result": lambda a, b, x: [(c := a - x).flip(0), c[:, :1].expand(3, 3)],
+    "an input needed after its result": lambda a, b, x: [(c := a + x), b * a + c],
+    "momentum": lambda a, b, x: [a - 0.1 * (v := 0.9 * b + x), v],
+    "in place on a copy": lambda a, b, x: [a.clone().mul_(0.5).add_(x), b + x],
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_a_recorded_step_may_share_swap_and_keep_its_tensors(name: str) -> None:
+    torch.manual_seed(0)
+    leaves, fixed = [torch.randn(3, 3).double() for _ in range(2)], [torch.tensor(2.0).double()]
+    batches = [[torch.randn(3, 3).double(), torch.zeros(3).long()] for _ in range(5)]
+
+    def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
+        return AWKWARD[name](*leaves, batch[0] / fixed[0])
+
+    given_ = [a.clone() for a in leaves]
+    for got, want in zip(
+        _replayed(function, fixed, leaves, batches), _eager(function, fixed, leaves, batches), strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
+    assert all(torch.equal(a, b) for a, b in zip(leaves, given_, strict=True)), "an input was written over"
+
+
+def test_what_does_not_change_may_be_a_result_and_is_not_written_over() -> None:
+    torch.manual_seed(0)
+    leaves = [torch.randn(3) for _ in range(3)]
+    batches = [[torch.randn(3), torch.zeros(3).long()] for _ in range(4)]
+    for function in (
+        lambda f, leaves, b: [leaves[0] - leaves[1] * b[0], leaves[2] * 2, leaves[2]],
+        lambda f, leaves, b: [leaves[0] + leaves[1] * b[0], leaves[2].clone(), leaves[2]],
+    ):
+        got = _replayed(function, [], leaves, batches)
+        for a, b in zip(got, _eager(function, [], leaves, batches), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_what_does_not_move_is_computed_once_before_the_first_step() -> None:
+    def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
+        w, anchor = leaves
+        return [w - (anchor.exp() / fixed[0]).sin() * batch[0], anchor]
+
+    step = record_step(
+        function,
+        [torch.tensor(2.0)],
+        [torch.randn(4), torch.randn(4)],
+        [torch.randn(4), torch.zeros(4).long()],
+    )
+    assert step.moving == (0,)
+    assert step.operations == 2  # the product and the difference
+
+
+def test_a_step_that_cannot_be_recorded_runs_as_it_is() -> None:
+    def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
+        return [leaves[0] + (1.0 if batch[0].sum() > 0 else -1.0)]
+
+    step = record_step(function, [], [torch.zeros(2)], [torch.ones(2), torch.zeros(2).long()])
+    assert not step.operations
+    assert step.body([], [torch.zeros(2)], [-torch.ones(2)])[0].tolist() == [-1, -1]
+
+
+def test_a_recording_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(graph: torch.fx.Graph) -> None:
+        for node in graph.nodes:
+            if node.target is aten.sub.Tensor:
+                node.target = aten.add.Tensor
+
+    monkeypatch.setattr("fedattune.training.engine.recorder.simplify", wrong)
+    batch = [torch.ones(2), torch.zeros(2).long()]
+    step = record_step(lambda f, leaves, b: [leaves[0] - b[0]], [], [torch.ones(2)], batch)
+    assert not step.operations
+    assert step.body([], [torch.ones(2)], [torch.ones(2)])[0].tolist() == [0, 0]
+
+
+def test_recorded_steps_are_kept_by_what_they_depend_on() -> None:
+    recorder, calls, labels = StepRecorder(), [], torch.zeros(2).long()
+
+    def function(fixed: Tensors, leaves: Tensors, batch: Tensors) -> Tensors:
+        calls.append(1)
+        return [leaves[0] * batch[0]]
+
+    for _ in range(3):
+        recorder.step("a", function, [], [torch.ones(2)], [torch.ones(2), labels])
+    once = len(calls)
+    recorder.step("a", function, [], [torch.ones(3)], [torch.ones(3), labels])
+    assert len(calls) == 2 * once
+    recorder.step("b", function, [], [torch.ones(3)], [torch.ones(3), labels])
+    assert len(calls) == 3 * once
+
+
+def test_without_torchscript_steps_are_replayed_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, data = Task(NETWORKS["mlp"]().double()), make_clients([30, 40, 50])
+    want = train_round(VectorizedEngine(task, data), task, 3, SGD(), epochs=1)
+
+    def missing(*_: Any) -> None:
+        raise RuntimeError("no TorchScript")
+
+    monkeypatch.setattr("fedattune.training.engine.recorder.script_body", missing)
+    with use_threads(2):
+        engine = VectorizedEngine(task, data)
+        got = train_round(engine, task, 3, SGD(), epochs=1)
+    assert all(step.operations and not step.scripted for step in engine._recorder._steps.values())
+    for k in task.params:
+        torch.testing.assert_close(want.upload.params[k], got.upload.params[k], rtol=1e-12, atol=1e-12)

@@ -1,0 +1,126 @@
+"""Rewriting rules of recorded steps: fewer operations, the same numbers."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedattune.core.task import sample_losses
+from fedattune.training.engine.product_reuse import reuse_products
+from fedattune.training.engine.rewrites import fuse, simplify
+
+aten = torch.ops.aten
+
+
+def _targets(function: Any, *given_: Tensor) -> tuple[Counter[Any], Tensor, Tensor]:
+    """The operations of a simplified function, what it gives, and what the function gives."""
+    traced = make_fx(function)(*given_)
+    traced.graph.eliminate_dead_code()
+    simplify(traced.graph)
+    reuse_products(traced.graph)
+    fuse(traced.graph)
+    traced.recompile()
+    return (
+        Counter(n.target for n in traced.graph.nodes if n.op == "call_function"),
+        traced(*given_),
+        function(*given_),
+    )
+
+
+def test_an_update_is_one_product_that_adds_into_the_weights() -> None:
+    a = torch.randn(3, 4, 5)
+    used, got, want = _targets(
+        lambda w, d, x: w - 0.1 * torch.bmm(d, x), a, torch.randn(3, 4, 2), torch.randn(3, 2, 5)
+    )
+    assert used == {aten.baddbmm.default: 1}
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("scale", ["w - 0.3 * g", "w + g * 0.3", "0.3 * g + w"])
+def test_a_scaled_sum_is_one_pass(scale: str) -> None:
+    used, got, want = _targets(lambda w, g: eval(scale, {}, {"w": w, "g": g}), torch.randn(4), torch.randn(4))
+    assert sum(used.values()) == 1
+    torch.testing.assert_close(got, want)
+
+
+def test_moving_towards_something_is_one_pass() -> None:
+    used, got, want = _targets(lambda w, v: w - 0.3 * (w - v), torch.randn(4), torch.randn(4))
+    assert used == {aten.lerp.Scalar: 1}
+    torch.testing.assert_close(got, want)
+
+
+PROXIMAL_STEPS = 4
+
+
+def _layer_first(w: Tensor, x: Tensor) -> Tensor:
+    return (w @ x.mT).mT
+
+
+def _layer_last(w: Tensor, x: Tensor) -> Tensor:
+    return x @ w.mT
+
+
+def _steps_on(outputs: Any, parts: int, decay: float) -> Any:
+    """Proximal steps of a layer w towards v, each on one of so many parts of the samples x in turn."""
+
+    def steps(w: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        for k in range(PROXIMAL_STEPS):
+            part = x.chunk(parts, -2)[k % parts]
+            d = outputs(w, part).tanh()
+            w = w - 0.02 * (d.mT @ part + decay * w + 0.5 * (w - v))
+        return w
+
+    return steps
+
+
+def _of_inputs(inputs: int, *sizes: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    *clients, outputs, samples = sizes
+    return [torch.randn(*clients, n, inputs).double() for n in (outputs, outputs, samples)]
+
+
+@pytest.mark.parametrize("outputs", [_layer_first, _layer_last])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("sizes", [(3, 5, 6), (5, 6)], ids=["three clients", "one client"])
+def test_steps_on_one_batch_read_and_write_a_layer_once(
+    outputs: Any, decay: float, sizes: tuple[int, ...]
+) -> None:
+    given_ = _of_inputs(600, *sizes)
+    used, got, want = _targets(_steps_on(outputs, 1, decay), *given_)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    products = {aten.bmm.default, aten.mm.default, aten.baddbmm.default, aten.addmm.default}
+    # w x' and v x' and x x', then one small product for each later step, and one that writes w
+    assert sum(used[p] for p in products) == 3 + (PROXIMAL_STEPS - 1) + 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sizes", "parts"),
+    [(600, (3, 5, 6), 2), (600, (3, 5, 11), 1), (500, (3, 5, 6), 1)],
+    ids=["other samples", "many samples", "few inputs"],
+)
+def test_a_layer_is_multiplied_in_every_step_where_the_first_product_does_not_help(
+    inputs: int, sizes: tuple[int, ...], parts: int
+) -> None:
+    used, got, want = _targets(_steps_on(_layer_last, parts, 0.1), *_of_inputs(inputs, *sizes))
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert used[aten.bmm.default] + used[aten.baddbmm.default] == 2 * PROXIMAL_STEPS
+
+
+def test_the_gradient_of_the_loss_takes_few_operations() -> None:
+    z, y = torch.randn(5, 4), torch.randint(0, 4, (5,))
+    used, got, _ = _targets(grad(lambda z: sample_losses(z, y).mean()), z)
+    torch.testing.assert_close(got, grad(lambda z: nn.functional.cross_entropy(z, y))(z))
+    views = {aten.unsqueeze.default, aten.view.default, aten.expand.default}
+    assert sum(n for target, n in used.items() if target not in views) <= 10  # three of them constants
+
+
+def test_pooling_before_rectifying_gives_the_same_gradient_ties_included() -> None:
+    x = torch.randint(-2, 3, (2, 3, 8, 8)).double()  # many ties, and windows without a positive value
+    weight = torch.randn(2, 3, 4, 4).double()
+    used, got, want = _targets(grad(lambda x: (torch.max_pool2d(x.relu(), 2) * weight).sum()), x)
+    assert torch.equal(got, want)
+    assert used[aten.max_pool2d_with_indices.default] == 1

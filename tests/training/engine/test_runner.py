@@ -1,0 +1,65 @@
+"""Lanes of clients, and the batches of a group of lanes."""
+
+from typing import Any
+
+import pytest
+from engine_rounds import NETWORKS, make_clients, train_round
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedattune.client import SGD
+from fedattune.core.hardware import use_threads
+from fedattune.core.task import Task
+from fedattune.training.engine import (
+    VectorizedEngine,
+)
+from fedattune.training.engine.runner import BatchSequence, batch_indices, pack_lanes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any), st.integers(1, 4))
+def test_lanes_train_every_client_once_and_finish_with_the_longest(counts: list[int], at_once: int) -> None:
+    groups = pack_lanes(counts, at_once)
+    every = [lane for lanes in groups for lane in lanes.clients]
+    assert sorted(i for lane in every for i in lane) == [i for i, n in enumerate(counts) if n]
+    for lanes in groups:
+        assert lanes.steps == max(sum(counts[i] for i in lane) for lane in lanes.clients)
+        assert lanes.steps < max(counts) + sum(counts) / len(every) + 1
+        assert sum(len(at) for at in lanes.changes.values()) == sum(len(lane) for lane in lanes.clients)
+    assert len(groups) == min(at_once, len(every))
+    assert max(len(lanes.clients) for lanes in groups) - min(len(lanes.clients) for lanes in groups) <= 1
+
+
+def test_what_a_lane_does_is_its_clients_batches_one_after_the_other() -> None:
+    import numpy as np
+
+    batches = [np.full((n, 1, 2), 10 * n) + np.arange(n)[:, None, None] for n in (3, 1, 2)]
+    (lanes,) = pack_lanes([3, 1, 2])
+    assert lanes.clients == [[0], [2, 1]]
+    index = batch_indices(lanes, batches)
+    assert index[:, :, 0, 0].T.tolist() == [[30, 31, 32], [20, 21, 10]]
+
+
+def test_a_short_batch_is_padded_and_a_lane_with_nothing_left_repeats_its_last_step() -> None:
+    import numpy as np
+
+    batches = [np.arange(6).reshape(3, 1, 2), np.array([[[7]], [[8]]])]
+    index = batch_indices(pack_lanes([3, 2])[0], batches)
+    assert index[:, 1, 0].tolist() == [[7, -1], [8, -1], [8, -1]]
+
+
+def test_all_steps_of_a_group_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []
+    run = BatchSequence.run
+
+    def counted(self: BatchSequence, step: Any, ready: Any, moving: Any, first: int, last: int) -> Any:
+        calls.append((first, last))
+        return run(self, step, ready, moving, first, last)
+
+    monkeypatch.setattr(BatchSequence, "run", counted)
+    task, data = Task(NETWORKS["mlp"]()), make_clients([40] * 6)
+    with use_threads(2):
+        engine = VectorizedEngine(task, data)
+        train_round(engine, task, 6, SGD(), steps=50)
+    assert calls == [(0, 50)] * 2
+    assert all(step.scripted for step in engine._recorder._steps.values())
