@@ -33,7 +33,7 @@ def federation_to_json(federation: "Federation") -> dict[str, Any]:
     counts = federation.label_counts()
     return {
         "data": federation.name,
-        "hash": federation.manifest()["hash"],
+        "hash": federation.digest,
         "partition": dict(federation.partition),
         "classes": list(federation.classes),
         "clients": [
@@ -87,7 +87,7 @@ def print_federation(federation: "Federation", console: "Console") -> None:
         console.print(line)
     for note in federation.notes:
         console.print(f"note: {note}")
-    console.print(f"partition hash: {federation.manifest()['hash']}")
+    console.print(f"partition hash: {federation.digest}")
 
 
 def _describe_omissions(federation: "Federation", in_full: bool) -> list[str]:

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from ..core.errors import ConfigError, DataError
 from ..core.io import replace_atomically
 from .client_index import PARTS, Client
-from .combine import constants_to_tensor
 from .dataset import Dataset
 from .federated import Federation, infer_schema
 from .schema import Schema
@@ -168,14 +167,15 @@ def _build_federation(path: Path, name: str, schema: Schema, found: dict[str, Ar
                 f"{path}: {part} must be int64 indices of shape (n,), got {found[part].dtype} of shape "
                 f"{found[part].shape}; export it again"
             )
+    shift, scale = schema.scaling()
     return Federation(
         name=str(path),
         x=torch.from_numpy(data.x),
         y=torch.from_numpy(data.y),
         classes=data.classes,
         clients=[Client(name, *(found[part] for part in PARTS))],
-        shift=constants_to_tensor(schema.shift),
-        scale=constants_to_tensor(schema.scale),
+        shift=shift,
+        scale=scale,
         partition={"name": "given", "clients": 1},
         schema=schema if schema.columns else None,
     )

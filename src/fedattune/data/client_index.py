@@ -1,14 +1,15 @@
-"""Who holds which samples: index lists laid end to end, so that a million clients cost no more than their indices.
+"""Index lists that say which client holds which samples, laid end to end.
 
-The hash of a manifest, without making the manifest: that of a million clients is larger than all their data.
+A million clients cost no more memory than their indices: a `Client` is made only when somebody asks for it.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -19,17 +20,15 @@ from .types import Array, Index
 Part = Literal["train", "validation", "test"]
 """A part of a client's samples."""
 
-
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
-
 CHUNK_SAMPLES = 1 << 20
-"""Samples that are looked at together where all clients are gone through."""
+"""Number of samples to look at together when going through all clients."""
 
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """One client: its name and which samples it holds, as int64 indices."""
+    """One client: its name, and the int64 indices of its samples by part."""
 
     name: str
     train: Index
@@ -38,17 +37,19 @@ class Client:
 
     @property
     def all(self) -> Index:
-        """The indices of all three parts."""
+        """Indices of all three parts."""
         return np.concatenate([self.train, self.validation, self.test])
 
 
 class RaggedIndex(Sequence[Index]):
-    """One index list per client: that of client i is `flat[bounds[i]:bounds[i + 1]]`, read as int64.
+    """One index list per client: client i has `flat[bounds[i]:bounds[i + 1]]`, read as int64.
 
-    `bounds` (N + 1,) begins with 0 and ends with the length of `flat`. Indices are kept in four bytes each.
+    Args:
+        flat: all indices, (n,). They are kept in four bytes each where four bytes hold them.
+        bounds: where each client's list begins, (N + 1,), from 0 to n.
 
     Raises:
-        DataError: `bounds` are none.
+        DataError: `bounds` do not go from 0 to n, or they fall.
 
     """
 
@@ -58,16 +59,14 @@ class RaggedIndex(Sequence[Index]):
             raise DataError(f"index lists: bounds must go from 0 to {len(flat)}, the number of indices")
         if (np.diff(bounds) < 0).any():
             raise DataError("index lists: bounds must not fall")
-        self.flat = _narrow_indices(flat)
+        is_small = len(flat) == 0 or max(abs(int(flat.min())), abs(int(flat.max()))) < 2**31
+        self.flat: Array = flat.astype(np.int32 if is_small else np.int64, copy=False)
         self.bounds = bounds
 
     @classmethod
-    def from_lists(cls, lists: Iterable[Index]) -> "RaggedIndex":
-        """The same lists, laid end to end."""
-        growing = _RaggedBuilder()
-        for rows in lists:
-            growing.add(rows)
-        return growing.done()
+    def from_lists(cls, lists: Sequence[Index]) -> "RaggedIndex":
+        """Lay index lists end to end."""
+        return cls(np.concatenate([np.empty(0, dtype=np.int64), *lists]), np.cumsum([0, *map(len, lists)]))
 
     @overload
     def __getitem__(self, i: int) -> Index: ...
@@ -84,58 +83,27 @@ class RaggedIndex(Sequence[Index]):
 
     @property
     def sizes(self) -> Index:
-        """Samples of each client, (N,)."""
+        """Number of samples of each client, (N,)."""
         return np.diff(self.bounds)
 
     def take(self, clients: Index) -> "RaggedIndex":
-        """The lists of some clients, in this order."""
+        """Return the lists of some clients, in this order."""
         sizes = self.sizes[clients]
         bounds = np.concatenate([[0], sizes.cumsum()])
         starts = np.repeat(self.bounds[clients] - bounds[:-1], sizes)
         return RaggedIndex(self.flat[starts + np.arange(len(starts))], bounds)
 
     def client_numbers(self, start: int, stop: int) -> Index:
-        """The client's number beside each sample of clients `start` to `stop`."""
+        """Return the client's number beside each sample of clients `start` to `stop`."""
         return np.repeat(np.arange(start, stop), np.diff(self.bounds[start : stop + 1]))
 
     def rows_between(self, start: int, stop: int) -> Array:
-        """All samples of clients `start` to `stop`."""
+        """Return all samples of clients `start` to `stop`."""
         return self.flat[self.bounds[start] : self.bounds[stop]]
 
 
-def _narrow_indices(flat: Array) -> Array:
-    """The indices in four bytes each, if these hold them."""
-    fits = len(flat) == 0 or max(abs(int(flat.min())), abs(int(flat.max()))) < 2**31
-    return flat.astype(np.int32 if fits else np.int64, copy=False)
-
-
-class _RaggedBuilder:
-    """Index lists that come one by one."""
-
-    def __init__(self) -> None:
-        self._blocks: list[Array] = []
-        self._waiting: list[Index] = []
-        self._sizes: list[int] = []
-
-    def add(self, rows: Index) -> None:
-        self._waiting.append(np.asarray(rows))
-        self._sizes.append(len(rows))
-        if len(self._waiting) == 10_000:
-            self._join()
-
-    def _join(self) -> None:
-        if self._waiting:
-            self._blocks.append(_narrow_indices(np.concatenate(self._waiting)))
-            self._waiting = []
-
-    def done(self) -> RaggedIndex:
-        self._join()
-        flat = np.concatenate(self._blocks) if self._blocks else np.empty(0, dtype=np.int32)
-        return RaggedIndex(flat, np.cumsum([0, *self._sizes]))
-
-
 class DefaultNames(Sequence[str]):
-    """The names "0", "1", ... of n clients, made when they are asked for."""
+    """The names "0", "1", ... of n clients, each made when somebody asks for it."""
 
     def __init__(self, n: int) -> None:
         self._range = range(n)
@@ -152,12 +120,16 @@ class DefaultNames(Sequence[str]):
 
 
 class ClientIndex(Sequence[Client]):
-    """All clients of a federation over flat index lists; a `Client` is made when it is asked for.
+    """All clients of a federation over flat index lists.
 
-    Without `names`, clients are called "0", "1", and so on.
+    Args:
+        train: training samples of each client.
+        validation: validation samples of each client.
+        test: test samples of each client.
+        names: names of the clients, by default "0", "1", and so on.
 
     Raises:
-        DataError: the parts and names are not of equally many clients.
+        DataError: the parts and the names are of different numbers of clients.
 
     """
 
@@ -179,15 +151,14 @@ class ClientIndex(Sequence[Client]):
 
     @classmethod
     def from_clients(cls, clients: Iterable[Client]) -> "ClientIndex":
-        """The same clients, their index lists laid end to end."""
+        """Lay the index lists of clients end to end."""
         if isinstance(clients, ClientIndex):
             return clients
-        names, growing = [], {part: _RaggedBuilder() for part in PARTS}
-        for client in clients:
-            names.append(client.name)
-            for part in PARTS:
-                growing[part].add(getattr(client, part))
-        return cls(**{part: lists.done() for part, lists in growing.items()}, names=names)
+        held = list(clients)
+        train, validation, test = (
+            RaggedIndex.from_lists([getattr(client, part) for client in held]) for part in PARTS
+        )
+        return cls(train, validation, test, [client.name for client in held])
 
     @overload
     def __getitem__(self, i: int) -> Client: ...
@@ -202,12 +173,18 @@ class ClientIndex(Sequence[Client]):
         return len(self.names)
 
     def take(self, clients: Index) -> "ClientIndex":
-        """Some clients, in this order."""
-        names = [self.names[i] for i in clients.tolist()]
-        return ClientIndex(**{part: lists.take(clients) for part, lists in self.parts.items()}, names=names)
+        """Return some clients, in this order."""
+        return self.change(lambda lists: lists.take(clients), [self.names[i] for i in clients.tolist()])
+
+    def change(
+        self, change: Callable[[RaggedIndex], RaggedIndex], names: Sequence[str] | None
+    ) -> "ClientIndex":
+        """Return clients with other names, and with the index lists that `change` makes from each part's."""
+        train, validation, test = (change(self.parts[part]) for part in PARTS)
+        return ClientIndex(train, validation, test, names)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Stretches (start, stop) of clients, each with about as many samples as may be looked at together."""
+        """Yield ranges (start, stop) of clients with about `CHUNK_SAMPLES` samples each."""
         ends = sum((lists.bounds[1:] for lists in self.parts.values()), np.zeros(len(self), dtype=np.int64))
         start = 0
         while start < len(self):
@@ -217,7 +194,7 @@ class ClientIndex(Sequence[Client]):
             start = stop
 
     def check(self, where: str, n: int) -> None:
-        """Check names and indices against `n` samples.
+        """Check names and indices against `n` samples; `where` names the data in messages.
 
         Raises:
             DataError: no clients, names that repeat, indices out of range, or a sample twice on one client.
@@ -233,12 +210,12 @@ class ClientIndex(Sequence[Client]):
                 outside = np.flatnonzero((lists.flat < 0) | (lists.flat >= n))[0]
                 i = int(np.searchsorted(lists.bounds, outside, side="right")) - 1
                 raise DataError(f"{where}: client {self.names[i]!r} has indices outside [0, {n})")
-        if self._twice is not None:
-            raise DataError(f"{where}: client {self.names[self._twice]!r} holds a sample twice")
+        if self._first_with_repeats is not None:
+            raise DataError(f"{where}: client {self.names[self._first_with_repeats]!r} holds a sample twice")
 
     @cached_property
-    def _twice(self) -> int | None:
-        """The first client that holds a sample twice."""
+    def _first_with_repeats(self) -> int | None:
+        """Number of the first client that holds a sample twice."""
         flats = [lists.flat for lists in self.parts.values()]
         n = max((int(flat.max()) + 1 for flat in flats if len(flat)), default=0)
         if sum(map(len, flats)) <= n:
@@ -257,62 +234,37 @@ class ClientIndex(Sequence[Client]):
 
 
 def hash_manifest(body: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest without its `hash`, in hexadecimal digits."""
-    return hashlib.sha256(
-        _canonical_json({key: value for key, value in body.items() if key != "hash"})
-    ).hexdigest()
+    """Return the SHA-256 of a manifest without its `hash`, in hexadecimal digits."""
+    content = {key: value for key, value in body.items() if key != "hash"}
+    return hashlib.sha256(_to_canonical_json(content).encode()).hexdigest()
 
 
 def hash_clients(data: Mapping[str, Any], partition: Mapping[str, Any], clients: ClientIndex) -> str:
-    """`hash_manifest` of the manifest with these entries."""
-    found = hashlib.sha256(b'{"clients":[')
-    parts = sorted(PARTS)
-    decimals = _DecimalTexts(1 + max(int(lists.flat.max(initial=-1)) for lists in clients.parts.values()))
-    entry = b'{"name":%b,' + b",".join(b'"%b":[%%b]' % part.encode() for part in parts) + b"}"
+    """Return the `hash_manifest` of a manifest without making the manifest, which is larger than the data.
+
+    Args:
+        data: the manifest's entry `data`.
+        partition: the manifest's entry `partition`.
+        clients: the clients, which the manifest lists one by one.
+
+    """
+    digest = hashlib.sha256(b'{"clients":[')
     for start, stop in clients.chunks():
         texts = []
-        for part in parts:
+        for part in sorted(PARTS):  # keys are sorted in canonical JSON
             lists = clients.parts[part]
-            text, begins = decimals.join(lists.rows_between(start, stop))
-            cuts = begins[lists.bounds[start : stop + 1] - lists.bounds[start]]
-            # What stands between two cuts ends with a comma, unless it is nothing.
-            ends = np.maximum(cuts[:-1], cuts[1:] - 1)
-            texts.append([text[a:b] for a, b in zip(cuts.tolist(), ends.tolist(), strict=False)])
-        names = [json.dumps(name).encode() for name in clients.names[start:stop]]
-        entries = map(entry.__mod__, zip(names, *texts, strict=True))
-        found.update((b"," if start else b"") + b",".join(entries))
-    found.update(b'],"data":' + _canonical_json(data) + b',"partition":' + _canonical_json(partition) + b"}")
-    return found.hexdigest()
+            numbers = list(map(str, lists.rows_between(start, stop).tolist()))
+            cuts = (lists.bounds[start : stop + 1] - lists.bounds[start]).tolist()
+            texts.append([",".join(numbers[a:b]) for a, b in pairwise(cuts)])
+        entries = (
+            f'{{"name":{json.dumps(name)},"test":[{test}],"train":[{train}],"validation":[{validation}]}}'
+            for name, test, train, validation in zip(clients.names[start:stop], *texts, strict=True)
+        )
+        digest.update(("," * (start > 0) + ",".join(entries)).encode())
+    tail = f'],"data":{_to_canonical_json(data)},"partition":{_to_canonical_json(partition)}}}'
+    digest.update(tail.encode())
+    return digest.hexdigest()
 
 
-def iter_manifest_json(head: Mapping[str, Any], clients: ClientIndex) -> Iterator[str]:
-    """The JSON of a manifest of `clients` piece by piece; `head` is all of it but them."""
-    yield json.dumps(dict(head)).removesuffix("}") + ', "clients": ['
-    for i, client in enumerate(clients):
-        lists: dict[str, list[int]] = {part: getattr(client, part).tolist() for part in PARTS}
-        yield ", " * (i > 0) + json.dumps({"name": client.name, **lists})
-    yield "]}"
-
-
-class _DecimalTexts:
-    """The numbers 0 to n - 1 as text, a comma after each."""
-
-    def __init__(self, n: int) -> None:
-        width = len(str(max(0, n - 1)))
-        numbers = np.arange(n)
-        self._cells = np.full((n, width + 1), ord(","), dtype=np.uint8)
-        self._real = np.ones((n, width + 1), dtype=bool)
-        for column in range(width):
-            place = 10 ** (width - 1 - column)
-            self._cells[:, column] = numbers // place % 10 + ord("0")
-            self._real[:, column] = (numbers >= place) | (place == 1)
-        self._lengths = self._real.sum(1)
-
-    def join(self, values: Array) -> tuple[bytes, Index]:
-        """The text of some numbers, and where each begins (m + 1,), the last being the end."""
-        text = self._cells.take(values, 0)[self._real.take(values, 0)].tobytes()
-        return text, np.concatenate([[0], self._lengths.take(values).cumsum()])
-
-
-def _canonical_json(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+def _to_canonical_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,11 +1,10 @@
-"""Data divided among clients, each with its own training, validation and test part.
+"""Samples divided among clients, each client with its own training, validation and test part.
 
-What a server knows of clients whose data it never sees.
-
-The part of a federation that is at one place: samples of some clients, under the numbers that all know.
+A server that sees no data has `FederationInfo` instead: the clients' names and numbers of samples.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -23,9 +22,23 @@ from .types import Array
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """All samples, kept once, and the clients as index lists into them.
+    """All samples, kept once, and the N clients as index lists into them.
 
-    N clients; `x` is (n, *shape), uint8 or float32; the model's input is `(x - shift) * scale`.
+    The model's input is `(x - shift) * scale`.
+
+    Args:
+        name: name of the data.
+        x: samples (n, *shape), uint8 or float32.
+        y: class numbers (n,), int64.
+        classes: names of the classes.
+        clients: the clients, kept as a `ClientIndex`.
+        shift: subtracted from the samples, float32, broadcastable to one sample.
+        scale: multiplied with the shifted samples, likewise.
+        partition: how the data were divided: name, options, number of clients, seed, fractions.
+        notes: sentences for the user.
+        source: fingerprint of the data before features were fitted per client; empty for the fingerprint of x, y.
+        schema: columns and categories of a table.
+        preparation: by the client's name, the constants (3, K) that prepare the client's rows of a table.
 
     Raises:
         DataError: no clients, names that repeat, indices out of range, or a sample in two parts of a client.
@@ -33,24 +46,22 @@ class Federation:
     """
 
     name: str
-    x: torch.Tensor
-    y: torch.Tensor
+    x: Tensor
+    y: Tensor
     classes: tuple[str, ...]
-    clients: Sequence[Client]  # kept as `ClientIndex`, over flat index lists
-    shift: torch.Tensor | None = None
-    scale: torch.Tensor | None = None
-    partition: Mapping[str, Any] = field(default_factory=dict)  # name, options, clients, seed, fractions
+    clients: Sequence[Client]
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+    partition: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    source: str = ""  # fingerprint of the data before features were fitted per client; empty: that of x, y
-    schema: Schema | None = None  # of a table: its columns and categories
-    preparation: Mapping[str, Array] = field(
-        default_factory=dict
-    )  # of a table: each client's constants, by name
+    source: str = ""
+    schema: Schema | None = None
+    preparation: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        held = ClientIndex.from_clients(self.clients)
-        held.check(self.name, len(self.y))
-        object.__setattr__(self, "clients", held)
+        index = ClientIndex.from_clients(self.clients)
+        index.check(self.name, len(self.y))
+        object.__setattr__(self, "clients", index)
 
     @property
     def index(self) -> ClientIndex:
@@ -77,33 +88,33 @@ class Federation:
 
     @property
     def names(self) -> Sequence[str]:
-        """The clients' names."""
+        """Names of the clients."""
         return self.index.names
 
     @property
     def device(self) -> torch.device:
-        """Where the samples are."""
+        """Device of the samples."""
         return self.x.device
 
     def part(self, part: Part) -> RaggedIndex:
-        """Each client's indices of one part."""
+        """Return each client's indices of one part."""
         if part not in PARTS:
             raise ConfigError(f"unknown part {part!r}; {did_you_mean(part, PARTS)}")
         return self.index.parts[part]
 
-    def sizes(self, part: Part) -> torch.Tensor:
-        """Each client's number of samples in one part, int64 (N,); not to be written to."""
+    def sizes(self, part: Part) -> Tensor:
+        """Return each client's number of samples in one part, int64 (N,). Do not write to it."""
         lists = self.part(part)
         if part not in self._sizes:
             self._sizes[part] = torch.from_numpy(lists.sizes)
         return self._sizes[part]
 
     @cached_property
-    def _sizes(self) -> dict[str, torch.Tensor]:
+    def _sizes(self) -> dict[str, Tensor]:
         return {}
 
     def label_counts(self, part: Part | None = None) -> Array:
-        """How many samples of each class each client has, in one part or in all, int64 (N, classes)."""
+        """Count each client's samples of each class in one part or in all, int64 (N, classes)."""
         y, k = self.y.cpu().numpy(), self.n_classes
         parts = [self.part(p) for p in PARTS] if part is None else [self.part(part)]
         counts = np.zeros((self.n_clients, k), dtype=np.int64)
@@ -113,20 +124,18 @@ class Federation:
                 counts[start:stop] += np.bincount(cells, minlength=(stop - start) * k).reshape(-1, k)
         return counts
 
-    def features(self, index: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The model's input for the samples `index`, of any shape: (*index.shape, *input_shape)."""
+    def features(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the model's input for the samples `index` of any shape: (*index.shape, *input_shape)."""
         x, shift, scale = self.samples(dtype)
         return gather(x, index, shift, scale, dtype)
 
-    def samples(
-        self, dtype: torch.dtype = torch.float32
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """All samples as they are kept, and what is subtracted from them and multiplied with, in `dtype`."""
+    def samples(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return all samples as they are kept, and shift and scale in `dtype`."""
         shift, scale = (None if a is None else a.to(dtype) for a in (self.shift, self.scale))
         return self.x, shift, scale
 
     def to(self, device: torch.device | str) -> "Federation":
-        """The same federation with its samples on `device`."""
+        """Return the federation with its samples on `device`."""
         if self.x.device == torch.device(device):
             return self
         moved = {
@@ -136,46 +145,51 @@ class Federation:
         return replace(self, **cast(dict[str, Any], moved))
 
     def manifest(self) -> dict[str, Any]:
-        """Which client has which samples, as it is saved in JSON; `hash` covers all the rest."""
-        return {
-            "hash": self.digest,
-            "data": self._about,
-            "partition": dict(self.partition),
-            "clients": [
-                {"name": client.name, **{part: getattr(client, part).tolist() for part in PARTS}}
-                for client in self.clients
-            ],
-        }
+        """Return the values of the manifest, which says which client has which samples; `hash` covers the rest."""
+        manifest: dict[str, Any] = json.loads("".join(self.iter_manifest()))
+        return manifest
+
+    def iter_manifest(self) -> Iterator[str]:
+        """Yield the JSON of the manifest in pieces, because the manifest of many clients is larger than the data."""
+        head = {"hash": self.digest, "data": self._describe(), "partition": dict(self.partition)}
+        yield json.dumps(head).removesuffix("}") + ', "clients": ['
+        for i, client in enumerate(self.clients):
+            lists: dict[str, list[int]] = {part: getattr(client, part).tolist() for part in PARTS}
+            yield ", " * (i > 0) + json.dumps({"name": client.name, **lists})
+        yield "]}"
 
     @cached_property
     def digest(self) -> str:
-        """The `hash` of the manifest, made without the whole of it: that of many clients is large."""
-        return hash_clients(self._about, dict(self.partition), self.index)
+        """The manifest's `hash`."""
+        return hash_clients(self._describe(), dict(self.partition), self.index)
+
+    def _describe(self) -> dict[str, Any]:
+        """Return the manifest's entry `data`."""
+        return {"name": self.name, "n": len(self.y), "fingerprint": self._fingerprint}
 
     @cached_property
-    def _about(self) -> dict[str, Any]:
-        made_of = self.source or hash_arrays(self.x.cpu().numpy(), self.y.cpu().numpy())
-        return {"name": self.name, "n": len(self.y), "fingerprint": made_of}
+    def _fingerprint(self) -> str:
+        return self.source or hash_arrays(self.x.cpu().numpy(), self.y.cpu().numpy())
 
     def heterogeneity(self) -> dict[str, float]:
-        """How unlike the clients are: their sizes, their classes, and how far apart their labels are.
+        """Measure how unlike the clients are: their sizes, their numbers of classes, and their label distributions.
 
-        `label_distance` is the mean total variation distance between a client's label distribution and that
-        of all samples (0: all alike, towards 1: nothing in common); `label_distance_pairs` is that of two
-        clients.
+        `label_distance` is the mean total variation distance between a client's label distribution and the
+        distribution of all samples (0: all alike, towards 1: nothing in common). `label_distance_pairs` is the
+        mean distance between two clients.
         """
         counts = self.label_counts()
-        sizes, held = counts.sum(axis=1), (counts > 0).sum(axis=1)
+        sizes, n_held = counts.sum(axis=1), (counts > 0).sum(axis=1)
         shares = counts / np.maximum(sizes, 1)[:, None]
         pooled = counts.sum(axis=0) / max(int(sizes.sum()), 1)
         n = len(counts)
-        # Of sorted values, each is subtracted as often as others are above it: no N x N distances are needed.
+        # In sorted order, each share is subtracted once per larger share: this needs no N x N distances.
         ranks = 2 * np.arange(n) - n + 1
         pairs = float(ranks @ np.sort(shares, axis=0).sum(axis=1)) / max(n * (n - 1), 1)
         return {
             "clients": n,
             **{f"samples_{k}": v for k, v in _summarise(sizes).items()},
-            **{f"classes_{k}": v for k, v in _summarise(held).items()},
+            **{f"classes_{k}": v for k, v in _summarise(n_held).items()},
             "label_distance": float(np.abs(shares - pooled).sum(axis=1).mean() / 2),
             "label_distance_pairs": max(0.0, pairs),
         }
@@ -186,7 +200,7 @@ def _summarise(values: Array) -> dict[str, float]:
 
 
 def infer_schema(data: Dataset | Federation) -> Schema:
-    """Return the schema of data at hand: of a table its columns, else the shape, the classes and the scaling.
+    """Return the schema of data at hand: the columns of a table, or else shape, classes and scaling.
 
     Raises:
         ConfigError: two classes have one name, or there is a single class.
@@ -202,9 +216,16 @@ def infer_schema(data: Dataset | Federation) -> Schema:
 
 @dataclass(frozen=True)
 class FederationInfo:
-    """The clients of a real federation: their names and numbers of samples, and what a model for them is like.
+    """Facts that a server knows of clients whose data it never sees. It takes the place of a `Federation`.
 
-    It stands in for a `Federation` where no data are looked at. `counts` are (N, 3), in the order of `PARTS`.
+    Args:
+        name: name of the data.
+        names: names of the N clients.
+        counts: each client's number of samples by part, (N, 3), in the order of `PARTS`.
+        classes: names of the classes.
+        input_shape: shape of one sample.
+        partition: how the data were divided, as far as the server knows.
+
     """
 
     name: str
@@ -219,20 +240,32 @@ class FederationInfo:
         """Number of clients N."""
         return len(self.names)
 
-    def sizes(self, part: Part) -> torch.Tensor:
-        """Each client's number of samples in one part, int64 (N,)."""
-        place = PARTS.index(part)
-        return torch.tensor([row[place] for row in self.counts], dtype=torch.int64)
+    def sizes(self, part: Part) -> Tensor:
+        """Return each client's number of samples in one part, int64 (N,)."""
+        column = PARTS.index(part)
+        return torch.tensor([row[column] for row in self.counts], dtype=torch.int64)
 
     def to(self, device: torch.device | str) -> "FederationInfo":
-        """Itself: there is nothing to move."""
+        """Return itself: there is nothing to move."""
         return self
 
 
 def gather(
     x: Tensor, index: Tensor, shift: Tensor | None, scale: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """(x - shift) * scale of the samples `index`, of any shape: (*index.shape, *sample); can be scripted."""
+    """Return `(x - shift) * scale` of some samples. TorchScript can compile this function.
+
+    Args:
+        x: all samples, (n, *shape).
+        index: numbers of the samples, int64 of any shape.
+        shift: subtracted from the samples, if given.
+        scale: multiplied with the samples, if given.
+        dtype: type of the result.
+
+    Returns:
+        The samples, (*index.shape, *shape).
+
+    """
     found = x.index_select(0, index.reshape(-1)).to(dtype)
     if shift is not None:
         found.sub_(shift)

@@ -71,7 +71,7 @@ def save_manifest(federation: Federation, name_or_path: str | Path) -> Path:
         raise DataError(f"{path} already holds another partition; choose another name or delete it first")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(federation.manifest()))
+        write_text(path, "".join(federation.iter_manifest()))
     except OSError as error:
         raise DataError(f"cannot write the partition to {path}: {error.strerror or error}") from error
     return path

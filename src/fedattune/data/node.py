@@ -242,4 +242,4 @@ def _take_clients(told: NodeConfig, fractions: SplitFractions, data_dir: Path | 
         numbers.append(int(word))
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"take: a client is named twice in {told.take!r}")
-    return NodeData(select_clients(whole, numbers), tuple(numbers))
+    return NodeData(select_clients(whole, np.array(numbers)), tuple(numbers))

@@ -1,7 +1,4 @@
-"""What the nodes of a federation must agree on, since none of them sees the data of the others.
-
-One schema for several tables, each of which knows only its own categories and classes.
-"""
+"""The agreement of a federation's nodes about their data, since no node sees the data of another."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -20,42 +18,42 @@ from .types import Array
 Names = tuple[str, ...]
 
 
-NestedNumbers = float | list[Any]  # nested lists
-
+NestedNumbers = float | list[Any]
+"""Numbers in nested lists, as in JSON."""
 
 MISSING_CATEGORY = "missing"
 """The category of cells without a value."""
 
 
 class Schema(StrictSchema):
-    """What all clients must agree on to train one model: its input, the classes, and the columns of a table.
+    """The agreement that lets all clients train one model: the model's input, the classes, the columns of a table.
 
-    It is made from data by `infer_schema`, or written by hand, as JSON or YAML with the keys below, and read by
-    `Schema.read`. It holds no rows, but names of columns, categories and classes.
+    `infer_schema` makes a schema from data. `Schema.read` reads one written by hand, as JSON or YAML with the keys
+    below. A schema holds no rows, but it does hold names of columns, categories and classes.
 
-        classes: the classes' names, in the order of the model's outputs
-        input_shape: the shape of one sample; that of a table follows from its columns and may be left out
+        classes: names of the classes, in the order of the model's outputs
+        input_shape: shape of one sample; may be left out for a table, where it follows from the columns
 
-    Of a table, whose features are its numbers, the marks of what is missing, and one column per category:
+    Of a table, whose features are its numbers, the marks of missing numbers, and one column per category:
 
-        numbers: the columns that hold numbers; each client standardises its own
-        flagged: those of them that may lack values, which a further column of 0 and 1 marks
-        categories: the columns that hold text, each with all categories that a client may have; the category
-            "missing" is that of cells without a value
-        target: the column that holds the class
+        numbers: columns that hold numbers; each client standardises its own
+        flagged: columns of numbers that may lack values; a further column of 0 and 1 marks each missing value
+        categories: columns that hold text, each with all categories that a client may have; cells without a value
+            have the category "missing"
+        target: column that holds the class
 
-    Of other samples, the model's input being (x - shift) * scale, where they have such constants:
+    Of other samples, whose model input is (x - shift) * scale where they have such constants:
 
         shift, scale: nested lists that fit the input shape, such as [[[0.0625]]]
 
     Raises:
-        pydantic.ValidationError: a schema that cannot be; those that are read raise `ConfigError`.
+        pydantic.ValidationError: values that are no schema. The functions that read schemas raise `ConfigError`.
 
     """
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-    # A field is checked against those above it.
+    # Pydantic checks a field after the fields above it.
     classes: Names = Field(min_length=2)
     numbers: Names = ()
     flagged: Names = ()
@@ -67,10 +65,10 @@ class Schema(StrictSchema):
 
     @classmethod
     def from_json(cls, text: str) -> "Schema":
-        """The schema that `to_json` wrote.
+        """Read the schema that `to_json` wrote.
 
         Raises:
-            ConfigError: it is no schema; the message names what is wrong.
+            ConfigError: the text is no schema; the message names every mistake.
 
         """
         try:
@@ -85,54 +83,61 @@ class Schema(StrictSchema):
 
     @classmethod
     def read(cls, path: Path | str) -> "Schema":
-        """The schema in a file of JSON or YAML.
+        """Read the schema in a file of JSON or YAML.
 
         Raises:
-            ConfigError: it cannot be read, or is no schema.
+            ConfigError: the file cannot be read, or holds no schema.
 
         """
         return make_schema(read_yaml(Path(path)), str(path))
 
     def to_json(self) -> str:
-        """The schema in one line, without what it does not have."""
+        """Return the schema in one line, without the keys that have their default."""
         return self.model_dump_json(exclude_defaults=True)
 
     def to_yaml(self) -> str:
-        """The schema as a file to be read and edited."""
+        """Return the schema as the text of a file for people to read and edit."""
         values = self.model_dump(mode="json", exclude_defaults=True)
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
     @property
     def columns(self) -> Names:
-        """The columns of a table that become features; none of other data."""
+        """Columns of a table that become features; none for other data."""
         return (*self.numbers, *self.categories)
 
-    def check(self, found: "Schema", where: str) -> None:
-        """Compare the schema of data, called `where` in messages, with this one.
+    def scaling(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return shift and scale as float32 tensors, None where the schema has none."""
+        shift, scale = (
+            None if values is None else torch.tensor(values, dtype=torch.float32)
+            for values in (self.shift, self.scale)
+        )
+        return shift, scale
 
-        Constants that the data lack are no difference, nor are columns that only one of both names.
+    def check(self, found: "Schema", where: str) -> None:
+        """Compare the schema `found` of data, called `where` in messages, with this one.
+
+        Constants that the data lack are no difference, nor are columns that only one schema names.
 
         Raises:
-            DataError: they differ.
+            DataError: the schemas differ.
 
         """
         for field in type(self).model_fields:
             wanted, got = getattr(self, field), getattr(found, field)
             if field in ("shift", "scale"):
-                bare = found.shift is None and found.scale is None
-                same = bare or self._equal(wanted, got)
+                is_bare = found.shift is None and found.scale is None
+                is_same = is_bare or self._is_equal(wanted, got)
             elif field in ("classes", "input_shape"):
-                same = wanted == got
+                is_same = wanted == got
             else:
-                same = wanted == got or not (self.columns and found.columns)
-            if not same:
+                is_same = wanted == got or not (self.columns and found.columns)
+            if not is_same:
                 raise DataError(
-                    f"{where} does not fit the schema: expected {field} {_abbreviate(wanted)}, got {_abbreviate(got)}; "
-                    "all "
-                    "nodes need data of one schema"
+                    f"{where} does not fit the schema: expected {field} {_abbreviate(wanted)}, got "
+                    f"{_abbreviate(got)}; all nodes need data of one schema"
                 )
 
-    def _equal(self, one: NestedNumbers | None, other: NestedNumbers | None) -> bool:
+    def _is_equal(self, one: NestedNumbers | None, other: NestedNumbers | None) -> bool:
         if one is None or other is None:
             return one is other
         a, b = (np.broadcast_to(np.array(values), self.input_shape) for values in (one, other))
@@ -140,7 +145,7 @@ class Schema(StrictSchema):
 
     @field_validator("classes", "numbers", "flagged")
     @classmethod
-    def _distinct(cls, names: Names) -> Names:
+    def _check_distinct(cls, names: Names) -> Names:
         if len(set(names)) < len(names):
             repeated = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"{repeated!r} is named twice")
@@ -148,7 +153,7 @@ class Schema(StrictSchema):
 
     @field_validator("flagged")
     @classmethod
-    def _among_numbers(cls, names: Names, info: ValidationInfo) -> Names:
+    def _check_flagged(cls, names: Names, info: ValidationInfo) -> Names:
         strange = [name for name in names if name not in info.data.get("numbers", names)]
         if strange:
             raise ValueError(f"{strange[0]!r} is none of the numbers")
@@ -156,18 +161,18 @@ class Schema(StrictSchema):
 
     @field_validator("categories")
     @classmethod
-    def _own_columns(cls, categories: dict[str, Names], info: ValidationInfo) -> dict[str, Names]:
+    def _check_categories(cls, categories: dict[str, Names], info: ValidationInfo) -> dict[str, Names]:
         for name, values in categories.items():
             if name in info.data.get("numbers", ()):
                 raise ValueError(f"{name!r} is one of the numbers, too")
             if not values:
                 raise ValueError(f"{name!r} has no categories")
-            cls._distinct(values)
+            cls._check_distinct(values)
         return categories
 
     @field_validator("target")
     @classmethod
-    def _besides_features(cls, target: str | None, info: ValidationInfo) -> str | None:
+    def _check_target(cls, target: str | None, info: ValidationInfo) -> str | None:
         columns = (*info.data.get("numbers", ()), *info.data.get("categories", ()))
         if target in columns:
             raise ValueError("it is one of the features, too")
@@ -177,11 +182,11 @@ class Schema(StrictSchema):
 
     @field_validator("input_shape")
     @classmethod
-    def _of_features(cls, shape: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
-        if not {"numbers", "flagged", "categories"} <= set(info.data):
-            return shape  # the mistake has been found above
-        given = info.data
-        n = len(given["numbers"]) + len(given["flagged"]) + sum(map(len, given["categories"].values()))
+    def _check_shape(cls, shape: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        values = info.data
+        if not {"numbers", "flagged", "categories"} <= set(values):
+            return shape  # an earlier validator has found the mistake
+        n = len(values["numbers"]) + len(values["flagged"]) + sum(map(len, values["categories"].values()))
         if n and shape not in ((), (n,)):
             raise ValueError(f"the columns of the table make ({n},); leave it out")
         if not n and (not shape or min(shape) < 1):
@@ -190,7 +195,7 @@ class Schema(StrictSchema):
 
     @field_validator("shift", "scale")
     @classmethod
-    def _fits(cls, values: NestedNumbers | None, info: ValidationInfo) -> NestedNumbers | None:
+    def _check_scaling(cls, values: NestedNumbers | None, info: ValidationInfo) -> NestedNumbers | None:
         if values is None or "input_shape" not in info.data:
             return values
         if info.data.get("numbers") or info.data.get("categories"):
@@ -203,11 +208,11 @@ class Schema(StrictSchema):
             fits = False
         if not fits:
             raise ValueError(f"expected numbers in lists that fit the input shape {shape}")
-        return _nested(array)
+        return _to_nested_numbers(array)
 
 
-def _nested(array: Array) -> NestedNumbers:
-    """Float32 as nested lists of the shortest decimals that give the same float32."""
+def _to_nested_numbers(array: Array) -> NestedNumbers:
+    """Return float32 numbers as nested lists of the shortest decimals that give the same float32."""
     shortest = np.array([float(str(value)) for value in array.ravel()])
     return cast(NestedNumbers, shortest.reshape(array.shape).tolist())
 
@@ -217,7 +222,7 @@ def _abbreviate(value: object) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
-def make_schema(given: Mapping[str, Any], where: str) -> Schema:
+def make_schema(values: Mapping[str, Any], where: str) -> Schema:
     """Check the values of a schema; `where` says in messages where the values are from.
 
     Raises:
@@ -225,7 +230,7 @@ def make_schema(given: Mapping[str, Any], where: str) -> Schema:
 
     """
     try:
-        return Schema.model_validate(given)
+        return Schema.model_validate(values)
     except ValidationError as error:
         fields = list(Schema.model_fields)
         phrases = describe_errors(
@@ -235,12 +240,12 @@ def make_schema(given: Mapping[str, Any], where: str) -> Schema:
 
 
 def merge_schemas(schemas: Sequence[Schema]) -> Schema:
-    """The schema that tables with these schemas can share: all their columns, categories and classes.
+    """Return the schema that several tables can share: all their columns, categories and classes.
 
-    A column that some do not have is one that holds no value there, and so one that may lack values.
+    A column that one table lacks holds no value there, so the merged column may lack values.
 
     Raises:
-        DataError: they differ in their target, or in whether a column holds numbers or text.
+        DataError: the tables differ in their target, or in whether a column holds numbers or text.
 
     """
     targets = sorted({str(schema.target) for schema in schemas})
@@ -271,7 +276,7 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
 
 
 def _sort_classes(classes: set[str]) -> Names:
-    """Classes as a table of all rows would have them: numbers by size, text by the alphabet."""
+    """Sort classes as one table of all rows would: numbers by size, text by the alphabet."""
     try:
         return tuple(sorted(classes, key=int))
     except ValueError:

@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,6 @@ from .progress import make_progress_display
 from .runner import train_all
 
 if TYPE_CHECKING:
-    from ..data import Federation
     from ..training.result import Result
 
 EXPERIMENT_FILE, PARTITION_FILE, COMMAND_FILE = "experiment.yaml", "partition.json", "command.txt"
@@ -85,7 +84,7 @@ def create_run_folder(plan: Plan, out: Path, command: str) -> None:
     new = out / f".{os.getpid()}.tmp" if into else out.with_name(f".{out.name}.{os.getpid()}.tmp")
     content: dict[str, Iterable[str]] = {
         COMMAND_FILE: [command + "\n"],
-        PARTITION_FILE: _manifest_lines(plan.federation),
+        PARTITION_FILE: plan.federation.iter_manifest(),
         EXPERIMENT_FILE: [
             _with_absolute_paths(plan.experiment).to_yaml()
         ],  # the last one: with it, a run can be resumed
@@ -109,15 +108,6 @@ def create_run_folder(plan: Plan, out: Path, command: str) -> None:
             for name in content:
                 (out / name).unlink(missing_ok=True)
         raise
-
-
-def _manifest_lines(federation: "Federation") -> Iterator[str]:
-    """The JSON of the federation's manifest, piece by piece: that of many clients is larger than their data."""
-    from ..data.client_index import iter_manifest_json
-
-    head = replace(federation, clients=federation.clients[:1]).manifest() | {"hash": federation.digest}
-    del head["clients"]
-    return iter_manifest_json(head, federation.index)
 
 
 def _with_absolute_paths(experiment: Experiment) -> Experiment:

@@ -14,7 +14,6 @@ from torch import nn
 from ..core.errors import ConfigError, DataError, RunError, summarize_error
 from ..core.io import replace_atomically
 from ..data import Schema
-from ..data.combine import constants_to_tensor
 from ..data.federated import gather
 from ..data.tables.new_rows import read_rows
 from ..data.tables.scaling import constants_from_card
@@ -131,10 +130,7 @@ def predict(
     logits, card, dtype = _open_model(Path(file), module, factory)
     schema, constants = _parse_inputs(Path(file), card)
     rows = read_rows(Path(table), schema, constants)
-    shift, scale = (
-        None if one is None else one.to(dtype)
-        for one in (constants_to_tensor(schema.shift), constants_to_tensor(schema.scale))
-    )
+    shift, scale = (None if one is None else one.to(dtype) for one in schema.scaling())
     x = torch.from_numpy(rows.x)
     with torch.no_grad():
         found = [
