@@ -1,7 +1,4 @@
-"""The command `export`.
-
-The command `predict`.
-"""
+"""The commands `export` and `predict`."""
 
 import shlex
 import sys
@@ -21,13 +18,12 @@ if TYPE_CHECKING:
 
 ALL_CLIENTS = "all"
 
-
 MAX_LISTED_CLIENTS = 20
 """Clients that one message names."""
 
 
 def export(space: Namespace, problems: Sequence[str]) -> int:
-    """Write the model of one client, or of all, and say what was written."""
+    """Write the model of one client or of all clients, and print the files."""
     from ..analysis.load import read_runs
     from ..core.io import clean_file_name
     from ..experiments.output import check_output_files
@@ -36,44 +32,40 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
     from ..training.storage.folder import RunFolder
 
     options = parse_options(ExportOptions, space, problems)
-    wanted = _choose_format(options)
-    check_format(wanted)
+    format_ = _choose_format(options)
+    check_format(format_)
     runs = read_runs([space.run])
     run, folder, why = _choose_run(runs, options)
     ids = [client["id"] for client in run.facts["clients"]]
     client = _check_client(options.client, ids, bool(run.config.get("held_out")))
-    one = client != ALL_CLIENTS or ALL_CLIENTS in ids
-    name = f"{clean_file_name(client)}-{run.algorithm}-seed{run.settings.seed}{FORMAT_SUFFIXES[wanted] if one else ''}"
+    is_single = client != ALL_CLIENTS or ALL_CLIENTS in ids
+    suffix = FORMAT_SUFFIXES[format_]
+    name = f"{clean_file_name(client)}-{run.algorithm}-seed{run.settings.seed}{suffix if is_single else ''}"
     out = options.out or Path(name)
-    if options.out is None and one and out.exists():
-        raise RunError(f"{out} is there already, maybe of another run; name the file by --out")
-    if one and out.suffix.lower() != FORMAT_SUFFIXES[wanted]:
-        raise ConfigError(
-            f"--out {out}: a file of the format {wanted} ends in {FORMAT_SUFFIXES[wanted]}; name it so"
+    if options.out is None and is_single and out.exists():
+        raise RunError(f"{out} exists already, maybe of another run; name the file by --out")
+    if is_single:
+        check_format(format_, out)
+        source = RunFolder(folder)
+        check_output_files(
+            {"--out": out}, {"the run's models": source.models, "the run's inputs": source.inputs}
         )
-    if one:
-        kept = RunFolder(folder)
-        check_output_files({"--out": out}, {"the run's models": kept.models, "the run's inputs": kept.inputs})
     elif out.is_dir() and any(out.iterdir()):
         raise RunError(f"--out {out}: the folder is not empty, and nothing is written over; give a new one")
     result = Result.load(folder)
-    print(
-        f"fedattune: the model is that of {run.algorithm}, seed {run.settings.seed}: {why}", file=sys.stderr
-    )
-    if one:
-        _print_export(client, result.export(client, out, wanted))
+    print(f"fedattune: exporting {run.algorithm}, seed {run.settings.seed}: {why}", file=sys.stderr)
+    if is_single:
+        _print_export(client, result.export(client, out, format_))
         return 0
     out.mkdir(parents=True, exist_ok=True)
     for number, name in zip(result.facts.get("numbers", range(len(ids))), ids, strict=True):
-        written = result.export(
-            number, out / (make_file_name(number, name) + FORMAT_SUFFIXES[wanted]), wanted
-        )
-        _print_export(name, written, brief=name != ids[-1])
+        written = result.export(number, out / (make_file_name(number, name) + suffix), format_)
+        _print_export(name, written, is_brief=name != ids[-1])
     return 0
 
 
 def _choose_format(options: ExportOptions) -> "ExportFormat":
-    """The format that was asked for, else that of the file's ending."""
+    """Return the format of --format, else the format of the file's suffix."""
     from ..models.export import FORMAT_SUFFIXES
 
     if "format_" in options.model_fields_set or options.out is None:
@@ -82,34 +74,38 @@ def _choose_format(options: ExportOptions) -> "ExportFormat":
     return names.get(options.out.suffix.lower(), options.format_)
 
 
-def _check_client(given: str | None, ids: Sequence[str], held_out: bool) -> str:
-    """The client that was asked for, or `ALL_CLIENTS`.
+def _check_client(client: str | None, ids: Sequence[str], has_newcomers: bool) -> str:
+    """Return the client, which is one of the ids or `ALL_CLIENTS`.
+
+    Args:
+        client: the value of --client.
+        ids: names of the run's clients.
+        has_newcomers: the run also trained clients that joined after training.
 
     Raises:
-        ConfigError: none was.
-        RunError: there is no such client.
+        ConfigError: --client is missing.
+        RunError: the run has no such client.
 
     """
-    known = ", ".join(ids[:MAX_LISTED_CLIENTS]) + (
-        f" and {len(ids) - MAX_LISTED_CLIENTS:,} more" if len(ids) > MAX_LISTED_CLIENTS else ""
-    )
-    if given is None:
+    more = len(ids) - MAX_LISTED_CLIENTS
+    known = ", ".join(ids[:MAX_LISTED_CLIENTS]) + (f" and {more:,} more" if more > 0 else "")
+    if client is None:
         raise ConfigError(f"--client is missing: name one of {known}, or {ALL_CLIENTS}")
-    if given not in (*ids, ALL_CLIENTS):
-        hint = suggest_name(given, ids)
-        joined = "; models of clients that joined after training are not kept" if held_out else ""
+    if client not in (*ids, ALL_CLIENTS):
+        hint = suggest_name(client, ids)
+        newcomers = "; models of clients that joined after training are not kept" if has_newcomers else ""
         raise RunError(
-            f"--client {given}: there is no such client{f', {hint}' if hint else ''} (known: {known}, or {ALL_CLIENTS})"
-            + joined
+            f"--client {client}: there is no such client{f', {hint}' if hint else ''} "
+            f"(known: {known}, or {ALL_CLIENTS}){newcomers}"
         )
-    return given
+    return client
 
 
 def _choose_run(runs: "Runs", options: ExportOptions) -> "tuple[RunMetrics, Path, str]":
-    """The run that was asked for, else the first one of the best method; its folder, and why it was taken."""
+    """Choose the run of --algorithm and --seed, else the first run of the best method; add folder and reason."""
     names = list(dict.fromkeys(run.algorithm for run in runs.results))
     if options.algorithm is not None:
-        name, why = options.algorithm, "as asked"
+        name, why = options.algorithm, "as --algorithm says"
     elif len(names) == 1:
         name, why = names[0], "the only method here"
     else:
@@ -119,18 +115,18 @@ def _choose_run(runs: "Runs", options: ExportOptions) -> "tuple[RunMetrics, Path
     return run, folder, why
 
 
-def _print_export(client: str, written: "ExportedModel", *, brief: bool = False) -> None:
-    """What was written, how near it comes to the run's model, and how to use it."""
+def _print_export(client: str, written: "ExportedModel", *, is_brief: bool = False) -> None:
+    """Print the file, the result of its check, and how to use the file."""
     from ..models.export import CHECK_BATCH_SIZES
 
-    size = written.bytes / 1000
+    size = written.size_bytes / 1000
     shown = f"{size / 1000:.1f} MB" if size >= 1000 else f"{size:.1f} kB"
     inputs = " and ".join(map(str, CHECK_BATCH_SIZES))
     print(
         f"{written.file}: {client}, {written.format}, {shown}; checked on batches of {inputs} random inputs: the "
-        f"classes are those of the run's model, logits differ by at most {written.difference:.2g}"
+        f"classes are those of the run's model, logits differ by at most {written.max_difference:.2g}"
     )
-    if brief:
+    if is_brief:
         return
     how = f"fedattune predict {shlex.quote(str(written.file))} --data new.csv"
     if written.format == "torch-export":
@@ -139,7 +135,7 @@ def _print_export(client: str, written: "ExportedModel", *, brief: bool = False)
 
 
 def predict(space: Namespace, problems: Sequence[str]) -> int:
-    """Print or write what a model says of a table; notes and accuracy go to standard error."""
+    """Print or write the predictions for a table; notes and accuracy go to standard error."""
     from ..experiments.output import check_output_files
 
     options = parse_options(PredictOptions, space, problems)
@@ -150,16 +146,16 @@ def predict(space: Namespace, problems: Sequence[str]) -> int:
     if options.out:
         prediction.check_predictions_file(options.out)
         check_output_files({"--out": options.out}, {"the data": options.data, "the model": space.model})
-    found = prediction.predict(space.model, options.data, factory=options.factory)
-    for note in found.notes:
+    predictions = prediction.predict(space.model, options.data, factory=options.factory)
+    for note in predictions.notes:
         print(f"fedattune: {note}", file=sys.stderr)
-    if found.target is not None:
-        said = "no row has a known class"
-        if found.accuracy is not None:
-            said = f"{100 * found.accuracy:.2f}% ({found.correct:,} of {found.known:,} rows)"
-        print(f"fedattune: accuracy: {said}", file=sys.stderr, flush=True)
+    if predictions.target is not None:
+        accuracy = "no row has a known class"
+        if predictions.accuracy is not None:
+            accuracy = f"{100 * predictions.accuracy:.2f}% ({predictions.n_correct:,} of {predictions.n_known:,} rows)"
+        print(f"fedattune: accuracy: {accuracy}", file=sys.stderr, flush=True)
     if options.out:
-        found.save(options.out)
+        predictions.save(options.out)
     else:
-        print(found.to_csv(), end="")
+        print(predictions.to_csv(), end="")
     return 0

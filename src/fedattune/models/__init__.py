@@ -1,4 +1,4 @@
-"""Models of the papers, and the user's own."""
+"""Build the papers' models by name, and the user's own models by `package.module:factory`."""
 
 import importlib
 import inspect
@@ -29,7 +29,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "digit_model": digit_model,
     "resnet18": resnet18,
 }
-"""name -> factory(input_shape, n_classes, *, options)."""
+"""Name -> factory(input_shape, n_classes, *, options)."""
 
 
 def make_model(
@@ -41,13 +41,23 @@ def make_model(
     batch_size: int = 20,
     engine: EngineName = "auto",
 ) -> nn.Module:
-    """Build the model `name` (of `MODELS`, or "package.module:factory") and check it on a federation's data.
+    """Build a model by name and check it on a federation's data.
 
-    The initial weights depend on `seed` alone.
+    Args:
+        name: a name of `MODELS`, or "package.module:factory".
+        federation: the data, which decide the input shape and the number of classes.
+        options: keywords of the factory.
+        seed: the initial weights depend on `seed` alone.
+        batch_size: samples in a batch of the check.
+        engine: the engine that will train the model.
+
+    Returns:
+        The model with its initial weights.
 
     Raises:
-        ConfigError: unknown name or option.
-        ModelError: the factory cannot be found or fails, or its model does not fit the data.
+        ConfigError: the name or an option is unknown.
+        ModelError: the factory is missing or fails, or the model does not fit the data.
+
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -59,20 +69,28 @@ def make_model(
 def build_model(
     name: str, input_shape: tuple[int, ...], n_classes: int, options: Mapping[str, Any]
 ) -> nn.Module:
-    """Build a model by name; a factory of the user's is called `factory(input_shape, n_classes, **options)`.
+    """Build a model by name.
 
-    A factory that takes no arguments is called without any.
+    Args:
+        name: a name of `MODELS`, or "package.module:factory".
+        input_shape: the shape of one sample.
+        n_classes: number of classes.
+        options: keywords of the factory. A user's factory without parameters is called without arguments.
+
+    Returns:
+        The module that the factory makes.
 
     Raises:
-        ConfigError: unknown name or option.
-        ModelError: the factory cannot be found or fails.
+        ConfigError: the name or an option is unknown.
+        ModelError: the factory is missing or fails.
+
     """
     factory = find_factory(name)
     try:
         if name in MODELS:
             return build(name, factory, options, input_shape, n_classes)
-        takes_any = inspect.signature(factory).parameters
-        model = factory(input_shape, n_classes, **options) if takes_any else factory()
+        parameters = inspect.signature(factory).parameters
+        model = factory(input_shape, n_classes, **options) if parameters else factory()
     except FedAttuneError:
         raise
     except (Exception, SystemExit) as error:
@@ -87,10 +105,17 @@ def build_model(
 def check_model(
     model: nn.Module, federation: Federation, *, batch_size: int = 20, engine: EngineName = "auto"
 ) -> None:
-    """Run the model on a batch of the federation, and one gradient step as the engine will.
+    """Run the model on one batch of the federation, with the gradient that the engine will compute.
+
+    Args:
+        model: the module to check.
+        federation: the data.
+        batch_size: samples in the batch; the smallest client may have fewer.
+        engine: the engine that will train the model.
 
     Raises:
-        ModelError: it does not fit the data, or cannot be trained by this engine.
+        ModelError: the model does not fit the data, or this engine cannot train the model.
+
     """
     name = type(model).__name__
     if any(is_lazy(p) for p in [*model.parameters(), *model.buffers()]):
@@ -119,11 +144,12 @@ def check_model(
 
 
 def find_factory(path: str) -> Callable[..., nn.Module]:
-    """The factory of a model of `MODELS`, or at "package.module:factory".
+    """Return the factory of a name of `MODELS`, or the function at "package.module:factory".
 
     Raises:
-        ConfigError: unknown name.
-        ModelError: the module cannot be imported or has no such function.
+        ConfigError: the name is unknown.
+        ModelError: the module cannot be imported, or has no such function.
+
     """
     if path in MODELS:
         return MODELS[path]
@@ -131,7 +157,7 @@ def find_factory(path: str) -> Callable[..., nn.Module]:
     if not colon:
         raise ConfigError(
             f"unknown model {path!r}; {did_you_mean(path, MODELS)}; "
-            "a model of your own is given as package.module:factory"
+            "name a model of your own as package.module:factory"
         )
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # the user's folder, as with `python -m`

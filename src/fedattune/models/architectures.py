@@ -1,14 +1,8 @@
-"""The networks of most papers, as factories of input shape and number of classes.
-
-Convolutional networks of single papers, as factories of input shape and number of classes.
-
-ResNet-18. He et al., CVPR 2016, https://arxiv.org/abs/1512.03385; parameters are called as in torchvision.
-
-What a network needs its inputs to be.
-"""
+"""The networks of the papers, as factories of input shape and number of classes."""
 
 import math
 from collections import OrderedDict
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -16,64 +10,48 @@ from torch import Tensor, nn
 
 from ..core.options import Count
 
-
-def check_image_shape(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
-    """Channels, height and width of the data's images.
-
-    Raises:
-        ValueError: no images, or a side of less than `smallest`.
-
-    """
-    if len(input_shape) != 3:
-        raise ValueError(
-            f"the data has inputs of shape {input_shape}; expected images (channels, height, width): "
-            "take mlr or dnn"
-        )
-    channels, height, width = input_shape
-    if min(height, width) < smallest:
-        raise ValueError(
-            f"images of {height}x{width} are too small; it needs {smallest}x{smallest} at least: take mlr or dnn"
-        )
-    return channels, height, width
+DropoutRate = Annotated[float, Field(ge=0, lt=1)]
+"""Share of the units that dropout sets to 0."""
 
 
 def mlr(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
     """Multinomial logistic regression: one linear layer."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), n_classes))
+    return nn.Sequential(*_stack_linear(math.prod(input_shape), n_classes))
 
 
 def dnn(input_shape: tuple[int, ...], n_classes: int, *, hidden: Count = 100) -> nn.Module:
-    """One hidden layer with ReLU; FedMCSA has 100 units for images and 20 for Synthetic."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(math.prod(input_shape), hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, n_classes),
-    )
+    """One hidden layer with ReLU; FedMCSA has 100 units for images and 20 for Synthetic.
+
+    Args:
+        input_shape: the shape of one sample, flattened by the network.
+        n_classes: number of classes.
+        hidden: units of the hidden layer.
+
+    """
+    return nn.Sequential(*_stack_linear(math.prod(input_shape), hidden, n_classes))
 
 
 def cnn(
     input_shape: tuple[int, ...], n_classes: int, *, width: Count = 32, features: Count = 512
 ) -> nn.Module:
-    """The 4-layer CNN of FedAM, FedCP and PFLlib: two 5x5 convolutions with pooling, then two linear layers."""
+    """The 4-layer CNN of FedAM, FedCP and PFLlib: two 5x5 convolutions with pooling, then two linear layers.
+
+    Args:
+        input_shape: channels, height and width; 16x16 at least.
+        n_classes: number of classes.
+        width: channels of the first convolution; the second one has twice as many.
+        features: units of the first linear layer.
+
+    """
     channels, *size = check_image_shape(input_shape, smallest=16)
     rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
     return nn.Sequential(
-        nn.Conv2d(channels, width, 5),
-        nn.ReLU(),
+        *_convolve(channels, width, 5),
         nn.MaxPool2d(2),
-        nn.Conv2d(width, 2 * width, 5),
-        nn.ReLU(),
+        *_convolve(width, 2 * width, 5),
         nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(2 * width * rows * columns, features),
-        nn.ReLU(),
-        nn.Linear(features, n_classes),
+        *_stack_linear(2 * width * rows * columns, features, n_classes),
     )
-
-
-DropoutRate = Annotated[float, Field(ge=0, lt=1)]
-"""Share of the units that dropout sets to 0."""
 
 
 def lenet(
@@ -86,26 +64,22 @@ def lenet(
 ) -> nn.Module:
     """The LeNet of pFedHN, and with `conv1=6` and `conv2=16` the `base_cnn` of FedFomo.
 
-    Two 5x5 convolutions of `conv1` and `conv2` channels with pooling, then linear layers of 120 and 84 units.
-    pFedLA normalises both convolutions over the batch for CIFAR.
+    Args:
+        input_shape: channels, height and width; 16x16 at least.
+        n_classes: number of classes.
+        conv1: channels of the first 5x5 convolution.
+        conv2: channels of the second 5x5 convolution. Linear layers of 120 and 84 units follow.
+        batch_norm: normalise both convolutions over the batch, as pFedLA does for CIFAR.
+
     """
     channels, *size = check_image_shape(input_shape, smallest=16)
     rows, columns = (((s - 4) // 2 - 4) // 2 for s in size)
     return nn.Sequential(
-        nn.Conv2d(channels, conv1, 5),
-        *([nn.BatchNorm2d(conv1)] if batch_norm else []),
-        nn.ReLU(),
+        *_convolve(channels, conv1, 5, batch_norm=batch_norm),
         nn.MaxPool2d(2),
-        nn.Conv2d(conv1, conv2, 5),
-        *([nn.BatchNorm2d(conv2)] if batch_norm else []),
-        nn.ReLU(),
+        *_convolve(conv1, conv2, 5, batch_norm=batch_norm),
         nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(conv2 * rows * columns, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, n_classes),
+        *_stack_linear(conv2 * rows * columns, 120, 84, n_classes),
     )
 
 
@@ -114,46 +88,38 @@ def tf_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
     channels, *size = check_image_shape(input_shape, smallest=18)
     rows, columns = (((s - 2) // 2 - 2) // 2 - 2 for s in size)
     return nn.Sequential(
-        nn.Conv2d(channels, 32, 3),
-        nn.ReLU(),
+        *_convolve(channels, 32, 3),
         nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
+        *_convolve(32, 64, 3),
         nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64 * rows * columns, 64),
-        nn.ReLU(),
-        nn.Linear(64, n_classes),
+        *_convolve(64, 64, 3),
+        *_stack_linear(64 * rows * columns, 64, n_classes),
     )
 
 
 def mcmahan_cnn(input_shape: tuple[int, ...], n_classes: int, *, lrn: bool = False) -> nn.Module:
     """The CIFAR network of the FedAvg paper, which IGFL trains: two 5x5 convolutions, three linear layers.
 
-    McMahan et al. (AISTATS 2017, section 3) take it from TensorFlow's tutorial and crop images to 24x24.
-    `lrn` is the tutorial's local response normalisation, x / (1 + 0.001/9 sum x^2)^0.75 over 9 channels.
+    McMahan et al. (AISTATS 2017, section 3) take the network from TensorFlow's tutorial and crop images to 24x24.
+
+    Args:
+        input_shape: channels, height and width; 4x4 at least.
+        n_classes: number of classes.
+        lrn: add the tutorial's local response normalisation, x / (1 + 0.001/9 sum x^2)^0.75 over 9 channels.
+
     """
     channels, *size = check_image_shape(input_shape, smallest=4)
     rows, columns = (s // 4 for s in size)
     # PyTorch divides alpha by the number of channels; TensorFlow does not.
     normalise = [nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)] if lrn else []
     return nn.Sequential(
-        nn.Conv2d(channels, 64, 5, padding=2),
-        nn.ReLU(),
+        *_convolve(channels, 64, 5, padding=2),
         nn.MaxPool2d(3, stride=2, ceil_mode=True),  # 32 -> 16 -> 8, as TensorFlow's "same" padding does
         *normalise,
-        nn.Conv2d(64, 64, 5, padding=2),
-        nn.ReLU(),
+        *_convolve(64, 64, 5, padding=2),
         *normalise,
         nn.MaxPool2d(3, stride=2, ceil_mode=True),
-        nn.Flatten(),
-        nn.Linear(64 * rows * columns, 384),
-        nn.ReLU(),
-        nn.Linear(384, 192),
-        nn.ReLU(),
-        nn.Linear(192, n_classes),
+        *_stack_linear(64 * rows * columns, 384, 192, n_classes),
     )
 
 
@@ -167,21 +133,27 @@ def reddi_cnn(
     """The EMNIST network of the FedAdam paper, which IGFL trains: two 3x3 convolutions, dropout, 128 units.
 
     Reddi et al. (ICLR 2021, https://arxiv.org/abs/2003.00295). Weights start Glorot-normal, biases at 0.
+
+    Args:
+        input_shape: channels, height and width; 6x6 at least.
+        n_classes: number of classes.
+        conv_dropout: dropout rate after the convolutions.
+        fc_dropout: dropout rate after the first linear layer.
+
     """
     channels, *size = check_image_shape(input_shape, smallest=6)
     rows, columns = ((s - 4) // 2 for s in size)
+    convolutions = [*_convolve(channels, 32, 3), *_convolve(32, 64, 3)]
+    flatten, first, relu, last = _stack_linear(64 * rows * columns, 128, n_classes)
     model = nn.Sequential(
-        nn.Conv2d(channels, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
+        *convolutions,
         nn.MaxPool2d(2),
         nn.Dropout(conv_dropout),
-        nn.Flatten(),
-        nn.Linear(64 * rows * columns, 128),
-        nn.ReLU(),
+        flatten,
+        first,
+        relu,
         nn.Dropout(fc_dropout),
-        nn.Linear(128, n_classes),
+        last,
     )
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -196,63 +168,25 @@ def digit_model(
 ) -> nn.Module:
     """The DigitModel of FedBN: three 5x5 convolutions, linear layers of 2048 and 512 units, all normalised.
 
-    Li et al. (ICLR 2021, https://arxiv.org/abs/2102.07623). `batch_norm` after `all` layers, after convolutions
-    only (`conv`), or nowhere.
+    Li et al. (ICLR 2021, https://arxiv.org/abs/2102.07623).
+
+    Args:
+        input_shape: channels, height and width; 4x4 at least.
+        n_classes: number of classes.
+        batch_norm: normalise after `all` layers but the last, after convolutions only (`conv`), or nowhere.
+
     """
     channels, *size = check_image_shape(input_shape, smallest=4)
     rows, columns = (s // 4 for s in size)
-
-    def norm_conv(width: int) -> list[nn.Module]:
-        return [nn.BatchNorm2d(width)] if batch_norm != "none" else []
-
-    def norm_linear(width: int) -> list[nn.Module]:
-        return [nn.BatchNorm1d(width)] if batch_norm == "all" else []
-
+    norm_conv, norm_linear = batch_norm != "none", batch_norm == "all"
     return nn.Sequential(
-        nn.Conv2d(channels, 64, 5, padding=2),
-        *norm_conv(64),
-        nn.ReLU(),
+        *_convolve(channels, 64, 5, padding=2, batch_norm=norm_conv),
         nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 5, padding=2),
-        *norm_conv(64),
-        nn.ReLU(),
+        *_convolve(64, 64, 5, padding=2, batch_norm=norm_conv),
         nn.MaxPool2d(2),
-        nn.Conv2d(64, 128, 5, padding=2),
-        *norm_conv(128),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(128 * rows * columns, 2048),
-        *norm_linear(2048),
-        nn.ReLU(),
-        nn.Linear(2048, 512),
-        *norm_linear(512),
-        nn.ReLU(),
-        nn.Linear(512, n_classes),
+        *_convolve(64, 128, 5, padding=2, batch_norm=norm_conv),
+        *_stack_linear(128 * rows * columns, 2048, 512, n_classes, batch_norm=norm_linear),
     )
-
-
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut: relu(x + f(x)), with a 1x1 convolution of x where sizes differ."""
-
-    def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU()
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample: nn.Module | None = None
-        if stride > 1 or channels != width:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, height, width) -> (B, width, height / stride, width / stride)."""
-        shortcut = x if self.downsample is None else self.downsample(x)
-        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        added: Tensor = self.relu(out + shortcut)
-        return added
 
 
 def resnet18(
@@ -260,8 +194,14 @@ def resnet18(
 ) -> nn.Module:
     """ResNet-18, which FedAM trains: a stem and eight blocks of two convolutions, all normalised.
 
-    The `7x7` stem is ImageNet's and leaves a quarter of each side; `3x3`, usual for images of 32x32, leaves all.
-    The stages have 1, 2, 4 and 8 times `width` channels.
+    He et al. (CVPR 2016, https://arxiv.org/abs/1512.03385). Parameters have torchvision's names.
+
+    Args:
+        input_shape: channels, height and width.
+        n_classes: number of classes.
+        stem: `7x7`, ImageNet's, leaves a quarter of each side; `3x3`, usual for images of 32x32, leaves all.
+        width: channels of the first stage; the other stages have 2, 4 and 8 times as many.
+
     """
     channels, _, _ = check_image_shape(input_shape)
     if stem == "7x7":
@@ -289,6 +229,68 @@ def resnet18(
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return model
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut: relu(x + f(x)), with a 1x1 convolution of x where sizes differ."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU()
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample: nn.Module | None = None
+        if stride > 1 or channels != width:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, channels, height, width) to (B, width, height / stride, width / stride)."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        added: Tensor = self.relu(out + shortcut)
+        return added
+
+
+def check_image_shape(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
+    """Return channels, height and width of the data's images.
+
+    Raises:
+        ValueError: the data are no images, or a side has fewer than `smallest` pixels.
+
+    """
+    if len(input_shape) != 3:
+        raise ValueError(
+            f"the data has inputs of shape {input_shape}; expected images (channels, height, width): "
+            "take mlr or dnn"
+        )
+    channels, height, width = input_shape
+    if min(height, width) < smallest:
+        raise ValueError(
+            f"images of {height}x{width} are too small; the network needs {smallest}x{smallest} at least: "
+            "take mlr or dnn"
+        )
+    return channels, height, width
+
+
+def _convolve(
+    channels: int, width: int, size: int, *, padding: int = 0, batch_norm: bool = False
+) -> list[nn.Module]:
+    """Make a convolution of `size` x `size` pixels and its ReLU, with BatchNorm in between if asked."""
+    norm = [nn.BatchNorm2d(width)] if batch_norm else []
+    return [nn.Conv2d(channels, width, size, padding=padding), *norm, nn.ReLU()]
+
+
+def _stack_linear(*widths: int, batch_norm: bool = False) -> list[nn.Module]:
+    """Make a flattening and linear layers between these widths, with ReLU (and BatchNorm) after all but the last."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(widths[:-1]):
+        norm = [nn.BatchNorm1d(outputs)] if batch_norm else []
+        layers += [nn.Linear(inputs, outputs), *norm, nn.ReLU()]
+    return [*layers, nn.Linear(widths[-2], widths[-1])]
 
 
 def _make_stage(channels: int, width: int, stride: int) -> nn.Sequential:

@@ -1,10 +1,10 @@
-"""Personal models as files: safetensors, with what is needed to rebuild the network."""
+"""Write personal models to safetensors files, with a card that says how to rebuild and use the network."""
 
 import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,20 +20,19 @@ from ..core.task import trainable_params
 from . import MODELS, build_model
 
 ModelCard = Mapping[str, Any]
-"""What a model's file says beside its weights.
+"""The description of a model that its file holds beside the weights.
 
-model, model_options, algorithm, options and seed rebuild the network; input_shape, classes and client say what it is
-for; schema and, of a table, preparation are how its inputs are made; input and output say what the network takes and
-gives; of a network of the user's own, probe is what it gave for fixed inputs, by which changed code is noticed.
+To rebuild the network: model, model_options, algorithm, options, seed. Its purpose: input_shape, classes, client. To
+prepare inputs: schema and, for a table, preparation. For the reader: dtype, input, output. For a network of the
+user's own, reference_logits: its outputs for fixed inputs, which reveal changed code.
 """
 
-
 CARD_KEY = "fedattune"
-"""What the card is called in a file, where it is JSON."""
+"""The key of the card in a file, as JSON."""
 
 
 class _CardSchema(BaseModel):
-    """The entries of a card that code relies on: files come from elsewhere."""
+    """The entries of a card that code relies on. Files may come from strangers."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
@@ -45,16 +44,17 @@ class _CardSchema(BaseModel):
     input_shape: list[Annotated[int, Field(ge=1)]]
     classes: list[str]
     client: str = ""
+    dtype: Literal["float32", "float64"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     preparation: dict[str, Any] | None = None
-    probe: list[list[float]] | None = None
+    reference_logits: list[list[float]] | None = None
 
 
 def parse_card(text: str | None, file: Path | str) -> ModelCard:
-    """The card of a model's file.
+    """Read the card of a model's file.
 
     Raises:
-        RunError: the file is none of FedAttune's, or its card cannot be.
+        RunError: FedAttune did not write the file, or the card is broken.
 
     """
     if text is None:
@@ -64,7 +64,7 @@ def parse_card(text: str | None, file: Path | str) -> ModelCard:
     try:
         card = json.loads(text)
         if not isinstance(card, dict):
-            raise ValueError("it is no object")
+            raise ValueError("its card is no JSON object")
         _CardSchema.model_validate(card)
     except (ValueError, RecursionError) as error:  # ValidationError is a ValueError, too
         why = "; ".join(describe_errors(error)) if isinstance(error, ValidationError) else str(error)
@@ -74,44 +74,68 @@ def parse_card(text: str | None, file: Path | str) -> ModelCard:
     return {"options": {}, **card}
 
 
+def check_preparation(card: ModelCard, source: str) -> None:
+    """Refuse a card without the preparation of inputs, because predictions would be wrong.
+
+    Raises:
+        RunError: the schema is missing, or the constants of a table's numbers are.
+
+    """
+    schema = card.get("schema")
+    if schema is None or (schema.get("numbers") and card.get("preparation") is None):
+        raise RunError(
+            f"{source} does not say how inputs are prepared, so its model cannot be used on new data; train it again"
+        )
+
+
 def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
-    """The card with what the network takes and gives."""
-    kind = str(get_dtype(model)).removeprefix("torch.")
+    """Return the card with the inputs and outputs of the network."""
+    dtype = str(get_dtype(model)).removeprefix("torch.")
     schema, shape = card.get("schema") or {}, ", ".join(map(str, ("batch", *card["input_shape"])))
-    how = "samples as they are"
+    preparation = "samples as they are"
     if schema.get("target"):
-        how = (
-            "prepared: the numbers, filled and standardised as `preparation` says, 0 and 1 for those of `flagged` that "
-            "are missing, 0 and 1 for each category"
+        preparation = (
+            "prepared: the numbers, filled and standardised with `preparation`; 0 or 1 for each missing number of "
+            "`flagged`; 0 or 1 for each category"
         )
     elif schema.get("shift") is not None or schema.get("scale") is not None:
-        how = "prepared: (x - shift) * scale, with the constants of `schema`"
-    made = f"{kind} ({shape}), {how}"
-    out = f"{kind} (batch, {len(card['classes'])}), logits in the order of `classes`; softmax gives probabilities"
-    probed = {} if card["model"] in MODELS else {"probe": compute_reference_logits(model, card)}
-    return {**card, "input": made, "output": out, **probed}
+        preparation = "prepared: (x - shift) * scale, with the constants of `schema`"
+    return {
+        **card,
+        "dtype": dtype,
+        "input": f"{dtype} ({shape}), {preparation}",
+        "output": f"{dtype} (batch, {len(card['classes'])}), logits in the order of `classes`; "
+        "softmax gives probabilities",
+        **({} if card["model"] in MODELS else {"reference_logits": compute_reference_logits(model, card)}),
+    }
 
 
 def compute_reference_logits(model: nn.Module, card: ModelCard) -> list[list[float]] | None:
-    """The logits of two inputs that are always the same, (2, classes); None if the network cannot say."""
+    """Compute the logits of two fixed inputs, (2, classes); None if the network fails or they are not finite."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, *card["input_shape"], generator=generator, dtype=get_dtype(model))
     try:
         with torch.no_grad():
             logits = model(x).double()
-    except Exception:  # of code that we do not know, and no reason to lose a model
+    except Exception:  # a user's code may fail here; its model is worth keeping
         return None
-    found: list[list[float]] | None = logits.tolist() if bool(logits.isfinite().all()) else None
-    return found
+    rows: list[list[float]] | None = logits.tolist() if bool(logits.isfinite().all()) else None
+    return rows
 
 
 def check_reference_logits(
     model: nn.Module, card: ModelCard, before: list[list[float]] | None, file: Path | str
 ) -> None:
-    """Refuse a network that gives something else than it did when it was trained.
+    """Refuse a network whose outputs have changed since training.
+
+    Args:
+        model: the network with the trained weights.
+        card: the card of the network.
+        before: logits of the trained network, (2, classes); None accepts any network.
+        file: the source, for the message.
 
     Raises:
-        RunError: it does.
+        RunError: the outputs differ.
 
     """
     now = None if before is None else compute_reference_logits(model, card)
@@ -120,19 +144,19 @@ def check_reference_logits(
     old, new = torch.tensor(before), torch.tensor(now)
     if old.shape != new.shape or not torch.allclose(old, new, rtol=1e-3, atol=1e-3 * float(old.abs().max())):
         raise RunError(
-            f"{file}: the network {card['model']} gives other outputs than when it was trained, so its code, or what "
-            "that depends on, has changed since; take the code of that time, or train again"
+            f"{file}: the network {card['model']} gives other outputs than when it was trained, so its code or a "
+            "dependency has changed since; use the code of that time, or train again"
         )
 
 
 def get_dtype(model: nn.Module) -> torch.dtype:
-    """The type of the model's floating-point weights, which is that of its inputs."""
-    found: torch.dtype = next(v.dtype for v in model.state_dict().values() if v.is_floating_point())
-    return found
+    """Return the type of the floating-point weights, which is also the type of the inputs."""
+    dtype: torch.dtype = next(v.dtype for v in model.state_dict().values() if v.is_floating_point())
+    return dtype
 
 
 def save_model(file: Path, model: nn.Module, card: ModelCard) -> None:
-    """Write a model and what is needed to rebuild and use it."""
+    """Write a model and its card."""
     save_tensors(file, copy_tensors(model.state_dict()), {CARD_KEY: json.dumps(describe_model(model, card))})
 
 
@@ -141,9 +165,12 @@ def load_model(file: Path | str, module: nn.Module | None = None, *, factory: st
 
     Args:
         file: the safetensors file.
-        module: a model of the same architecture to fill; needed for a module of the user's own.
-        factory: the "package.module:factory" that the model was trained with; it runs only where it is named here,
-            and not because a file names it.
+        module: a model of the same architecture to fill; needed for a module of your own.
+        factory: the "package.module:factory" that the model was trained with. FedAttune runs the factory only if you
+            name it here; the name in the file is not enough.
+
+    Returns:
+        The model in evaluation mode.
 
     Raises:
         RunError: the file cannot be read, or its model cannot be rebuilt without `module` or `factory`.
@@ -162,34 +189,33 @@ def load_model(file: Path | str, module: nn.Module | None = None, *, factory: st
 
 
 def read_model(file: Path, module: nn.Module | None, factory: str | None) -> tuple[nn.Module, ModelCard]:
-    """The model of a file, and its card; for the arguments and errors see `load_model`."""
+    """Read a model and its card; see `load_model` for arguments and errors."""
     state, meta = load_tensors(file)
     card = parse_card(meta.get(CARD_KEY), file)
-    if module is None and ":" in card["model"]:
-        module = _rebuild_users_model(file, card, factory)
-    model = fill_model(module, state, card)
-    check_reference_logits(model, card, card.get("probe"), file)
-    return model, card
-
-
-def _rebuild_users_model(file: Path, card: ModelCard, factory: str | None) -> nn.Module:
-    """The network of the user's own factory, which must be named by the user, too."""
-    if factory is None or factory != card["model"]:
+    if module is None and ":" in card["model"] and factory != card["model"]:
         raise RunError(
             f"{file} was trained with {card['model']!r}, which is code of somebody's own and is not run because a file "
             f"names it; if it is yours, say so by factory={card['model']!r} (--factory {card['model']}), or export the "
             "model as onnx"
         )
-    return rebuild_model(card)
+    model = fill_model(module, state, card)
+    check_reference_logits(model, card, card.get("reference_logits"), file)
+    return model, card
 
 
 def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: ModelCard) -> nn.Module:
-    """A copy of `module` (or a network built from the card) with the weights `state`, in evaluation mode.
+    """Copy a module and fill the copy with weights. A method that changes the model changes the copy, too.
 
-    A method that changes the model is followed: its network is built from the module.
+    Args:
+        module: the module; None builds the module of the card.
+        state: tensors by name.
+        card: the card of the model.
+
+    Returns:
+        The filled copy in evaluation mode.
 
     Raises:
-        RunError: no module was given and the card names none, or the weights do not fit.
+        RunError: the module is missing and the card names none, or the weights do not fit.
 
     """
     module = rebuild_model(card) if module is None else module
@@ -198,27 +224,27 @@ def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: Mode
         module = wrap_model(network, module, torch.zeros(2, *card["input_shape"]), card["seed"])
     dtype = next((v.dtype for v in state.values() if v.is_floating_point()), torch.float32)
     filled = copy.deepcopy(module).to("cpu", dtype)
-    places = {**dict(filled.named_parameters()), **dict(filled.named_buffers())}
+    targets = {**dict(filled.named_parameters()), **dict(filled.named_buffers())}
     # A saved state also names tied weights a second time.
-    unknown = sorted(state.keys() - places.keys() - filled.state_dict().keys())
+    unknown = sorted(state.keys() - targets.keys() - filled.state_dict().keys())
     missing = sorted(trainable_params(filled).keys() - state.keys())
-    shapes = sorted(k for k in state.keys() & places.keys() if state[k].shape != places[k].shape)
+    shapes = sorted(k for k in state.keys() & targets.keys() if state[k].shape != targets[k].shape)
     if unknown or missing or shapes:
         raise RunError(
             "the model does not fit the saved one: "
             f"tensors unknown to it {unknown}, missing {missing}, of another shape {shapes}"
         )
     with torch.no_grad():
-        for name in state.keys() & places.keys():
-            places[name].copy_(state[name])
+        for name in state.keys() & targets.keys():
+            targets[name].copy_(state[name])
     return filled.eval()
 
 
 def rebuild_model(card: ModelCard) -> nn.Module:
-    """The run's model with its initial weights, before any method changed it.
+    """Build the run's model with its initial weights, as it was before any method changed it.
 
     Raises:
-        RunError: it was a module of the user's own.
+        RunError: the run had a module of the user's own.
 
     """
     if not is_rebuildable(card):
@@ -231,15 +257,15 @@ def rebuild_model(card: ModelCard) -> nn.Module:
 
 
 def is_rebuildable(card: ModelCard) -> bool:
-    """Whether the run's model was given by name, so that it can be built again."""
+    """Tell if the run's model had a name, so that it can be built again."""
     return card["model"] in MODELS or ":" in card["model"]
 
 
 def build_algorithm(card: ModelCard) -> Algorithm:
-    """The method of a run, from its name and options.
+    """Build the method of a run from its name and options.
 
     Raises:
-        ConfigError: it is none of the known ones.
+        ConfigError: the method is unknown.
 
     """
     name = card["algorithm"]
@@ -247,7 +273,15 @@ def build_algorithm(card: ModelCard) -> Algorithm:
 
 
 def wrap_model(network: Network, module: nn.Module, x: Tensor, seed: int) -> nn.Module:
-    """What a method trains in place of the module; x (B, ...) are inputs, and `seed` draws its new weights."""
+    """Return the module that a method trains in place of the user's module.
+
+    Args:
+        network: the change that the method makes.
+        module: the user's module, which stays as it is.
+        x: inputs (B, ...).
+        seed: the seed of new weights.
+
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return network.wrap(copy.deepcopy(module), x)

@@ -15,7 +15,13 @@ from ..core.payload import ServerState
 from ..data.input_spec import InputSpec
 from ..models import MODELS
 from ..models.export import ExportedModel, ExportFormat, export_model, make_file_name
-from ..models.files import check_reference_logits, compute_reference_logits, fill_model, save_model
+from ..models.files import (
+    check_preparation,
+    check_reference_logits,
+    compute_reference_logits,
+    fill_model,
+    save_model,
+)
 from .metrics import ClientResult, JsonDict, NewcomerResult, Point, RunMetrics
 from .storage import RunStore
 from .storage.folder import RunFolder
@@ -82,7 +88,7 @@ class Result(RunMetrics):
         """Write `result.json`, which makes the run a finished one."""
         facts = dict(self.facts)
         if self.config["model"] not in MODELS and (not isinstance(self.models, Params) or self.models):
-            facts["probe"] = compute_reference_logits(
+            facts["reference_logits"] = compute_reference_logits(
                 self.model(self._numbers[0]), self._card(self.facts["clients"][0]["id"])
             )
         write_json(folder.result, self.to_json() | {"facts": facts})
@@ -186,12 +192,8 @@ class Result(RunMetrics):
         model = self.model(client, module)
         name = client if isinstance(client, str) else self.facts["clients"][self._numbers.index(client)]["id"]
         card = self._card(name)
-        if "schema" not in card or (card["schema"].get("numbers") and "preparation" not in card):
-            raise RunError(
-                f"the run of {self.algorithm} does not say how inputs are prepared, for it was made with an older "
-                "FedAttune or with clients' files of one, so its models could not be used on new data; train it again"
-            )
-        if before := self.facts.get("probe"):
+        check_preparation(card, f"the run of {self.algorithm}")
+        if before := self.facts.get("reference_logits"):
             check_reference_logits(
                 self.model(self._numbers[0], module), card, before, self.folder or "the run"
             )

@@ -20,7 +20,7 @@ from fedattune import ConfigError, DataError, Federation, Predictions, Result, R
 from fedattune.cli import main
 from fedattune.data import export_clients, load_node
 
-HOSPITALS = Path(__file__).parents[1] / "examples" / "hospitals.csv"
+HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals.csv"
 RUN: dict[str, Any] = {"rounds": 2, "steps": 2, "lr": 0.1}
 Cells = dict[str, Any]
 
@@ -80,7 +80,7 @@ def test_the_runs_own_rows(suffix: str, run: Path, hospitals: Federation, tmp_pa
         room = 1e-6 if suffix == "onnx" else 0
         np.testing.assert_allclose(found.probabilities, wanted, atol=room, rtol=0)
         assert found.accuracy == getattr(result.clients[number], result.headline)
-        assert (found.known, found.classes) == (len(test), hospitals.classes)
+        assert (found.n_known, found.classes) == (len(test), hospitals.classes)
         assert found.labels == [hospitals.classes[k] for k in wanted.argmax(1)]
 
 
@@ -240,11 +240,11 @@ def test_accuracy_counts_rows_whose_class_is_known(tmp_path: Path) -> None:
         for k, sick in enumerate(["yes", "no", "", "may"])
     ]
     found = fedattune.predict(model, write_rows(tmp_path / "new.csv", rows))
-    assert found.known == 2
+    assert found.n_known == 2
     assert found.target is not None
     assert found.target.tolist() == [1, 0, -1, -1]
     right = sum(a == b for a, b in zip(found.labels, ["yes", "no"], strict=False))
-    assert (found.correct, found.accuracy) == (right, right / 2)
+    assert (found.n_correct, found.accuracy) == (right, right / 2)
     assert any("holds 'may', which is no class of the model (known: no, yes)" in note for note in found.notes)
 
 
@@ -373,8 +373,8 @@ def test_files_that_are_none(file: Path, tmp_path: Path) -> None:
     refused(tmp_path / "m.safetensors", "does not say what is needed to rebuild its model")
     # An input shape of text is how a card would name what a factory of its choice is to run.
     refused(changed(file, tmp_path, model="subprocess:call", input_shape=["touch", "x"]), "needed to rebuild")
-    refused(changed(file, tmp_path, schema=None), "made with an older FedAttune")
-    refused(changed(file, tmp_path, preparation=None), "made with an older FedAttune")
+    refused(changed(file, tmp_path, schema=None), "does not say how inputs are prepared")
+    refused(changed(file, tmp_path, preparation=None), "does not say how inputs are prepared")
     refused(changed(file, tmp_path, preparation={"age": None}), "constants of column 'pulse' are missing")
     refused(changed(file, tmp_path, schema={"classes": []}), "broken description of its inputs")
     refused(

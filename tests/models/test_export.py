@@ -80,7 +80,7 @@ def check(result: Result, client: str, data: Federation, kind: ExportFormat, fol
     """The file gives, for any number of samples of the data, the logits of the run's model."""
     file = folder / f"model.{SUFFIX[kind]}"
     written = result.export(client, file, kind)
-    assert (written.file, written.format, written.bytes) == (file, kind, file.stat().st_size)
+    assert (written.file, written.format, written.size_bytes) == (file, kind, file.stat().st_size)
     assert list(folder.iterdir()) == [file]
     found, card = outside(file)
     assert (card["client"], card["algorithm"], card["schema"]["classes"]) == (
@@ -90,7 +90,7 @@ def check(result: Result, client: str, data: Federation, kind: ExportFormat, fol
     )
     model = result.model(client)
     room = 0.0 if kind == "safetensors" else 1e-5
-    assert written.difference <= room
+    assert written.max_difference <= room
     for n in (1, 5, 20):
         x = data.features(torch.arange(n), next(model.parameters()).dtype)
         with torch.no_grad():
@@ -165,8 +165,8 @@ def test_a_network_of_ones_own(ragged: Federation, tmp_path: Path) -> None:
     read = Result.load(tmp_path / "run")
     with pytest.raises(RunError, match="of your own; give one as `module`"):
         read.export("0", tmp_path / "m.pt2", "torch-export")
-    assert read.export("0", tmp_path / "m.pt2", "torch-export", own).difference < 1e-6
-    assert read.export(0, tmp_path / "m.safetensors", module=own).difference == 0
+    assert read.export("0", tmp_path / "m.pt2", "torch-export", own).max_difference < 1e-6
+    assert read.export(0, tmp_path / "m.safetensors", module=own).max_difference == 0
 
 
 def test_no_folder_of_this_machine_is_in_a_file(ragged: Federation, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_the_command(compared: Path, here: Path, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     assert main(["export", str(compared), "--client", "1", "--algorithm", "fedavg"]) == 0
     said = capsys.readouterr()
-    assert "that of fedavg, seed 0: as asked" in said.err
+    assert "exporting fedavg, seed 0: as --algorithm says" in said.err
     assert said.out.startswith("1-fedavg-seed0.safetensors: 1, safetensors, ")
     assert "logits differ by at most 0\n" in said.out
     assert "\npredict: fedattune predict 1-fedavg-seed0.safetensors --data new.csv\n" in said.out
@@ -257,7 +257,7 @@ def test_the_command(compared: Path, here: Path, capsys: pytest.CaptureFixture[s
     x = torch.rand(4, 1, 8, 8)
     assert torch.equal(model(x), Result.load(compared / "fedavg" / "seed-0").model("1")(x))
     # A file that nobody named is not written over.
-    assert "is there already" in refused(capsys, compared, "--client", "1", "--algorithm", "fedavg")
+    assert "exists already" in refused(capsys, compared, "--client", "1", "--algorithm", "fedavg")
     # Which format, is said by the file's ending, too; another seed.
     argv = ["export", str(compared), "--client", "1", "--algorithm", "local", "--seed", "1", "-o", "m.pt2"]
     assert main(argv) == 0
@@ -272,7 +272,7 @@ def test_all_clients(compared: Path, here: Path, capsys: pytest.CaptureFixture[s
     one = compared / "local" / "seed-1"
     assert main(["export", str(one), "--client", "all"]) == 0
     said = capsys.readouterr()
-    assert "that of local, seed 1: the only method here" in said.err
+    assert "exporting local, seed 1: the only method here" in said.err
     files = sorted((here / "all-local-seed1").iterdir())
     assert [file.name for file in files] == [f"000{k}-{k}.safetensors" for k in range(3)]
     assert said.out.count("safetensors, ") == 3
@@ -315,7 +315,7 @@ def test_runs_that_cannot_be_exported(
 ) -> None:
     fit("fedavg", ragged, out="old")
     (here / "old" / "inputs.safetensors").unlink()
-    assert "made with an older FedAttune" in failed(capsys, here / "old")
+    assert "does not say how inputs are prepared" in failed(capsys, here / "old")
     fit("fedavg", ragged, out="server")
     (here / "server" / "models.safetensors").unlink()
     assert "each is on its client's node" in failed(capsys, here / "server")
