@@ -101,7 +101,7 @@ def test_page_of_a_method_has_docstring_signature_paper_and_what_is_written(name
     for key in PAPERS[name]:
         assert load_entries()[key].splitlines()[0] in text
         assert re.search(r"arXiv|doi|20\d\d", text)
-    others = [one for one in links.methods_of(methods._page_of()[name]) if one != name]
+    others = [one for one in links.list_methods(methods._page_of()[name]) if one != name]
     for other in others:
         assert f"({other}.md)" in text
         assert f"## `{other}`" not in text
@@ -137,12 +137,12 @@ def test_results_on_the_pages_are_those_of_the_tables() -> None:
 
 
 def test_all_commands_and_options_are_on_their_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = commands.page()
+    text = commands.make_page()
     monkeypatch.setenv("COLUMNS", "40")
-    assert commands.page() == text
+    assert commands.make_page() == text
     sections = dict(re.findall(r"^## `fedattune ([\w ]+)`\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
     assert {name.split()[0] for name in sections} == set(COMMANDS)
-    for name, parser in commands.parsers():
+    for name, parser in commands.list_parsers():
         assert f"usage: fedattune {name} " in f"{parser.format_usage()} "
         for action in parser._actions:
             for flag in action.option_strings:
@@ -150,17 +150,17 @@ def test_all_commands_and_options_are_on_their_page(monkeypatch: pytest.MonkeyPa
             if action.help and action.dest != "help":
                 words = re.sub(r"[\\|*<>&;]|lt", "", action.help.replace("%%", "%")).split()
                 assert words[0] in sections[name]
-    assert set(COMMANDS) == {name for name, _ in commands._children(make_parser(None)).items()}
+    assert set(COMMANDS) == {name for name, _ in commands.find_subparsers(make_parser(None)).items()}
 
 
 def test_links_to_files_with_another_place_on_the_site() -> None:
     text = "[a](../results/igfl-fig2/table.md) [b](algorithms/fedopt.md#fedadam) [c](https://x.org/a.md) [d](#here)"
     there = "[a](studies/igfl-fig2.md) [b](algorithms/fedadam.md#fedadam) [c](https://x.org/a.md) [d](#here)"
-    assert links.moved(text, "docs/papers.md", "papers.md") == there
+    assert links.rewrite_links(text, "docs/papers.md", "papers.md") == there
     code = "```python\nx = a[0](b/c)\n```\n"
-    assert links.moved(code, "docs/papers.md", "papers.md") == code
+    assert links.rewrite_links(code, "docs/papers.md", "papers.md") == code
     with pytest.raises(ValueError, match="has no page"):
-        links.moved("[x](../pyproject.toml)", "docs/papers.md", "papers.md")
+        links.rewrite_links("[x](../pyproject.toml)", "docs/papers.md", "papers.md")
 
 
 def test_every_written_page_is_in_the_navigation() -> None:
@@ -168,7 +168,7 @@ def test_every_written_page_is_in_the_navigation() -> None:
     named = set(re.findall(r"[\w/]+\.md", str(config["nav"])))
     written = {file.relative_to(ROOT / "docs").as_posix() for file in (ROOT / "docs").rglob("*.md")}
     assert {page for page in written if not page.startswith("algorithms/")} <= named
-    assert named <= written | pages.everything().keys()
+    assert named <= written | pages.make_all().keys()
     assert config["strict"] is True
     assert config["theme"]["font"] is False
 

@@ -1,1 +1,1 @@
-"""Makes the pages of the documentation site that nobody writes by hand; MkDocs runs `build`."""
+"""Generate pages of the documentation site; MkDocs runs `build`."""

@@ -1,4 +1,4 @@
-"""Links of pages that are read on GitHub and on the site, where some files have another place."""
+"""Rewrite links of pages that people read on GitHub and on the site, where some files have another path."""
 
 import os
 import re
@@ -10,7 +10,7 @@ ALGORITHMS = ROOT / "docs" / "algorithms"
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 HEADING = re.compile(r"^## `(\w+)`$", re.MULTILINE)
-PLACES = {
+PAGE_OF_FILE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "extend/contributing.md",
     "CHANGELOG.md": "changelog.md",
@@ -19,47 +19,55 @@ PLACES = {
     "examples": "examples.md",
     "benchmarks": "performance.md",
 }
-"""Files outside docs/ -> page."""
+"""Files outside docs/ -> page on the site."""
 
 
-def methods_of(page: Path) -> list[str]:
-    """The methods that a page in docs/algorithms is about, in its order."""
+def list_methods(page: Path) -> list[str]:
+    """Return the methods of a page in docs/algorithms, in its order."""
     return HEADING.findall(page.read_text(encoding="utf-8"))
 
 
-def place(file: str) -> str:
-    """The page on the site that shows a file of the repository.
+def find_page(file: str) -> str:
+    """Return the page on the site that shows a file of the repository.
 
     Raises:
-        ValueError: it is on none.
+        ValueError: no page shows the file.
+
     """
     path = PurePosixPath(file)
     if path.parent == PurePosixPath("docs/algorithms") and path.suffix == ".md":
-        return f"algorithms/{methods_of(ROOT / path)[0]}.md"
+        return f"algorithms/{list_methods(ROOT / path)[0]}.md"
     if path.parts[0] == "docs":
         return str(path.relative_to("docs"))
     if path.parts[0] == "results" and path.name == "table.md":
         return f"studies/{path.parts[1]}.md"
-    if file in PLACES:
-        return PLACES[file]
+    if file in PAGE_OF_FILE:
+        return PAGE_OF_FILE[file]
     if path.parts[0] in ("examples", "results", "benchmarks"):
-        return PLACES[path.parts[0]]
+        return PAGE_OF_FILE[path.parts[0]]
     raise ValueError(f"{file} has no page on the site")
 
 
-def moved(text: str, file: str, page: str) -> str:
-    """The text of a file of the repository with its links as they must be on a page of the site."""
+def rewrite_links(text: str, file: str, page: str) -> str:
+    """Rewrite the links of a text from a file of the repository for a page of the site.
+
+    Args:
+        text: the Markdown text.
+        file: path of the file in the repository.
+        page: path of the page on the site.
+
+    """
     here, there = PurePosixPath(file).parent, PurePosixPath(page).parent
 
     def target(found: re.Match[str]) -> str:
         named = os.path.normpath(here / found[1]).replace(os.sep, "/")
-        return os.path.relpath(place(named), there).replace(os.sep, "/")
+        return os.path.relpath(find_page(named), there).replace(os.sep, "/")
 
-    return outside_code(text, lambda part: LINK.sub(target, part))
+    return map_prose(text, lambda part: LINK.sub(target, part))
 
 
-def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """The text changed everywhere but in its fenced blocks."""
+def map_prose(text: str, change: Callable[[str], str]) -> str:
+    """Change a text everywhere but in its fenced blocks."""
     parts, end = [], 0
     for block in FENCE.finditer(text):
         parts += [change(text[end : block.start()]), block[0]]

@@ -80,13 +80,13 @@ def _wrapped(signature: str) -> str:
 
 @cache
 def _page_of() -> dict[str, Path]:
-    return {name: file for file in sorted(links.ALGORITHMS.glob("*.md")) for name in links.methods_of(file)}
+    return {name: file for file in sorted(links.ALGORITHMS.glob("*.md")) for name in links.list_methods(file)}
 
 
 def _written(name: str) -> str:
     """The page in docs/algorithms without its title and without the options of its other methods."""
     file = _page_of()[name]
-    text = links.moved(
+    text = links.rewrite_links(
         file.read_text(encoding="utf-8"), f"docs/algorithms/{file.name}", f"algorithms/{name}.md"
     )
     title, _, text = text.partition("\n")
@@ -98,7 +98,7 @@ def _written(name: str) -> str:
             kept.append(section)
         elif found[1] == name:
             kept.append(section.replace(f"## `{name}`", "## Options", 1))
-    others = [f"[`{one}`]({one}.md)" for one in links.methods_of(file) if one != name]
+    others = [f"[`{one}`]({one}.md)" for one in links.list_methods(file) if one != name]
     beside = f"Of the same page: {', '.join(others)}.\n\n" if others else ""
     return f"## {title.removeprefix('# ')}\n\n{beside}{head.strip()}\n\n{''.join(kept)}".rstrip()
 
@@ -244,7 +244,7 @@ def _studies() -> Iterator[tuple[str, str]]:
     for study, found in studies():
         page = f"studies/{study.name}.md"
         file = f"results/{study.name}/table.md"
-        text = links.moved((links.ROOT / file).read_text(encoding="utf-8"), file, page)
+        text = links.rewrite_links((links.ROOT / file).read_text(encoding="utf-8"), file, page)
         if figure(study.name).exists():
             text = f"{text.rstrip()}\n\n## Figure\n\n![{study.title}]({study.name}.svg)\n"
         yield page, text

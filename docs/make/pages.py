@@ -1,4 +1,4 @@
-"""All pages that differ from the files in docs/."""
+"""Make all pages that differ from the files in docs/."""
 
 import json
 from pathlib import Path
@@ -7,56 +7,56 @@ from . import commands, links, methods, reference
 
 EXAMPLES = """# Examples
 
-Programs in the folder `examples` of the repository; the tests run them.
+The programs of the folder `examples`. Tests run all of them.
 """
 
 
-def everything() -> dict[str, bytes]:
-    """Path on the site -> content."""
-    made = generated() | _moved()
-    return {path: text.encode() for path, text in made.items()} | methods.figures()
+def make_all() -> dict[str, bytes]:
+    """Return the content of every page and picture by its path on the site."""
+    texts = generate_pages() | _rewrite_pages()
+    return {path: text.encode() for path, text in texts.items()} | methods.figures()
 
 
-def generated() -> dict[str, str]:
-    """Pages that nobody writes."""
+def generate_pages() -> dict[str, str]:
+    """Return the pages that are made from code and data."""
     return {
-        "commands.md": commands.page(),
-        "examples.md": _examples(),
+        "commands.md": commands.make_page(),
+        "examples.md": _make_examples(),
         "license.md": "# License\n\n```text\n" + (links.ROOT / "LICENSE").read_text("utf-8") + "```\n",
         **methods.pages(),
         **reference.make_pages(),
     }
 
 
-def _moved() -> dict[str, str]:
-    """Written pages whose links lead elsewhere on the site, and those that are written outside docs/."""
-    made = {}
+def _rewrite_pages() -> dict[str, str]:
+    """Return written pages whose links change on the site, and pages that are written outside docs/."""
+    texts = {}
     for file in sorted((links.ROOT / "docs").rglob("*.md")):
         if file.parent != links.ALGORITHMS:
             path = file.relative_to(links.ROOT / "docs").as_posix()
             text = file.read_text("utf-8")
-            changed = links.moved(text, f"docs/{path}", path)
+            changed = links.rewrite_links(text, f"docs/{path}", path)
             if changed != text:
-                made[path] = changed
+                texts[path] = changed
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
-        made[links.PLACES[name]] = links.moved(
-            (links.ROOT / name).read_text("utf-8"), name, links.PLACES[name]
+        texts[links.PAGE_OF_FILE[name]] = links.rewrite_links(
+            (links.ROOT / name).read_text("utf-8"), name, links.PAGE_OF_FILE[name]
         )
-    return made
+    return texts
 
 
-def _examples() -> str:
+def _make_examples() -> str:
     files = sorted((links.ROOT / "examples").glob("*.py"))
     blocks = [f"## {file.name}\n\n```python\n{file.read_text('utf-8')}```\n" for file in files]
-    blocks += [_notebook(file) for file in sorted((links.ROOT / "examples").glob("*.ipynb"))]
+    blocks += [_format_notebook(file) for file in sorted((links.ROOT / "examples").glob("*.ipynb"))]
     table = (links.ROOT / "examples" / "hospitals.csv").read_text("utf-8").splitlines()
     rows = "\n".join(table[:6])
     blocks.append(f"## hospitals.csv\n\nThe first of its {len(table) - 1:,} rows:\n\n```text\n{rows}\n```\n")
     return "\n".join([EXAMPLES, *blocks])
 
 
-def _notebook(file: Path) -> str:
-    """What is written in a notebook, without what came out."""
+def _format_notebook(file: Path) -> str:
+    """Return the text and code of a notebook without its outputs."""
     parts = [f"## {file.name}"]
     for cell in json.loads(file.read_text("utf-8"))["cells"]:
         text = "".join(cell["source"])
