@@ -7,9 +7,10 @@ import pytest
 
 import fedattune
 from fedattune import Federation
-from fedattune.algorithms import ALGORITHMS
+from fedattune.algorithms import ALGORITHMS, METHODS
+from fedattune.algorithms.table import Family, method
 from fedattune.analysis import citations
-from fedattune.analysis.citations import FEDATTUNE, TABLES, UsedItem, format_bibtex, load_entries
+from fedattune.analysis.citations import ENTRY, FEDATTUNE, UsedItem, format_bibtex, load_entries, load_tables
 from fedattune.data import PARTITIONS, SOURCES
 from fedattune.models import MODELS
 
@@ -29,14 +30,34 @@ def parse(entry: str) -> tuple[str, str, dict[str, str]]:
             depth += {"{": 1, "}": -1}.get(rest[end], 0)
             end += 1
         assert field[1] not in fields, f"{head[2]}: {field[1]} twice"
-        fields[field[1]] = rest[field.end() : end - 1]
+        fields[field[1]] = " ".join(rest[field.end() : end - 1].split())
         rest = rest[end:].removeprefix(",").removeprefix("\n")
     assert rest == "}", f"{head[2]}: cannot read {rest!r}"
     return head[1], head[2], fields
 
 
 def test_the_file_holds_entries_and_nothing_else() -> None:
-    assert "\n\n".join(load_entries().values()) + "\n" == BIB.read_text("utf-8")
+    text = BIB.read_text("utf-8")
+    assert "\n\n".join(found[0] for found in ENTRY.finditer(text)) + "\n" == text
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_registers_whole_entries_and_nothing_else(name: str) -> None:
+    for paper in METHODS[name].papers:
+        (found,) = ENTRY.finditer(paper)
+        assert paper.strip() == found[0] == load_entries()[found[1]]
+
+
+def test_no_key_is_defined_twice() -> None:
+    papers = dict.fromkeys(paper for entry in METHODS.values() for paper in entry.papers)
+    texts = [BIB.read_text("utf-8"), *papers]
+    keys = [found[1] for text in texts for found in ENTRY.finditer(text)]
+    assert sorted(keys) == sorted(load_entries())
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="got 'fedavg' twice"):
+        method(family=Family.GLOBAL, server="", client="")(ALGORITHMS["fedavg"])
 
 
 @pytest.mark.parametrize("key", load_entries())
@@ -69,16 +90,16 @@ def test_no_two_entries_are_the_same_paper() -> None:
     [("method", ALGORITHMS), ("data", SOURCES), ("partition", PARTITIONS), ("model", MODELS)],
 )
 def test_everything_there_is_to_choose_from_is_known(kind: str, table: dict[str, object]) -> None:
-    assert table.keys() <= TABLES[kind].keys()
+    assert table.keys() <= load_tables()[kind].keys()
 
 
 def test_what_is_of_no_paper_is_listed_here() -> None:
-    without = {name for table in TABLES.values() for name, keys in table.items() if not keys}
+    without = {name for table in load_tables().values() for name, keys in table.items() if not keys}
     assert without == {"local", "iid", "by_column", "mlr", "dnn"}
 
 
 def test_keys_exist_and_none_is_unused() -> None:
-    used = {key for table in TABLES.values() for keys in table.values() for key in keys}
+    used = {key for table in load_tables().values() for keys in table.values() for key in keys}
     assert used | {FEDATTUNE} == load_entries().keys()
 
 
@@ -101,7 +122,7 @@ def test_what_has_no_entry_is_said() -> None:
         [UsedItem("method", "local"), UsedItem("model", "pkg:net"), UsedItem("data", "patients.csv")]
     )
     assert "% Nothing to cite for method local." in text
-    assert "% Not part of FedAttune, to be cited by who knows the source: model pkg:net, data pat" in text
+    assert "% Not part of FedAttune, please cite the source: model pkg:net, data pat" in text
     assert text.count("@") == 1
 
 

@@ -10,8 +10,7 @@ import yaml
 from docs.make import commands, links, methods, offline, pages, reference
 
 from fedattune.algorithms import ALGORITHMS
-from fedattune.analysis.citations import ALGORITHMS as PAPERS
-from fedattune.analysis.citations import load_entries
+from fedattune.analysis.citations import load_entries, load_tables
 from fedattune.cli.parser import COMMANDS, make_parser
 from fedattune.core.options import list_options, summarize
 from fedattune.experiments.studies.table import lacks
@@ -83,7 +82,7 @@ class Half:
 def test_every_method_has_a_page_of_its_own_and_a_family() -> None:
     made = methods.pages()
     assert {f"algorithms/{name}.md" for name in ALGORITHMS} <= made.keys()
-    assert sorted(name for names in methods.FAMILIES.values() for name in names) == sorted(ALGORITHMS)
+    assert sorted(name for names in methods.families().values() for name in names) == sorted(ALGORITHMS)
     for listed in (made["algorithms/index.md"], made["algorithms/SUMMARY.md"]):
         assert sorted({*re.findall(r"\((\w+)\.md\)", listed)} - {"index"}) == sorted(ALGORITHMS)
 
@@ -98,7 +97,7 @@ def test_page_of_a_method_has_docstring_signature_paper_and_what_is_written(name
         assert f"{option.name}={option.default!r}" in text
         assert re.search(rf"^\| `{option.name}` \| `", text, re.MULTILINE), option.name
     assert f"`{factory().headline}`: " in text
-    for key in PAPERS[name]:
+    for key in load_tables()["method"][name]:
         assert load_entries()[key].splitlines()[0] in text
         assert re.search(r"arXiv|doi|20\d\d", text)
     others = [one for one in links.list_methods(methods._page_of()[name]) if one != name]

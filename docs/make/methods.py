@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 from fedattune import Algorithm
-from fedattune.algorithms import ALGORITHMS
-from fedattune.analysis.citations import ALGORITHMS as PAPERS
-from fedattune.analysis.citations import load_entries
+from fedattune.algorithms import ALGORITHMS, METHODS
+from fedattune.algorithms.table import Family
+from fedattune.analysis.citations import load_entries, load_tables
 from fedattune.core.options import list_options, summarize
 from fedattune.experiments.studies.outcome import Outcome, outcomes
 from fedattune.experiments.studies.records import Records
@@ -22,23 +22,6 @@ POINTS = {
     "received": "`received`: the model that a client holds after communication, before it trains on it",
     "trained": "`trained`: the model that a client holds after local training",
 }
-FAMILIES = {
-    "Training alone": ("local",),
-    "One model for all": (
-        "fedavg", "fedprox", "scaffold", "vrl_sgd", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "igfl", "igfl_c",
-        "igfl_s", "fedmcsa_no_mcsa",
-    ),
-    "One model for all, adapted by each client": ("fedavg_ft", "perfedavg", "fedala"),
-    "Some layers of its own": ("fedper", "fedrep", "fedbn"),
-    "Two heads": ("fedrod", "fedcp", "fedam"),
-    "A model of its own, tied to the others'": ("pfedme", "ditto", "apfl", "l2gd", "mocha"),
-    "A mixture of the clients' models": (
-        "fedamp", "heurfedamp", "fedmcsa", "fedavg_mcsa", "pfedme_mcsa", "pfedla", "heurpfedla", "fedfomo",
-    ),
-    "Generated models": ("pfedhn",),
-    "Any server rule with any client rule": ("combined",),
-}  # fmt: skip
-"""What the pages are sorted by; the first that fits."""
 
 
 def pages() -> dict[str, str]:
@@ -54,7 +37,7 @@ def page(name: str, factory: Callable[..., Algorithm]) -> str:
     said = ", ".join(f"{option.name}={option.default!r}" for option in list_options(factory))
     written = _written(name)
     facts = [
-        f"| Paper | {'; '.join(map(_paper, PAPERS[name])) or 'none'} |",
+        f"| Paper | {'; '.join(map(_paper, _keys(name))) or 'none'} |",
         f"| Scored at | {POINTS[factory().headline]} |",
         f"| Command line | `fedattune compare --algorithms local,{name}` |",
         f'| Python | `fedattune.fit("{name}", data)`, or with the object that `fedattune.algorithms.{name}()` makes |',
@@ -103,9 +86,13 @@ def _written(name: str) -> str:
     return f"## {title.removeprefix('# ')}\n\n{beside}{head.strip()}\n\n{''.join(kept)}".rstrip()
 
 
+def _keys(name: str) -> tuple[str, ...]:
+    return load_tables()["method"][name]
+
+
 def _field(entry: str, name: str) -> str:
-    found = re.search(rf"^  {name} = \{{(.*)\}},?$", entry, re.MULTILINE)
-    return re.sub(r"[{}\\\"]", "", found[1]) if found else ""
+    found = re.search(rf"^  {name} = \{{(.*?)\}},?$", entry, re.MULTILINE | re.DOTALL)
+    return " ".join(re.sub(r"[{}\\\"]", "", found[1]).split()) if found else ""
 
 
 def _paper(key: str) -> str:
@@ -121,9 +108,9 @@ def _paper(key: str) -> str:
 
 
 def _bibtex(name: str) -> list[str]:
-    if not PAPERS[name]:
+    if not _keys(name):
         return []
-    text = "\n\n".join(load_entries()[key] for key in PAPERS[name])
+    text = "\n\n".join(load_entries()[key] for key in _keys(name))
     block = "\n".join(f"    {line}".rstrip() for line in f"```text\n{text}\n```".splitlines())
     return ['??? note "BibTeX"', "", block, ""]
 
@@ -201,26 +188,28 @@ def _number(one: Outcome) -> str:
     return f"{one.value.mean:.2f}" + (f" ±{one.value.std:.2f}" if one.n_seeds > 1 else "")
 
 
-def family_of(name: str) -> str:
-    """The first family that has the method.
+def families() -> dict[Family, list[str]]:
+    """Return family -> its methods, in the order of the table of methods."""
+    return {family: [name for name, one in METHODS.items() if one.family == family] for family in Family}
 
-    Raises:
-        KeyError: none has it.
-    """
-    for family, names in FAMILIES.items():
-        if name in names:
-            return family
-    raise KeyError(name)
+
+def table() -> str:
+    """Write the table of all methods that docs/concepts/methods.md holds."""
+    lines = ["| method | the server sends | the client | scored at |", "|---|---|---|---|"]
+    for name, one in METHODS.items():
+        link = f"[`{name}`](../algorithms/{_page_of()[name].name})"
+        lines.append(f"| {link} | {one.server} | {one.client} | {one.factory().headline} |")
+    return "\n".join(lines)
 
 
 def _index() -> str:
     lines = [
         "# Methods", "",
-        f"All {len(ALGORITHMS)} names that `--algorithms` takes, with the docstring of each. Which of them to try:",
-        "[Which method when](../concepts/methods.md). A page has the paper, the equations, what stays on the client",
-        "and what travels, all options, every deviation from paper and public code, and the results here.", "",
+        f"`--algorithms` takes {len(ALGORITHMS)} names. [Which method when](../concepts/methods.md) helps to choose.",
+        "Each page lists the paper, the equations, the traffic, all options, every deviation from the paper and its",
+        "public code, and our results.", "",
     ]  # fmt: skip
-    for family, names in FAMILIES.items():
+    for family, names in families().items():
         lines += [f"## {family}", ""]
         lines += [f"- [`{name}`]({name}.md): {summarize(ALGORITHMS[name])}" for name in names]
         lines.append("")
@@ -229,7 +218,7 @@ def _index() -> str:
 
 def _navigation() -> str:
     lines = ["- [All methods](index.md)"]
-    for family, names in FAMILIES.items():
+    for family, names in families().items():
         lines += [f"- {family}", *(f"    - [{name}]({name}.md)" for name in names)]
     return "\n".join(lines) + "\n"
 

@@ -33,7 +33,8 @@ REFERENCE = {
     ),
     "algorithms": ReferencePage(
         "fedattune.algorithms",
-        "One factory per method; its keywords are its options. See [Methods](../algorithms/index.md).",
+        "One module per paper, with the method's factory and rules. See [Methods](../algorithms/index.md).",
+        tuple(sorted(file.stem for file in (SOURCE / "fedattune" / "algorithms").glob("[a-z]*.py"))),
     ),
     "core": ReferencePage(
         "fedattune.core.algorithm",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cli_helpers import Done, hospital_rows, refused, write_csv
-from fedattune.analysis.citations import ALGORITHMS
+from fedattune.analysis.citations import load_tables
 
 Cli = Callable[..., Done]
 FAST = ("--rounds", 1, "--steps", 1, "--clients", 5, "--quiet")
@@ -37,7 +37,7 @@ def test_a_table_that_is_called_like_a_data_set(cli: Cli, work: Path) -> None:
     for folder in ("o", "o/fedmcsa/seed-0"):
         out = cli("cite", folder).out
         assert keys(out) == ["fedattune", "guo2023fedmcsa"]
-        assert "to be cited by who knows the source: data digits.csv." in out
+        assert "please cite the source: data digits.csv." in out
 
 
 def test_methods_by_name(cli: Cli) -> None:
@@ -50,7 +50,10 @@ def test_all_methods(cli: Cli) -> None:
     done = cli("cite", "--algorithms", "fedbn,all")
     assert (done.code, done.err) == (0, "")
     found = keys(done.out)
-    assert set(found) == {"fedattune", *(key for of_one in ALGORITHMS.values() for key in of_one)}
+    assert set(found) == {
+        "fedattune",
+        *(key for of_one in load_tables()["method"].values() for key in of_one),
+    }
     assert len(found) == len(set(found))
     assert found[1] == "li2021fedbn"  # as it was given, once
     refused(cli("cite", "--algorithms", "all,foo"), "unknown algorithm 'foo'")

@@ -1,84 +1,39 @@
-"""The methods, one paper per file, and the table of their names."""
+"""The methods, one paper per file. Each line below adds one paper to the table `METHODS`.
 
-from collections.abc import Callable
+The order of the lines is the order in which `fedattune list` and the documentation show the methods.
+"""
 
-from ..core.algorithm import Algorithm
-from .apfl import apfl
-from .combined import combined
-from .ditto import ditto
-from .fedala import fedala
-from .fedam import fedam
-from .fedamp import fedamp, heurfedamp
-from .fedavg import fedavg, fedavg_ft
-from .fedavgm import fedavgm
-from .fedbn import fedbn
-from .fedcp import fedcp
-from .fedfomo import fedfomo
-from .fedmcsa import fedavg_mcsa, fedmcsa, fedmcsa_no_mcsa, pfedme_mcsa
-from .fedopt import fedadagrad, fedadam, fedyogi
-from .fedper import fedper
-from .fedprox import fedprox
-from .fedrep import fedrep
-from .fedrod import fedrod
-from .igfl import igfl, igfl_c, igfl_s
-from .l2gd import l2gd
-from .local import local
-from .mocha import mocha
-from .perfedavg import perfedavg
-from .pfedhn import pfedhn
-from .pfedla import heurpfedla, pfedla
-from .pfedme import pfedme
-from .scaffold import scaffold
-from .vrl_sgd import vrl_sgd
+# isort: off
+from .local import local as local
+from .fedavg import fedavg as fedavg, fedavg_ft as fedavg_ft
+from .fedprox import fedprox as fedprox
+from .perfedavg import perfedavg as perfedavg
+from .pfedme import pfedme as pfedme
+from .fedamp import fedamp as fedamp, heurfedamp as heurfedamp
+from .fedmcsa import fedmcsa as fedmcsa, fedmcsa_no_mcsa as fedmcsa_no_mcsa
+from .fedmcsa import fedavg_mcsa as fedavg_mcsa, pfedme_mcsa as pfedme_mcsa
+from .pfedla import pfedla as pfedla, heurpfedla as heurpfedla
+from .pfedhn import pfedhn as pfedhn
+from .fedbn import fedbn as fedbn
+from .fedrep import fedrep as fedrep
+from .fedper import fedper as fedper
+from .fedfomo import fedfomo as fedfomo
+from .igfl import igfl as igfl, igfl_c as igfl_c, igfl_s as igfl_s
+from .fedavgm import fedavgm as fedavgm
+from .scaffold import scaffold as scaffold
+from .fedopt import fedadam as fedadam, fedyogi as fedyogi, fedadagrad as fedadagrad
+from .vrl_sgd import vrl_sgd as vrl_sgd
+from .fedam import fedam as fedam
+from .fedcp import fedcp as fedcp
+from .fedrod import fedrod as fedrod
+from .apfl import apfl as apfl
+from .ditto import ditto as ditto
+from .l2gd import l2gd as l2gd
+from .mocha import mocha as mocha
+from .fedala import fedala as fedala
+from .combined import combined as combined
+from .table import METHODS as METHODS
+# isort: on
 
-__all__ = [
-    "ALGORITHMS",
-    "apfl",
-    "combined",
-    "ditto",
-    "fedadagrad",
-    "fedadam",
-    "fedala",
-    "fedam",
-    "fedamp",
-    "fedavg",
-    "fedavg_ft",
-    "fedavg_mcsa",
-    "fedavgm",
-    "fedbn",
-    "fedcp",
-    "fedfomo",
-    "fedmcsa",
-    "fedmcsa_no_mcsa",
-    "fedper",
-    "fedprox",
-    "fedrep",
-    "fedrod",
-    "fedyogi",
-    "heurfedamp",
-    "heurpfedla",
-    "igfl",
-    "igfl_c",
-    "igfl_s",
-    "l2gd",
-    "local",
-    "mocha",
-    "perfedavg",
-    "pfedhn",
-    "pfedla",
-    "pfedme",
-    "pfedme_mcsa",
-    "scaffold",
-    "vrl_sgd",
-]
-
-_FACTORIES: tuple[Callable[..., Algorithm], ...] = (
-    local, fedavg, fedavg_ft, fedprox, perfedavg, pfedme, fedamp, heurfedamp, fedmcsa,
-    fedmcsa_no_mcsa, fedavg_mcsa, pfedme_mcsa, pfedla, heurpfedla, pfedhn, fedbn, fedrep, fedper,
-    fedfomo, igfl, igfl_c, igfl_s, fedavgm, scaffold, fedadam, fedyogi, fedadagrad, vrl_sgd, fedam,
-    fedcp, fedrod, apfl, ditto, l2gd, mocha, fedala, combined,
-)  # fmt: skip
-
-
-ALGORITHMS = {factory.__name__: factory for factory in _FACTORIES}
+ALGORITHMS = {name: entry.factory for name, entry in METHODS.items()}
 """name -> factory of keyword options."""

@@ -20,6 +20,17 @@ from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
+from .table import Family, method
+
+PAPER = r"""
+@misc{deng2020adaptive,
+  author = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
+  title = {Adaptive Personalized Federated Learning},
+  year = {2020},
+  eprint = {2003.13461},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 class _Carry(NamedTuple):
@@ -80,6 +91,12 @@ def _interpolate(w: Params, v: Params, alpha: Tensor) -> Params:
     return alpha * v + (1 - alpha) * w
 
 
+@method(
+    PAPER,
+    family=Family.PERSONAL_MODEL,
+    server="one average",
+    client="SGD; mixes the average with a personal model",
+)
 def apfl(*, alpha: Fraction = 0.5, adaptive: bool = False, weighting: Weighting = "samples") -> Algorithm:
     """A mixture of a shared and a personal model, of fixed or learned share."""
     return Algorithm(APFLClient(alpha, adaptive), Average(weighting))

@@ -1,11 +1,10 @@
-"""Any server rule with any client rule, each by the name of the method that it comes from: no paper of its own.
+"""Any server rule with any client rule, each by the name of its method; `combined` has no paper of its own.
 
-server   mcsa, fedamp, heurfedamp, learned (of pFedLA)   a mixture for every client
-         average, update_attention (of IGFL)             one model for all
-client   sgd;  prox: g + lam (theta - what was sent);  scaffold: g - c_i + c;  pfedme, ditto: a model of their own
-The equations stand on top of the files of these methods. In Python other parts go together too, as Algorithm(...).
+server   mcsa, fedamp, heurfedamp, learned (pFedLA)   a mixture for every client
+         average, update_attention (IGFL)             one model for all
+client   sgd;  prox: g + lam (theta - sent);  scaffold: g - c_i + c;  pfedme, ditto: a personal model
 
-The parts that `combined` puts together, each with the options and defaults of the method that it comes from.
+The files of these methods give the equations. In Python, `Algorithm(...)` takes any other parts too.
 """
 
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from .igfl import AttentionQuery, UpdateAttention
 from .pfedla import PFedLAServer
 from .pfedme import PFedMeClient
 from .scaffold import ControlVariateCorrection, ControlVariateWrapper
+from .table import METHODS, Family, method
 
 PartStart = Literal["sent", "newest"]
 
@@ -90,9 +90,35 @@ CLIENT_PARTS: dict[str, Callable[..., ClientUpdate]] = {
     "ditto": _ditto,
     "scaffold": _scaffold,
 }
-"""name -> factory of keyword options."""
+"""Part -> factory whose keywords have the defaults of the part's method."""
 
 
+PART_METHODS = {
+    "mcsa": "fedmcsa",
+    "fedamp": "fedamp",
+    "heurfedamp": "heurfedamp",
+    "update_attention": "igfl_s",
+    "learned": "pfedla",
+    "average": "fedavg",
+    "sgd": "fedavg",
+    "prox": "fedprox",
+    "pfedme": "pfedme",
+    "ditto": "ditto",
+    "scaffold": "scaffold",
+    "head": "fedper",
+    "norms": "fedbn",
+}
+"""Part -> method whose papers it cites."""
+
+_PAPERS = dict.fromkeys(paper for name in PART_METHODS.values() for paper in METHODS[name].papers)
+
+
+@method(
+    *_PAPERS,
+    family=Family.COMBINED,
+    server="as FedMCSA, FedAMP, HeurFedAMP, IGFL-S, pFedLA or FedAvg",
+    client="SGD, or as FedProx, pFedMe, Ditto or SCAFFOLD; maybe personal layers",
+)
 def combined(
     *,
     server: Literal["mcsa", "fedamp", "heurfedamp", "update_attention", "learned", "average"] = "mcsa",
@@ -112,27 +138,31 @@ def combined(
 ) -> Algorithm:
     """Any server rule with any client rule and personal layers.
 
-    `answered`: all clients train, and uploads are answered at once. The options after it have the default of the
-    method that a part comes from unless given, and are refused where no chosen part has them.
+    With `answered`, all clients train and the server answers each upload at once. The default of every later option
+    is the default of the method that the part comes from.
+
+    Raises:
+        ConfigError: no chosen part has one of the given options.
+
     """
-    every = {
+    values = {
         "unit": unit, "sigma": sigma, "alpha": alpha, "self_weight": self_weight, "query": query, "hn_lr": hn_lr,
         "weighting": weighting, "lam": lam, "K": K, "personal_lr": personal_lr,
     }  # fmt: skip
-    given = {key: value for key, value in every.items() if value is not None}
-    of_server = {o.name: given.get(o.name, o.default) for o in list_options(SERVER_PARTS[server])}
-    of_client = {o.name: given.get(o.name, o.default) for o in list_options(CLIENT_PARTS[client])}
-    if idle := sorted(given.keys() - of_server.keys() - of_client.keys()):
+    given = {key: value for key, value in values.items() if value is not None}
+    server_options = {o.name: given.get(o.name, o.default) for o in list_options(SERVER_PARTS[server])}
+    client_options = {o.name: given.get(o.name, o.default) for o in list_options(CLIENT_PARTS[client])}
+    if idle := sorted(given.keys() - server_options.keys() - client_options.keys()):
         raise ConfigError(
             f"combined: {', '.join(idle)}: no part has this option; server={server} has "
-            f"{', '.join(of_server)}, client={client} has {', '.join(of_client) or 'none'}"
+            f"{', '.join(server_options)}, client={client} has {', '.join(client_options) or 'none'}"
         )
-    start: Literal["sent", "newest"] = "newest" if answered else "sent"
-    rule = SERVER_PARTS[server](**of_server)
+    start: PartStart = "newest" if answered else "sent"
+    rule = SERVER_PARTS[server](**server_options)
     one_model = server in ("average", "update_attention") and client in ("sgd", "prox", "scaffold")
-    parts = {"server": server, **of_server, "client": client, **of_client, "personal": personal}
+    parts = {"server": server, **server_options, "client": client, **client_options, "personal": personal}
     return Algorithm(
-        CLIENT_PARTS[client](start, **of_client),
+        CLIENT_PARTS[client](start, **client_options),
         ControlVariateWrapper(rule) if client == "scaffold" else rule,
         personal={"none": NoParameters(), "head": Head(), "norms": BatchNorms()}[personal],
         participation=Participation("all", "reply") if answered else Participation(),

@@ -20,6 +20,18 @@ from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{li2021ditto,
+  author = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
+  title = {{Ditto}: Fair and Robust Federated Learning Through Personalization},
+  booktitle = {International Conference on Machine Learning (ICML)},
+  year = {2021},
+  eprint = {2012.04221},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 class _Carry(NamedTuple):
@@ -85,6 +97,12 @@ class DittoClient(ClientUpdate):
         return local_state["v"]
 
 
+@method(
+    PAPER,
+    family=Family.PERSONAL_MODEL,
+    server="one average",
+    client="SGD; trains a personal model near the average",
+)
 def ditto(
     *, lam: NonNegative = 1.0, personal_lr: Positive | None = None, weighting: Weighting = "samples"
 ) -> Algorithm:

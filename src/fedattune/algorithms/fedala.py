@@ -21,6 +21,19 @@ from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 from ..core.selectors import group_names
 from ..server import Average
 from ..server.average import Weighting
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{zhang2023fedala,
+  author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and
+    Guan, Haibing},
+  title = {{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
+  booktitle = {AAAI Conference on Artificial Intelligence},
+  year = {2023},
+  eprint = {2212.01197},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 class _Carry(NamedTuple):
@@ -104,6 +117,12 @@ class FedALAClient(ClientUpdate):
         return [name for module in modules[-self.layers :] for name in module]
 
 
+@method(
+    PAPER,
+    family=Family.ADAPTED,
+    server="one average",
+    client="learns how much of its upper layers to take over; SGD",
+)
 def fedala(
     *,
     layers: Count = 1,

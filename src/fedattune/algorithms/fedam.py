@@ -24,8 +24,28 @@ from .separation import (
     SeparationClient,
     VectorKind,
 )
+from .table import Family, method
+
+PAPER = r"""
+@article{zhang2025attention,
+  author = {Zhang, Xiaoqin and Jin, Xixing and Lu, Yanjun and Cao, Zeyu},
+  title = {Attention-Driven Feature Separation Method for Personalized Federated Learning},
+  journal = {Application Research of Computers},
+  year = {2025},
+  number = {4},
+  pages = {1102--1107},
+  doi = {10.19734/j.issn.1001-3695.2024.09.0325},
+  note = {In Chinese}
+}
+"""
 
 
+@method(
+    PAPER,
+    family=Family.TWO_HEADS,
+    server="one average of bodies, heads and attention",
+    client="SGD; attention divides features between a personal and the global head",
+)
 def fedam(
     *,
     lam: NonNegative = 1.0,

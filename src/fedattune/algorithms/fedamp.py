@@ -21,10 +21,30 @@ from ..core.payload import ServerState
 from ..core.selectors import Unit
 from ..server.mixing import Mixing, Pool, cosines, find_members
 from ..server.products import softmax_, squared_distances
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{huang2021personalized,
+  author = {Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and
+    Pei, Jian and Zhang, Yong},
+  title = {Personalized Cross-Silo Federated Learning on Non-{IID} Data},
+  booktitle = {AAAI Conference on Artificial Intelligence},
+  year = {2021},
+  eprint = {2007.03797},
+  archiveprefix = {arXiv}
+}
+"""
+
 
 _ALL_TRAIN = Participation(train="all", receive="reply")
 
 
+@method(
+    PAPER,
+    family=Family.MIXTURE,
+    server="a mixture per client, by distance of models",
+    client="SGD with a pull to the mixture",
+)
 def fedamp(
     *, alpha: Positive = 1.0, sigma: Positive = 1.0, lam: NonNegative = 1.0, unit: Unit = "model"
 ) -> Algorithm:
@@ -36,6 +56,12 @@ def fedamp(
     )
 
 
+@method(
+    PAPER,
+    family=Family.MIXTURE,
+    server="a mixture per client, by cosine of models",
+    client="SGD with a pull to the mixture",
+)
 def heurfedamp(
     *,
     sigma: NonNegative = 25.0,

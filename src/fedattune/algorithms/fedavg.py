@@ -9,13 +9,28 @@ from ..core.algorithm import Algorithm, FineTune
 from ..core.options import Count, Positive
 from ..server import Average
 from ..server.average import Weighting
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{mcmahan2017communication,
+  author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and
+    {Ag{\"u}era y Arcas}, Blaise},
+  title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
+  year = {2017},
+  eprint = {1602.05629},
+  archiveprefix = {arXiv}
+}
+"""
 
 
+@method(PAPER, family=Family.GLOBAL, server="one average", client="SGD")
 def fedavg(*, weighting: Weighting = "samples") -> Algorithm:
     """One global model, the mean of the cohort's, weighted by samples."""
     return Algorithm(SGD(), Average(weighting), headline="received")
 
 
+@method(PAPER, family=Family.ADAPTED, server="one average", client="SGD; fine-tunes the average before use")
 def fedavg_ft(
     *, weighting: Weighting = "samples", ft_steps: Count | None = None, ft_lr: Positive | None = None
 ) -> Algorithm:

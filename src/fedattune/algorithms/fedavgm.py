@@ -11,6 +11,17 @@ from ..core.options import Positive
 from ..core.params import Params
 from ..server.average import Weighting
 from ..server.optimizer import ServerOptimizer
+from .table import Family, method
+
+PAPER = r"""
+@misc{hsu2019measuring,
+  author = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew},
+  title = {Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
+  year = {2019},
+  eprint = {1909.06335},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,7 @@ class HeavyBall(ServerOptimizer):
         return v, {"v": v}
 
 
+@method(PAPER, family=Family.GLOBAL, server="one average with momentum", client="SGD")
 def fedavgm(
     *,
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9,

@@ -10,8 +10,26 @@ from ..core.algorithm import Algorithm
 from ..core.selectors import BatchNorms
 from ..server import Average
 from ..server.average import Weighting
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{li2021fedbn,
+  author = {Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi},
+  title = {{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization},
+  booktitle = {International Conference on Learning Representations (ICLR)},
+  year = {2021},
+  eprint = {2102.07623},
+  archiveprefix = {arXiv}
+}
+"""
 
 
+@method(
+    PAPER,
+    family=Family.PERSONAL_LAYERS,
+    server="one average without BatchNorm",
+    client="SGD with personal BatchNorm layers",
+)
 def fedbn(*, weighting: Weighting = "uniform") -> Algorithm:
     """FedAvg in which BatchNorm layers never leave the client."""
     return Algorithm(

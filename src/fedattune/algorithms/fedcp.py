@@ -13,8 +13,28 @@ from ..core.algorithm import Algorithm
 from ..core.options import Fraction, NonNegative
 from ..server.average import PartAverage, Weighting
 from .separation import PERSONAL_PARTS, STARTING_COPIES, FedCPNetwork, SeparationClient, VectorKind
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{zhang2023fedcp,
+  author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and
+    Guan, Haibing},
+  title = {{FedCP}: Separating Feature Information for Personalized Federated Learning via Conditional
+    Policy},
+  booktitle = {ACM SIGKDD Conference on Knowledge Discovery and Data Mining (KDD)},
+  year = {2023},
+  eprint = {2307.01217},
+  archiveprefix = {arXiv}
+}
+"""
 
 
+@method(
+    PAPER,
+    family=Family.TWO_HEADS,
+    server="one average of bodies, heads and policies",
+    client="SGD; a policy divides features between a personal and the global head",
+)
 def fedcp(
     *,
     lam: NonNegative = 0.0,

@@ -37,6 +37,18 @@ from ..core.payload import (
     count_traffic,
 )
 from ..server.mixing import UploadStore
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{zhang2021personalized,
+  author = {Zhang, Michael and Sapra, Karan and Fidler, Sanja and Yeung, Serena and Alvarez, Jose M.},
+  title = {Personalized Federated Learning with First Order Model Optimization},
+  booktitle = {International Conference on Learning Representations (ICLR)},
+  year = {2021},
+  eprint = {2012.08565},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 class _Carry(NamedTuple):
@@ -223,6 +235,12 @@ class FedFomoServer(UploadStore):
         return {**super().add_clients(state, n), "P": torch.nn.functional.pad(P, (0, n, 0, n))}
 
 
+@method(
+    PAPER,
+    family=Family.MIXTURE,
+    server="models of other clients",
+    client="moves to the models that do better on held-out data; SGD",
+)
 def fedfomo(
     *,
     models: Annotated[int, Field(ge=2, le=1_000_000)] = 5,

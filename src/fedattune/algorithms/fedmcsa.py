@@ -30,7 +30,23 @@ from ..core.selectors import Unit
 from ..server import Average
 from ..server.mixing import Mixing, Pool, cosines
 from ..server.products import softmax_
+from .fedavg import PAPER as FEDAVG_PAPER
+from .pfedme import PAPER as PFEDME_PAPER
 from .pfedme import PFedMeClient
+from .table import Family, method
+
+PAPER = r"""
+@article{guo2023fedmcsa,
+  author = {Guo, Qi and Qi, Yong and Qi, Saiyu and Wu, Di and Li, Qian},
+  title = {{FedMCSA}: Personalized Federated Learning via Model Components Self-Attention},
+  journal = {Neurocomputing},
+  year = {2023},
+  doi = {10.1016/j.neucom.2023.126831},
+  eprint = {2208.10731},
+  archiveprefix = {arXiv}
+}
+"""
+
 
 Profile = Literal["paper", "code"]
 
@@ -66,6 +82,12 @@ def note_inert_lam(name: str, anchor: str, lam: float) -> tuple[str, ...]:
     ) * inert
 
 
+@method(
+    PAPER,
+    family=Family.MIXTURE,
+    server="a mixture per client and component, by cosine",
+    client="SGD, with a pull to the mixture if `anchor=round`",
+)
 def fedmcsa(
     *,
     profile: Profile = "code",
@@ -91,6 +113,7 @@ def fedmcsa(
     )
 
 
+@method(PAPER, family=Family.GLOBAL, server="one average", client="as FedMCSA")
 def fedmcsa_no_mcsa(
     *,
     profile: Profile = "code",
@@ -117,6 +140,7 @@ def fedmcsa_no_mcsa(
     )
 
 
+@method(PAPER, FEDAVG_PAPER, family=Family.MIXTURE, server="as FedMCSA", client="SGD")
 def fedavg_mcsa(
     *,
     profile: Profile = "code",
@@ -131,6 +155,7 @@ def fedavg_mcsa(
     )
 
 
+@method(PAPER, PFEDME_PAPER, family=Family.MIXTURE, server="as FedMCSA", client="as pFedMe")
 def pfedme_mcsa(
     *,
     profile: Profile = "code",

@@ -31,6 +31,20 @@ from ..core.options import Positive
 from ..core.params import Params
 from ..server.average import Weighting
 from ..server.optimizer import ServerOptimizer
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{reddi2021adaptive,
+  author = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and
+    Rush, Keith and Kone{\v{c}}n{\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
+  title = {Adaptive Federated Optimization},
+  booktitle = {International Conference on Learning Representations (ICLR)},
+  year = {2021},
+  eprint = {2003.00295},
+  archiveprefix = {arXiv}
+}
+"""
+
 
 SecondMoment = Literal["adam", "yogi", "adagrad"]
 
@@ -72,6 +86,7 @@ class AdaptiveOptimizer(ServerOptimizer):
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
+@method(PAPER, family=Family.GLOBAL, server="one model, updated by Adam", client="SGD")
 def fedadam(
     *,
     server_lr: Positive = 0.03,
@@ -86,6 +101,7 @@ def fedadam(
     )
 
 
+@method(PAPER, family=Family.GLOBAL, server="one model, updated by Yogi", client="SGD")
 def fedyogi(
     *,
     server_lr: Positive = 0.03,
@@ -100,6 +116,7 @@ def fedyogi(
     )
 
 
+@method(PAPER, family=Family.GLOBAL, server="one model, updated by Adagrad", client="SGD")
 def fedadagrad(
     *,
     server_lr: Positive = 0.1,

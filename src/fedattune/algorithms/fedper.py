@@ -14,8 +14,25 @@ from ..core.algorithm import Algorithm
 from ..core.selectors import Head
 from ..server import Average
 from ..server.average import Weighting
+from .table import Family, method
+
+PAPER = r"""
+@misc{arivazhagan2019federated,
+  author = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
+  title = {Federated Learning with Personalization Layers},
+  year = {2019},
+  eprint = {1912.00818},
+  archiveprefix = {arXiv}
+}
+"""
 
 
+@method(
+    PAPER,
+    family=Family.PERSONAL_LAYERS,
+    server="one average of bases",
+    client="SGD with a personal head",
+)
 def fedper(
     *,
     layers: Annotated[int, Field(ge=0, le=1_000_000)] = 1,

@@ -21,6 +21,18 @@ from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..core.selectors import Head
 from ..server import Average
 from ..server.average import Weighting
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{collins2021exploiting,
+  author = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
+  title = {Exploiting Shared Representations for Personalized Federated Learning},
+  booktitle = {International Conference on Machine Learning (ICML)},
+  year = {2021},
+  eprint = {2102.07078},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 class _Carry(NamedTuple):
@@ -70,6 +82,12 @@ class FedRepClient(ClientUpdate):
         return sent.params
 
 
+@method(
+    PAPER,
+    family=Family.PERSONAL_LAYERS,
+    server="one average of bases",
+    client="SGD on its personal head, then on the base",
+)
 def fedrep(
     *,
     head_epochs: Count = 10,

@@ -25,6 +25,18 @@ from ..core.payload import Batch
 from ..core.selectors import NamedParameters
 from ..core.task import cross_entropy
 from ..server.average import PartAverage, Weighting
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{chen2022bridging,
+  author = {Chen, Hong-You and Chao, Wei-Lun},
+  title = {On Bridging Generic and Personalized Federated Learning for Image Classification},
+  booktitle = {International Conference on Learning Representations (ICLR)},
+  year = {2022},
+  eprint = {2107.00778},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 class TwoHeadModule(MethodModule):
@@ -76,6 +88,12 @@ class FedRoDNetwork(Network):
         return Params(counts=label_counts)
 
 
+@method(
+    PAPER,
+    family=Family.TWO_HEADS,
+    server="one average",
+    client="SGD on a balanced softmax; adds a personal head",
+)
 def fedrod(
     *, personal_init: Literal["generic", "zeros"] = "generic", weighting: Weighting = "samples"
 ) -> Algorithm:

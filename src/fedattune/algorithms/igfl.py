@@ -27,6 +27,18 @@ from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, Serve
 from ..server.average import Average, Weighting, compute_shares, mean_update, store_weights
 from ..server.products import column_blocks, flatten
 from ..server.wrapper import ServerWrapper, attach_extra
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{huang2021behavior,
+  author = {Huang, Hua and Shang, Fanhua and Liu, Yuanyuan and Liu, Hongying},
+  title = {Behavior Mimics Distribution: Combining Individual and Group Behaviors for Federated Learning},
+  booktitle = {International Joint Conference on Artificial Intelligence (IJCAI)},
+  year = {2021},
+  eprint = {2106.12300},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -180,6 +192,12 @@ class UpdateAttention(Average):
         return sent._replace(mixing=mixing)
 
 
+@method(
+    PAPER,
+    family=Family.GLOBAL,
+    server="one model and its last update; updates weighted by attention",
+    client="SGD that repeats the last update",
+)
 def igfl(
     *,
     attention: AttentionQuery = "time",
@@ -195,6 +213,12 @@ def igfl(
     )
 
 
+@method(
+    PAPER,
+    family=Family.GLOBAL,
+    server="one average and its last update",
+    client="SGD that repeats the last update",
+)
 def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> Algorithm:
     """One average; every local step also carries the group's last move."""
     return Algorithm(
@@ -202,6 +226,7 @@ def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> 
     )
 
 
+@method(PAPER, family=Family.GLOBAL, server="one model; updates weighted by attention", client="SGD")
 def igfl_s(
     *, attention: AttentionQuery = "time", time_form: TimeForm = "T3", weighting: Weighting = "uniform"
 ) -> Algorithm:

@@ -28,6 +28,17 @@ from ..core.options import Fraction
 from ..core.params import Params
 from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, RoundContext, ServerState, Traffic
 from ..server.average import Average, Weighting
+from .table import Family, method
+
+PAPER = r"""
+@misc{hanzely2020federated,
+  author = {Hanzely, Filip and Richt{\'a}rik, Peter},
+  title = {Federated Learning of a Mixture of Global and Local Models},
+  year = {2020},
+  eprint = {2002.05516},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,12 @@ def _averages(state: ServerState) -> bool:
     return bool(cast(Tensor, state["keep"]) < 1)
 
 
+@method(
+    PAPER,
+    family=Family.PERSONAL_MODEL,
+    server="one average in some rounds",
+    client="trains a personal model; moves it to the average in these rounds",
+)
 def l2gd(
     *,
     p: Annotated[float, Field(ge=0, le=0.99)] = 0.2,

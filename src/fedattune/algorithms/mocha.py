@@ -23,6 +23,18 @@ from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
 from ..server.mixing import UploadStore
 from ..server.products import column_blocks, flatten, mix
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{smith2017federated,
+  author = {Smith, Virginia and Chiang, Chao-Kai and Sanjabi, Maziar and Talwalkar, Ameet},
+  title = {Federated Multi-Task Learning},
+  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+  year = {2017},
+  eprint = {1705.10467},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,12 @@ class TaskRelationship(UploadStore):
         return omega
 
 
+@method(
+    PAPER,
+    family=Family.PERSONAL_MODEL,
+    server="a weighted sum of the other clients' models",
+    client="trains a personal model tied to the sum",
+)
 def mocha(
     *, lam1: NonNegative = 0.5, lam2: NonNegative = 0.0, omega: Literal["mean", "learned"] = "mean"
 ) -> Algorithm:

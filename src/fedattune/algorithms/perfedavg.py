@@ -18,6 +18,19 @@ from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{fallah2020personalized,
+  author = {Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
+  title = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+    Approach},
+  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+  year = {2020},
+  eprint = {2002.07948},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,12 @@ class PerFedAvgClient(ClientUpdate):
         return sent.params
 
 
+@method(
+    PAPER,
+    family=Family.ADAPTED,
+    server="one average",
+    client="SGD on the loss after one step; takes that step before use",
+)
 def perfedavg(
     *,
     alpha: Positive | None = None,

@@ -53,6 +53,18 @@ from ..server.hypernetwork import (
 )
 from ..server.mixing import UploadStore
 from ..server.products import column_blocks, flatten, mix
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{ma2022layer,
+  author = {Ma, Xiaosong and Zhang, Jie and Guo, Song and Xu, Wenchao},
+  title = {Layer-Wised Model Aggregation for Personalized Federated Learning},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  year = {2022},
+  eprint = {2205.03993},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -375,6 +387,12 @@ def _own_positions(alpha: Tensor, rows: Candidates) -> Tensor:
     return rows.own[:, None, None].expand(-1, alpha.shape[1], 1)
 
 
+@method(
+    PAPER,
+    family=Family.MIXTURE,
+    server="a mixture per client and layer, by learned weights",
+    client="SGD",
+)
 def pfedla(
     *,
     hn_lr: Positive = 5e-3,
@@ -387,6 +405,12 @@ def pfedla(
     return Algorithm(SGD(), PFedLAServer(unit, hn_lr, embedding, hidden, norm), headline="received")
 
 
+@method(
+    PAPER,
+    family=Family.MIXTURE,
+    server="as pFedLA, without the layers that the client retains",
+    client="SGD; retains the layers that are mostly its own",
+)
 def heurpfedla(
     *,
     retain: Annotated[int, Field(ge=0, le=1_000_000)] = 1,

@@ -19,6 +19,18 @@ from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{dinh2020personalized,
+  author = {Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung},
+  title = {Personalized Federated Learning with {M}oreau Envelopes},
+  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+  year = {2020},
+  eprint = {2006.08848},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 class _Carry(NamedTuple):
@@ -77,6 +89,12 @@ class PFedMeClient(ClientUpdate):
         return local_state["theta"]
 
 
+@method(
+    PAPER,
+    family=Family.PERSONAL_MODEL,
+    server="one average",
+    client="trains a personal model near the average",
+)
 def pfedme(
     *,
     lam: NonNegative = 15.0,

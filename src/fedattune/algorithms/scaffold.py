@@ -22,6 +22,19 @@ from ..core.payload import Broadcast, LocalState, Payload, ServerState
 from ..server import Average
 from ..server.average import Weighting
 from ..server.wrapper import ServerWrapper, attach_extra
+from .table import Family, method
+
+PAPER = r"""
+@inproceedings{karimireddy2020scaffold,
+  author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and
+    Stich, Sebastian U. and Suresh, Ananda Theertha},
+  title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
+  booktitle = {International Conference on Machine Learning (ICML)},
+  year = {2020},
+  eprint = {1910.06378},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,12 @@ class ControlVariateCorrection(Correction):
         return {"dc": new - own}, {"c": Params({**local.local_state["c"], **new})}
 
 
+@method(
+    PAPER,
+    family=Family.GLOBAL,
+    server="one average and a control variate",
+    client="SGD corrected for the client's drift",
+)
 def scaffold(
     *, option: Literal["I", "II"] = "II", server_lr: Positive = 1.0, weighting: Weighting = "uniform"
 ) -> Algorithm:

@@ -18,6 +18,18 @@ from ..core.params import Params, choose
 from ..core.payload import LocalState
 from ..server import Average
 from ..server.average import Weighting
+from .table import Family, method
+
+PAPER = r"""
+@misc{liang2019variance,
+  author = {Liang, Xianfeng and Shen, Shuheng and Liu, Jingchang and Pan, Zhen and Chen, Enhong and
+    Cheng, Yifei},
+  title = {Variance Reduced Local {SGD} with Lower Communication Complexity},
+  year = {2019},
+  eprint = {1912.12844},
+  archiveprefix = {arXiv}
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ class VarianceCorrection(Correction):
         return local.local_state["D"] + choose(was_there, change, change.zeros())
 
 
+@method(PAPER, family=Family.GLOBAL, server="one average", client="SGD corrected for the client's drift")
 def vrl_sgd(*, warmup: bool = False, weighting: Weighting = "uniform") -> Algorithm:
     """One average; clients take out of their gradients what sets them apart from the mean."""
     return Algorithm(

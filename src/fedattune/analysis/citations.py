@@ -1,4 +1,7 @@
-"""The papers behind methods, data, partitions and models, as BibTeX."""
+"""Cite the papers behind methods, data, partitions and models, as BibTeX.
+
+The entries of methods stand in the methods' files; all other entries stand in `citations.bib`.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,86 +15,15 @@ from ..core.errors import RunError
 Keys = tuple[str, ...]
 
 
+ENTRY = re.compile(r"^@\w+\{(\w+),\n.*?^\}$", re.DOTALL | re.MULTILINE)
+
+
 FEDATTUNE = "fedattune"
-"""The key of the entry of FedAttune itself."""
-
-
-FEDMCSA, PFEDLA, IGFL = "guo2023fedmcsa", "ma2022layer", "huang2021behavior"
-
-
-FEDAVG, PFEDME, FEDAMP = "mcmahan2017communication", "dinh2020personalized", "huang2021personalized"
-
-
-FEDOPT, FEDAVGM = "reddi2021adaptive", "hsu2019measuring"
-
-
-FEDPROX, SCAFFOLD, DITTO = "li2020federated", "karimireddy2020scaffold", "li2021ditto"
-
-
-FEDPER, FEDBN = "arivazhagan2019federated", "li2021fedbn"
-
-
-PARTS: dict[str, Keys] = {
-    "mcsa": (FEDMCSA,),
-    "fedamp": (FEDAMP,),
-    "heurfedamp": (FEDAMP,),
-    "update_attention": (IGFL,),
-    "learned": (PFEDLA,),
-    "average": (FEDAVG,),
-    "sgd": (FEDAVG,),
-    "prox": (FEDPROX,),
-    "pfedme": (PFEDME,),
-    "ditto": (DITTO,),
-    "scaffold": (SCAFFOLD,),
-    "head": (FEDPER,),
-    "norms": (FEDBN,),
-}
-"""What `combined` is made of: its own name is cited by the papers of all parts, a run by those it had."""
-
-
-ALGORITHMS: dict[str, Keys] = {
-    "combined": tuple(dict.fromkeys(key for keys in PARTS.values() for key in keys)),
-    "local": (),
-    "fedavg": (FEDAVG,),
-    "fedavg_ft": (FEDAVG,),
-    "fedprox": (FEDPROX,),
-    "perfedavg": ("fallah2020personalized",),
-    "pfedme": (PFEDME,),
-    "fedamp": (FEDAMP,),
-    "heurfedamp": (FEDAMP,),
-    "fedmcsa": (FEDMCSA,),
-    "fedmcsa_no_mcsa": (FEDMCSA,),
-    "fedavg_mcsa": (FEDMCSA, FEDAVG),
-    "pfedme_mcsa": (FEDMCSA, PFEDME),
-    "pfedla": (PFEDLA,),
-    "heurpfedla": (PFEDLA,),
-    "pfedhn": ("shamsian2021personalized",),
-    "fedbn": (FEDBN,),
-    "fedrep": ("collins2021exploiting",),
-    "fedper": (FEDPER,),
-    "fedfomo": ("zhang2021personalized",),
-    "fedam": ("zhang2025attention",),
-    "fedcp": ("zhang2023fedcp",),
-    "fedrod": ("chen2022bridging",),
-    "igfl": (IGFL,),
-    "igfl_c": (IGFL,),
-    "igfl_s": (IGFL,),
-    "fedavgm": (FEDAVGM,),
-    "scaffold": (SCAFFOLD,),
-    "fedadam": (FEDOPT,),
-    "fedyogi": (FEDOPT,),
-    "fedadagrad": (FEDOPT,),
-    "vrl_sgd": ("liang2019variance",),
-    "apfl": ("deng2020adaptive",),
-    "ditto": (DITTO,),
-    "l2gd": ("hanzely2020federated",),
-    "mocha": ("smith2017federated",),
-    "fedala": ("zhang2023fedala",),
-}
+"""Key of the entry of FedAttune itself."""
 
 
 SOURCES: dict[str, Keys] = {
-    "synthetic": (FEDPROX,),
+    "synthetic": ("li2020federated",),
     "digits": ("alpaydin1998optical",),
     "mnist": ("lecun1998gradient",),
     "fashion_mnist": ("xiao2017fashion",),
@@ -107,11 +39,11 @@ PARTITIONS: dict[str, Keys] = {
     "iid": (),
     "by_column": (),
     "dirichlet": ("li2022federated",),
-    "two_class": (PFEDME, FEDMCSA),
-    "shards": (FEDAVG, IGFL),
-    "dirichlet_clients": (FEDAVGM,),
-    "pfedla": (PFEDLA,),
-    "pfedla_similarity": (PFEDLA,),
+    "two_class": ("dinh2020personalized", "guo2023fedmcsa"),
+    "shards": ("mcmahan2017communication", "huang2021behavior"),
+    "dirichlet_clients": ("hsu2019measuring",),
+    "pfedla": ("ma2022layer",),
+    "pfedla_similarity": ("ma2022layer",),
 }
 
 
@@ -121,25 +53,15 @@ MODELS: dict[str, Keys] = {
     "cnn": ("zhang2023fedcp",),
     "lenet": ("shamsian2021personalized",),
     "tf_cnn": ("zhang2021personalized",),
-    "mcmahan_cnn": (FEDAVG,),
-    "reddi_cnn": (FEDOPT,),
-    "digit_model": (FEDBN,),
+    "mcmahan_cnn": ("mcmahan2017communication",),
+    "reddi_cnn": ("reddi2021adaptive",),
+    "digit_model": ("li2021fedbn",),
     "resnet18": ("he2016deep",),
-}
-"""name -> keys of its entries; none where there is nothing to cite."""
-
-
-TABLES: dict[str, dict[str, Keys]] = {
-    "method": ALGORITHMS,
-    "part": PARTS,
-    "data": SOURCES,
-    "partition": PARTITIONS,
-    "model": MODELS,
 }
 
 
 class UsedItem(NamedTuple):
-    """Something that a run used: its kind (method, part, data, partition or model) and its name."""
+    """One thing that a run used: its kind (method, part, data, partition or model) and its name."""
 
     kind: str
     name: str
@@ -147,21 +69,36 @@ class UsedItem(NamedTuple):
 
 @cache
 def load_entries() -> dict[str, str]:
-    """All BibTeX entries by their keys."""
-    text = Path(__file__).with_suffix(".bib").read_text(encoding="utf-8")
-    return {
-        found[1]: found[0] for found in re.finditer(r"^@\w+\{(\w+),\n.*?^\}$", text, re.DOTALL | re.MULTILINE)
+    """Return the text of every BibTeX entry, by key."""
+    from ..algorithms import METHODS
+
+    file = Path(__file__).with_suffix(".bib").read_text(encoding="utf-8")
+    text = "\n".join([file, *(paper for entry in METHODS.values() for paper in entry.papers)])
+    return {found[1]: found[0] for found in ENTRY.finditer(text)}
+
+
+@cache
+def load_tables() -> dict[str, dict[str, Keys]]:
+    """Return kind -> name -> keys of its entries; a name without keys has no paper."""
+    from ..algorithms import METHODS
+    from ..algorithms.combined import PART_METHODS
+
+    methods = {
+        name: tuple(found[1] for found in ENTRY.finditer("\n".join(entry.papers)))
+        for name, entry in METHODS.items()
     }
+    parts = {part: methods[name] for part, name in PART_METHODS.items()}
+    return {"method": methods, "part": parts, "data": SOURCES, "partition": PARTITIONS, "model": MODELS}
 
 
 def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
-    """What the runs in these folders used, each thing once, and with which version of FedAttune.
+    """List the things that the runs in these folders used, each once, and the version of FedAttune.
 
-    A folder is that of a run, or holds those of a comparison: METHOD/seed-N. Of several versions, the last one
-    counts.
+    A folder holds one run, or the runs of a comparison as METHOD/seed-N. The version of the last run counts.
 
     Raises:
         RunError: a folder holds no run.
+
     """
     from ..core.io import read_json
     from ..training.storage.folder import RunFolder
@@ -184,7 +121,7 @@ def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
 
 
 def _table(config: Path) -> str | None:
-    """The user's own table that a run of a comparison was trained on: it may be called like a known data set."""
+    """Return the name of the user's own table behind a run, which may have the name of a known data set."""
     from ..core.io import read_yaml
     from ..data import is_table
 
@@ -202,14 +139,14 @@ def _items_of_config(config: Mapping[str, Any], table: str | None) -> list[UsedI
         "partition": config["partition"].get("name"),
         "model": config["model"],
     }
-    # Clients that were given one by one have no partition, for nothing was divided.
+    # A federation of ready clients has no partition.
     given = ("partition", "given")
     rest = [UsedItem(kind, name) for kind, name in named.items() if name and (kind, name) != given]
     return [*_items_of_method(config["algorithm"], config.get("options", {})), *rest]
 
 
 def _items_of_method(name: str, given: Mapping[str, Any]) -> list[UsedItem]:
-    """The method, or the parts that were combined."""
+    """Return the method, or the parts of `combined`."""
     if name != "combined":
         return [UsedItem("method", name)]
     from ..algorithms import combined
@@ -221,15 +158,16 @@ def _items_of_method(name: str, given: Mapping[str, Any]) -> list[UsedItem]:
 
 
 def format_bibtex(used: Iterable[UsedItem], version: str = __version__) -> str:
-    """The entries of FedAttune and of all that was used, each once, headed by what it is cited for.
+    """Write the entries of FedAttune and of all used items, each once, under a comment that names the items.
 
-    Lines that begin with % say what has no entry.
+    Comments (%) at the end name the items that have no entry.
     """
+    tables, entries = load_tables(), load_entries()
     wanted: dict[str, list[str]] = {FEDATTUNE: []}
     without: list[str] = []
     unknown: list[str] = []
     for kind, name in used:
-        keys = TABLES[kind].get(name)
+        keys = tables[kind].get(name)
         if keys is None:
             unknown.append(f"{kind} {name}")
         elif not keys:
@@ -237,12 +175,12 @@ def format_bibtex(used: Iterable[UsedItem], version: str = __version__) -> str:
         for key in keys or ():
             wanted.setdefault(key, []).append(f"{kind} {name}")
     blocks = [
-        "\n".join([*([f"% {', '.join(reasons)}"] if reasons else []), load_entries()[key]])
+        "\n".join([*([f"% {', '.join(reasons)}"] if reasons else []), entries[key]])
         for key, reasons in wanted.items()
     ]
     blocks[0] = blocks[0].replace("VERSION", version)
     if without:
         blocks.append(f"% Nothing to cite for {', '.join(without)}.")
     if unknown:
-        blocks.append(f"% Not part of FedAttune, to be cited by who knows the source: {', '.join(unknown)}.")
+        blocks.append(f"% Not part of FedAttune, please cite the source: {', '.join(unknown)}.")
     return "\n\n".join(blocks) + "\n"

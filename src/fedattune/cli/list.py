@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.citations import ALGORITHMS, UsedItem, collect_used_items, format_bibtex
+from ..analysis.citations import UsedItem, collect_used_items, format_bibtex
 from ..analysis.tables import print_indented
 from ..core.errors import ConfigError
 from ..core.options import list_options, look_up, summarize
@@ -88,6 +88,8 @@ def cite(space: Namespace) -> str:
         ConfigError: nothing or an unknown method was given.
         RunError: a folder holds no run.
     """
+    from ..algorithms import ALGORITHMS
+
     given = [name.strip() for name in getattr(space, "algorithms", "").split(",") if name.strip()]
     names = expand_names(given, ALGORITHMS)
     if not space.runs and not names:
