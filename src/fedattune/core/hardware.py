@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
+from heapq import heapreplace
 from pathlib import Path
 
 import torch
@@ -44,6 +45,25 @@ def use_threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def balance(costs: Sequence[float], n: int) -> list[list[int]]:
+    """Divide items among n groups of about equal cost: the largest first, each to the cheapest group.
+
+    Args:
+        costs: cost of each item.
+        n: number of groups.
+
+    Returns:
+        Numbers of the items of each group, the largest first; equal items keep their order.
+    """
+    groups: list[list[int]] = [[] for _ in range(n)]
+    heap = [(0.0, 0, group) for group in range(n)]  # cost, number of items, group
+    for item in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        cost, count, group = heap[0]
+        groups[group].append(item)
+        heapreplace(heap, (cost + costs[item], count + 1, group))
+    return groups
 
 
 def run_parallel(tasks: Sequence[Callable[[], None]]) -> None:

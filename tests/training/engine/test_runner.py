@@ -25,7 +25,7 @@ def test_lanes_train_every_client_once_and_finish_with_the_longest(counts: list[
     for lanes in groups:
         assert lanes.steps == max(sum(counts[i] for i in lane) for lane in lanes.clients)
         assert lanes.steps < max(counts) + sum(counts) / len(every) + 1
-        assert sum(len(at) for at in lanes.changes.values()) == sum(len(lane) for lane in lanes.clients)
+        assert sum(len(at) for at in lanes.switches.values()) == sum(len(lane) for lane in lanes.clients)
     assert len(groups) == min(at_once, len(every))
     assert max(len(lanes.clients) for lanes in groups) - min(len(lanes.clients) for lanes in groups) <= 1
 

@@ -1,4 +1,4 @@
-"""How clients are run: one at a time (Loop, the reference) or as one batch of models (Batched)."""
+"""Run clients one at a time (`SequentialEngine`, the reference) or as one batch of models (`VectorizedEngine`)."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 MIN_RECORDED_STEPS = 64
-"""Steps of a run from which on recording them pays: it takes about as long as 40 that are not recorded."""
+"""Steps of a run from which recording pays: to record a step takes about as long as 40 eager steps."""
 
 
 def make_engine(
@@ -35,11 +35,21 @@ def make_engine(
     steps: int = MIN_RECORDED_STEPS,
     cohort: int = 1,
 ) -> Engine:
-    """The engine called `name`, for a run of so many local `steps` in all by each of the `cohort` clients of a round.
+    """Make the engine for a run.
 
-    `auto` runs clients as one batch of models; for convolutions on a CPU, which are faster so, and for models that
-    cannot run as one batch (recurrent layers, branches on values), one client after the other on every core. So do
-    actors of `ray`.
+    `auto` runs clients as one batch of models. For convolutions on a CPU, where this is faster, and for models that
+    cannot run as one batch (recurrent layers, branches on values), it runs one client after the other on every core.
+    The actors of `ray` do the same.
+
+    Args:
+        name: the setting `engine`.
+        task: model and loss.
+        federation: the data.
+        steps: local steps of each client in the whole run.
+        cohort: clients of a round.
+
+    Returns:
+        The engine. It records its steps if the run has at least MIN_RECORDED_STEPS of them.
     """
     if name == "loop":
         return SequentialEngine(task, federation)

@@ -1,4 +1,4 @@
-"""What an engine does: train some clients, evaluate all of them."""
+"""Define engines: train some clients, evaluate some clients."""
 
 import math
 from abc import ABC, abstractmethod
@@ -19,13 +19,13 @@ SHARED_EVALUATION_BYTES = 1 << 26
 
 
 EvalPart = Literal["validation", "test"]
-"""A part that is evaluated."""
+"""A part of a client's data that is evaluated."""
 
 
 class ClientInputs(NamedTuple):
-    """What training starts from, one row per client: see `ClientUpdate` for the words.
+    """The start of local training, one row per client; see `ClientUpdate` for the terms.
 
-    `sent` holds all parameters, those that never left the client among them; `is_uploaded` is that of `Job`.
+    `sent` holds all parameters, also those that never left the client; `is_uploaded` is `RoundContext.is_uploaded`.
     """
 
     sent: Payload
@@ -35,7 +35,7 @@ class ClientInputs(NamedTuple):
     is_uploaded: Tensor
 
     def rows(self, ids: Tensor | int) -> "ClientInputs":
-        """The inputs of some clients."""
+        """Select the inputs of some clients."""
         return ClientInputs(
             self.sent.rows(ids),
             take_rows(self.local_state, ids),
@@ -46,7 +46,7 @@ class ClientInputs(NamedTuple):
 
 
 class ClientOutputs(NamedTuple):
-    """What training leaves, one row per client: the upload, the client's memory, its buffers, its steps (C,)."""
+    """The result of local training, one row per client: upload, local state, buffers, and number of steps (C,)."""
 
     upload: Payload
     local_state: LocalState
@@ -54,29 +54,34 @@ class ClientOutputs(NamedTuple):
     n_steps: Tensor
 
     def rows(self, ids: Tensor) -> "ClientOutputs":
-        """What training left on some clients."""
+        """Select the outputs of some clients."""
         return ClientOutputs(
             self.upload.rows(ids), take_rows(self.local_state, ids), self.buffers.rows(ids), self.n_steps[ids]
         )
 
     def find_finite(self) -> Tensor:
-        """(C,) whether everything that a client uploads and keeps is finite."""
+        """Find the clients (C,) whose upload and local state are finite."""
         parts = [self.upload.params, *self.upload.extra.values(), *self.local_state.values(), self.buffers]
-        # The sum of all values is finite where all are; looking at each takes 50 times as long.
+        # The sum is finite if all values are; to test each value takes 50 times as long.
         sums = [v.reshape(len(v), -1).sum(1).isfinite() for part in parts for v in part.values()]
         return torch.stack(sums).all(0)
 
 
 class Scores(NamedTuple):
-    """Per evaluated client: samples, how many were classified rightly, and the sum of their losses; each (E,)."""
+    """Scores per evaluated client, each (E,): samples, correct predictions, and the sum of losses."""
 
     n: Tensor
     correct: Tensor
     loss: Tensor
 
+    @classmethod
+    def zeros(cls, sizes: Tensor) -> "Scores":
+        """Return the scores of models before any of their samples (E,) is scored."""
+        return cls(sizes, torch.zeros_like(sizes), torch.zeros_like(sizes, dtype=torch.float64))
+
 
 class Engine(ABC):
-    """Runs client updates of one task on one federation; knows nothing of methods and servers."""
+    """Run client updates of one task on one federation, without knowing the algorithm or the server."""
 
     def __init__(self, task: Task, federation: Federation) -> None:
         self.task = task
@@ -88,14 +93,34 @@ class Engine(ABC):
     def train(
         self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, work: LocalTraining
     ) -> ClientOutputs:
-        """Train clients `ids` (C,); inputs and result have one row per client, in this order."""
+        """Train clients for one round.
+
+        Args:
+            rule: the client update.
+            ids: numbers of the clients (C,).
+            inputs: one row per client, in the order of `ids`.
+            work: the batches and hyper-parameters of the round.
+
+        Returns:
+            One row per client, in the order of `ids`.
+        """
 
     @abstractmethod
     def evaluate_each(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
-        """Evaluate a model of its own (E, ...) for each of clients `ids` (E,) on its own part."""
+        """Evaluate one model per client, each on the client's own part.
+
+        Args:
+            params: models (E, ...).
+            buffers: their buffers (E, ...).
+            part: the part of the data.
+            ids: numbers of the clients (E,).
+
+        Returns:
+            Scores, one row per client.
+        """
 
     def evaluate(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
-        """Evaluate models (E, ...) of clients `ids` (E,) on their parts; one for all is run over all data once."""
+        """Evaluate models (E, ...) of clients `ids` (E,) on their parts; run one shared model over all data at once."""
         with torch.no_grad():
             if all(v.stride(0) == 0 for v in params.values()) and not buffers:
                 return self._evaluate_shared(params.rows(0), part, ids)
@@ -106,39 +131,34 @@ class Engine(ABC):
         owner = torch.repeat_interleave(torch.arange(len(sizes), device=self.device), sizes)
         parts = self.federation.part(part)
         index = torch.cat([torch.as_tensor(parts[i]) for i in ids.tolist()]).to(self.device)
-        correct = torch.zeros(len(sizes), dtype=torch.int64, device=self.device)
-        loss = torch.zeros(len(sizes), dtype=torch.float64, device=self.device)
-        for i, who in zip(
-            torch.split(index, self._samples_at_once()),
-            torch.split(owner, self._samples_at_once()),
-            strict=True,
-        ):
+        scores, size = Scores.zeros(sizes), self._samples_at_once()
+        for i, rows in zip(torch.split(index, size), torch.split(owner, size), strict=True):
             right, losses = score_samples(
                 self.task.predict(params, Params(), self.federation.features(i, self.dtype)),
                 self.federation.y[i],
             )
-            correct.index_add_(0, who, right.long())
-            loss.index_add_(0, who, losses.double())
-        return Scores(sizes, correct, loss)
+            scores.correct.index_add_(0, rows, right.long())
+            scores.loss.index_add_(0, rows, losses.double())
+        return scores
 
     def _sizes(self, part: EvalPart, ids: Tensor) -> Tensor:
-        """Samples (E,) of clients `ids`."""
+        """Count the samples (E,) of clients `ids`."""
         return self.federation.sizes(part)[ids.cpu()].to(self.device)
 
     def _samples_at_once(self) -> int:
-        """Samples of one evaluation batch: few when activations are large."""
+        """Choose the samples of one evaluation batch: few if activations are large."""
         values = max(1, math.prod(self.federation.input_shape))
         activations = 16 if self.task.convolutional else 1
         return max(64, SHARED_EVALUATION_BYTES // (8 * values * activations))
 
     def _batch(self, index: Tensor, padded: bool) -> Batch:
-        """The batch of sample numbers `index` (...,  B); -1 becomes a sample of weight 0."""
+        """Gather the batch of sample numbers `index` (..., B); -1 becomes a sample of weight 0."""
         real = index.clamp_min(0) if padded else index
         x, y = self.federation.features(real, self.dtype), self.federation.y[real]
         return (x, y, (index >= 0).to(self.dtype)) if padded else (x, y)
 
     def _gradient(self, buffers: list[Params], work: LocalTraining) -> Grad:
-        """The gradient function for one client; `buffers[0]` is replaced at every call that says so."""
+        """Make the gradient function of one client; calls with `statistics` replace `buffers[0]`."""
 
         def gradient(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:
             g, changed = self.task.gradient(w, buffers[0], batch)
@@ -149,25 +169,25 @@ class Engine(ABC):
         return gradient
 
     def _loss(self, buffers: list[Params]) -> Loss:
-        """The loss function for one client in evaluation mode."""
+        """Make the loss function of one client in evaluation mode."""
         return lambda w, batch: cross_entropy(self.task.predict(w, buffers[0], batch[0]), batch)
 
 
 def score_samples(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether each sample (B,) is classified rightly, and its cross-entropy."""
+    """Find the correct predictions (B,) and the cross-entropy (B,) of samples."""
     largest, label = logits.max(1, keepdim=True)
     return label.squeeze(1) == y, sample_losses(logits, y, largest)
 
 
 def take_rows(memory: LocalState, ids: Tensor | int | slice) -> LocalState:
-    """Rows of every part of a memory."""
+    """Select rows of every part of a local state."""
     return {k: v.rows(ids) for k, v in memory.items()}
 
 
 def join_outputs(
     results: Sequence[ClientOutputs], how: Callable[[Sequence[Params]], Params]
 ) -> ClientOutputs:
-    """One result of several, the tensors put together by `how` (stack single clients, concatenate chunks)."""
+    """Merge several outputs; `how` merges the tensors (stacks single clients, concatenates chunks)."""
     uploads, memories, buffers, n_steps = zip(*results, strict=True)
     return ClientOutputs(
         Payload(

@@ -1,6 +1,6 @@
-"""Which samples a client sees in which local step: a pure function of seed, stream, round and client."""
+"""Choose the samples of every local step: a pure function of seed, stream, round and client."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
@@ -14,20 +14,19 @@ from ...core.algorithm import ClientUpdate
 from ...core.payload import LocalState, RoundContext
 
 HELD_OUT, PROBE = 101, 102
-"""Streams of random numbers of their own."""
+"""Random streams of the samples held out by a rule, and of probing."""
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What every client does in one round.
+    """Local training of one round, the same for every client.
 
     Attributes:
-        seed, stream, round: key the batches together with the client's number, so that a result depends neither
-            on the engine, nor on the order of clients, nor on who else trained.
-        steps, epochs: local steps, or passes over the client's data; one of them is None.
-        drop_last: leave out an epoch's last incomplete batch (for models that normalise over the batch).
+        seed, stream, round: key the batches, together with the client's number. So a result depends neither on the
+            engine, nor on the order of clients, nor on the other clients of the round.
+        steps, epochs: local steps, or passes over the client's data; one of the two is None.
+        drop_last: leave out the incomplete last batch of an epoch (for models that normalize over the batch).
         cohort, personal: see `RoundContext`.
-
     """
 
     seed: int
@@ -44,41 +43,38 @@ class LocalTraining:
     personal: tuple[str, ...] = ()
 
     def rng_seed(self, client: int = 0) -> int:
-        """Seed of what modules draw by themselves (dropout) in this round."""
+        """Derive the seed for random layers (dropout) in this round."""
         return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
 
     def make_context(self, n_steps: Tensor, is_uploaded: Tensor, round_: Tensor) -> RoundContext:
-        """The order of a client that will do `n_steps` local steps, and that will be `is_uploaded` of or not."""
+        """Make the context of a client with `n_steps` local steps; `is_uploaded`: the server gets its upload."""
         return RoundContext(self.lr, n_steps, round_, self.cohort, self.personal, is_uploaded)
 
     def round_tensor(self, like: Tensor) -> Tensor:
-        """The round's number as a scalar tensor, so that a recorded step serves in all rounds."""
+        """Return the round's number as a scalar tensor, so that one recorded step serves all rounds."""
         return torch.tensor(float(self.round), dtype=like.dtype, device=like.device)
 
     def recording_key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
-        """What a local step depends on beside its tensors."""
+        """Return everything that a local step depends on besides its tensors."""
         return _hashable_rule(rule), self.lr, self.weight_decay, self.cohort, self.personal
 
-    def batches_of_clients(
-        self,
-        rule: ClientUpdate,
-        clients: Sequence[int],
-        samples: Sequence[NDArray[np.int64]],
-        memory: LocalState,
-    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64] | None]]:
-        """`of` for several clients, whose memories are the rows of `memory`."""
-        return [
-            self.client_batches(rule, client, samples[client], {k: v.rows(row) for k, v in memory.items()})
-            for row, client in enumerate(clients)
-        ]
-
     def client_batches(
-        self, rule: ClientUpdate, client: int, samples: NDArray[np.int64], memory: LocalState
+        self, rule: ClientUpdate, client: int, samples: NDArray[np.int64], local_state: LocalState
     ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """The batches of a client's local steps, and those it probes before (None: the rule never does)."""
-        probes = rule.probe_passes(memory)
+        """Choose the batches of one client.
+
+        Args:
+            rule: the client update.
+            client: number of the client.
+            samples: its sample numbers.
+            local_state: its local state.
+
+        Returns:
+            The batches of its local steps, and the batches that it probes before (None if the rule never probes).
+        """
+        probes = rule.probe_passes(local_state)
         probed = samples
-        least = 2 if self.drop_last else 1  # one sample has no batch statistics
+        least = 2 if self.drop_last else 1  # a single sample has no batch statistics
         if rule.validation_share and len(samples) > least:
             order = np.random.default_rng([self.seed, HELD_OUT, client]).permutation(samples)
             cut = max(1, min(len(samples) - least, round(rule.validation_share * len(samples))))
@@ -101,11 +97,19 @@ class LocalTraining:
         return batches, pass_.draw_batches(client, probed, 1) if probes else batches[:0]
 
     def draw_batches(self, client: int, samples: NDArray[np.int64], per_step: int) -> NDArray[np.int64]:
-        """Sample numbers (steps, per_step, batch) of one client; -1 fills an incomplete batch.
+        """Draw the batches of one client without replacement, reshuffled after each pass.
 
-        Samples are drawn without replacement and reshuffled after each pass. With `steps`, batches are full and
-        may span two passes; with `epochs`, the last batch of a pass may be incomplete. A client with fewer
-        samples than the batch size takes all of them in every batch, and one without samples takes no step.
+        With `steps`, batches are full and may span two passes. With `epochs`, the last batch of a pass may be
+        incomplete. A client with fewer samples than the batch size takes all of them in every batch. A client without
+        samples takes no step.
+
+        Args:
+            client: number of the client.
+            samples: its sample numbers (n,).
+            per_step: batches of one local step.
+
+        Returns:
+            Sample numbers (steps, per_step, batch); -1 fills an incomplete batch.
         """
         n = len(samples)
         if not n:
@@ -125,12 +129,12 @@ class LocalTraining:
             row[: len(order)] = samples[order]
         rows = rows.reshape(-1, size)
         steps = max(1, len(rows) // per_step)
-        # Too few batches for one step of a method that needs several: go round once more.
+        # One step may need more batches than the epoch has: repeat them.
         return np.resize(rows, (steps * per_step, size)).reshape(steps, per_step, size)
 
 
 def _hashable_rule(rule: ClientUpdate) -> Hashable:
-    """The rule, by which equal ones share what was recorded; itself alone where its fields cannot be compared."""
+    """Return the rule if it can be compared, so that equal rules share recorded steps; else wrap it."""
     try:
         hash(rule)
     except TypeError:
@@ -139,7 +143,7 @@ def _hashable_rule(rule: ClientUpdate) -> Hashable:
 
 
 class _IncomparableRule:
-    """A rule that is equal to nothing but itself."""
+    """A rule that equals only itself."""
 
     def __init__(self, rule: ClientUpdate) -> None:
         self._rule = rule

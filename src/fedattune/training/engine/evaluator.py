@@ -1,4 +1,4 @@
-"""Evaluation of many clients' models: small parts as padded blocks of several clients, large ones alone."""
+"""Evaluate one model per client: small parts as padded blocks of several clients, large parts alone."""
 
 import math
 from functools import partial
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from ...core.hardware import count_parallel_groups, run_parallel
+from ...core.hardware import balance, count_parallel_groups, run_parallel
 from ...core.params import Params
 from ...core.task import Task
 from ...data import Federation
@@ -18,23 +18,23 @@ from .base import EvalPart, Scores, score_samples
 from .kernels import FastPrediction
 
 EVAL_CHUNK_BYTES = 1 << 28
-"""Working memory that one block may take."""
+"""Working memory of one block."""
 
 
 INPUT_CACHE_BYTES = 1 << 28
-"""Inputs of a held-out part that stay in memory between rounds, ready for the model, if they are not more."""
+"""Model inputs of a held-out part that stay in memory between rounds, if they take less than this."""
 
 
 LARGE_PART_SAMPLES = 256
-"""Samples from which on a client's part is evaluated alone: its model's operations then are large enough."""
+"""Samples from which a client's part is evaluated alone: the operations of one model are large enough then."""
 
 
 MAX_PENDING_LOGITS = 1 << 20
-"""Logits that are scored at once."""
+"""Logits that are scored in one call."""
 
 
 class Evaluator:
-    """Evaluates a model of its own for every client; `alone`: without a client axis, however small the parts are."""
+    """Evaluate one model per client; `alone` runs every model without a client axis, also for small parts."""
 
     def __init__(
         self, task: Task, federation: Federation, dtype: torch.dtype, *, alone: bool = False
@@ -49,31 +49,27 @@ class Evaluator:
     def evaluate(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
         """Evaluate models (E, ...) of clients `ids` (E,), each on its own part."""
         sizes = self.federation.sizes(part)[ids.cpu()].to(self.device)
-        correct = torch.zeros(len(sizes), dtype=torch.int64, device=self.device)
-        loss = torch.zeros(len(sizes), dtype=torch.float64, device=self.device)
-        scores = Scores(sizes, correct, loss)
-        held = self._held(part, ids.tolist())
-        if held.alone:  # a module takes the weights of one call at a time, so every core has its own
+        scores = Scores.zeros(sizes)
+        samples = self._gather(part, ids.tolist())
+        if samples.alone:  # a module holds the weights of one call at a time, so each core needs its own
             self._tasks += [self._tasks[0].twin() for _ in range(self._cores - len(self._tasks))]
-        lines: list[list[_LargePart]] = [[] for _ in self._tasks]
-        for own in sorted(held.alone, key=lambda own: -len(own.y)):
-            min(lines, key=lambda line: sum(len(one.y) for one in line)).append(own)
+        groups = balance([len(one.y) for one in samples.alone], len(self._tasks))
         run_parallel(
             [
-                partial(self._singly, task, line, params, buffers, scores)
-                for task, line in zip(self._tasks, lines, strict=True)
-                if line
+                partial(self._singly, task, [samples.alone[i] for i in group], params, buffers, scores)
+                for task, group in zip(self._tasks, groups, strict=True)
+                if group
             ]
         )
-        self._together(params, buffers, held.together, scores)
+        self._together(params, buffers, samples.together, scores)
         return scores
 
     def _singly(
-        self, task: Task, line: list["_LargePart"], params: Params, buffers: Params, scores: Scores
+        self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores
     ) -> None:
-        """Evaluate some models, one after the other; several are scored at once, as that takes many small calls."""
+        """Evaluate models one after the other; score several in one call, as scoring takes many small operations."""
         waiting: list[tuple[int, Tensor, Tensor]] = []
-        for row, samples, x, y in line:
+        for row, samples, x, y in group:
             model, state = params.rows(row), buffers.rows(row)
             for at in range(0, len(y), self._at_once):
                 some = slice(at, at + self._at_once)
@@ -89,7 +85,7 @@ class Evaluator:
     def _together(
         self, params: Params, buffers: Params, blocks: list["_PaddedBlock"], scores: Scores
     ) -> None:
-        """Evaluate clients with small parts, those with about as many samples as one batch of models."""
+        """Evaluate clients with small parts: clients with similar numbers of samples form one batch of models."""
         predict = vmap(self._tasks[0].predict, randomness="different")
         for block in blocks:
             x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
@@ -98,8 +94,8 @@ class Evaluator:
             scores.loss[block.rows] = losses.view_as(block.real).masked_fill(~block.real, 0).sum(1).double()
             scores.correct[block.rows] = (right.view_as(block.real) & block.real).sum(1)
 
-    def _held(self, part: EvalPart, ids: list[int]) -> "_EvalSamples":
-        """The part's samples of clients `ids`, kept while the same are asked for."""
+    def _gather(self, part: EvalPart, ids: list[int]) -> "_EvalSamples":
+        """Gather the part's samples of clients `ids`; keep them until other clients are evaluated."""
         kept = self._kept.get(part)
         if kept is None or kept.ids != ids:
             parts = self.federation.part(part)
@@ -137,7 +133,7 @@ class Evaluator:
 
 
 def _add_scores(found: list[tuple[int, Tensor, Tensor]], scores: Scores) -> None:
-    """Add up what models, given by their number, made of samples: their logits, and the labels."""
+    """Score the logits of several models, given by row, and add the result to `scores`."""
     rows, logits, y = zip(*found, strict=True)
     right, losses = score_samples(torch.cat(logits), torch.cat(y))
     sizes = [len(one) for one in y]
@@ -149,7 +145,7 @@ def _add_scores(found: list[tuple[int, Tensor, Tensor]], scores: Scores) -> None
 
 
 class _LargePart(NamedTuple):
-    """One model's samples (m,), their labels, and their inputs (m, ...) if these are kept; `row` is its number."""
+    """The samples (m,) of one model, their labels, and their inputs (m, ...) if cached; `row` is the model's row."""
 
     row: int
     samples: Tensor
@@ -158,7 +154,7 @@ class _LargePart(NamedTuple):
 
 
 class _PaddedBlock(NamedTuple):
-    """Samples (C, m) of C models, padded to the longest; `rows` numbers these, `real` is false on padding."""
+    """Samples (C, m) of C models, padded to the longest; `rows` are the models' rows, `real` is false on padding."""
 
     rows: Tensor
     samples: Tensor
@@ -168,7 +164,7 @@ class _PaddedBlock(NamedTuple):
 
 
 class _EvalSamples(NamedTuple):
-    """All samples that clients `ids` are evaluated on: of large parts alone, of small ones together."""
+    """All evaluation samples of clients `ids`: large parts alone, small parts in blocks."""
 
     ids: list[int]
     alone: list[_LargePart]
@@ -176,7 +172,7 @@ class _EvalSamples(NamedTuple):
 
 
 def _group_by_size(sizes: list[int], most: int) -> list[list[int]]:
-    """Groups of clients of similar size (padding at most doubles the work) with at most `most` padded samples."""
+    """Group clients of similar size into blocks of at most `most` padded samples; padding at most doubles the work."""
     blocks: list[list[int]] = []
     for client in sorted(range(len(sizes)), key=lambda c: -sizes[c]):
         if not sizes[client]:

@@ -1,4 +1,4 @@
-"""The same results by calls that take less time on a CPU."""
+"""Compute the same results by calls that take less time on a CPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -12,34 +12,34 @@ aten = torch.ops.aten
 
 
 FEW_COLUMNS, MANY_COLUMNS = 10, 128
-"""In training, products with more columns are as fast as they are written; in prediction, with many."""
+"""Columns up to which another order of the product is faster: FEW in training, MANY in prediction."""
 
 
 MIN_SUM_INPUTS = 512
-"""So are those whose sums are shorter."""
+"""Terms of a sum from which a product gains from another order."""
 
 
 LONG_SUM_INPUTS = 2048
-"""In training, products whose sums are longer gain with up to MANY columns."""
+"""Terms of a sum from which, in training, products of up to MANY_COLUMNS columns gain as well."""
 
 
 ROWS_PER_BLOCK = 12
-"""Rows for which MKL still has its fast products of small matrices."""
+"""Rows up to which MKL uses its fast products of small matrices."""
 
 
 MIN_CHANNELS = 8
-"""Images with fewer are pooled as they are."""
+"""Channels from which images are pooled with adjacent channels."""
 
 
 RETURN_INDICES_POSITION = 7
-"""The seventh argument of `max_pool2d` says that places are wanted as well."""
+"""Position of the argument `return_indices` of `max_pool2d`."""
 
 
 def multiply_narrow(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix products a b (C, m, n) for b with few columns, each along memory, as (b' a')'.
+    """Multiply a b (C, m, n), for b with few columns, each contiguous, as (b' a')'.
 
-    MKL takes half the time, or less, for the logits of 20 samples that way, and two thirds for 100 hidden units on
-    the pixels of a CIFAR image.
+    MKL then takes half the time, or less, for the logits of 20 samples, and two thirds for 100 hidden units on the
+    pixels of a CIFAR image.
     """
     rows, inputs, columns = a.shape[1], a.shape[2], b.shape[2]
     few = columns <= FEW_COLUMNS < rows and inputs >= MIN_SUM_INPUTS
@@ -50,7 +50,7 @@ def multiply_narrow(a: Tensor, b: Tensor) -> Tensor:
 
 
 def linear_in_blocks(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 (as PyTorch has it)
-    """A linear layer on samples (m, inputs), some rows at a time, which takes MKL down to half the time."""
+    """Apply a linear layer to samples (m, inputs), some rows at a time; MKL takes down to half the time."""
     n = len(input) // ROWS_PER_BLOCK if input.dim() == weight.dim() == 2 else 0
     if n < 2 or not _uses_mkl(input) or not input.is_contiguous():
         return linear(input, weight, bias)
@@ -70,9 +70,9 @@ def _uses_mkl(x: Tensor) -> bool:
 
 
 def max_pool_with_indices(x: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
-    """Largest values of windows and where they are, as PyTorch gives them, with the channels side by side.
+    """Pool maxima and their indices as PyTorch does, with adjacent channels.
 
-    On a CPU, PyTorch does not vectorise pooling in the usual layout: it takes two to four times as long.
+    On a CPU, PyTorch does not vectorize pooling in the usual layout: it takes two to four times as long.
     """
     beside = _channels_last(x)
     values, places = aten.max_pool2d_with_indices.default(beside, *how)
@@ -86,7 +86,7 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 class FastPrediction(TorchFunctionMode):
-    """Lets a model, as its author wrote it, call what is faster; without gradients."""
+    """Replace slow calls of a model by faster ones with the same result; valid without gradients."""
 
     def __torch_function__(
         self,
@@ -95,7 +95,7 @@ class FastPrediction(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `func`, or what does the same."""
+        """Call `func`, or a faster function with the same result."""
         named = dict(kwargs or {})
         if func is linear:
             return linear_in_blocks(*args, **named)

@@ -1,8 +1,8 @@
-"""Several gradient steps on one batch: dense layers that saw its inputs before are not multiplied by them again.
+"""Replace repeated products of a dense layer with the same batch by products that are known already.
 
 After steps on the inputs x (samples, inputs), a layer is W' = a W + b V + d x: every gradient is a product with the
-same x, and the rest was there before. So W' x' = a W x' + b V x' + d (x x'), where the first two products are known
-and x x' is samples by samples. K such steps (pFedMe has five) read and write the layer once instead of K times.
+same x, and W and V do not change. So W' x' = a W x' + b V x' + d (x x'), where the first two products are known and
+x x' is samples by samples. K such steps (pFedMe has five) read and write the layer once instead of K times.
 """
 
 import math
@@ -20,11 +20,11 @@ aten = torch.ops.aten
 
 
 MAX_SAMPLES_PER_OUTPUT = 2
-"""It pays up to so many times as many samples as the layer has outputs, since x x' has to be computed."""
+"""Samples per output of the layer up to which it pays, since x x' has to be computed."""
 
 
 MIN_LAYER_INPUTS = 512
-"""Products of smaller layers are as fast as the operations that would replace them."""
+"""Inputs from which a layer's products take longer than the operations that replace them."""
 
 
 WeightedSum = Mapping[Node, float]
@@ -57,7 +57,7 @@ def reuse_products(graph: Graph) -> None:
 
 
 def _expand_terms(node: Node, sums: Mapping[Node, WeightedSum]) -> WeightedSum:
-    """A node as a weighted sum of others, down to those that are none."""
+    """Expand a node into a weighted sum of nodes that are no sums."""
     args: Any = node.args
     parts: list[tuple[Node, float]] = [(node, 1.0)]
     if node.target in (ADD, SUB) and same_layout(args[0], node) and same_layout(args[1], node):
@@ -78,13 +78,13 @@ def _add_terms(parts: Iterable[tuple[Node, float]]) -> WeightedSum:
 
 
 def _stored_factor(product: Node, place: int) -> Node:
-    """A factor of a product a b', as it is stored."""
+    """Return a factor of a product a b', as it is stored."""
     factor = cast(Node, product.args[place])
     return cast(Node, factor.args[0]) if place else factor
 
 
 def _find_moved_layer(node: Node, sums: Mapping[Node, WeightedSum]) -> int | None:
-    """Which factor of a product x W' or W x' is a layer that moved on the same x; None if it is no such product."""
+    """Find the factor of a product x W' or W x' that is a layer moved on the same x; None if there is none."""
     turned = node.args[1]
     if not isinstance(turned, Node) or turned.target not in TRANSPOSES:
         return None
@@ -104,12 +104,12 @@ def _find_moved_layer(node: Node, sums: Mapping[Node, WeightedSum]) -> int | Non
 
 
 def _is_step(term: Node, target: Any, x: Node) -> bool:
-    """Whether a term of a layer is d x."""
+    """Tell whether a term of a layer is d x."""
     return term.target is target and _is_same_view(term.args[1], x)
 
 
 def _is_same_view(a: Any, b: Any) -> bool:
-    """Whether two nodes are one, or the same view of one."""
+    """Tell whether two nodes are one, or the same view of one."""
     if not isinstance(a, Node) or not isinstance(b, Node) or a is b:
         return bool(a == b)
     views = a.op == b.op == "call_function" and a.target is b.target and is_view(a)
@@ -118,7 +118,7 @@ def _is_same_view(a: Any, b: Any) -> bool:
 
 
 def _combine_products(graph: Graph, node: Node, place: int, terms: WeightedSum, products: list[Node]) -> Node:
-    """The product of a layer that moved, from those of what it was made of."""
+    """Compute the product of a moved layer from the products of its terms."""
     x, turned = _stored_factor(node, 1 - place), cast(Node, node.args[1])
 
     def transposed(n: Node) -> Node:
@@ -149,12 +149,12 @@ def _second_factor(product: Node) -> Node | None:
 
 
 def _step_coefficients(steps: WeightedSum) -> WeightedSum:
-    """The d of terms d x."""
+    """Sum the d of terms d x."""
     return _add_terms((cast(Node, t.args[0]), c) for t, c in steps.items())
 
 
 def _write_once(graph: Graph, target: Any, x: Node) -> None:
-    """W' = (a W + b V) + d x where somebody needs it, instead of after every step."""
+    """Compute W' = (a W + b V) + d x where it is needed, instead of after every step."""
     sums: dict[Node, WeightedSum] = {}
     for node in list(graph.nodes):
         sums[node] = terms = _expand_terms(node, sums)
@@ -171,7 +171,7 @@ def _write_once(graph: Graph, target: Any, x: Node) -> None:
 
 
 def _emit_sum(graph: Graph, terms: WeightedSum) -> Node:
-    """A weighted sum; of two in one pass but for a factor."""
+    """Emit a weighted sum; two terms take one pass and a factor."""
     (total, c), *others = terms.items()
     if len(others) == 1 and c > 0 and others[0][1] > 0:
         other, d = others[0]
@@ -184,7 +184,7 @@ def _emit_sum(graph: Graph, terms: WeightedSum) -> Node:
 
 
 def _emit_call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """A new node that knows its shape."""
+    """Emit a node that knows its shape."""
     node = graph.call_function(target, args, kwargs)
     node.meta["tensor_meta"] = _extract_tensor_metadata(target(*map(_shape_only, args), **kwargs))
     return node

@@ -1,13 +1,11 @@
-"""One local step as a flat list of tensor operations, recorded once and replayed.
+"""Record one local step as a flat list of tensor operations, and replay it.
 
-Run eagerly, a step under `vmap` and `grad` spends most of its time in Python, on every step anew. `record` traces it
-once, moves what does not change during a round before the first step, and lets the rest write over its inputs.
+An eager step under `vmap` and `grad` spends most of its time in Python. `record_step` traces the step once, computes
+constants before the first step, and lets the other operations write over their inputs.
 
-Several local steps in one call, as TorchScript where that can be had.
-
-A scripted loop does without Python from its first step to its last: it spends less on every operation, and does not
-hold the interpreter's lock, so that groups of clients run side by side in threads. PyTorch calls its TorchScript
-deprecated, without a successor that runs small operations without Python; the same loop runs unscripted, slower.
+TorchScript, where available, runs several steps in one call without Python. It spends less on every operation and does
+not hold the interpreter's lock, so groups of clients run side by side in threads. PyTorch deprecates TorchScript and
+offers no replacement for small operations. Without TorchScript, the same loop runs in Python, only slower.
 """
 
 import warnings
@@ -26,7 +24,7 @@ from .product_reuse import reuse_products
 from .rewrites import TRACE_REWRITES, fuse, memory_owner, result_meta, reuse_memory, simplify
 
 StoredSamples = tuple[Tensor, Tensor | None, Tensor | None]
-"""All samples as they are kept, and what is subtracted from them and multiplied with."""
+"""All samples as stored, the shift to subtract, and the scale to multiply with."""
 
 
 StepBody = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
@@ -34,7 +32,7 @@ StepBody = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
 
 
 class StepLoop(nn.Module):
-    """Takes local steps, each with a batch of its own."""
+    """Run local steps, each with its own batch."""
 
     def __init__(self, body: Any, dtype: torch.dtype) -> None:
         super().__init__()
@@ -52,9 +50,20 @@ class StepLoop(nn.Module):
         labels: Tensor,
         weights: Tensor | None,
     ) -> list[Tensor]:
-        """Take the steps `first` to `last` - 1; `index`, `labels`, `weights` (steps, ...) have all batches.
+        """Run the steps `first` to `last` - 1.
 
-        Inputs are gathered for `ahead` steps at once. `weights` are there for batches with padding.
+        Args:
+            first, last: range of steps.
+            ahead: number of steps whose inputs are gathered in one call.
+            ready: constant inputs of the body.
+            moving: leaves that the steps change.
+            samples: all samples.
+            index: sample numbers of all batches (steps, ...).
+            labels: labels of all batches (steps, ...).
+            weights: weights of all batches (steps, ...), for batches with padding.
+
+        Returns:
+            The moving leaves after the last step.
         """
         x, shift, scale = samples
         block = x
@@ -70,11 +79,10 @@ class StepLoop(nn.Module):
 
 
 def script_body(body: StepBody, ready: list[Tensor], moving: list[Tensor], batch: list[Tensor]) -> StepBody:
-    """The body as TorchScript; it is run once on these tensors, none of the lists may be empty.
+    """Turn the body into TorchScript by running it once on these tensors; no list may be empty.
 
     Raises:
-        RuntimeError: it cannot be had.
-
+        RuntimeError: TorchScript cannot trace the body.
     """
     with ignore_warnings():
         trace: Callable[..., StepBody] = torch.jit.trace
@@ -82,7 +90,7 @@ def script_body(body: StepBody, ready: list[Tensor], moving: list[Tensor], batch
 
 
 def script_loop(body: StepBody, dtype: torch.dtype) -> nn.Module:
-    """The loop around a scripted body, scripted as well."""
+    """Turn the loop around a scripted body into TorchScript."""
     with ignore_warnings():
         steps: nn.Module = torch.jit.script(StepLoop(body, dtype))
     return steps
@@ -90,7 +98,7 @@ def script_loop(body: StepBody, dtype: torch.dtype) -> nn.Module:
 
 @contextmanager
 def ignore_warnings() -> Iterator[None]:
-    """Without the warnings that TorchScript is deprecated, and that a trace is of tensors like these alone."""
+    """Ignore the warnings that TorchScript is deprecated, and that a trace holds for similar tensors only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -100,27 +108,26 @@ Tensors = Sequence[Tensor]
 
 
 StepFunction = Callable[[Tensors, Tensors, Tensors], list[Tensor]]
-"""step(fixed, leaves, batch) -> leaves: what holds for all clients, their carries and buffers, their batch."""
+"""step(fixed, leaves, batch) -> leaves: constants of all clients, their carries and buffers, and their batch."""
 
 
 MAX_RECORDED_STEPS = 64
-"""Recorded steps that are kept; sizes of cohorts and batches that come back need not be recorded again."""
+"""Recorded steps that stay in memory; a size of cohort or batch that comes back need not be recorded again."""
 
 
 class RecordedStep(NamedTuple):
-    """A step that was made ready.
+    """A step that is ready to run.
 
     Attributes:
-        before: run once for all steps of the same clients, on the fixed tensors and the leaves that stay; gives what
-            `body` needs of them.
-        body: body(ready, moving, batch), run on that, on the leaves that move, and on the batch; gives the leaves
-            that move. It may write over those that it is given.
-        many: the same for several steps; see `StepLoop`.
-        scripted: whether these are one call, in which Python is not needed.
+        before: runs once for all steps of the same clients, on the fixed tensors and the leaves that stay; returns the
+            constant inputs of `body`.
+        body: body(ready, moving, batch) -> moving, for the constant inputs, the leaves that move, and the batch. It may
+            write over `moving`.
+        many: runs several steps; see `StepLoop`.
+        scripted: whether several steps are one call that needs no Python.
         moving: numbers of the leaves that a step changes.
-        random: whether it draws random numbers.
-        operations: how many there are in `body`; 0 if the step is run eagerly.
-
+        random: whether the step draws random numbers.
+        operations: number of operations in `body`; 0 for an eager step.
     """
 
     before: Callable[..., list[Any]]
@@ -132,13 +139,13 @@ class RecordedStep(NamedTuple):
     operations: int
 
     def staying(self, leaves: Sequence[Any]) -> list[Any]:
-        """The leaves that a step leaves as they are."""
+        """Select the leaves that a step does not change."""
         moving = set(self.moving)
         return [leaf for i, leaf in enumerate(leaves) if i not in moving]
 
 
 class StepRecorder:
-    """Records steps, and keeps them by what they depend on."""
+    """Record steps, and keep them by everything they depend on."""
 
     def __init__(self, recording: bool = True) -> None:
         self._steps: dict[Hashable, RecordedStep] = {}
@@ -147,12 +154,12 @@ class StepRecorder:
     def step(
         self, key: Hashable, function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors
     ) -> RecordedStep:
-        """The step `function`, which `key` names, for tensors like these."""
+        """Return the step `function`, identified by `key`, for tensors like the given ones."""
         whole = key, *(_tensor_layouts(group) for group in (fixed, leaves, batch))
         if whole not in self._steps:
             if len(self._steps) >= MAX_RECORDED_STEPS:
                 del self._steps[next(iter(self._steps))]
-            # What recording draws must not shift what the round draws.
+            # Recording draws random numbers; the random numbers of the round must not shift.
             with torch.random.fork_rng(enabled=True):
                 self._steps[whole] = record_step(function, fixed, leaves, batch, self._recording)
         return self._steps[whole]
@@ -165,8 +172,16 @@ def _tensor_layouts(tensors: Tensors) -> tuple[Any, ...]:
 def record_step(
     function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, recording: bool = True
 ) -> RecordedStep:
-    """Make `function` ready for tensors like these; as it is, where it cannot be recorded."""
-    # A tensor of its own for every leaf: one that came twice would seem to stay where it takes the other's value.
+    """Record `function` for tensors like the given ones; return it eager if it cannot be recorded.
+
+    Args:
+        function: the step.
+        fixed: constants of all clients.
+        leaves: carries and buffers.
+        batch: one batch.
+        recording: whether to record at all.
+    """
+    # Clone every leaf: a tensor that came twice would seem unchanged where it takes the value of the other leaf.
     apart = [leaf.clone() for leaf in leaves]
     eager = function(fixed, apart, batch)
     moving = tuple(
@@ -175,14 +190,14 @@ def record_step(
     if recording:
         try:
             step = _trace_step(function, fixed, leaves, batch, moving)
-            # Whatever the rules of `simplify` did, a step that computes something else is never used.
+            # A wrong rewriting rule must not change results: use the step only if it agrees with the eager one.
             again = function(fixed, eager, batch)
             old, new = [leaves[i] for i in moving], [again[i] for i in moving]
             for one in (_script(step, fixed, leaves, batch), step):
                 got = _replay(one, fixed, leaves, batch)
                 if one.random or _agree(got, new, old):
                     return one
-        except Exception:  # noqa: S110 (a user's rule or layer may do what no trace can hold: it runs as it is)
+        except Exception:  # noqa: S110 (a trace cannot hold every rule or layer: run it eagerly)
             pass
     return _eager_step(function, len(fixed), len(leaves), moving, batch[0].dtype)
 
@@ -193,7 +208,7 @@ def _shares_memory(old: Tensor, new: Tensor) -> bool:
 
 
 def _replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Sequence[Tensor]:
-    """Two steps: in the second, what the first wrote over would show."""
+    """Run two steps: the second shows if the first wrote over an input that is still needed."""
     ready, here = step.before(*fixed, *step.staying(leaves)), [copy_dense(leaves[i]) for i in step.moving]
     x, y, *weights = batch
     index = torch.arange(y.numel(), device=y.device).view_as(y)
@@ -206,24 +221,24 @@ def _replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors)
 
 
 def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> RecordedStep:
-    """The step as TorchScript where that can be had; on a GPU it was never tried."""
+    """Turn the step into TorchScript where possible; on a GPU, nobody has tried."""
     if batch[0].device.type != "cpu":
         return step
     ready = step.before(*fixed, *step.staying(leaves))
     try:
         body = script_body(step.body, ready, [copy_dense(leaves[i]) for i in step.moving], list(batch))
         return step._replace(body=body, many=script_loop(body, batch[0].dtype), scripted=True)
-    except Exception:  # what it raises is not documented; the step runs without
+    except Exception:  # undocumented exceptions; the step runs without TorchScript
         return step
 
 
 def copy_dense(leaf: Tensor) -> Tensor:
-    """A copy that can be written over."""
+    """Copy a leaf into memory of its own that can be written."""
     return leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _agree(got: Sequence[Tensor], expected: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
-    """Whether two results of a step from `before` are equal up to rounding and what little it may flip."""
+    """Check that two results of a step from `before` are equal up to rounding and a few flipped values."""
     for a, b, old in zip(got, expected, before, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
@@ -248,7 +263,7 @@ def _eager_step(
         for i, leaf in zip([*stay, *moving], [*ready[n_fixed:], *here], strict=True):
             leaves[i] = leaf
         new = function(ready[:n_fixed], leaves, batch)
-        return [copy_dense(new[i]) for i in moving]  # of its own: nobody knows what a rule's results share
+        return [copy_dense(new[i]) for i in moving]  # a rule's results may share memory
 
     return RecordedStep(lambda *tensors: list(tensors), body, StepLoop(body, dtype), False, moving, True, 0)
 
@@ -256,7 +271,7 @@ def _eager_step(
 def _trace_step(
     function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, moving: tuple[int, ...]
 ) -> RecordedStep:
-    # A tensor of its own for every argument: one that came twice would be taken for the last.
+    # Every argument needs its own tensor: tracing cannot tell apart a tensor that comes twice.
     given = [t.view_as(t) for t in (*fixed, *leaves, *batch)]
     n, m = len(fixed), len(leaves)
     for i in moving:
@@ -303,9 +318,9 @@ def _mutates(node: Node) -> bool:
 
 
 def _separate_outputs(graph: Graph, carried: list[Node]) -> None:
-    """Give every output memory of its own, laid out as its input, so that the next step may write over it.
+    """Give every output its own memory, laid out as its input, so that the next step may write over it.
 
-    An output that is an input, or shares memory with another output, would otherwise be written over with it.
+    Otherwise an output that is an input, or shares memory with another output, would be overwritten with it.
     """
     (output,) = (node for node in graph.nodes if node.op == "output")
     results, used = list(cast(Sequence[Node], output.args[0])), set()
@@ -324,10 +339,12 @@ def _separate_outputs(graph: Graph, carried: list[Node]) -> None:
 
 
 def _split_graph(traced: GraphModule, late: set[Node]) -> tuple[Graph, Graph]:
-    """Two graphs: what needs none of the `late` inputs, and the rest, which is given what it needs of the first."""
+    """Split the graph in two: operations that need none of the `late` inputs, and the rest, with their results."""
     moving = set(late)
     (output,) = (node for node in traced.graph.nodes if node.op == "output")
-    moving.update(output.all_input_nodes)  # made anew in every step, as the next one may write over it
+    moving.update(
+        output.all_input_nodes
+    )  # every step makes its outputs anew, since the next step may write over them
     for node in traced.graph.nodes:
         seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if seeded or node.op == "output" or any(used in moving for used in node.all_input_nodes):

@@ -1,8 +1,8 @@
-"""Make a traced step cheaper without changing what it computes: fewer operations, fewer passes over memory.
+"""Make a traced step cheaper without changing its result: fewer operations, fewer passes over memory.
 
-What PyTorch records of a step under `vmap` and `grad` is written for generality: no-op views, products with one, an
-update in three passes over the parameters. Each rule below removes one such thing; the numbers stay the same up to
-the rounding of fused multiply-adds.
+PyTorch records a step under `vmap` and `grad` in a general form: views that change nothing, products with one, an
+update in three passes over the parameters. Each rule below removes one such thing. Results stay the same up to the
+rounding of fused multiply-adds.
 """
 
 import operator
@@ -52,16 +52,15 @@ DIRECT_CALLS = {
     aten.squeeze.dims: torch.squeeze, aten.expand.default: torch.Tensor.expand, aten.index_select.default:
     torch.index_select, aten.max_pool2d_with_indices.default: max_pool_with_indices,
 }  # fmt: skip
-"""The same operations called without a lookup of the overload, which takes half of the time of a small one, or done
-otherwise."""
+"""Calls without the lookup of the overload, which takes half the time of a small operation, or faster ones."""
 
 
 TRACE_REWRITES = {aten.bmm.default: multiply_narrow}
-"""Operations that are traced as others; `NotImplemented` leaves them as they are."""
+"""Operations that are replaced while tracing; `NotImplemented` keeps the original."""
 
 
 def simplify(graph: Graph) -> None:
-    """Remove operations that do nothing, and take together those that read parameters more than once."""
+    """Remove operations that do nothing, and combine operations that read parameters more than once."""
     _apply(
         graph, _detach_constants, _drop_same_views, _drop_double_transposes, _drop_unit_products, _fuse_scale,
         _fuse_pull, _fuse_scatter,
@@ -70,7 +69,7 @@ def simplify(graph: Graph) -> None:
 
 
 def fuse(graph: Graph) -> None:
-    """Let products of matrices add into what they are added to."""
+    """Let matrix products add into the tensor that they are added to."""
     _apply(graph, _fuse_product)
 
 
@@ -83,7 +82,7 @@ def _apply(graph: Graph, *rules: Callable[[Graph, Node], Node | None]) -> None:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node's result shares memory with its first argument."""
+    """Tell whether a node's result shares memory with its first argument."""
     if node.target is operator.getitem:
         return is_view(cast(Node, node.args[0]))
     schema = getattr(node.target, "_schema", None)
@@ -93,26 +92,26 @@ def is_view(node: Node) -> bool:
 
 
 def memory_owner(node: Node) -> Node:
-    """The node whose memory a node's result lies in."""
+    """Find the node that owns the memory of a node's result."""
     while node.op == "call_function" and is_view(node):
         node = cast(Node, node.args[0])
     return node
 
 
 def result_meta(node: Any) -> Any:
-    """Shape, strides and type of a node's result; None if it is not one tensor."""
+    """Return shape, strides and type of a node's result; None if the result is not one tensor."""
     found = node.meta.get("tensor_meta") if isinstance(node, Node) else None
     return found if hasattr(found, "shape") else None
 
 
 def same_layout(a: Any, b: Any) -> bool:
-    """Whether two nodes give tensors of the same shape, strides and type."""
+    """Tell whether two nodes give tensors of the same shape, strides and type."""
     x, y = result_meta(a), result_meta(b)
     return x is not None and y is not None and (x.shape, x.stride, x.dtype) == (y.shape, y.stride, y.dtype)
 
 
 def _detach_constants(graph: Graph, node: Node) -> Node | None:
-    """Zeros or ones: without the tensor that they are shaped like, so that they are made once."""
+    """Make zeros and ones from a shape instead of another tensor, so that they are made once."""
     found = result_meta(node)
     if node.target not in CONSTANT_FILLS or found.stride != torch.empty(found.shape, device="meta").stride():
         return None
@@ -123,13 +122,13 @@ def _detach_constants(graph: Graph, node: Node) -> Node | None:
 
 
 def _drop_same_views(_: Graph, node: Node) -> Node | None:
-    """A view that changes neither shape nor strides."""
+    """Drop a view that changes neither shape nor strides."""
     whole = is_view(node) and node.target is not operator.getitem
     return cast(Node, node.args[0]) if whole and same_layout(node, node.args[0]) else None
 
 
 def _drop_double_transposes(_: Graph, node: Node) -> Node | None:
-    """A transpose of the same transpose."""
+    """Drop a transpose of the same transpose."""
     inner: Any = node.args[0] if node.args else None
     twice = node.target in TRANSPOSES and isinstance(inner, Node) and inner.target is node.target
     return cast(Node, inner.args[0]) if twice and set(inner.args[1:]) == set(node.args[1:]) else None
@@ -148,7 +147,7 @@ def _is_zero(node: Any) -> bool:
 
 
 def _drop_unit_products(_: Graph, node: Node) -> Node | None:
-    """A product with 1."""
+    """Drop a product with 1."""
     if node.target in MUL:
         for x, one in (node.args[:2], node.args[1::-1]):
             if _is_one(one) and isinstance(x, Node) and same_layout(node, x):
@@ -157,7 +156,7 @@ def _drop_unit_products(_: Graph, node: Node) -> Node | None:
 
 
 def _fuse_scale(graph: Graph, node: Node) -> Node | None:
-    """A +- c b, in one pass."""
+    """Compute a +- c b in one pass."""
     if node.target not in (ADD, SUB) or node.kwargs:
         return None
     a, b = node.args
@@ -171,9 +170,9 @@ def _fuse_scale(graph: Graph, node: Node) -> Node | None:
 
 
 def _fuse_pull(graph: Graph, node: Node) -> Node | None:
-    """X - c (g + m (x - w)) and x - c (g + m x): move or shrink x, then subtract c g, which a product can do.
+    """Rewrite x - c (g + m (x - w)) and x - c (g + m x): move or shrink x, then subtract c g, which a product can do.
 
-    Without g, moving is all.
+    Without g, only x moves.
     """
     x, bent = node.args[:2] if node.target is SUB else (None, None)
     c = cast(float, node.kwargs.get("alpha", 1))
@@ -199,19 +198,19 @@ def _fuse_pull(graph: Graph, node: Node) -> Node | None:
 
 
 def _is_difference(way: Any, x: Any, like: Node) -> bool:
-    """Whether a node that nobody else uses is x - w."""
+    """Tell whether a node with a single use is x - w."""
     alone = _is_single_use(way, SUB) and not way.kwargs and way.args[0] is x
     same = alone and same_layout(x, like) and same_layout(way.args[1], like)
     return same and bool(result_meta(like).dtype.is_floating_point)
 
 
 def _is_single_use(node: Any, target: Any) -> bool:
-    """Whether a node is of this operation and nobody else uses it."""
+    """Tell whether a node is this operation and has one use."""
     return isinstance(node, Node) and node.target is target and len(node.users) == 1
 
 
 def _scale_factor(node: Any) -> float | None:
-    """c, if a node is c b for a number c and nobody else uses it."""
+    """Return c if a node with a single use is c b for a number c."""
     if not isinstance(node, Node) or node.target not in MUL or len(node.users) > 1:
         return None
     c: Any = node.args[1]
@@ -229,7 +228,7 @@ def _result_dtype(node: Any) -> Any:
 
 
 def _fuse_scatter(graph: Graph, node: Node) -> Node | None:
-    """X + (zeros with values scattered into them): scatter into x."""
+    """Rewrite x + (zeros with values scattered into them): scatter into x."""
     if node.target is not ADD or node.kwargs:
         return None
     for x, s in cast(Any, (node.args, node.args[::-1])):
@@ -241,7 +240,7 @@ def _fuse_scatter(graph: Graph, node: Node) -> Node | None:
 
 
 def _fuse_product(graph: Graph, node: Node) -> Node | None:
-    """A +- c (product of matrices): let the product add into a."""
+    """Rewrite a +- c (matrix product): let the product add into a."""
     if node.target not in (ADD, SUB):
         return None
     a, b = node.args
@@ -266,9 +265,9 @@ def _fuse_product(graph: Graph, node: Node) -> Node | None:
 
 
 def _pool_first(graph: Graph, node: Node) -> Node | None:
-    """max_pool(relu(x)) and its gradient: the same as relu(max_pool(x)), which has less to do.
+    """Rewrite max_pool(relu(x)) and its gradient as relu(max_pool(x)), which has less to do.
 
-    Where a window has a positive value, both pick the same one; where it has none, no gradient passes.
+    Where a window has a positive value, both pick the same one. Where it has none, no gradient passes.
     """
     backward, pool = aten.max_pool2d_with_indices_backward.default, aten.max_pool2d_with_indices.default
     if node.target is not pool or getattr(node.args[0], "target", None) is not aten.relu.default:
@@ -301,16 +300,16 @@ def _pool_first(graph: Graph, node: Node) -> Node | None:
 
 
 def _insert_node(graph: Graph, like: Node, target: Any, args: Any, kwargs: Any) -> Node:
-    """A node in place of `like`."""
+    """Insert a node in place of `like`."""
     new = graph.call_function(target, args, dict(kwargs))
     new.meta = dict(like.meta)
     return new
 
 
 def reuse_memory(graph: Graph, given: Iterable[Node]) -> None:
-    """Let operations write over their first argument where nobody needs it any more.
+    """Let operations write over their first argument if no later operation reads it.
 
-    `given` are the inputs that may be written over, the tensors that the step before has left.
+    `given` are the inputs that may be overwritten: the tensors that the previous step left.
     """
     nodes = list(graph.nodes)
     place = {node: i for i, node in enumerate(nodes)}
@@ -343,7 +342,7 @@ def _writable_first(node: Node, free: set[Node], last: dict[Node, int], place: d
 
 
 def _writable(a: Any, node: Node, free: set[Node], last: dict[Node, int], place: dict[Node, int]) -> bool:
-    """Whether `node` may write its result over `a`: it owns its memory, fits, and is not needed afterwards."""
+    """Tell whether `node` may write its result over `a`: `a` owns its memory, fits, and has no later use."""
     if not isinstance(a, Node) or not same_layout(a, node) or 0 in result_meta(a).stride:
         return False
     fresh = a in free or a.op == "call_method" or (a.op == "call_function" and not is_view(a))

@@ -1,4 +1,4 @@
-"""The reference engine: one client after the other, so that a breakpoint sees one model and one batch."""
+"""Run one client after the other: the reference engine, in which a breakpoint sees one model and one batch."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from .batches import LocalTraining
 
 
 class SequentialEngine(Engine):
-    """Runs clients one by one."""
+    """Run clients one by one."""
 
     def train(
         self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, work: LocalTraining
@@ -39,7 +39,7 @@ class SequentialEngine(Engine):
         inputs: ClientInputs,
         work: LocalTraining,
     ) -> ClientOutputs:
-        """Train one client from beginning to end."""
+        """Train one client from its first to its last step."""
         sent, memory, buffers, fresh, is_uploaded = inputs
         box = [buffers]
         gradient = self._gradient(box, work)
@@ -55,15 +55,14 @@ class SequentialEngine(Engine):
         return ClientOutputs(*rule.finish(carry, sent, memory, job), box[0], n_steps)
 
     def _at(self, index: NDArray[np.int64]) -> Batch:
-        """The mini-batches (per step, B) of sample numbers; one alone has no leading axis."""
+        """Gather the mini-batches (per step, B) of sample numbers; a single one has no leading axis."""
         where = torch.as_tensor(index if len(index) > 1 else index[0], device=self.device)
         return self._batch(where, padded=bool((index < 0).any()))
 
     def evaluate_each(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
         """Evaluate one client at a time."""
         sizes = self._sizes(part, ids)
-        correct = torch.zeros(len(sizes), dtype=torch.int64, device=self.device)
-        loss = torch.zeros(len(sizes), dtype=torch.float64, device=self.device)
+        scores = Scores.zeros(sizes)
         parts = self.federation.part(part)
         for row, client in enumerate(ids.tolist()):
             model, own = params.rows(row), buffers.rows(row)
@@ -72,6 +71,6 @@ class SequentialEngine(Engine):
                 if len(index):
                     x, y = self._batch(index, padded=False)[:2]
                     right, losses = score_samples(self.task.predict(model, own, x), y)
-                    correct[row] += right.sum()
-                    loss[row] += losses.sum().double()
-        return Scores(sizes, correct, loss)
+                    scores.correct[row] += right.sum()
+                    scores.loss[row] += losses.sum().double()
+        return scores

@@ -1,7 +1,7 @@
-"""Many clients as one batch of models: every tensor gets a client axis, and `torch.func.vmap` runs over it."""
+"""Run all clients of a chunk as one batch of models."""
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -26,20 +26,20 @@ from ...core.params import Params, concatenate
 from ...core.payload import Batch
 from ...core.task import Task
 from ...data import Federation
-from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, join_outputs
+from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, join_outputs, take_rows
 from .batches import LocalTraining
 from .evaluator import Evaluator
 from .recorder import RecordedStep, StepFunction, StepRecorder, copy_dense
-from .runner import BatchedRunner, SerialRunner, pack_lanes
+from .runner import BatchedRunner, Lanes, SerialRunner, batch_indices, pack_lanes
 
 TRAIN_CHUNK_BYTES = 1 << 30
-"""Working memory that one chunk of clients may take."""
+"""Working memory of one chunk of clients."""
 
 
 class VectorizedEngine(Engine):
-    """Runs clients together, in chunks that fit into memory; each step is recorded once and replayed.
+    """Run clients together, in chunks that fit into memory; record each step once and replay it.
 
-    `single`: the models are run without a client axis, one client after the other on every core.
+    `single` runs the models without a client axis, one client after the other on every core.
     """
 
     def __init__(
@@ -58,11 +58,14 @@ class VectorizedEngine(Engine):
     ) -> ClientOutputs:
         """Train chunk by chunk."""
         parts = self.federation.part(work.part)
-        todo = work.batches_of_clients(rule, ids.tolist(), parts, inputs.local_state)
+        todo = [
+            work.client_batches(rule, client, parts[client], take_rows(inputs.local_state, row))
+            for row, client in enumerate(ids.tolist())
+        ]
         batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
         results: list[ClientOutputs] = []
         done: list[int] = []
-        # A thread of PyTorch's own, once it was of use, would wait for more on a core that a group of clients needs.
+        # PyTorch's own threads would spin, waiting for work, on cores that groups of clients need.
         with seeded_rng(work.rng_seed(), self.device), torch.no_grad(), use_threads(1):
             for chunk in self._chunks(batches, probed, inputs):
                 done += chunk
@@ -77,7 +80,7 @@ class VectorizedEngine(Engine):
     def _chunks(
         self, batches: list[NDArray[np.int64]], probed: list[NDArray[np.int64]], inputs: ClientInputs
     ) -> Iterator[list[int]]:
-        """Cut the clients so that a chunk fits into memory, those with the most steps first."""
+        """Cut the clients into chunks that fit into memory, clients with the most steps first."""
         held = sum(
             p.numel() for p in (inputs.sent.params, *inputs.sent.extra.values(), *inputs.local_state.values())
         )
@@ -87,7 +90,7 @@ class VectorizedEngine(Engine):
         )
         per_chunk = max(1, TRAIN_CHUNK_BYTES // (values * self.dtype.itemsize))
 
-        # Padding would enter the batch statistics, so models that use them get batches of one size per chunk.
+        # Padding would change batch statistics, so models with these get batches of one size per chunk.
         alike = self.task.uses_batch_statistics
 
         def sizes(i: int) -> tuple[int, ...]:
@@ -96,7 +99,7 @@ class VectorizedEngine(Engine):
         for _, group in groupby(sorted(range(len(batches)), key=sizes, reverse=True), key=sizes):
             members = sorted(group, key=lambda i: -len(batches[i]))
             if len(members) <= per_chunk:
-                members.sort()  # as they came: then nothing has to be moved
+                members.sort()  # in the original order nothing has to be moved
             for start in range(0, len(members), per_chunk):
                 yield members[start : start + per_chunk]
 
@@ -108,16 +111,21 @@ class VectorizedEngine(Engine):
         inputs: ClientInputs,
         work: LocalTraining,
     ) -> ClientOutputs:
-        """Train some clients from beginning to end."""
+        """Train the clients of one chunk from their first to their last step."""
         sent, memory, buffers, fresh, is_uploaded = inputs
         n_steps = torch.tensor([float(len(b)) for b in batches], dtype=self.dtype, device=self.device)
         round_ = work.round_tensor(n_steps)
         carry = vmap(lambda s, m, f, n, h: rule.begin(s, m, f, work.make_context(n, h, round_)))(
             sent, memory, fresh, n_steps, is_uploaded
         )
+
+        def look(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
+            grad = partial(self._gradient([own], work), statistics=False)
+            return rule.probe(carry, batch, grad, self._loss([own]), work.make_context(n, u, round_))
+
         if probed:
             with use_threads(self._cores):
-                carry = self._probe(rule, probed, carry, buffers, n_steps, is_uploaded, work)
+                carry = self._probe(look, probed, (n_steps, is_uploaded), carry, buffers)
         leaves, spec = tree_flatten((carry, buffers))
 
         def function(
@@ -151,7 +159,7 @@ class VectorizedEngine(Engine):
         leaves: list[Tensor],
         batches: list[NDArray[np.int64]],
     ) -> list[Tensor]:
-        """All local steps of clients whose carries and buffers are `leaves` (C, ...)."""
+        """Run all local steps of clients with carries and buffers `leaves` (C, ...)."""
 
         def maker(leaves: Sequence[Tensor], batch: Sequence[Tensor]) -> RecordedStep:
             return self._recorder.step(key, function, fixed, leaves, batch)
@@ -159,8 +167,8 @@ class VectorizedEngine(Engine):
         for at_once in (1,) if key in self._undivided else (self._cores, 1):
             groups = self._groups(at_once, batches, leaves)
             steps = [step for group in groups for step in group.prepare(maker)]
-            # What is drawn at the same time would come in another order every time; and many small operations called
-            # from Python would wait for one another.
+            # Groups that draw random numbers at the same time would not repeat. Small operations called from Python
+            # would wait for the interpreter's lock.
             drawn = any(step.random for step in steps)
             if at_once == 1 or (not drawn and (self.single or all(step.scripted for step in steps))):
                 break
@@ -176,7 +184,7 @@ class VectorizedEngine(Engine):
     def _groups(
         self, at_once: int, batches: list[NDArray[np.int64]], leaves: list[Tensor]
     ) -> Sequence[BatchedRunner | SerialRunner]:
-        """A group of lanes, or a line of clients, for each core."""
+        """Make one runner per core."""
         counts = [len(b) for b in batches]
         if not self.single:
             return [
@@ -187,79 +195,61 @@ class VectorizedEngine(Engine):
         lines = [clients[i::at_once] for i in range(min(at_once, len(clients)))]
         return [SerialRunner(line, batches, leaves, self.federation, self.dtype) for line in lines]
 
-    def _index(self, batches: list[NDArray[np.int64]]) -> tuple[Tensor, bool]:
-        """Sample numbers (C, steps, B) or (C, steps, per step, B), -1 where there are none, and if there are such."""
-        per_step = batches[0].shape[1]
-        shape = (len(batches), max(len(b) for b in batches), per_step, max(b.shape[2] for b in batches))
-        filled = np.full(shape, -1, dtype=np.int64)
-        for row, b in zip(filled, batches, strict=True):
-            row[: len(b), :, : b.shape[2]] = b
-        padded = any((b < 0).any() or b.shape[2] < shape[3] for b in batches)
-        index = torch.as_tensor(filled, device=self.device)
-        return index.squeeze(2) if per_step == 1 else index, bool(padded)
-
     def _probe(
         self,
-        rule: ClientUpdate,
+        look: Callable[..., Any],
         probed: list[NDArray[np.int64]],
+        clients: tuple[Tensor, Tensor],
         carry: Any,
         buffers: Params,
-        n_steps: Tensor,
-        is_uploaded: Tensor,
-        work: LocalTraining,
     ) -> Any:
-        """Probe batch by batch; clients that have no more keep what they have."""
-        if self.single:
-            return self._probe_singly(rule, probed, carry, buffers, n_steps, is_uploaded, work)
-        counts = torch.tensor([len(b) for b in probed], device=self.device)
-        index, padded = self._index(probed)
-        round_ = work.round_tensor(n_steps)
+        """Probe batch by batch, or client by client where models run one by one.
 
-        def one_look(n: Tensor, h: Tensor, active: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
-            grad = partial(self._gradient([own], work), statistics=False)
-            new = rule.probe(carry, batch, grad, self._loss([own]), work.make_context(n, h, round_))
+        Args:
+            look: look(*clients, carry, buffers, batch) -> carry, for one client.
+            probed: sample numbers (batches, 1, B) of each client.
+            clients: number of local steps (C,), and whether the server gets the upload (C,).
+            carry: carries (C, ...).
+            buffers: buffers (C, ...).
+
+        Returns:
+            The carries (C, ...) after the last batch of each client.
+        """
+        if self.single:
+            carries = []
+            for i, batches in enumerate(probed):
+                own = tree_map(lambda a, i=i: a[i], carry)
+                for index in batches:
+                    where = torch.as_tensor(index[0], device=self.device)
+                    batch = self._batch(where, padded=bool((index < 0).any()))
+                    own = look(*(c[i] for c in clients), own, buffers.rows(i), batch)
+                carries.append(own)
+            return tree_map(lambda *rows: torch.stack(rows), *carries)
+        counts = torch.tensor([len(b) for b in probed], device=self.device)
+        if not counts.any():
+            return carry
+        each = Lanes([[i] for i in range(len(probed))], {}, int(counts.max()))
+        index = torch.as_tensor(batch_indices(each, probed), device=self.device).squeeze(2)
+        padded = bool((index < 0).any())
+
+        def look_if(active: Tensor, n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
+            new = look(n, u, carry, own, batch)
             return tree_map(lambda a, b: a if a is b else torch.where(active, a, b), new, carry)
 
-        look = vmap(one_look, randomness="different")
-        for t in range(index.shape[1]):
+        for t, some in enumerate(index):
             active = counts > t
-            # Those without a batch look at somebody else's: a batch of nothing but padding would give NaN.
-            batch = self._batch(
-                torch.where(active[:, None], index[:, t], index[active.nonzero()[0], t]), padded
-            )
-            carry = look(n_steps, is_uploaded, active, carry, buffers, batch)
+            # A finished client looks at another one's batch: a batch of padding alone would give NaN.
+            batch = self._batch(torch.where(active[:, None], some, some[active.nonzero()[0]]), padded)
+            carry = vmap(look_if, randomness="different")(active, *clients, carry, buffers, batch)
         return carry
 
-    def _probe_singly(
-        self,
-        rule: ClientUpdate,
-        probed: list[NDArray[np.int64]],
-        carry: Any,
-        buffers: Params,
-        n_steps: Tensor,
-        is_uploaded: Tensor,
-        work: LocalTraining,
-    ) -> Any:
-        """Probe client by client."""
-        carries, round_ = [], work.round_tensor(n_steps)
-        for i, batches in enumerate(probed):
-            own, box = tree_map(lambda a, i=i: a[i], carry), [buffers.rows(i)]
-            grad = partial(self._gradient(box, work), statistics=False)
-            context = work.make_context(n_steps[i], is_uploaded[i], round_)
-            for index in batches:
-                where = torch.as_tensor(index[0], device=self.device)
-                batch = self._batch(where, padded=bool((index < 0).any()))
-                own = rule.probe(own, batch, grad, self._loss(box), context)
-            carries.append(own)
-        return tree_map(lambda *rows: torch.stack(rows), *carries)
-
     def evaluate_each(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
-        """Evaluate groups of clients with about as many samples together."""
+        """Evaluate clients with similar numbers of samples together."""
         return self._evaluator.evaluate(params, buffers, part, ids)
 
 
 def _reorder_like(new: Any, old: Any) -> Any:
-    """The nest `new` with the entries of its dictionaries in the order that they have in `old`."""
+    """Order the dictionary entries of the nest `new` as in `old`."""
     if isinstance(old, Mapping):
         return type(old)({k: _reorder_like(new[k], v) for k, v in old.items()})  # type: ignore[call-arg]
     if isinstance(old, tuple) and hasattr(old, "_fields"):
