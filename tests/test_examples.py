@@ -1,4 +1,4 @@
-"""Examples in docstrings and on pages run, and so does every command of the tutorials that need no network."""
+"""Run the examples of docstrings and pages, and every command of the tutorials that need no network."""
 
 import re
 import shlex
@@ -29,10 +29,10 @@ PAGES = [
 ]
 RUN = ("tutorials/researcher", "tutorials/practitioner", "looking")  # that of deployment: make deployed
 EXAMPLES_OF = (
-    "config", "core", "data/__init__", "data/clients", "params", "personal_models", "registry", "result", "select",
-    "trainer",
+    "core/algorithm", "core/options", "core/params", "core/selectors", "core/settings", "data/build",
+    "data/from_objects", "models/files", "training/fit", "training/result",
 )  # fmt: skip
-"""Modules that users meet first: these must show how they are used."""
+"""Modules that users meet first. Each must show an example."""
 
 
 def name_of(file: Path) -> str:
@@ -50,7 +50,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def evaluate(document: Document) -> int:
-    """Run all examples of a document; how many these were."""
+    """Run all examples of a document and return their number."""
     examples = list(document.examples())
     for example in examples:
         example.evaluate()
@@ -101,7 +101,7 @@ def lines_of_bash(page: Path) -> list[str]:
 
 
 def run(line: str) -> None:
-    """Do what a line of a page says: a command of ours in this process, others in a shell, and install nothing."""
+    """Run a line of a page: our commands in this process, others in a shell, and skip installations."""
     words = shlex.split(line, comments=True)
     if words[0] == "fedattune":
         fedattune(words[1:])

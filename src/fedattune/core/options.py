@@ -111,7 +111,7 @@ def list_options(factory: Callable[..., Any]) -> list[Option]:
 
     Examples:
         >>> from fedattune.algorithms import fedprox
-        >>> options(fedprox)
+        >>> list_options(fedprox)
         [Option(name='mu', default=0.01), Option(name='weighting', default='samples')]
 
     """
