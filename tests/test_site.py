@@ -13,7 +13,6 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.analysis.citations import load_entries, load_tables
 from fedattune.cli.parser import COMMANDS, make_parser
 from fedattune.core.options import list_options, summarize
-from fedattune.experiments.studies.table import lacks
 
 ROOT = Path(__file__).parents[1]
 MODULES = ("fedattune", "fedattune.algorithms", "fedattune.client", "fedattune.server", "fedattune.models",
@@ -112,11 +111,12 @@ def test_results_on_the_pages_are_those_of_the_tables() -> None:
         text = methods.page(name, factory)
         sections = re.split(r"^### ", text, flags=re.MULTILINE)
         lines = 0
-        for study, found in methods.studies():
+        for results in methods.studies():
+            study = results.study
             table = (ROOT / "results" / study.name / "table.md").read_text("utf-8")
             page = next((one for one in sections if f"](../studies/{study.name}.md)" in one), "")
-            for cell, one in found.items():
-                if study.owner(cell).algorithm == name:
+            for cell, one in results.outcomes.items():
+                if study.source_row(cell).algorithm == name:
                     lines += 1
                     (row,) = re.findall(
                         rf"^\| {re.escape(cell.column)} \| {re.escape(cell.row)} \| (.*) \|$",
@@ -126,7 +126,7 @@ def test_results_on_the_pages_are_those_of_the_tables() -> None:
                     point, _, ours, _, lack = row.split(" | ")
                     assert point == one.point
                     assert f"| {ours} |" in table or f"| {ours} (" in table or f"| {ours}, gap" in table
-                    assert lack == ("; ".join(lacks(study, one)) or "nothing")
+                    assert lack == ("; ".join(results.shortfalls(one)) or "nothing")
         assert ("No study in the repository" in text) == (not lines)
         if not lines:
             without.append(name)

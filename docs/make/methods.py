@@ -10,10 +10,10 @@ from fedattune.algorithms import ALGORITHMS, METHODS
 from fedattune.algorithms.table import Family
 from fedattune.analysis.citations import load_entries, load_tables
 from fedattune.core.options import list_options, summarize
-from fedattune.experiments.studies.outcome import Outcome, outcomes
+from fedattune.experiments.studies.outcome import Outcome, StudyResults
 from fedattune.experiments.studies.records import Records
-from fedattune.experiments.studies.study import STUDIES, Study, load_study
-from fedattune.experiments.studies.table import Outcomes, difference, lacks, ours, what_is_shown
+from fedattune.experiments.studies.study import STUDIES, load_study
+from fedattune.experiments.studies.table import describe_measure
 
 from . import links
 from .reference import clean_docstring
@@ -116,26 +116,26 @@ def _bibtex(name: str) -> list[str]:
 
 
 @cache
-def studies() -> tuple[tuple[Study, Outcomes], ...]:
-    """All studies that have committed results, with the numbers of their cells."""
+def studies() -> tuple[StudyResults, ...]:
+    """Read the committed results of all studies."""
     found = []
     for name in STUDIES:
         folder = links.ROOT / "results" / name
         if folder.is_dir():
-            study = load_study(name)
-            found.append((study, outcomes(study, study.cells(), Records(folder))))
+            found.append(StudyResults(load_study(name), Records(folder)))
     return tuple(found)
 
 
 def _results(name: str) -> list[str]:
     out = []
     short = False
-    for study, found in studies():
-        mine = [one for cell, one in found.items() if study.owner(cell).algorithm == name]
+    for results in studies():
+        study = results.study
+        mine = [one for cell, one in results.outcomes.items() if study.source_row(cell).algorithm == name]
         if not mine:
             continue
-        short |= any(lacks(study, one) for one in mine)
-        out += [f"### {study.title}", "", *_of_study(study, mine, found), ""]
+        short |= any(results.shortfalls(one) for one in mine)
+        out += [f"### {study.title}", "", *_of_study(results, mine), ""]
     if not out:
         return ["No study in the repository has a row of this method.", ""]
     note = [
@@ -150,35 +150,37 @@ def _results(name: str) -> list[str]:
     return [*head, *(note if short else []), *out]
 
 
-def _of_study(study: Study, mine: list[Outcome], found: Outcomes) -> Iterator[str]:
+def _of_study(results: StudyResults, mine: list[Outcome]) -> Iterator[str]:
+    study = results.study
     printed = f"paper's gap to {study.gap_to}, ours" if study.gap_to else "paper's"
-    yield f"{what_is_shown(study)} [The whole table](../studies/{study.name}.md)."
+    yield f"{describe_measure(study)} [The whole table](../studies/{study.name}.md)."
     yield ""
     yield f"| data | row | point | {printed} | ours | Local | lacks |"
     yield "|---|---|---|---|---|---|---|"
     for one in mine:
         alone = next(
-            (o for c, o in found.items() if _is_local(study, c.row) and c.column == one.cell.column), None
+            (
+                o
+                for c, o in results.outcomes.items()
+                if study.rows[c.row].algorithm == "local" and c.column == one.cell.column
+            ),
+            None,
         )
         cells = (
-            one.cell.column, one.cell.row, one.point, _beside(study, one, found), _number(one),
-            _number(alone) if alone else "–", "; ".join(lacks(study, one)) or "nothing",
+            one.cell.column, one.cell.row, one.point, _beside(results, one), _number(one),
+            _number(alone) if alone else "–", "; ".join(results.shortfalls(one)) or "nothing",
         )  # fmt: skip
         yield f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |"
 
 
-def _is_local(study: Study, row: str) -> bool:
-    return study.rows[row].algorithm == "local"
-
-
-def _beside(study: Study, one: Outcome, found: Outcomes) -> str:
-    printed, _ = study.printed(one.cell)
+def _beside(results: StudyResults, one: Outcome) -> str:
+    printed, _ = results.study.paper_value(one.cell)
     if printed is None:
         return "–"
-    gap = ours(study, one, found)
-    if study.gap_to:
+    gap = results.compared_value(one)
+    if results.study.gap_to:
         return f"{printed:.2f}, {'–' if gap is None else f'{gap:.2f}'}"
-    off = difference(study, one, found)
+    off = results.difference(one)
     return f"{printed:.2f}" + ("" if off is None else f" ({off:+.2f})".replace("-", "−"))
 
 
@@ -230,14 +232,15 @@ def _studies() -> Iterator[tuple[str, str]]:
         "[The papers' numbers and ours](../papers.md). How to make them: [Reproducing](../reproduce.md).", "",
         "| study | what it lacks |", "|---|---|",
     ]  # fmt: skip
-    for study, found in studies():
+    for results in studies():
+        study = results.study
         page = f"studies/{study.name}.md"
         file = f"results/{study.name}/table.md"
         text = links.rewrite_links((links.ROOT / file).read_text(encoding="utf-8"), file, page)
         if figure(study.name).exists():
             text = f"{text.rstrip()}\n\n## Figure\n\n![{study.title}]({study.name}.svg)\n"
         yield page, text
-        short = {phrase for one in found.values() for phrase in lacks(study, one)}
+        short = {phrase for one in results.outcomes.values() for phrase in results.shortfalls(one)}
         rounds = sorted(
             (phrase for phrase in short if phrase.endswith("rounds")), key=lambda p: int(p.split()[0])
         )
@@ -247,7 +250,7 @@ def _studies() -> Iterator[tuple[str, str]]:
         lines.append(f"| [{study.title}]({study.name}.md) | {lack} |")
     yield "studies/index.md", "\n".join(lines) + "\n"
     names = ["- [All studies](index.md)"]
-    names += [f"- [{study.title.split(' (')[0]}]({study.name}.md)" for study, _ in studies()]
+    names += [f"- [{s.study.title.split(' (')[0]}]({s.study.name}.md)" for s in studies()]
     yield "studies/SUMMARY.md", "\n".join(names) + "\n"
 
 
@@ -259,5 +262,7 @@ def figure(study: str) -> Path:
 def figures() -> dict[str, bytes]:
     """Path on the site -> the pictures of all studies."""
     return {
-        f"studies/{s.name}.svg": figure(s.name).read_bytes() for s, _ in studies() if figure(s.name).exists()
+        f"studies/{name}.svg": figure(name).read_bytes()
+        for name in (results.study.name for results in studies())
+        if figure(name).exists()
     }

@@ -16,11 +16,11 @@ from fedattune import ConfigError
 from fedattune.experiments.job import ProgressCallback, StoppedError
 from fedattune.experiments.progress import ProgressDisplay
 from fedattune.experiments.studies import STUDIES, load_study
-from fedattune.experiments.studies.cells import WHOLE, Cell
-from fedattune.experiments.studies.outcome import choose, outcomes
+from fedattune.experiments.studies.cells import WHOLE, Cell, StudyOptions
+from fedattune.experiments.studies.outcome import StudyResults, choose_options
 from fedattune.experiments.studies.records import Records
 from fedattune.experiments.studies.render import CSV_FILE, TABLE_FILE
-from fedattune.experiments.studies.train import TrainOptions, train_study
+from fedattune.experiments.studies.train import StudyTrainer
 
 Cli = Callable[..., Done]
 SETS = {  # folder: classes, images per class, shape, names of the columns
@@ -86,9 +86,9 @@ def test_a_tiny_cell_of_every_study(cli: Cli, work: Path, images: Path, name: st
     """One cell of the first column and its Local: one round, one seed, every file there."""
     study = load_study(name)
     cells = [cell for cell in study.cells() if not study.rows[cell.row].like]
-    local = next(cell for cell in cells if study.owner(cell).algorithm == "local")
+    local = next(cell for cell in cells if study.source_row(cell).algorithm == "local")
     other = next(
-        c for c in reversed(cells) if c.column == local.column and study.owner(c).algorithm != "local"
+        c for c in reversed(cells) if c.column == local.column and study.source_row(c).algorithm != "local"
     )
     wanted = ",".join(f"{cell.column}/{cell.row}" for cell in (local, other)).replace("[", "?")
     done = cli("reproduce", name, "--cells", wanted, "--rounds", 1, "--seeds", 1, "--data-dir", images, "--quiet",
@@ -113,13 +113,13 @@ def test_choices_are_made_on_validation_data_and_kept(cli: Cli, work: Path, smal
         cell = Cell("FedAvg", column)
         curves = {}
         for choice in study.choices(cell):
-            run = study.run(cell, choice, 0, tuning=True)
+            run = study.make_run(cell, choice, 0, tuning=True)
             assert (run.experiment.validation, run.experiment.rounds) == (0.3, 3)
             curve = records.curve(run.id, "received", "validation")
             assert curve is not None
             curves[choice["lr"]] = curve["acc_uniform"][-1]
         assert (
-            choose(study, cell, records, WHOLE)
+            choose_options(study, cell, records, WHOLE)
             == {"lr": max(curves, key=lambda lr: curves[lr])}
             == {"lr": 0.1}
         )
@@ -136,7 +136,7 @@ def test_the_table_has_the_papers_number_and_the_difference(cli: Cli, work: Path
     cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1)
     folder, study = work / "out" / "small", load_study(str(small))
     records = Records(folder)
-    found = outcomes(study, study.cells(), records)
+    found = StudyResults(study, records).outcomes
     received, trained = found[Cell("FedAvg", "few")], found[Cell("trained", "few")]
     assert received.runs == trained.runs  # the same runs at another point
     assert received.value != trained.value
@@ -208,7 +208,7 @@ def test_a_run_that_another_study_has_is_not_trained_again(
     (work / "other.yaml").write_text(SMALL.replace("A small study", "Another"))
     monkeypatch.setattr("fedattune.experiments.runner.train_all", None)  # nothing is left to be trained
     monkeypatch.setattr(
-        "fedattune.experiments.studies.train._StudyTrainer._jobs", lambda *_: pytest.fail("trained")
+        "fedattune.experiments.studies.train.StudyTrainer._make_jobs", lambda *_: pytest.fail("trained")
     )
     done = cli("reproduce", work / "other.yaml", "--out", "out", "--quiet")
     assert done.code == 0, done.err
@@ -264,9 +264,11 @@ def test_a_run_that_diverged_before_a_stop_is_kept(small: Path, work: Path) -> N
 
     records = Records(work / "out" / "small")
     records.folder.mkdir(parents=True)
-    order = TrainOptions(work / "out", WHOLE, 1, 1, search=False, more={})
+    options = StudyOptions(out=work / "out", seeds=1, processes=1, no_search=True)
     with pytest.raises(StoppedError):
-        train_study(study, study.cells("few"), records, order, lambda: len(begun) > 1, Shown(), lambda: None)
+        StudyTrainer(study, records, options, lambda: len(begun) > 1, Shown(), lambda: None).train_cells(
+            study.cells("few")
+        )
     (facts,) = Records(records.folder).runs.values()
     assert facts["experiment"]["algorithms"] == ["local"]
     assert "failed" in facts
@@ -450,14 +452,14 @@ def test_validation_data_choose_where_test_data_say_otherwise(small: Path) -> No
     records = Records(small.parent / "none")
     curves = {}
     for choice, (validation, test) in zip(study.choices(cell), ((0.9, 0.1), (0.2, 0.8)), strict=True):
-        run = study.run(cell, choice, 0, tuning=True)
+        run = study.make_run(cell, choice, 0, tuning=True)
         records.runs[run.id] = {"headline": "received"}
         curves[run.id] = {
             (part, "received"): {"round": np.array([3]), "acc_uniform": np.array([accuracy])}
             for part, accuracy in (("validation", validation), ("test", test))
         }
-    records.__dict__["_by_run"] = curves
-    assert choose(study, cell, records, WHOLE) == {"lr": 1e-6}
+    records.curves = curves
+    assert choose_options(study, cell, records, WHOLE) == {"lr": 1e-6}
 
 
 def test_a_killed_process_is_no_result(

@@ -34,7 +34,7 @@ def reproduce(space: Namespace, problems: list[str]) -> int:
     """
     given = {key: value for key, value in vars(space).items() if key in StudyOptions.model_fields}
     try:
-        asked = StudyOptions(**given)
+        options = StudyOptions(**given)
     except ValidationError as error:
         problems += describe_errors(error, lambda key: "--" + key.replace("_", "-"))
     if problems:
@@ -45,66 +45,66 @@ def reproduce(space: Namespace, problems: list[str]) -> int:
         _print_studies()
         return 0
     study = load_study(space.name)
-    cells = study.cells(asked.cells)
+    cells = study.cells(options.cells)
     most = max(study.seeds, MAX_SEEDS)
-    if asked.seeds and asked.seeds > most:
-        raise ConfigError(f"--seeds {asked.seeds}: {study.name} takes at most {most}")
-    return _run_study(space.name, study, cells, asked)
+    if options.seeds and options.seeds > most:
+        raise ConfigError(f"--seeds {options.seeds}: {study.name} takes at most {most}")
+    return _run_study(space.name, study, cells, options)
 
 
-def _run_study(name: str, study: "Study", cells: "Sequence[Cell]", asked: StudyOptions) -> int:
+def _run_study(name: str, study: "Study", cells: "Sequence[Cell]", options: StudyOptions) -> int:
     from ..experiments.job import StoppedError
     from ..experiments.progress import make_progress_display
     from ..experiments.session import InterruptHandler
-    from ..experiments.studies.cells import Extent
+    from ..experiments.studies.outcome import StudyResults
     from ..experiments.studies.records import Records
-    from ..experiments.studies.render import show, write
-    from ..experiments.studies.train import TrainOptions, train_study
+    from ..experiments.studies.render import print_results, write_results
+    from ..experiments.studies.train import StudyTrainer
 
-    folder = asked.out / study.name
+    folder = options.out / study.name
     records = Records(folder)
-    again = " ".join(["fedattune reproduce", *_format_command(name, asked)])
-    if asked.show and not records.runs:
-        raise RunError(f"{folder} holds no results; make them by {again}")
-    if records.runs and not (asked.resume or asked.show):
+    command = " ".join(["fedattune reproduce", *_format_command(name, options)])
+    if options.show and not records.runs:
+        raise RunError(f"{folder} holds no results; make them by {command}")
+    if records.runs and not (options.resume or options.show):
         raise RunError(
             f"{folder} holds results already; go on with them by --resume, print them by --show, or give another --out"
         )
     problems: list[str] = []
-    if not asked.show:
+    if not options.show:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--out {asked.out}: {error.strerror or error}; give another folder") from error
-        more = {"device": asked.device} | ({"data_dir": asked.data_dir} if asked.data_dir else {})
-        extent = Extent(asked.rounds, asked.mixed_precision)
-        order = TrainOptions(asked.out, extent, asked.seeds, asked.processes, not asked.no_search, more)
+            raise ConfigError(
+                f"--out {options.out}: {error.strerror or error}; give another folder"
+            ) from error
         with (
-            _lock_folder(asked.out),
+            _lock_folder(options.out),
             InterruptHandler() as stop,
-            make_progress_display(quiet=asked.quiet) as shown,
+            make_progress_display(quiet=options.quiet) as display,
         ):
-            records = Records(folder)  # as they are now that nobody else writes them
+            records = Records(folder)  # read again, now that no other command writes them
+            trainer = StudyTrainer(
+                study, records, options, stop, display, lambda: write_results(StudyResults(study, records))
+            )
             try:
-                problems = train_study(
-                    study, cells, records, order, stop, shown, lambda: write(study, records)
-                )
+                problems = trainer.train_cells(cells)
             except StoppedError as stopped:
-                print(f"fedattune: {stopped}; go on with: {again} --resume", file=sys.stderr, flush=True)
+                print(f"fedattune: {stopped}; go on with: {command} --resume", file=sys.stderr, flush=True)
                 return INTERRUPTED
     if records.runs:
-        write(study, records)
-        show(study, cells, records, make_console())
+        write_results(StudyResults(study, records))
+        print_results(StudyResults(study, records, cells), len(cells), make_console())
     for problem in problems:
         print(f"fedattune: error: {' '.join(problem.split())}", file=sys.stderr, flush=True)
     return FAILED if problems else 0
 
 
-def _format_command(name: str, asked: StudyOptions) -> list[str]:
+def _format_command(name: str, options: StudyOptions) -> list[str]:
     """The words of this command, to go on with it."""
     words = [shlex.quote(name)]
-    for key in sorted(asked.model_fields_set - {"resume", "show"}):
-        value = getattr(asked, key)
+    for key in sorted(options.model_fields_set - {"resume", "show"}):
+        value = getattr(options, key)
         words += ["--" + key.replace("_", "-")] + ([shlex.quote(str(value))] if value is not True else [])
     return words
 
@@ -137,8 +137,8 @@ def _print_studies() -> None:
     for name in STUDIES:
         study = load_study(name)
         cells = [cell for cell in study.cells() if not study.rows[cell.row].like]
-        rounds = {study.run(cell, {}, 0).experiment.rounds for cell in cells}
-        data = sorted({study.run(cell, {}, 0).experiment.data for cell in cells})
+        rounds = {study.make_run(cell, {}, 0).experiment.rounds for cell in cells}
+        data = sorted({study.make_run(cell, {}, 0).experiment.data for cell in cells})
         searched = sum(len(study.choices(cell)) for cell in cells if len(study.choices(cell)) > 1)
         runs = f"{len(cells) * study.seeds}" + (f" + {searched} shorter" if searched else "")
         table.add_row(

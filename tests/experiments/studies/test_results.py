@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from fedattune.experiments.studies import STUDIES, load_study
-from fedattune.experiments.studies.cells import Cell
-from fedattune.experiments.studies.matching import chance, matching_rate, pairs_alike
-from fedattune.experiments.studies.outcome import Outcome, outcomes
+from fedattune.experiments.studies.matching import (
+    compute_chance_rate,
+    compute_matching_rate,
+    find_label_pairs,
+)
+from fedattune.experiments.studies.outcome import StudyResults
 from fedattune.experiments.studies.records import Records
 from fedattune.experiments.studies.render import CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv
-from fedattune.experiments.studies.study import Study
-from fedattune.experiments.studies.table import far_off, to_markdown
+from fedattune.experiments.studies.table import to_markdown
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"
@@ -24,9 +26,8 @@ each = pytest.mark.parametrize("name", DONE)
 
 
 @cache
-def load(name: str) -> tuple[Study, Records, dict[Cell, Outcome]]:
-    study, records = load_study(name), Records(RESULTS / name)
-    return study, records, outcomes(study, study.cells(), records)
+def load(name: str) -> StudyResults:
+    return StudyResults(load_study(name), Records(RESULTS / name))
 
 
 def test_there_are_results_of_known_studies_only() -> None:
@@ -36,10 +37,10 @@ def test_there_are_results_of_known_studies_only() -> None:
 
 @each
 def test_the_table_is_what_the_raw_results_say(name: str) -> None:
-    study, records, found = load(name)
-    assert found
-    assert (RESULTS / name / TABLE_FILE).read_text("utf-8") == to_markdown(study, found, records)
-    assert (RESULTS / name / CSV_FILE).read_text("utf-8") == to_csv(study, found, records)
+    results = load(name)
+    assert results.outcomes
+    assert (RESULTS / name / TABLE_FILE).read_text("utf-8") == to_markdown(results)
+    assert (RESULTS / name / CSV_FILE).read_text("utf-8") == to_csv(results)
     assert (RESULTS / name / FIGURE_FILE).stat().st_size > 1000
 
 
@@ -62,43 +63,44 @@ def test_numbers_of_the_page_are_those_of_the_tables() -> None:
 
 @each
 def test_a_whole_cell_that_is_more_than_a_point_off_has_a_reason(name: str) -> None:
-    study, _, found = load(name)
-    assert [str(one.cell) for one in far_off(study, found) if not study.reason(one.cell)] == []
+    results = load(name)
+    assert [str(one.cell) for one in results.distant() if not results.study.find_reason(one.cell)] == []
 
 
 @each
 def test_a_command_prints_the_numbers_that_reasons_name(name: str) -> None:
     """Accuracies in a reason stand in the numbers of its own study or of another's."""
-    study, _, found = load(name)
-    said = {study.reason(cell) for cell in found} - {None}
+    study, found = load(name).study, load(name).outcomes
+    said = {study.find_reason(cell) for cell in found} - {None}
     tables = [(RESULTS / other / TABLE_FILE).read_text("utf-8").split("## All numbers")[1] for other in DONE]
     printed = {*re.findall(r"\d+\.\d\d", " ".join(tables))}
     for other in map(load_study, DONE):
-        printed |= {f"{number:.2f}" for cell in other.cells() if (number := other.printed(cell)[0])}
+        printed |= {f"{number:.2f}" for cell in other.cells() if (number := other.paper_value(cell)[0])}
     assert {number for text in said for number in re.findall(r"\d+\.\d\d", text or "")} <= printed
 
 
 @each
 def test_stored_runs_are_what_the_study_asks_for_today(name: str) -> None:
     """Settings and options at their defaults then are those of now; else old numbers would stand for new ones."""
-    study, records, found = load(name)
+    results = load(name)
+    study, records, found = results.study, results.records, results.outcomes
     for cell, one in found.items():
         for run in one.runs:
             facts = records.runs[run]
             then = facts["experiment"]
-            now = study.run(cell, one.choice, then["seed"], one.extent)
+            now = study.make_run(cell, one.choice, then["seed"], one.extent)
             dumped = now.experiment.model_dump(mode="json")
             for option in now.options:  # these are compared below, with their defaults
                 for given in (dumped["set"], then["set"]):
-                    given.pop(f"{study.owner(cell).algorithm}.{option}", None)
+                    given.pop(f"{study.source_row(cell).algorithm}.{option}", None)
             assert {key: dumped[key] for key in then if key in dumped} == then
             assert now.options == facts["options"]
 
 
 @each
 def test_local_stands_beside_every_column(name: str) -> None:
-    study, _, found = load(name)
-    alone = {cell.column for cell in found if study.owner(cell).algorithm == "local"}
+    study, found = load(name).study, load(name).outcomes
+    alone = {cell.column for cell in found if study.source_row(cell).algorithm == "local"}
     assert {cell.column for cell in found} == alone
 
 
@@ -109,7 +111,9 @@ def test_personalised_methods_do_the_same_local_work(name: str) -> None:
     for row in study.rows.values():
         assert not {"steps", "epochs", "batch_size", "rounds"} & row.settings.keys()
     for column in study.columns:
-        assert any(c.column == column and study.owner(c).algorithm == "local" for c in study.cells()), column
+        assert any(c.column == column and study.source_row(c).algorithm == "local" for c in study.cells()), (
+            column
+        )
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -118,10 +122,10 @@ def test_nothing_is_chosen_on_test_data(name: str) -> None:
     study = load_study(name)
     for cell in study.cells():
         choice = study.choices(cell)[0]
-        final = study.run(cell, choice, 0).experiment
+        final = study.make_run(cell, choice, 0).experiment
         assert final.validation == 0
         if len(study.choices(cell)) > 1:
-            search = study.run(cell, choice, 0, tuning=True).experiment
+            search = study.make_run(cell, choice, 0, tuning=True).experiment
             assert search.validation > 0
             assert (search.test, search.split_seed) == (final.test, final.split_seed)
 
@@ -131,16 +135,16 @@ LABELS = np.array([[3, 1, 0, 0], [0, 2, 2, 0], [0, 0, 0, 5], [1, 0, 0, 1]])  # 0
 
 def test_pairs_with_a_label_in_common() -> None:
     pairs = {(0, 1), (1, 0), (0, 3), (3, 0), (2, 3), (3, 2)}
-    assert {(int(i), int(j)) for i, j in np.argwhere(pairs_alike(LABELS))} == pairs
-    assert chance(LABELS) == 6 / 12
+    assert {(int(i), int(j)) for i, j in np.argwhere(find_label_pairs(LABELS))} == pairs
+    assert compute_chance_rate(LABELS) == 6 / 12
 
 
 def test_the_matching_rate_by_hand() -> None:
     """Of the six darkest cells off the diagonal, those that are pairs with a label in common."""
-    perfect = pairs_alike(LABELS) + 9 * np.eye(4)  # the own cell does not count, however dark
-    assert matching_rate(perfect, LABELS) == 1
-    assert matching_rate(-perfect, LABELS) == 0
+    perfect = find_label_pairs(LABELS) + 9 * np.eye(4)  # the own cell does not count, however dark
+    assert compute_matching_rate(perfect, LABELS) == 1
+    assert compute_matching_rate(-perfect, LABELS) == 0
     wrong = perfect.copy()
     wrong[0, 1], wrong[0, 2] = 0, 1
-    assert matching_rate(wrong, LABELS) == pytest.approx(5 / 6)
-    assert matching_rate(perfect, np.eye(4)) is None
+    assert compute_matching_rate(wrong, LABELS) == pytest.approx(5 / 6)
+    assert compute_matching_rate(perfect, np.eye(4)) is None

@@ -1,7 +1,4 @@
-"""One place in a table, and one training run of it.
-
-What `fedattune reproduce` can be told.
-"""
+"""The cells of a study's table, their training runs, and the options of `fedattune reproduce`."""
 
 import hashlib
 import json
@@ -16,19 +13,21 @@ from ...training.storage.folder import RESUMABLE_SETTINGS
 from ..config import NON_IDENTITY_FIELDS, Experiment
 from ..output import Processes
 
+Precision = Literal["off", "bfloat16"]
+
 
 class Extent(NamedTuple):
-    """How much of a study is trained: at most so many rounds, and in which precision; None: as the study says."""
+    """How much of a study to train: at most `rounds`, in one precision. None stands for the study's own value."""
 
     rounds: int | None = None
-    mixed_precision: Literal["off", "bfloat16"] | None = None
+    mixed_precision: Precision | None = None
 
 
 WHOLE = Extent()
 
 
 class Cell(NamedTuple):
-    """One place in the table."""
+    """One cell of the table."""
 
     row: str
     column: str
@@ -38,7 +37,7 @@ class Cell(NamedTuple):
 
 
 class CellRun(NamedTuple):
-    """One training run of a cell: a seed, and the values of the grid that were taken."""
+    """One training run of a cell: its experiment, and the chosen values of the grid."""
 
     cell: Cell
     choice: dict[str, Any]
@@ -46,49 +45,57 @@ class CellRun(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """All options of the method, those that were not given at their defaults."""
+        """All options of the method; options that the study does not name have their defaults."""
         from ...algorithms import ALGORITHMS
 
         (name,) = self.experiment.algorithms
-        given = {k.rpartition(".")[2]: v for k, v in self.experiment.set.items() if k.startswith(f"{name}.")}
-        own = {
-            option.name for option in list_options(ALGORITHMS[name])
-        }  # a partition can have the name of a method
-        return check_options(name, ALGORITHMS[name], {k: v for k, v in given.items() if k in own})
+        known = {option.name for option in list_options(ALGORITHMS[name])}
+        given = {
+            option: value
+            for owner, _, option, value in ((*k.rpartition("."), v) for k, v in self.experiment.set.items())
+            if owner == name and option in known  # a partition can have the name of a method
+        }
+        return check_options(name, ALGORITHMS[name], given)
 
     @property
     def id(self) -> str:
-        """Twelve hex digits that are equal for runs that give equal numbers, in whatever study they are."""
-        exclude = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS
-        given = self.experiment.model_dump(mode="json", exclude_defaults=True, exclude=exclude)
+        """Twelve hex digits. Runs with equal results have equal ids, in whatever study they are."""
+        excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS
+        values = self.experiment.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
         (name,) = self.experiment.algorithms
-        all_ = self.options
-        given["set"] = {
-            key: value
-            for key, value in self.experiment.set.items()
-            if not (key.startswith(f"{name}.") and key.rpartition(".")[2] in all_)
-        } | {f"{name}.{key}": value for key, value in all_.items()}
-        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:12]
+        values["set"] = self.experiment.set | {f"{name}.{key}": value for key, value in self.options.items()}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 class StudyOptions(StrictSchema):
-    """Which cells of a study, how much of it, and where results go."""
+    """The options of `fedattune reproduce`."""
 
     cells: str = Field(
-        "*", description='only these cells: columns, rows, or "column/row"; * for anything, commas between'
+        "*",
+        description='only these cells: columns, rows, or "column/row"; * matches anything; separate by commas',
     )
-    rounds: PositiveInt | None = Field(None, description="at most so many rounds (default: the paper's)")
-    mixed_precision: Literal["off", "bfloat16"] | None = Field(
-        None, description="matrix products and convolutions of training in this type (default: the study's)"
+    rounds: PositiveInt | None = Field(None, description="maximum number of rounds (default: the paper's)")
+    mixed_precision: Precision | None = Field(
+        None, description="type of matrix products and convolutions in training (default: the study's)"
     )
     seeds: PositiveInt | None = Field(None, description="runs of each cell (default: the study's)")
-    no_search: bool = Field(False, description="take the middle value of every grid instead of searching it")
-    resume: bool = Field(False, description="go on with what is in the folder")
-    show: bool = Field(False, description="train nothing: write and print what the stored results say")
-    out: Path = Field(Path("results"), description="folder of all studies; each has one of its own in it")
+    no_search: bool = Field(False, description="take the middle value of every grid; search none")
+    resume: bool = Field(False, description="continue with the results in the folder")
+    show: bool = Field(False, description="train nothing; print the stored results")
+    out: Path = Field(Path("results"), description="folder of all studies; each study has a subfolder")
     data_dir: Path | None = Field(
         None, description="folder with the data sets as Parquet, instead of a download"
     )
     processes: Processes = "auto"
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live")
-    quiet: bool = Field(False, description="no progress, only the result")
+    quiet: bool = Field(False, description="show no progress, only the result")
+
+    @property
+    def extent(self) -> Extent:
+        """How much of the study to train."""
+        return Extent(self.rounds, self.mixed_precision)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Settings of every experiment that change no result: where tensors and data sets are."""
+        return {"device": self.device} | ({"data_dir": self.data_dir} if self.data_dir else {})

@@ -1,109 +1,108 @@
-"""Does attention find the clients with the same labels? IGFL's matching rate."""
+"""Numbers of the figures of mixing matrices, such as IGFL's matching rate: how often attention finds equal labels."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from ...core.errors import ConfigError, did_you_mean
 from .cells import Cell
-from .records import Records
-from .study import Study
-
-if TYPE_CHECKING:
-    from .outcome import Outcome
+from .outcome import Outcome, StudyResults
 
 Matrix = np.ndarray[Any, Any]
+WEIGHT_GROUPS = ("target itself", "same labels", "all but one label", "others, mean")
+"""Clients 0, 1, 2 and the others of pFedLA's figure 5."""
 
 
-def pairs_alike(labels: Matrix) -> Matrix:
-    """Which ordered pairs (N, N) of different clients have a label in common, from label counts (N, K)."""
+def find_label_pairs(labels: Matrix) -> Matrix:
+    """Find the ordered pairs of different clients with a label in common, (N, N), from label counts (N, K)."""
+    pairs = count_common_labels(labels) > 0
+    np.fill_diagonal(pairs, False)
+    return pairs
+
+
+def count_common_labels(labels: Matrix) -> Matrix:
+    """Count the labels that each pair of clients has in common, (N, N), from label counts (N, K)."""
     has = np.asarray(labels) > 0
-    alike = np.asarray((has[:, None] & has[None]).any(2))
-    np.fill_diagonal(alike, False)
-    return alike
+    return np.asarray((has[:, None] & has[None]).sum(2))
 
 
-def matching_rate(attention: Matrix, labels: Matrix) -> float | None:
-    """Share of the pairs with a label in common that are among as many darkest cells off the diagonal.
+def compute_matching_rate(attention: Matrix, labels: Matrix) -> float | None:
+    """Compute the share of pairs with a label in common among equally many darkest cells off the diagonal.
 
-    None where no two clients have one. The paper does not say how dark a cell must be; as many cells as there are
-    such pairs are taken, so that 1 means that attention put exactly them first, and chance gives their share.
+    The paper does not say how dark a cell must be. With as many cells as pairs, 1 means that attention puts exactly
+    these pairs first, and chance gives their share of all pairs.
+
+    Args:
+        attention: attention matrix, (N, N).
+        labels: label counts, (N, K).
+
+    Returns:
+        The rate, from 0 to 1; None if no two clients have a label in common.
+
     Source: IGFL (Huang et al., 2021), figure 2 and its text.
+
     """
-    alike = pairs_alike(labels)
-    n = int(alike.sum())
+    pairs = find_label_pairs(labels)
+    n = int(pairs.sum())
     if not n:
         return None
-    scores = np.where(np.eye(len(alike), dtype=bool), -np.inf, attention)
+    scores = np.where(np.eye(len(pairs), dtype=bool), -np.inf, attention)
     darkest = np.argsort(-scores, axis=None, kind="stable")[:n]
-    return float(alike.ravel()[darkest].mean())
+    return float(pairs.ravel()[darkest].mean())
 
 
-def chance(labels: Matrix) -> float:
-    """The matching rate of attention that knows nothing: the share of pairs with a label in common."""
+def compute_chance_rate(labels: Matrix) -> float:
+    """Compute the matching rate of random attention: the share of pairs with a label in common."""
     n = len(labels)
-    return float(pairs_alike(labels).sum() / (n * (n - 1)))
+    return float(find_label_pairs(labels).sum() / (n * (n - 1)))
 
 
-def matching(records: Records, run: str, study: Study) -> float | None:
-    """The matching rate of a run, from its attention averaged over the rounds."""
-    matrix = records.mixing(run).get(("all", study.figure.component or "attention"))
-    return None if matrix is None else matching_rate(matrix, np.array(records.runs[run]["labels"]))
+def matching_rates(results: StudyResults, one: Outcome) -> dict[str, float]:
+    """Compute the matching rate of each run of a cell, from attention averaged over the rounds."""
+    component = results.study.figure.component or "attention"
+    rates = {}
+    for run in one.runs:
+        matrix = results.records.mixing(run).get(("all", component))
+        if matrix is not None:
+            rates[run] = compute_matching_rate(matrix, label_counts(results, run))
+    return {run: rate for run, rate in rates.items() if rate is not None}
 
 
-def summary(study: Study, found: "Mapping[Cell, Outcome]", records: Records) -> list[list[str]]:
-    """What the picture of mixing matrices shows, in numbers: a table with its head; empty for other studies.
+def label_counts(results: StudyResults, run: str) -> Matrix:
+    """Return the label counts of the clients of a run, (N, K)."""
+    return np.array(results.records.runs[run]["labels"])
+
+
+def average_mixing(results: StudyResults, one: Outcome) -> dict[tuple[str, str], Matrix]:
+    """Average the mixing matrices of a cell over its seeds, by rounds and component."""
+    found = [results.records.mixing(run) for run in one.runs]
+    return {key: np.mean([each[key] for each in found], axis=0) for key in found[0]}
+
+
+def summarize_mixing(results: StudyResults) -> list[list[str]]:
+    """Make a table of the numbers behind a figure of mixing matrices: its head, then its lines.
+
+    Returns:
+        The table; empty for studies without such a figure.
 
     Raises:
-        ConfigError: the runs have no matrices that such a picture could show.
+        ConfigError: the runs lack the matrices that the figure should show.
 
     """
-    kind = study.figure.kind
-    if kind not in ("matching", "heat_map", "weights"):
+    if results.study.figure.kind not in SUMMARIES:
         return []
-    shown = [(cell, one) for cell, one in found.items() if one.runs and records.mixing(one.runs[0])]
-    for cell, one in shown:
-        _check(study, cell, records.mixing(one.runs[0]))
-    if kind == "matching":
-        lines = [["populations", "matching rate in %", "spread", "by chance", "number of populations"]]
-        for cell, one in shown:
-            known = [(run, rate) for run in one.runs if (rate := matching(records, run, study)) is not None]
-            rates = [100 * rate for _, rate in known]
-            by_chance = np.mean([chance(np.array(records.runs[run]["labels"])) for run, _ in known])
-            lines.append(
-                [
-                    cell.column,
-                    f"{np.mean(rates):.1f}",
-                    f"{np.std(rates):.1f}",
-                    f"{100 * by_chance:.1f}",
-                    str(len(rates)),
-                ]
-            )
-        return lines
-    if kind == "heat_map":
-        lines = [["data", "layer", "own", "3 labels in common", "2", "1", "none"]]
-        for cell, one in shown:
-            for layer, mixing in _last(records, one).items():
-                has = np.array(records.runs[one.runs[0]]["labels"]) > 0
-                overlap = (has[:, None] & has[None]).sum(2)
-                np.fill_diagonal(overlap, -1)
-                means = [
-                    mixing[overlap == n].mean() if (overlap == n).any() else np.nan for n in (-1, 3, 2, 1, 0)
-                ]
-                lines.append([cell.column, layer, *("–" if np.isnan(m) else f"{m:.4f}" for m in means)])
-        return lines
-    lines = [["data", "layer", "target itself", "same labels", "all but one label", "others, mean"]]
-    for cell, one in shown:
-        for layer, mixing in _last(records, one).items():
-            row = mixing[0]
-            lines.append(
-                [cell.column, layer, *(f"{w:.4f}" for w in (row[0], row[1], row[2], row[3:].mean()))]
-            )
+    head, summarize = SUMMARIES[results.study.figure.kind]
+    lines = [list(head)]
+    for cell, one in results.outcomes.items():
+        if one.runs and results.records.mixing(one.runs[0]):
+            _check(results, cell, one)
+            lines += [[cell.column, *line] for line in summarize(results, one)]
     return lines
 
 
-def _check(study: Study, cell: Cell, mixing: Mapping[tuple[str, str], Matrix]) -> None:
+def _check(results: StudyResults, cell: Cell, one: Outcome) -> None:
+    study, mixing = results.study, results.records.mixing(one.runs[0])
     where, kind = f"{study.name}, {cell}: figure", study.figure.kind
     components = {component for _, component in mixing}
     wanted = study.figure.component or ("attention" if kind == "matching" else None)
@@ -114,14 +113,42 @@ def _check(study: Study, cell: Cell, mixing: Mapping[tuple[str, str], Matrix]) -
         raise ConfigError(f"{where}: weights needs four clients or more, got {n}")
 
 
-def over_seeds(records: Records, one: "Outcome") -> dict[tuple[str, str], Matrix]:
-    """(rounds, component) -> mixing matrix, averaged over the seeds of a cell."""
-    found = [records.mixing(run) for run in one.runs]
-    return {key: np.mean([each[key] for each in found], axis=0) for key in found[0]}
+def _summarize_matching(results: StudyResults, one: Outcome) -> Iterator[list[str]]:
+    found = matching_rates(results, one)
+    rates = [100 * rate for rate in found.values()]
+    chance = np.mean([compute_chance_rate(label_counts(results, run)) for run in found])
+    yield [f"{np.mean(rates):.1f}", f"{np.std(rates):.1f}", f"{100 * chance:.1f}", str(len(rates))]
 
 
-def _last(records: Records, one: "Outcome") -> dict[str, Matrix]:
-    """The matrix of each layer in the last third of the rounds."""
-    return {
-        component: matrix for (part, component), matrix in over_seeds(records, one).items() if part == "last"
-    }
+def _summarize_common_labels(results: StudyResults, one: Outcome) -> Iterator[list[str]]:
+    common = count_common_labels(label_counts(results, one.runs[0]))
+    np.fill_diagonal(common, -1)
+    for layer, mixing in _last_third(results, one).items():
+        groups = [mixing[common == n] for n in (-1, 3, 2, 1, 0)]
+        yield [layer, *(f"{group.mean():.4f}" if len(group) else "–" for group in groups)]
+
+
+def _summarize_weights(results: StudyResults, one: Outcome) -> Iterator[list[str]]:
+    for layer, mixing in _last_third(results, one).items():
+        row = mixing[0]  # of client 0, the target
+        yield [layer, *(f"{weight:.4f}" for weight in (*row[:3], row[3:].mean()))]
+
+
+def _last_third(results: StudyResults, one: Outcome) -> dict[str, Matrix]:
+    """Return the matrix of each layer in the last third of the rounds."""
+    mixing = average_mixing(results, one)
+    return {component: matrix for (rounds, component), matrix in mixing.items() if rounds == "last"}
+
+
+SUMMARIES: dict[str, tuple[tuple[str, ...], Callable[[StudyResults, Outcome], Iterator[list[str]]]]] = {
+    "matching": (
+        ("populations", "matching rate in %", "spread", "by chance", "number of populations"),
+        _summarize_matching,
+    ),
+    "heat_map": (
+        ("data", "layer", "own", "3 labels in common", "2", "1", "none"),
+        _summarize_common_labels,
+    ),
+    "weights": (("data", "layer", *WEIGHT_GROUPS), _summarize_weights),
+}
+"""Kind of figure -> head of its table, and the function that makes the lines of a cell."""

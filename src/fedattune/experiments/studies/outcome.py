@@ -1,4 +1,4 @@
-"""What the runs of a cell come to: the choice from its grid, and its numbers over the seeds."""
+"""Outcomes of a study: each cell's choice from its grid, its numbers over the seeds, and the paper's beside them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,146 +9,205 @@ import numpy as np
 from ...analysis.compare import MeanStd, compute_mean_std
 from ...training.metrics import Point, is_in_last_tenth
 from .cells import Cell, Extent
-from .records import Records
+from .records import Curve, Records
 from .study import Measure, Study
 
 MAX_SEEDS = 10
-"""Runs of a cell that are looked for, if the study has not more."""
+"""Seeds of a cell to look for, unless the study has more."""
 
-
-Curve = Mapping[str, np.ndarray[Any, Any]]
+MAX_DIFFERENCE = 1.0
+"""Points of difference to the paper; a larger one needs a reason."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cell's numbers; accuracies are in percent, and `runs` are those of its seeds that finished.
+    """The numbers of a cell.
 
-    `searched` says whether `choice` is that of a search of the cell's grid, or its middle.
+    Attributes:
+        choice: the values from the grid.
+        is_searched: True if a search made the choice; otherwise it is the middle of the grid.
+        runs: ids of the finished runs, one per seed.
+        failures: the reason of each failed run.
+        measures: name -> mean and standard deviation over the seeds; accuracies are in percent.
+
     """
 
     cell: Cell
     choice: dict[str, Any]
-    searched: bool
+    is_searched: bool
     point: Point
     runs: tuple[str, ...]
-    failed: tuple[str, ...]
+    failures: tuple[str, ...]
     extent: Extent
     measures: Mapping[str, MeanStd]
 
     @property
     def value(self) -> MeanStd | None:
-        """The number that stands beside the printed one."""
+        """The number that stands beside the paper's."""
         return self.measures.get("value")
 
     @property
     def n_seeds(self) -> int:
-        """How many runs it is the mean of."""
+        """Number of finished runs."""
         return len(self.runs)
 
 
-def reached(curve: Curve, measure: Measure) -> float:
-    """One number of a run, in percent."""
+class StudyResults:
+    """The outcomes of a study's cells, and their differences to the paper.
+
+    Args:
+        study: the study.
+        records: its raw results.
+        cells: the cells to include; all by default. Cells without results have no outcome.
+
+    """
+
+    def __init__(self, study: Study, records: Records, cells: Sequence[Cell] | None = None) -> None:
+        self.study, self.records = study, records
+        trained = (facts["experiment"] for facts in records.runs.values())
+        extents = {Extent(one["rounds"], one["mixed_precision"]) for one in trained}
+        # Runs with the most rounds; among these, runs in full precision.
+        order = sorted(extents, key=lambda one: (-(one.rounds or 0), one.mixed_precision != "off"))
+        found = {
+            cell: next(filter(None, (self._compute(cell, extent) for extent in order)), None)
+            for cell in (study.cells() if cells is None else cells)
+        }
+        self.outcomes = {cell: one for cell, one in found.items() if one}
+
+    def _compute(self, cell: Cell, extent: Extent) -> Outcome | None:
+        choice = choose_options(self.study, cell, self.records, extent)
+        found = None if choice is None else self._compute_choice(cell, extent, choice, is_searched=True)
+        return found or self._compute_choice(cell, extent, self.study.middle_choice(cell), is_searched=False)
+
+    def _compute_choice(
+        self, cell: Cell, extent: Extent, choice: dict[str, Any], *, is_searched: bool
+    ) -> Outcome | None:
+        seeds = range(max(self.study.seeds, MAX_SEEDS))
+        runs = [self.study.make_run(cell, choice, seed, extent) for seed in seeds]
+        if runs[0].experiment.rounds != extent.rounds:
+            return None
+        known = {run.id: self.records.runs[run.id] for run in runs if run in self.records}
+        if not known:
+            return None
+        failures = tuple(facts["failed"] for facts in known.values() if "failed" in facts)
+        done = {run: facts for run, facts in known.items() if "failed" not in facts}
+        headline: Point = next((facts["headline"] for facts in done.values()), "received")
+        point = self.study.rows[cell.row].point or headline
+        measures = self._measure(tuple(done), point) if done else {}
+        for name in ("seconds", "local_steps") if done else ():
+            measures[name] = compute_mean_std([facts[name] for facts in done.values()])
+        return Outcome(cell, choice, is_searched, point, tuple(done), failures, extent, measures)
+
+    def _measure(self, runs: Sequence[str], point: Point) -> dict[str, MeanStd]:
+        measures = {}
+        own, last = self.study.measure, Measure(over="last", mean="pooled", called="")
+        for name, kind, at in (
+            ("value", own, point),
+            ("received", own, "received"),
+            ("trained", own, "trained"),
+            ("last", last, point),
+            ("last_uniform", last.model_copy(update={"mean": "uniform"}), point),
+            ("worst10", None, point),
+        ):
+            curves = [curve for run in runs if (curve := self.records.curve(run, at)) is not None]
+            if len(curves) == len(runs):
+                values = [
+                    reduce_curve(c, kind) if kind else 100 * float(c["acc_worst10"][-1]) for c in curves
+                ]
+                measures[name] = compute_mean_std(values)
+        return measures
+
+    def compared_value(self, one: Outcome) -> float | None:
+        """Return the number to compare with the paper: the accuracy, or its gap to the row that `gap_to` names."""
+        if one.value is None or not self.study.gap_to:
+            return one.value and one.value.mean
+        other = self.outcomes.get(Cell(self.study.gap_to, one.cell.column))
+        return other.value.mean - one.value.mean if other and other.value else None
+
+    def difference(self, one: Outcome) -> float | None:
+        """Return our number minus the paper's, in points; None if one of the two is missing."""
+        paper, _ = self.study.paper_value(one.cell)
+        ours = self.compared_value(one)
+        return None if paper is None or ours is None else ours - paper
+
+    def comparable(self) -> list[tuple[Outcome, float]]:
+        """Return cells that should match the paper and are complete, with their differences."""
+        pairs = []
+        for cell, one in self.outcomes.items():
+            off = self.difference(one)
+            if off is None or not self.study.rows[cell.row].match:
+                continue
+            gap_to = self.study.gap_to
+            compared = [one, self.outcomes[Cell(gap_to, cell.column)]] if gap_to else [one]
+            if not any(self.shortfalls(each) for each in compared):
+                pairs.append((one, off))
+        return pairs
+
+    def distant(self) -> list[Outcome]:
+        """Return cells that should match the paper and differ by more than a point."""
+        return [one for one, off in self.comparable() if abs(off) > MAX_DIFFERENCE]
+
+    def missing_rounds(self, one: Outcome) -> str:
+        """Return how many of its rounds a cell has; empty if it has all."""
+        rounds = self.study.make_run(one.cell, one.choice, 0).experiment.rounds
+        return "" if one.extent.rounds == rounds else f"{one.extent.rounds} of {rounds} rounds"
+
+    def shortfalls(self, one: Outcome) -> list[str]:
+        """Return short phrases on everything that a cell lacks of what the study specifies."""
+        full = self.study.make_run(one.cell, one.choice, 0).experiment
+        parts = [rounds] if (rounds := self.missing_rounds(one)) else []
+        if one.extent.mixed_precision != full.mixed_precision:
+            parts.append(f"{one.extent.mixed_precision} products")
+        if one.failures or one.n_seeds < self.study.seeds:
+            diverged = f", {len(one.failures)} diverged" * bool(one.failures)
+            parts.append(f"{one.n_seeds} of {self.study.seeds} seeds{diverged}")
+        if one.choice and not one.is_searched:
+            parts.append("no search")
+        return parts
+
+
+def reduce_curve(curve: Curve, measure: Measure) -> float:
+    """Reduce a curve to the number of a run, in percent."""
     accuracy = curve[f"acc_{measure.mean}"]
     if measure.over == "max":
         return 100 * float(accuracy.max())
     if measure.over == "last":
         return 100 * float(accuracy[-1])
-    late = [is_in_last_tenth(round_, int(curve["round"][-1])) for round_ in curve["round"].tolist()]
-    return 100 * float(accuracy[late].mean())
+    is_late = [is_in_last_tenth(round_, int(curve["round"][-1])) for round_ in curve["round"].tolist()]
+    return 100 * float(accuracy[np.array(is_late)].mean())
 
 
-def choose(study: Study, cell: Cell, records: Records, extent: Extent) -> dict[str, Any] | None:
-    """The combination of the grid with the best validation accuracy in the last tenth of the rounds.
+def choose_options(study: Study, cell: Cell, records: Records, extent: Extent) -> dict[str, Any] | None:
+    """Choose the combination of the grid with the best validation accuracy in the last tenth of the rounds.
 
-    Of equals it is the first; None where a combination has not been tried yet.
+    Returns:
+        The first of the best; None if a combination has not been tried yet.
+
     """
     choices = study.choices(cell)
     if len(choices) == 1:
         return choices[0]
-    scores = search(study, cell, records, extent)
-    if any(score is None for _, score in scores):
-        return None
-    return max(scores, key=lambda one: one[1] if one[1] is not None else -1.0)[0]
+    known = [
+        (choice, score) for choice, score in score_choices(study, cell, records, extent) if score is not None
+    ]
+    return max(known, key=lambda one: one[1])[0] if len(known) == len(choices) else None
 
 
-def search(
+def score_choices(
     study: Study, cell: Cell, records: Records, extent: Extent
 ) -> list[tuple[dict[str, Any], float | None]]:
-    """Validation accuracy of every combination, in percent; 0 of one that diverged, None of one not tried."""
+    """Score every combination of the grid by its validation accuracy in percent.
+
+    Returns:
+        Pairs of combination and score: 0 for a run that diverged, None for one that has not been tried.
+
+    """
     scores: list[tuple[dict[str, Any], float | None]] = []
+    late = Measure(over="last10", mean=study.measure.mean, called="")
     for choice in study.choices(cell):
-        run = study.run(cell, choice, 0, extent, tuning=True)
-        facts = records.runs.get(run.id)
-        if facts is None:
-            scores.append((choice, None))
-            continue
-        point = study.owner(cell).point or facts.get("headline", "received")
-        curve = records.curve(run.id, point, "validation")
-        late = Measure(over="last10", mean=study.measure.mean, called="")
-        lost = 0.0 if "failed" in facts else None
-        scores.append((choice, reached(curve, late) if curve else lost))
+        run = study.make_run(cell, choice, 0, extent, tuning=True).id
+        facts = records.runs.get(run, {})
+        point = study.source_row(cell).point or facts.get("headline", "received")
+        curve = records.curve(run, point, "validation")
+        scores.append((choice, reduce_curve(curve, late) if curve else 0.0 if "failed" in facts else None))
     return scores
-
-
-def outcomes(study: Study, cells: Sequence[Cell], records: Records) -> dict[Cell, Outcome]:
-    """The numbers of every cell that has any: from its runs with the most rounds, of these in full precision."""
-    trained = (facts["experiment"] for facts in records.runs.values())
-    extents = {Extent(one["rounds"], one["mixed_precision"]) for one in trained}
-    first = sorted(extents, key=lambda one: (-(one.rounds or 0), one.mixed_precision != "off"))
-    found: dict[Cell, Outcome] = {}
-    for cell in cells:
-        for extent in first:
-            if (outcome := _outcome(study, cell, records, extent)) is not None:
-                found[cell] = outcome
-                break
-    return found
-
-
-def _outcome(study: Study, cell: Cell, records: Records, extent: Extent) -> Outcome | None:
-    choice = choose(study, cell, records, extent)
-    found = None if choice is None else _of_choice(study, cell, records, extent, choice, searched=True)
-    return found or _of_choice(study, cell, records, extent, study.middle(cell), searched=False)
-
-
-def _of_choice(
-    study: Study, cell: Cell, records: Records, extent: Extent, choice: dict[str, Any], *, searched: bool
-) -> Outcome | None:
-    ids = []
-    for seed in range(max(study.seeds, MAX_SEEDS)):
-        run = study.run(cell, choice, seed, extent)
-        if run.experiment.rounds != extent.rounds:
-            return None
-        if run in records:
-            ids.append(run.id)
-    if not ids:
-        return None
-    failed = tuple(records.runs[i]["failed"] for i in ids if "failed" in records.runs[i])
-    done = tuple(i for i in ids if "failed" not in records.runs[i])
-    facts = [records.runs[i] for i in done]
-    point = study.rows[cell.row].point or (facts[0]["headline"] if facts else "received")
-    measures: dict[str, MeanStd] = {}
-    if done:
-        measures = _measures(study, records, done, point)
-        for name in ("seconds", "local_steps"):
-            measures[name] = compute_mean_std([one[name] for one in facts])
-    return Outcome(cell, choice, searched, point, done, failed, extent, measures)
-
-
-def _measures(study: Study, records: Records, runs: Sequence[str], point: Point) -> dict[str, MeanStd]:
-    measures = {}
-    for name, kind, at in (
-        ("value", study.measure, point),
-        ("received", study.measure, "received"),
-        ("trained", study.measure, "trained"),
-        ("last", Measure(over="last", mean="pooled", called=""), point),
-        ("last_uniform", Measure(over="last", mean="uniform", called=""), point),
-    ):
-        curves = [records.curve(run, at) for run in runs]
-        if all(curve is not None for curve in curves):
-            measures[name] = compute_mean_std([reached(curve, kind) for curve in curves if curve is not None])
-    curves = [records.curve(run, point) for run in runs]
-    if all(curve is not None for curve in curves):
-        measures["worst10"] = compute_mean_std(
-            [100 * float(c["acc_worst10"][-1]) for c in curves if c is not None]
-        )
-    return measures

@@ -1,95 +1,99 @@
-"""The files that a study writes beside its raw results, and what it prints.
-
-A study's results as a tidy CSV file and as lines on a terminal.
-"""
+"""The files that a study writes beside its raw results, and its tables on a terminal."""
 
 import csv
 import io
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...analysis.tables import make_table, print_whole
 from ...core.io import write_text
-from .cells import Cell
 from .figures import can_draw, draw
-from .matching import summary
-from .outcome import outcomes, reached
-from .records import Records
-from .study import Study, tidy
-from .table import COLUMN_TITLES, Outcomes, agreement, by_column, to_markdown, what_is_shown
+from .matching import summarize_mixing
+from .outcome import StudyResults, reduce_curve
+from .study import format_options
+from .table import COLUMN_TITLES, describe_agreement, describe_measure, format_columns, to_markdown
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+TABLE_FILE, CSV_FILE, FIGURE_FILE = "table.md", "results.csv", "figure.svg"
+CSV_COLUMNS = (
+    "study", "column", "row", "algorithm", "point", "seed", "rounds", "mixed_precision", "value", "paper",
+    "paper_std", "received", "trained", "last_pooled", "last_uniform", "last_worst10", "seconds", "local_steps",
+    "bytes_up", "bytes_down", "choice", "run",
+)  # fmt: skip
+SCREEN_COLUMNS = [i for i, title in enumerate(COLUMN_TITLES) if title not in ("received", "trained", "steps")]
 
-def to_csv(study: Study, found: Outcomes, records: Records) -> str:
-    """One line per cell and seed."""
+
+def write_results(results: StudyResults) -> None:
+    """Write the table, the tidy numbers and the figure into the folder of the study."""
+    folder = results.records.folder
+    write_text(folder / TABLE_FILE, to_markdown(results))
+    if can_draw():
+        draw(results, folder / FIGURE_FILE)
+    write_text(folder / CSV_FILE, to_csv(results))
+
+
+def to_csv(results: StudyResults) -> str:
+    """Render one CSV line per cell and seed."""
+    study, records = results.study, results.records
     text = io.StringIO()
-    heads = (
-        "study", "column", "row", "algorithm", "point", "seed", "rounds", "mixed_precision", "value", "paper",
-        "paper_std", "received", "trained", "last_pooled", "last_uniform", "last_worst10", "seconds", "local_steps",
-        "bytes_up", "bytes_down", "choice", "run",
-    )  # fmt: skip
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(heads)
-    for cell, one in found.items():
-        printed, spread = study.printed(cell)
+    lines = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
+    lines.writeheader()
+    for cell, one in results.outcomes.items():
+        paper, spread = study.paper_value(cell)
         for run in one.runs:
             facts = records.runs[run]
             curve = records.curve(run, one.point)
             assert curve is not None
-            points = [records.curve(run, point) for point in ("received", "trained")]
+            numbers = {"value": reduce_curve(curve, study.measure)}
+            for point in ("received", "trained"):
+                if found := records.curve(run, point):
+                    numbers[point] = reduce_curve(found, study.measure)
+            numbers |= {f"last_{k}": 100 * curve[f"acc_{k}"][-1] for k in ("pooled", "uniform", "worst10")}
             lines.writerow(
-                [
-                    study.name, cell.column, cell.row, study.owner(cell).algorithm, one.point,
-                    facts["experiment"]["seed"], one.extent.rounds,
-                    one.extent.mixed_precision, f"{reached(curve, study.measure):.3f}",
-                    printed, spread,
-                    *(f"{reached(c, study.measure):.3f}" if c else "" for c in points),
-                    *(f"{100 * curve[name][-1]:.3f}" for name in ("acc_pooled", "acc_uniform", "acc_worst10")),
-                    facts["seconds"], facts["local_steps"], facts["bytes_up"], facts["bytes_down"],
-                    " ".join(tidy(one.choice)), run,
-                ]
-            )  # fmt: skip
+                {
+                    "study": study.name,
+                    "column": cell.column,
+                    "row": cell.row,
+                    "algorithm": study.source_row(cell).algorithm,
+                    "point": one.point,
+                    "seed": facts["experiment"]["seed"],
+                    "rounds": one.extent.rounds,
+                    "mixed_precision": one.extent.mixed_precision,
+                    "paper": paper,
+                    "paper_std": spread,
+                    **{name: f"{number:.3f}" for name, number in numbers.items()},
+                    **{name: facts[name] for name in ("seconds", "local_steps", "bytes_up", "bytes_down")},
+                    "choice": format_options(one.choice, " "),
+                    "run": run,
+                }
+            )
     return text.getvalue()
 
 
-def print_outcomes(study: Study, found: Outcomes, console: "Console") -> None:
-    """The tables of all columns on the screen, then the sentence on agreement."""
-    heads = COLUMN_TITLES[:4] + COLUMN_TITLES[4:7] + COLUMN_TITLES[9:11] + COLUMN_TITLES[12:]
-    for column, lines in by_column(study, found).items():
+def print_results(results: StudyResults, n_cells: int, console: "Console") -> None:
+    """Print the numbers of some cells, and where all numbers are.
+
+    Args:
+        results: the results of these cells.
+        n_cells: number of these cells, with or without results.
+        console: the console to print on.
+
+    """
+    console.print(results.study.title, style="bold")
+    for column, lines in format_columns(results).items():
         console.print(f"\n{column}", style="bold")
-        table = make_table(*heads, left=("method", "chosen"))
+        table = make_table(*(COLUMN_TITLES[i] for i in SCREEN_COLUMNS), left=("method", "chosen"))
         for line in lines:
-            table.add_row(*line[:7], *line[9:11], *line[12:])
+            table.add_row(*(line[i] for i in SCREEN_COLUMNS))
         print_whole(table, console)
-    console.print(f"\n{what_is_shown(study)}")
-    if sentence := agreement(study, found):
+    console.print(f"\n{describe_measure(results.study)}")
+    if sentence := describe_agreement(results):
         console.print(sentence)
-
-
-TABLE_FILE, CSV_FILE, FIGURE_FILE = "table.md", "results.csv", "figure.svg"
-
-
-def write(study: Study, records: Records) -> None:
-    """Write table, tidy numbers and figure of all cells that have results."""
-    found = outcomes(study, study.cells(), records)
-    write_text(records.folder / TABLE_FILE, to_markdown(study, found, records))
-    if can_draw():
-        draw(study, found, records, records.folder / FIGURE_FILE)
-    write_text(records.folder / CSV_FILE, to_csv(study, found, records))
-
-
-def show(study: Study, cells: Sequence[Cell], records: Records, console: "Console") -> None:
-    """Print the numbers of these cells, and say where all are."""
-    found = outcomes(study, cells, records)
-    console.print(study.title, style="bold")
-    print_outcomes(study, found, console)
-    missing = len(cells) - len(found)
-    if missing:
-        console.print(f"{missing} of {len(cells)} cells have not been run.")
-    for line in summary(study, found, records):
+    if missing := n_cells - len(results.outcomes):
+        console.print(f"{missing} of {n_cells} cells have not been run.")
+    for line in summarize_mixing(results):
         console.print("  ".join(line))
-    console.print(f"Table, figure and all numbers are in {records.folder}")
+    console.print(f"Table, figure and all numbers are in {results.records.folder}")
     if not can_draw():
         console.print(f"{FIGURE_FILE} was not drawn: it needs Matplotlib; pip install 'fedattune[plot]'")

@@ -1,8 +1,8 @@
-"""A study: one table or figure of a paper as settings, columns (data and model), rows (methods) and printed numbers."""
+"""Study: one table or figure of a paper, as settings, columns (data and model), rows (methods) and printed numbers."""
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ STUDY_FOLDER = Path(__file__).parent
 
 
 STUDIES = tuple(sorted(path.stem for path in STUDY_FOLDER.glob("*.yaml")))
-"""The studies that come with FedAttune."""
+"""Names of the studies that come with FedAttune."""
 
 
 Over = Literal["max", "last10", "last"]
@@ -31,11 +31,11 @@ Mean = Literal["pooled", "uniform"]
 
 
 Grid = dict[str, Annotated[list[Any], Field(min_length=2)]]
-"""Option or setting -> the values that are tried."""
+"""Option or setting -> values to try."""
 
 
 PrintedValue = float | tuple[float, float] | None
-"""A printed number, or that and its printed spread; None where the cell is empty in the paper."""
+"""A number of the paper, or the number and its spread; None where the paper's cell is empty."""
 
 
 class _StudyPart(BaseModel):
@@ -46,9 +46,9 @@ class Measure(_StudyPart):
     """How a run becomes one number, an accuracy in percent.
 
     Attributes:
-        over: the best evaluated round (as papers report), the mean over the last tenth of them, or the last.
-        mean: over all test samples together, or over clients.
-        called: the paper's word for it.
+        over: max (the best evaluated round, as papers report), last10 (mean over the last tenth) or last.
+        mean: pooled (over all test samples) or uniform (over clients).
+        called: the paper's word for the number.
 
     """
 
@@ -61,13 +61,15 @@ class StudyRow(_StudyPart):
     """A line of the table: a method with its options.
 
     Attributes:
-        point: which model is scored; None: the method's headline point.
-        settings: of the experiment, before those of the column.
-        grid: options or settings that are chosen on validation data; every combination is tried.
-        grids: the grids of columns that have one of their own.
-        like: shows the runs of that row at another point, and has no runs of its own.
-        columns: where it is in the table; None: everywhere.
-        match: whether its numbers should be the paper's.
+        algorithm: name of the method.
+        options: its options.
+        settings: settings of the experiment; settings of the column go before them.
+        grid: options or settings to choose on validation data; every combination is tried.
+        grids: column -> a grid of its own.
+        point: the model to score; None for the method's headline point.
+        like: name of a row whose runs this row shows at another point.
+        columns: columns that have this row; None for all columns.
+        match: True if its numbers should match the paper's.
 
     """
 
@@ -83,11 +85,11 @@ class StudyRow(_StudyPart):
 
 
 class Tuning(_StudyPart):
-    """How a grid is searched: fewer rounds, and validation data taken from the training data.
+    """Search of a grid, with fewer rounds and with validation data from the training data.
 
     Attributes:
         rounds: communication rounds of each combination.
-        validation: share of each client's training samples that is held out for the choice.
+        validation: share of each client's training samples to hold out for the choice.
 
     """
 
@@ -96,14 +98,14 @@ class Tuning(_StudyPart):
 
 
 class DifferenceReason(_StudyPart):
-    """Why cells are more than a point off; patterns as for `--cells`."""
+    """Reason why cells differ by more than a point; patterns as for `--cells`."""
 
     cells: list[str]
     text: str
 
 
 class FigureSpec(_StudyPart):
-    """What is drawn: `curves` of accuracy over rounds, `bars` of paper and ours, or a picture of mixing matrices."""
+    """Kind of figure: curves of accuracy over rounds, bars of our and the paper's numbers, or mixing matrices."""
 
     kind: Literal["bars", "curves", "sweep", "matching", "weights", "heat_map"] = "bars"
     caption: str = ""
@@ -115,12 +117,14 @@ class Study(_StudyPart):
     """One table or figure of a paper.
 
     Attributes:
-        about: what a reader should know of the protocol, and where this differs from the paper.
-        settings: of all experiments; those of a row go before them, those of a column before both.
-        seeds: runs of every cell; with `populations`, each has its own split of the data as well.
+        about: the protocol, and its deviations from the paper.
+        settings: settings of all experiments. Settings of a row go before them, settings of a column before both.
+        seeds: runs of every cell.
+        populations: True to give each seed its own split of the data.
         paper: row -> column -> printed number.
-        gap_to: where given, printed numbers are not accuracies, but that row's accuracy minus the row's own.
-        differences: pairs of rows; the first minus the second is shown too, as in the paper.
+        gap_to: a row, if the paper prints the accuracy of that row minus the own accuracy of each row.
+        differences: pairs of rows, to show the first minus the second.
+        mixing: True to keep the mixing matrices.
 
     """
 
@@ -144,7 +148,7 @@ class Study(_StudyPart):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Study":
-        """Rows, columns and printed numbers name each other, and every experiment can be."""
+        """Check that rows, columns and printed numbers name each other, and that every experiment is possible."""
         for name, row in self.rows.items():
             if bool(row.like) == bool(row.algorithm):
                 raise ValueError(f"row {name!r}: expected either algorithm or like")
@@ -178,16 +182,16 @@ class Study(_StudyPart):
         _check_names("differences", itertools.chain(*self.differences), self.rows)
         for cell in self.cells():
             try:
-                self.run(cell, self.middle(cell), 0).options  # noqa: B018 (it is checked)
+                self.make_run(cell, self.middle_choice(cell), 0).options  # noqa: B018 (it is checked)
             except ConfigError as error:
                 raise ValueError(str(error)) from error
         return self
 
     def cells(self, wanted: str = "*") -> list[Cell]:
-        """The cells, column by column, that one of the comma-separated patterns names; see `--cells`.
+        """Return the cells, column by column, that match one of the comma-separated patterns; see `--cells`.
 
         Raises:
-            ConfigError: no cell fits a pattern.
+            ConfigError: no cell matches a pattern.
 
         """
         cells = [
@@ -206,24 +210,24 @@ class Study(_StudyPart):
         return [cell for cell in cells if any(_matches(pattern, cell) for pattern in patterns)]
 
     def choices(self, cell: Cell) -> list[dict[str, Any]]:
-        """The combinations of the cell's grid; one empty one where nothing is searched."""
+        """Return the combinations of the cell's grid; one empty combination if there is no grid."""
         grid = self._grid(cell)
         return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
-    def middle(self, cell: Cell) -> dict[str, Any]:
-        """The middle value of each list of the cell's grid, for runs without a search."""
+    def middle_choice(self, cell: Cell) -> dict[str, Any]:
+        """Return the middle value of each list of the cell's grid, for runs without a search."""
         return {key: values[len(values) // 2] for key, values in self._grid(cell).items()}
 
     def _grid(self, cell: Cell) -> Grid:
-        row = self.owner(cell)
+        row = self.source_row(cell)
         return row.grids.get(cell.column, row.grid)
 
-    def owner(self, cell: Cell) -> StudyRow:
-        """The row whose runs the cell shows."""
+    def source_row(self, cell: Cell) -> StudyRow:
+        """Return the row whose runs the cell shows."""
         row = self.rows[cell.row]
         return self.rows[row.like] if row.like else row
 
-    def run(
+    def make_run(
         self,
         cell: Cell,
         choice: Mapping[str, Any],
@@ -232,13 +236,20 @@ class Study(_StudyPart):
         *,
         tuning: bool = False,
     ) -> CellRun:
-        """One run of a cell, with a combination of its grid; one of its search, if `tuning`.
+        """Make one run of a cell.
+
+        Args:
+            cell: the cell.
+            choice: a combination of its grid.
+            seed: seed of the run.
+            extent: how much of the study to train.
+            tuning: True for a run of the search.
 
         Raises:
-            ConfigError: an impossible setting.
+            ConfigError: a setting is impossible.
 
         """
-        row = self.owner(cell)
+        row = self.source_row(cell)
         values = {**self.settings, **row.settings, **self.columns[cell.column]}
         if own := values.keys() & {"algorithms", "seed", "seeds"}:
             raise ConfigError(f"{self.name}, {cell}: {', '.join(sorted(own))} cannot be among the settings")
@@ -279,22 +290,22 @@ class Study(_StudyPart):
             raise ConfigError(f"{self.name}, {cell}: {key}: expected a whole number, got {value!r}")
         return value
 
-    def printed(self, cell: Cell) -> tuple[float | None, float | None]:
-        """The paper's number and its spread, in percent."""
+    def paper_value(self, cell: Cell) -> tuple[float | None, float | None]:
+        """Return the paper's number and its spread, in percent."""
         value = self.paper.get(cell.row, {}).get(cell.column)
         return value if isinstance(value, tuple) else (value, None)
 
-    def reason(self, cell: Cell) -> str | None:
-        """Why the cell is off, where that is known."""
+    def find_reason(self, cell: Cell) -> str | None:
+        """Find the reason of the cell's difference; None if no reason is known."""
         found = (one.text for one in self.reasons if any(_matches(pattern, cell) for pattern in one.cells))
         return next(found, None)
 
 
 def load_study(name: str) -> Study:
-    """A study that comes with FedAttune, or one in a YAML file of your own.
+    """Load a study that comes with FedAttune, by name, or your own study from a YAML file.
 
     Raises:
-        ConfigError: there is none of that name, or the file is wrong.
+        ConfigError: no study has that name, or the file is wrong.
 
     """
     path = STUDY_FOLDER / f"{name}.yaml" if name in STUDIES else Path(name)
@@ -309,7 +320,7 @@ def load_study(name: str) -> Study:
 
 
 def _format_errors(error: ValidationError) -> str:
-    """All mistakes in one line, each with its place."""
+    """Format all mistakes in one line, each with its key."""
     said = []
     for one in error.errors():
         where = ".".join(str(part) for part in one["loc"])
@@ -327,7 +338,7 @@ def _flatten_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_another(key: str, algorithm: str) -> bool:
-    """Whether an option is of another algorithm: a column may set one, which then is of no concern to other rows."""
+    """Return True for an option of another algorithm; a column may set options for one of its rows."""
     from ...algorithms import ALGORITHMS
     from ...data import PARTITIONS
 
@@ -343,9 +354,9 @@ def _is_number(text: str) -> bool:
 
 
 def _matches(pattern: str, cell: Cell) -> bool:
-    """Whether a pattern, "column/row" or one of the two, names a cell; * stands for anything, case does not count."""
+    """Return True if a pattern, "column/row" or one of the two, matches a cell; * matches anything, case is ignored."""
     column, row = cell.column.lower(), cell.row.lower()
-    # Only * stands for something else.
+    # Only * is special.
     left, slash, right = (
         part.strip().replace("[", "[[]").replace("?", "[?]") for part in pattern.lower().partition("/")
     )
@@ -360,8 +371,9 @@ def _check_names(where: str, names: Any, known: Mapping[str, Any]) -> None:
             raise ValueError(f"{where}: {name!r} is not there; {did_you_mean(name, known)}")
 
 
-def tidy(values: Mapping[str, Any]) -> Iterator[str]:
-    """Options as short words: lr=0.02."""
-    return (
+def format_options(values: Mapping[str, Any], separator: str = ", ") -> str:
+    """Format options as short words, such as lr=0.02."""
+    words = (
         f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
     )
+    return separator.join(words)

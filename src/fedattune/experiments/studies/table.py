@@ -1,4 +1,4 @@
-"""A study's results as Markdown: the paper's number beside ours."""
+"""The results of a study as Markdown: our numbers beside the paper's."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,89 +7,48 @@ from typing import Any
 import numpy as np
 
 from .cells import Cell
-from .matching import summary
-from .outcome import Outcome, search
-from .records import Records
-from .study import Study, tidy
+from .matching import summarize_mixing
+from .outcome import MAX_DIFFERENCE, Outcome, StudyResults, score_choices
+from .study import Study, format_options
 
-MAX_DIFFERENCE = 1.0
-"""Points of difference from which a cell needs a reason."""
-
-
-Outcomes = Mapping[Cell, Outcome]
-
-
-WORDS = {
+OVER_WORDS = {
     "max": "best evaluated round",
     "last10": "mean over the last tenth of the rounds",
     "last": "last round",
 }
+MEAN_WORDS = {"pooled": "over all test samples", "uniform": "mean over clients"}
+COLUMN_TITLES = ("method", "paper", "ours", "difference", "last round", "over clients", "worst 10%", "received",
+                 "trained", "seeds", "rounds", "steps", "seconds", "chosen")  # fmt: skip
 
 
-MEANS = {"pooled": "over all test samples", "uniform": "mean over clients"}
+def to_markdown(results: StudyResults) -> str:
+    """Render the whole page: the table, all numbers by column, choices, reasons, settings and versions."""
+    study = results.study
+    out = [f"# {study.title}", "", f"{study.source}. {describe_measure(study)}", ""]
+    if study.about:
+        out += [study.about.strip(), ""]
+    out += _render_matrix(results)
+    out += [f"{sentence}\n" for sentence in [describe_agreement(results)] if sentence]
+    if lines := summarize_mixing(results):
+        out += ["## The figure in numbers", "", *_render_lines(lines), ""]
+    out += _render_reasons(results)
+    out += ["## All numbers", ""]
+    for column, lines in format_columns(results).items():
+        out += [f"### {column}", "", *_render_lines([list(COLUMN_TITLES), *lines]), ""]
+    out += _render_search(results)
+    out += _render_settings(results)
+    return "\n".join(out).rstrip() + "\n"
 
 
-COLUMN_TITLES = ("method", "paper", "ours", "difference", "last round", "over clients",
-    "worst 10%", "received", "trained",
-         "seeds", "rounds", "steps", "seconds", "chosen")  # fmt: skip
+def describe_measure(study: Study) -> str:
+    """Describe in one sentence how a run becomes one number."""
+    m = study.measure
+    return f"Measure: {m.called} = test accuracy in %, {OVER_WORDS[m.over]}, {MEAN_WORDS[m.mean]}."
 
 
-def ours(study: Study, outcome: Outcome, found: Outcomes) -> float | None:
-    """What is compared with the printed number: the accuracy, or the gap to it of the row that `gap_to` names."""
-    if outcome.value is None or not study.gap_to:
-        return outcome.value and outcome.value.mean
-    other = found.get(Cell(study.gap_to, outcome.cell.column))
-    return other.value.mean - outcome.value.mean if other and other.value else None
-
-
-def difference(study: Study, outcome: Outcome, found: Outcomes) -> float | None:
-    """Ours minus the paper's, in points; None where one of the two is missing."""
-    printed, _ = study.printed(outcome.cell)
-    mine = ours(study, outcome, found)
-    return None if printed is None or mine is None else mine - printed
-
-
-def far_off(study: Study, found: Outcomes) -> list[Outcome]:
-    """Cells that should be the paper's and are more than a point off."""
-    return [one for one, off in _comparable(study, found) if abs(off) > MAX_DIFFERENCE]
-
-
-def shorter(study: Study, one: Outcome) -> str:
-    """How many rounds a cell has and should have; nothing where it has them all."""
-    asked = study.run(one.cell, one.choice, 0).experiment.rounds
-    return "" if one.extent.rounds == asked else f"{one.extent.rounds} of {asked} rounds"
-
-
-def lacks(study: Study, one: Outcome) -> list[str]:
-    """What the study asks of a cell and it does not have, as short phrases."""
-    asked = study.run(one.cell, one.choice, 0).experiment
-    parts = [rounds] if (rounds := shorter(study, one)) else []
-    if one.extent.mixed_precision != asked.mixed_precision:
-        parts.append(f"{one.extent.mixed_precision} products")
-    if one.failed or one.n_seeds < study.seeds:
-        diverged = f", {len(one.failed)} diverged" * bool(one.failed)
-        parts.append(f"{one.n_seeds} of {study.seeds} seeds{diverged}")
-    if one.choice and not one.searched:
-        parts.append("no search")
-    return parts
-
-
-def _comparable(study: Study, found: Outcomes) -> list[tuple[Outcome, float]]:
-    """Cells that should be the paper's and lack nothing, with the difference."""
-    pairs = []
-    for cell, one in found.items():
-        off = difference(study, one, found)
-        if off is None or not study.rows[cell.row].match:
-            continue
-        compared = [one, found[Cell(study.gap_to, cell.column)]] if study.gap_to else [one]
-        if not any(lacks(study, each) for each in compared):
-            pairs.append((one, off))
-    return pairs
-
-
-def agreement(study: Study, found: Outcomes) -> str | None:
-    """One sentence on the mean absolute difference to the paper, over the cells that should match."""
-    off = [abs(off) for _, off in _comparable(study, found)]
+def describe_agreement(results: StudyResults) -> str | None:
+    """Describe the mean absolute difference to the paper, over complete cells that should match."""
+    off = [abs(off) for _, off in results.comparable()]
     if not off:
         return None
     return (
@@ -99,223 +58,180 @@ def agreement(study: Study, found: Outcomes) -> str | None:
     )
 
 
-def to_markdown(study: Study, found: Outcomes, records: Records) -> str:
-    """The whole page: table, one table per column with all numbers, what was chosen, reasons, settings, versions."""
-    out = [f"# {study.title}", "", f"{study.source}. {what_is_shown(study)}", ""]
-    if study.about:
-        out += [study.about.strip(), ""]
-    out += _matrix(study, found)
-    out += [f"{sentence}\n" for sentence in [agreement(study, found)] if sentence]
-    out += _pictures(study, found, records)
-    out += _reasons(study, found)
-    out += _details(study, found)
-    out += _search(study, found, records)
-    out += _settings(study, found, records)
-    return "\n".join(out).rstrip() + "\n"
+def format_columns(results: StudyResults) -> dict[str, list[list[str]]]:
+    """Format the numbers of all cells: column -> a line under `COLUMN_TITLES` for each of its cells."""
+    columns: dict[str, list[list[str]]] = {}
+    for cell, one in results.outcomes.items():
+        columns.setdefault(cell.column, []).append(_format_line(results, one))
+    return columns
 
 
-def what_is_shown(study: Study) -> str:
-    """One sentence on the number of a run."""
-    m = study.measure
-    return f"Measure: {m.called} = test accuracy in %, {WORDS[m.over]}, {MEANS[m.mean]}."
+def _format_line(results: StudyResults, one: Outcome) -> list[str]:
+    paper, spread = results.study.paper_value(one.cell)
+    off = results.difference(one)
+
+    def show(name: str, form: str = ".2f") -> str:
+        return f"{one.measures[name].mean:{form}}" if name in one.measures else "–"
+
+    return [
+        one.cell.row,
+        "–" if paper is None else f"{paper:.2f}" + (f" ±{spread:.2f}" if spread is not None else ""),
+        _format_value(one),
+        "–" if off is None else _format_signed(off),
+        *(show(name) for name in ("last", "last_uniform", "worst10", "received", "trained")),
+        f"{one.n_seeds}" + (f" ({len(one.failures)} diverged)" if one.failures else ""),
+        str(one.extent.rounds),
+        show("local_steps", ",.0f"),
+        show("seconds", ".0f"),
+        format_options(one.choice) + " (not searched)" * (not one.is_searched) if one.choice else "–",
+    ]
 
 
-def _matrix(study: Study, found: Outcomes) -> list[str]:
-    """Rows by columns: ours, and in brackets the paper's and the difference."""
-    cells = {(cell.row, cell.column) for cell in study.cells()}
-    columns = [column for column in study.columns if any(cell.column == column for cell in found)]
-    lines = [["method", *columns]]
-    for row in study.rows:
-        line = [row if study.rows[row].match or row not in study.paper else f"{row} †"]
-        for column in columns:
-            outcome = found.get(Cell(row, column))
-            line.append(_cell(study, outcome, found) if outcome else "–" if (row, column) in cells else "")
-        lines.append(line)
-    for first, second in study.differences:
-        line = [f"*{first} minus {second}*"]
-        for column in columns:
-            line.append(_minus(study, found, first, second, column))
-        lines.append(line)
-    paper = f"the paper's gap {study.gap_to} minus method" if study.gap_to else "paper's"
-    legend = f"Ours ± spread over seeds ({paper}, difference); differences of more than one point are bold; – not run."
-    if any(not study.rows[row].match for row in study.paper):
-        legend += " † another reading: its difference does not count."
-    return [*_pipes(lines), "", legend, "", *_lacking(study, found)]
-
-
-def _lacking(study: Study, found: Outcomes) -> list[str]:
-    """Say which cells have fewer rounds, seeds or digits than the study asks for, or values that nobody searched."""
-    few: dict[str, list[Cell]] = {}
-    for cell, one in found.items():
-        for lack in lacks(study, one):
-            few.setdefault(lack, []).append(cell)
-    lines = [f"- {how}: {_together(which, found)}" for how, which in few.items()]
-    return ["Fewer than the study asks for:", "", *lines, ""] if lines else []
-
-
-def _together(cells: Sequence[Cell], found: Outcomes) -> str:
-    """Cells by name; columns of which all are there, by theirs."""
-    if len(cells) == len(found):
-        return "all cells"
-    whole = {c.column for c in cells} - {c.column for c in found if c not in cells}
-    names = [c.column if c.column in whole else str(c) for c in cells]
-    return "; ".join(dict.fromkeys(names))
-
-
-def _pictures(study: Study, found: Outcomes, records: Records) -> list[str]:
-    lines = summary(study, found, records)
-    return ["## The figure in numbers", "", *_pipes(lines), ""] if lines else []
-
-
-def _cell(study: Study, outcome: Outcome, found: Outcomes) -> str:
-    if outcome.value is None:
-        return "diverged"
-    mean = _ours(outcome)
-    printed, off = study.printed(outcome.cell)[0], difference(study, outcome, found)
-    if printed is None or off is None:
-        return mean
-    gap = f", gap {ours(study, outcome, found):.2f}" if study.gap_to else ""
-    strong = "**" if abs(off) > MAX_DIFFERENCE and study.rows[outcome.cell.row].match else ""
-    return f"{mean}{gap} ({printed:.2f}, {strong}{_signed(off)}{strong})"
-
-
-def _minus(study: Study, found: Outcomes, first: str, second: str, column: str) -> str:
-    pair = [found.get(Cell(row, column)) for row in (first, second)]
-    values = [one.value.mean for one in pair if one and one.value]
-    printed = [p for row in (first, second) if (p := study.printed(Cell(row, column))[0]) is not None]
-    if len(values) < 2:
-        return "–"
-    sign = -1 if study.gap_to else 1  # what is printed then is how much less a row has
-    paper = f" ({_signed(sign * (printed[0] - printed[1]))})" if len(printed) == 2 else ""
-    return _signed(values[0] - values[1]) + paper
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
-
-
-def _ours(outcome: Outcome) -> str:
+def _format_value(outcome: Outcome) -> str:
     if outcome.value is None:
         return "diverged"
     spread = f" ±{outcome.value.std:.2f}" if outcome.n_seeds > 1 else ""
     return f"{outcome.value.mean:.2f}{spread}"
 
 
-def _reasons(study: Study, found: Outcomes) -> list[str]:
-    """Every reason, with the cells that it is of."""
-    said: dict[str, list[Outcome]] = {}
-    for one in far_off(study, found):
-        said.setdefault(study.reason(one.cell) or "No reason is known.", []).append(one)
-    if not said:
+def _format_signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def _render_matrix(results: StudyResults) -> list[str]:
+    """Render rows by columns: our number, then in brackets the paper's and the difference."""
+    study, outcomes = results.study, results.outcomes
+    cells = set(study.cells())
+    columns = [column for column in study.columns if any(cell.column == column for cell in outcomes)]
+    lines = [["method", *columns]]
+    for row in study.rows:
+        line = [row if study.rows[row].match or row not in study.paper else f"{row} †"]
+        for cell in (Cell(row, column) for column in columns):
+            found = outcomes.get(cell)
+            line.append(_format_cell(results, found) if found else "–" if cell in cells else "")
+        lines.append(line)
+    for first, second in study.differences:
+        differences = (_format_minus(results, first, second, column) for column in columns)
+        lines.append([f"*{first} minus {second}*", *differences])
+    paper = f"the paper's gap {study.gap_to} minus method" if study.gap_to else "paper's"
+    legend = f"Ours ± spread over seeds ({paper}, difference); differences of more than one point are bold; – not run."
+    if any(not study.rows[row].match for row in study.paper):
+        legend += " † another reading: its difference does not count."
+    return [*_render_lines(lines), "", legend, "", *_render_shortfalls(results)]
+
+
+def _format_cell(results: StudyResults, one: Outcome) -> str:
+    study, ours = results.study, _format_value(one)
+    paper, off = study.paper_value(one.cell)[0], results.difference(one)
+    if one.value is None or paper is None or off is None:
+        return ours
+    gap = f", gap {results.compared_value(one):.2f}" if study.gap_to else ""
+    strong = "**" if abs(off) > MAX_DIFFERENCE and study.rows[one.cell.row].match else ""
+    return f"{ours}{gap} ({paper:.2f}, {strong}{_format_signed(off)}{strong})"
+
+
+def _format_minus(results: StudyResults, first: str, second: str, column: str) -> str:
+    study, cells = results.study, [Cell(row, column) for row in (first, second)]
+    values = [one.value.mean for cell in cells if (one := results.outcomes.get(cell)) and one.value]
+    papers = [paper for cell in cells if (paper := study.paper_value(cell)[0]) is not None]
+    if len(values) < 2:
+        return "–"
+    sign = -1 if study.gap_to else 1  # a printed gap says how much less a row has
+    suffix = f" ({_format_signed(sign * (papers[0] - papers[1]))})" if len(papers) == 2 else ""
+    return _format_signed(values[0] - values[1]) + suffix
+
+
+def _render_shortfalls(results: StudyResults) -> list[str]:
+    """List cells with fewer rounds, seeds or digits than the study specifies, or with values from no search."""
+    groups: dict[str, list[Cell]] = {}
+    for cell, one in results.outcomes.items():
+        for lack in results.shortfalls(one):
+            groups.setdefault(lack, []).append(cell)
+    lines = [f"- {lack}: {_name_cells(cells, results)}" for lack, cells in groups.items()]
+    return ["Fewer than the study asks for:", "", *lines, ""] if lines else []
+
+
+def _name_cells(cells: Sequence[Cell], results: StudyResults) -> str:
+    """Name cells; a column whose cells are all among them has only its own name."""
+    if len(cells) == len(results.outcomes):
+        return "all cells"
+    whole = {c.column for c in cells} - {c.column for c in results.outcomes if c not in cells}
+    return "; ".join(dict.fromkeys(c.column if c.column in whole else str(c) for c in cells))
+
+
+def _render_reasons(results: StudyResults) -> list[str]:
+    """List every reason of a large difference with its cells."""
+    groups: dict[str, list[Outcome]] = {}
+    for one in results.distant():
+        reason = results.study.find_reason(one.cell) or "No reason is known."
+        groups.setdefault(reason, []).append(one)
+    lines = []
+    for reason, outcomes in groups.items():
+        names = (f"{one.cell} ({_format_signed(results.difference(one) or 0)})" for one in outcomes)
+        lines.append(f"- {'; '.join(names)}: {' '.join(reason.split())}")
+    return ["## Cells that are more than one point off", "", *lines, ""] if lines else []
+
+
+def _render_search(results: StudyResults) -> list[str]:
+    study = results.study
+    lines = [["cell", "chosen", "validation accuracy in % of every combination"]]
+    for cell, one in results.outcomes.items():
+        if not one.choice or not one.is_searched or study.rows[cell.row].like:
+            continue
+        scores = "; ".join(
+            f"{format_options(choice)}: {'not run' if score is None else f'{score:.2f}'}"
+            for choice, score in score_choices(study, cell, results.records, one.extent)
+        )
+        lines.append([str(cell), format_options(one.choice), scores])
+    if len(lines) == 1 or study.tuning is None:
         return []
-    lines = ["## Cells that are more than one point off", ""]
-    for text, cells in said.items():
-        names = "; ".join(f"{one.cell} ({_signed(difference(study, one, found) or 0)})" for one in cells)
-        lines += [f"- {names}: {' '.join(text.split())}"]
-    return [*lines, ""]
-
-
-def _details(study: Study, found: Outcomes) -> list[str]:
-    out = ["## All numbers", ""]
-    for column, lines in by_column(study, found).items():
-        out += [f"### {column}", "", *_pipes([list(COLUMN_TITLES), *lines]), ""]
-    return out
-
-
-def by_column(study: Study, found: Outcomes) -> dict[str, list[list[str]]]:
-    """Column -> a line under `COLUMN_TITLES` for each of its cells."""
-    columns: dict[str, list[list[str]]] = {}
-    for cell, one in found.items():
-        columns.setdefault(cell.column, []).append(_line(study, one, found))
-    return columns
-
-
-def _line(study: Study, one: Outcome, found: Outcomes) -> list[str]:
-    printed, spread = study.printed(one.cell)
-    off = difference(study, one, found)
-    paper = "–" if printed is None else f"{printed:.2f}" + (f" ±{spread:.2f}" if spread is not None else "")
-
-    def shown(name: str) -> str:
-        return f"{one.measures[name].mean:.2f}" if name in one.measures else "–"
-
-    failed = f" ({len(one.failed)} diverged)" if one.failed else ""
-    seconds = f"{one.measures['seconds'].mean:.0f}" if one.runs else "–"
-    steps = f"{one.measures['local_steps'].mean:,.0f}" if one.runs else "–"
     return [
-        one.cell.row,
-        paper,
-        _ours(one),
-        "–" if off is None else _signed(off),
-        *(shown(name) for name in ("last", "last_uniform", "worst10", "received", "trained")),
-        f"{one.n_seeds}{failed}",
-        str(one.extent.rounds),
-        steps,
-        seconds,
-        ", ".join(tidy(one.choice)) + " (not searched)" * (not one.searched) if one.choice else "–",
-    ]
-
-
-def _search(study: Study, found: Outcomes, records: Records) -> list[str]:
-    tuned = [
-        cell for cell, one in found.items() if one.choice and one.searched and not study.rows[cell.row].like
-    ]
-    if not tuned or study.tuning is None:
-        return []
-    out = [
         "## How hyper-parameters were chosen",
         "",
         f"Every combination was trained for {study.tuning.rounds} rounds with seed 0 (fewer where the runs themselves "
         f"have fewer), with {100 * study.tuning.validation:g}% of each client's training samples held out; the one "
         "with the best validation accuracy in the last tenth of the rounds was taken. Test data were not looked at.",
         "",
+        *_render_lines(lines),
+        "",
     ]
-    lines = [["cell", "chosen", "validation accuracy in % of every combination"]]
-    for cell in tuned:
-        scores = search(study, cell, records, found[cell].extent)
-        said = "; ".join(
-            f"{', '.join(tidy(choice))}: {'not run' if score is None else f'{score:.2f}'}"
-            for choice, score in scores
-        )
-        lines.append([str(cell), ", ".join(tidy(found[cell].choice)), said])
-    return [*out, *_pipes(lines), ""]
 
 
-def _values(grid: Mapping[str, list[Any]]) -> str:
-    return "; ".join(f"{key} from {', '.join(map(str, values))}" for key, values in grid.items())
-
-
-def _settings(study: Study, found: Outcomes, records: Records) -> list[str]:
-    runs = [records.runs[run] for one in found.values() for run in one.runs]
+def _render_settings(results: StudyResults) -> list[str]:
+    study, records = results.study, results.records
     out = ["## Settings, versions, time", ""]
-    common = study.settings | {"seeds": study.seeds}
-    out += [f"- all cells: {', '.join(tidy(common))}"]
-    out += [f"- {name}: {', '.join(tidy(values)) or '–'}" for name, values in study.columns.items()]
+    out += [f"- all cells: {format_options(study.settings | {'seeds': study.seeds})}"]
+    out += [f"- {name}: {format_options(values) or '–'}" for name, values in study.columns.items()]
     for name, row in study.rows.items():
         if row.like:
             out += [f"- {name}: the runs of {row.like}, the model that is {row.point}"]
-        else:
-            said = ", ".join(tidy({**row.settings, **row.options}))
-            grids = [_values(row.grid), *(f"{one}: {_values(grid)}" for one, grid in row.grids.items())]
-            out += [
-                ", ".join(text for text in (f"- {name}: `{row.algorithm}`", said, " | ".join(grids)) if text)
-            ]
-    if runs:
-        dates = sorted({one["date"] for one in runs})
+            continue
+        grids = [("", row.grid), *((f"{column}: ", grid) for column, grid in row.grids.items())]
+        choices = " | ".join(prefix + _format_grid(grid) for prefix, grid in grids)
+        parts = (f"- {name}: `{row.algorithm}`", format_options({**row.settings, **row.options}), choices)
+        out += [", ".join(filter(None, parts))]
+    if runs := [records.runs[run] for one in results.outcomes.values() for run in one.runs]:
+        dates = sorted({run["date"] for run in runs})
         days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        made = sorted({_versions(one["environment"]) for one in runs})
+        versions = sorted({_format_versions(run["environment"]) for run in runs})
         hours = sum(facts.get("seconds", 0) for facts in records.runs.values()) / 3600
         out += [
-            f"- run on {days} with {'; '.join(made)}",
+            f"- run on {days} with {'; '.join(versions)}",
             f"- {hours:.1f} hours of runs, those of the search included",
         ]
     return [*out, ""]
 
 
-def _versions(environment: Mapping[str, Any]) -> str:
+def _format_grid(grid: Mapping[str, list[Any]]) -> str:
+    return "; ".join(f"{key} from {', '.join(map(str, values))}" for key, values in grid.items())
+
+
+def _format_versions(environment: Mapping[str, Any]) -> str:
     git = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}", r"\1", environment.get("git") or "no git")
     return f"FedAttune {environment['fedattune']} ({git}), PyTorch {environment['torch']}"
 
 
-def _pipes(lines: Sequence[Sequence[str]]) -> list[str]:
+def _render_lines(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Render a Markdown table; the first line is its head."""
     head, *rest = ["| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines]
     return [head, "|" + "---|" * len(lines[0]), *rest]

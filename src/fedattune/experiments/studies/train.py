@@ -1,10 +1,11 @@
-"""Train the runs of a study that are not there yet, and keep what they reach."""
+"""Training of a study: the runs that are missing, column by column."""
 
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...core.errors import FedAttuneError, RunError
 from ...core.io import read_json
@@ -12,8 +13,8 @@ from ...core.settings import Settings
 from ...training.result import Result
 from ...training.storage.folder import RunFolder
 from ..config import Experiment
-from .cells import Cell, CellRun, Extent
-from .outcome import choose
+from .cells import Cell, CellRun, StudyOptions
+from .outcome import choose_options
 from .records import Records
 from .study import Study
 
@@ -23,187 +24,168 @@ if TYPE_CHECKING:
     from ..progress import ProgressDisplay
 
 SPLITS_AT_ONCE = 8
-"""Splits of the data that are in memory at a time."""
+"""Maximum number of splits of the data in memory."""
 
 
-class TrainOptions(NamedTuple):
-    """How runs are to be trained, beside what the study says.
+@dataclass(frozen=True)
+class StudyTrainer:
+    """Train the missing runs of a study.
 
     Attributes:
-        extent: how much of each run.
-        seeds: in place of the study's, where given.
-        search: whether grids are searched; else the middle value of each is taken.
-        more: settings that change no number: device, data_dir.
+        study: the study.
+        records: its raw results, which receive the new ones.
+        options: the options of `fedattune reproduce`.
+        should_stop: returns True once the user asks to stop.
+        display: shows the progress.
+        on_results: called after new results are saved.
 
     """
 
-    out: Path
-    extent: Extent
-    seeds: int | None
-    processes: int | Literal["auto"]
-    search: bool
-    more: dict[str, Any]
+    study: Study
+    records: Records
+    options: StudyOptions
+    should_stop: "ShouldStop"
+    display: "ProgressDisplay"
+    on_results: Callable[[], None]
 
+    def train_cells(self, cells: Sequence[Cell]) -> list[str]:
+        """Train the missing runs of some cells, column by column.
 
-def train_study(
-    study: Study,
-    cells: Sequence[Cell],
-    records: Records,
-    order: TrainOptions,
-    stop: "ShouldStop",
-    shown: "ProgressDisplay",
-    done: Callable[[], None],
-) -> list[str]:
-    """Train what is missing, column by column; `done` is called whenever there are new results.
+        Returns:
+            One sentence per column that failed, for instance because its data are missing. The other columns are
+            trained all the same.
 
-    Returns what could not be done, such as data that are not there; the other columns are trained all the same.
+        Raises:
+            StoppedError: the user asked to stop. Finished runs are saved; others can be resumed.
 
-    Raises:
-        StoppedError: a stop was asked for; finished runs are kept, others can be resumed.
+        """
+        problems: list[str] = []
+        for column in dict.fromkeys(cell.column for cell in cells):
+            try:
+                self._train_column([cell for cell in cells if cell.column == column])
+            except FedAttuneError as error:
+                problems.append(f"{column}: {error}")
+        return problems
 
-    """
-    problems: list[str] = []
-    work = _StudyTrainer(study, records, order, stop, shown, done)
-    for column in dict.fromkeys(cell.column for cell in cells):
-        mine = [cell for cell in cells if cell.column == column]
-        try:
-            if order.search:
-                work.train(
-                    [
-                        study.run(cell, choice, 0, order.extent, tuning=True)
-                        for cell in mine
-                        for choice in study.choices(cell)
-                        if len(study.choices(cell)) > 1
-                    ]
-                )
-            chosen = [
-                (cell, choose(study, cell, records, order.extent) if order.search else study.middle(cell))
-                for cell in mine
+    def _train_column(self, cells: Sequence[Cell]) -> None:
+        study, extent = self.study, self.options.extent
+        grids = [(cell, study.choices(cell)) for cell in cells if not self.options.no_search]
+        self._train(
+            [
+                study.make_run(cell, choice, 0, extent, tuning=True)
+                for cell, grid in grids
+                for choice in grid
+                if len(grid) > 1
             ]
-            work.train(
-                [
-                    study.run(cell, choice, seed, order.extent)
-                    for seed in range(order.seeds or study.seeds)
-                    for cell, choice in chosen
-                    if choice is not None
-                ]
-            )
-        except FedAttuneError as error:
-            problems.append(f"{column}: {error}")
-    return problems
+        )
+        if self.options.no_search:
+            choices = {cell: study.middle_choice(cell) for cell in cells}
+        else:
+            found = {cell: choose_options(study, cell, self.records, extent) for cell in cells}
+            choices = {cell: choice for cell, choice in found.items() if choice is not None}
+        self._train(
+            [
+                study.make_run(cell, choice, seed, extent)
+                for seed in range(self.options.seeds or study.seeds)
+                for cell, choice in choices.items()
+            ]
+        )
 
-
-class _StudyTrainer:
-    def __init__(
-        self,
-        study: Study,
-        records: Records,
-        order: TrainOptions,
-        stop: "ShouldStop",
-        shown: "ProgressDisplay",
-        done: Callable[[], None],
-    ) -> None:
-        self.study, self.records, self.order = study, records, order
-        self.stop, self.shown, self.done = stop, shown, done
-        self.scratch = order.out / "runs"
-
-    def train(self, runs: Sequence[CellRun]) -> None:
-        """Train those that nobody has, in groups of the same data."""
+    def _train(self, runs: Sequence[CellRun]) -> None:
+        """Train the runs that no study has, in groups with the same data."""
         from ..runner import train_all
 
-        siblings = [path for path in sorted(self.order.out.iterdir()) if path != self.records.folder]
-        if self.records.adopt(siblings, runs, mixing=self.study.mixing):
-            self._keep()
-        todo = list({run.id: run for run in runs if run not in self.records}.values())
-        groups: dict[str, list[CellRun]] = {}
-        for run in todo:
-            groups.setdefault(_data_key(run.experiment), []).append(run)
-        waiting = list(groups.values())
+        others = [path for path in sorted(self.options.out.iterdir()) if path != self.records.folder]
+        if self.records.adopt(others, runs, mixing=self.study.mixing):
+            self._save()
+        groups: dict[str, dict[str, CellRun]] = {}
+        for run in runs:
+            if run not in self.records:
+                groups.setdefault(_data_key(run.experiment), {})[run.id] = run
+        waiting = [list(group.values()) for group in groups.values()]
         while waiting:
             some, waiting = waiting[:SPLITS_AT_ONCE], waiting[SPLITS_AT_ONCE:]
-            order = [run for group in some for run in group]
-            jobs = [job for group in some for job in self._jobs(group)]
-            self._same_data(order, jobs)
+            pairs = [pair for group in some for pair in self._make_jobs(group)]
+            self._check_data(pairs)
             failed: list[FailedRun] = []
             try:
                 train_all(
-                    jobs,
-                    self.stop,
-                    self.shown,
-                    scratch=self.scratch,
-                    processes=self.order.processes,
+                    [job for _, job in pairs],
+                    self.should_stop,
+                    self.display,
+                    scratch=self.options.out / "runs",
+                    processes=self.options.processes,
                     on_failure=failed.append,
                 )
             finally:
-                self._collect(order, jobs, {one.folder: one.error for one in failed if one.diverged})
+                self._collect(pairs, {one.folder: one.error for one in failed if one.diverged})
             if killed := [one for one in failed if not one.diverged]:
                 raise RunError(f"{killed[0].error}; go on by --resume")
 
-    def _same_data(self, runs: Sequence[CellRun], jobs: "Sequence[Job]") -> None:
-        """Check that what is recorded was trained on the same samples of the same clients.
-
-        Raises:
-            RunError: it was not; then numbers beside each other could not be compared.
-
-        """
-        now = {_data_key(run.experiment): job.federation.digest for run, job in zip(runs, jobs, strict=True)}
-        for id_, facts in self.records.runs.items():
-            then = facts.get("split")
-            digest = now.get(_data_key(Experiment(**facts["experiment"])), then) if then else None
-            if digest != then:
-                raise RunError(
-                    f"the data are not those of run {id_} in {self.records.folder}: their split is {digest}, that "
-                    f"of the run {then}; take the data of then, or another --out"
-                )
-
-    def _collect(self, runs: Sequence[CellRun], jobs: "Sequence[Job]", diverged: Mapping[Path, str]) -> None:
-        """Take over what the runs reached; the folders of those that ended are not needed any more."""
-        for run, job in zip(runs, jobs, strict=True):
-            if job.folder in diverged:
-                self.records.fail(run, diverged[job.folder])
-            elif job.is_finished and run not in self.records:
-                environment = _select_versions(read_json(RunFolder(job.folder).environment))
-                labels = job.federation.label_counts().tolist() if self.study.mixing else None
-                self.records.add(run, Result.load(job.folder), environment, labels)
-        self._keep()
-        for run, job in zip(runs, jobs, strict=True):
-            if run in self.records:
-                shutil.rmtree(job.folder, ignore_errors=True)
-
-    def _keep(self) -> None:
-        self.records.save()
-        self.done()
-
-    def _jobs(self, runs: Sequence[CellRun]) -> "list[Job]":
+    def _make_jobs(self, runs: Sequence[CellRun]) -> "list[tuple[CellRun, Job]]":
+        """Make the jobs of runs with the same data, which are loaded once."""
         from ..job import Job
         from ..plan import make_plan, prepare_data
 
         federation: Federation | None = None
-        jobs = []
+        pairs = []
         for run in runs:
-            experiment = run.experiment.model_copy(update=self.order.more)
-            if federation is None:
-                federation = prepare_data(experiment)
+            experiment = run.experiment.model_copy(update=self.options.overrides)
+            federation = federation or prepare_data(experiment)
             plan = make_plan(experiment, federation)
             (name,) = experiment.algorithms
             words = [str(run.cell), *(f"{key}={value}" for key, value in run.choice.items())]
-            jobs.append(
-                Job(
-                    title=", ".join([*words, f"seed {experiment.seed}"]),
-                    algorithm=name,
-                    federation=federation,
-                    model=experiment.model,
-                    settings=experiment.settings(experiment.seed),
-                    folder=self.scratch / run.id,
-                    options=plan.options[name],
-                    model_options=plan.model_options,
-                )
+            job = Job(
+                title=", ".join([*words, f"seed {experiment.seed}"]),
+                algorithm=name,
+                federation=federation,
+                model=experiment.model,
+                settings=experiment.settings(experiment.seed),
+                folder=self.options.out / "runs" / run.id,
+                options=plan.options[name],
+                model_options=plan.model_options,
             )
-        return jobs
+            pairs.append((run, job))
+        return pairs
+
+    def _check_data(self, pairs: "Sequence[tuple[CellRun, Job]]") -> None:
+        """Check that recorded runs were trained on the same samples of the same clients.
+
+        Raises:
+            RunError: they were not, so their numbers cannot be compared with new ones.
+
+        """
+        digests = {_data_key(run.experiment): job.federation.digest for run, job in pairs}
+        for run, facts in self.records.runs.items():
+            then = facts.get("split")
+            now = digests.get(_data_key(Experiment(**facts["experiment"])), then) if then else None
+            if now != then:
+                raise RunError(
+                    f"the data are not those of run {run} in {self.records.folder}: their split is {now}, that of "
+                    f"the run {then}; take the data of then, or another --out"
+                )
+
+    def _collect(self, pairs: "Sequence[tuple[CellRun, Job]]", diverged: Mapping[Path, str]) -> None:
+        """Add the results of finished runs to the records, then remove their folders."""
+        for run, job in pairs:
+            if job.folder in diverged:
+                self.records.add_failure(run, diverged[job.folder])
+            elif job.is_finished and run not in self.records:
+                environment = _select_versions(read_json(RunFolder(job.folder).environment))
+                labels = job.federation.label_counts().tolist() if self.study.mixing else None
+                self.records.add(run, Result.load(job.folder), environment, labels)
+        self._save()
+        for run, job in pairs:
+            if run in self.records:
+                shutil.rmtree(job.folder, ignore_errors=True)
+
+    def _save(self) -> None:
+        self.records.save()
+        self.on_results()
 
 
 def _data_key(experiment: Experiment) -> str:
-    """What is equal for experiments on the same data with the same split."""
+    """Make a key that is equal for experiments on the same split of the same data."""
     from ...algorithms import ALGORITHMS
     from ...data import PARTITIONS, SOURCES
     from ...models import MODELS
@@ -213,12 +195,11 @@ def _data_key(experiment: Experiment) -> str:
         - Settings.model_fields.keys()
         - {"model", "algorithms", "set", "seeds"}
     )
-    own = {*ALGORITHMS, *MODELS} - {*PARTITIONS, *SOURCES}
-    options = {k: v for k, v in experiment.set.items() if k.rpartition(".")[0] not in own}
+    others = {*ALGORITHMS, *MODELS} - {*PARTITIONS, *SOURCES}
+    options = {k: v for k, v in experiment.set.items() if k.rpartition(".")[0] not in others}
     return json.dumps([[str(getattr(experiment, name)) for name in sorted(names)], options], sort_keys=True)
 
 
 def _select_versions(environment: dict[str, Any]) -> dict[str, Any]:
-    packages = environment["packages"]
-    kept = {name: environment[name] for name in ("fedattune", "git", "python", "cpus")}
-    return {**kept, "torch": packages["torch"], "numpy": packages["numpy"]}
+    selected = {name: environment[name] for name in ("fedattune", "git", "python", "cpus")}
+    return selected | {name: environment["packages"][name] for name in ("torch", "numpy")}
