@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -466,24 +467,21 @@ def test_a_killed_process_is_no_result(
     cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its run is resumed, not taken for one that diverged; the other columns are trained."""
-    from fedattune.experiments import runner as jobs
+    from fedattune.experiments import runner
+    from fedattune.experiments.job import FailedRun
 
-    real = jobs.Job.train
+    real = runner.train_all
 
-    def train(job: jobs.Job, *how: object) -> object:
-        if job.algorithm == "fedavg" and job.settings.cohort == 2:
-            raise jobs.WorkerKilledError("its process was killed")
-        return real(job, *how)  # type: ignore[arg-type]
+    def kill(jobs: Any, *how: Any, on_failure: Any, **more: Any) -> Any:
+        for job in jobs:
+            if job.algorithm == "fedavg" and job.settings.cohort == 2:
+                on_failure(
+                    FailedRun("fedavg", job.settings.seed, "its process was killed", job.folder, False)
+                )
+        rest = [job for job in jobs if job.algorithm != "fedavg" or job.settings.cohort != 2]
+        return real(rest, *how, on_failure=on_failure, **more)
 
-    def one_after_another(self: jobs._JobRunner, *, spread: bool) -> None:
-        for i in tuple(self.left):
-            try:
-                self.finish(i, self.jobs[i].train(lambda _: None, self.stop))
-            except jobs.WorkerKilledError as error:
-                self.failed(i, error)
-
-    monkeypatch.setattr(jobs.Job, "train", train)
-    monkeypatch.setattr(jobs._JobRunner, "one_after_another", one_after_another)
+    monkeypatch.setattr(runner, "train_all", kill)
     done = cli("reproduce", small, "--out", "out", "--quiet", "--no-search", "--processes", 1)
     assert done.code == 1
     assert "few: its process was killed; go on by --resume" in done.err
