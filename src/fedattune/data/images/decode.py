@@ -181,23 +181,23 @@ def decode_image(data: bytes | None, like: Array | None, mode: ColourMode, where
 
 
 def find_columns(schema: Any, label: str | None, where: str) -> ImageColumns:
-    """Find image and label column by the features that the hub stores in the schema, else by their types.
+    """Find the image column and the label column of a Parquet file.
 
-    Among several label columns the one with most classes is taken, unless `label` names another.
+    Among several label columns, the function takes the one with most classes, unless `label` names another.
+
+    Args:
+        schema: pyarrow's schema of the file.
+        label: name of the label column, if the user gives one.
+        where: name of the file in messages.
 
     Raises:
-        DataError: none, or more than one that could be meant.
+        DataError: no column fits, or several columns could be meant.
 
     """
     from pyarrow import types
 
-    features = read_hub_features(schema)
-    images = [k for k, f in features.items() if f.get("_type") == "Image"]
-    classes = {k: tuple(map(str, f.get("names") or ())) for k, f in features.items() if _is_label(f)}
-    if not images:
-        images = [f.name for f in schema if types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0]
-    if not classes:
-        classes = {f.name: () for f in schema if types.is_integer(f.type)}
+    images = find_image_columns(schema)
+    classes = find_label_columns(schema) or {f.name: () for f in schema if types.is_integer(f.type)}
     if len(images) != 1:
         raise DataError(f"{where}: expected one image column, found {', '.join(images) or 'none'}")
     if label is not None and label not in classes:
@@ -219,12 +219,27 @@ def find_columns(schema: Any, label: str | None, where: str) -> ImageColumns:
     return ImageColumns(images[0], most, classes[most], (note,))
 
 
-def _is_label(feature: dict[str, Any]) -> bool:
-    return feature.get("_type") == "ClassLabel"
+def find_image_columns(schema: Any) -> list[str]:
+    """Return the columns that the hub calls images, else those of structs with encoded bytes."""
+    from pyarrow import types
+
+    images = [name for name, feature in _read_hub_features(schema).items() if feature.get("_type") == "Image"]
+    return images or [
+        f.name for f in schema if types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0
+    ]
 
 
-def read_hub_features(schema: Any) -> dict[str, dict[str, Any]]:
-    """The features that the hub's `datasets` library notes in the schema, or nothing."""
+def find_label_columns(schema: Any) -> dict[str, tuple[str, ...]]:
+    """Return the columns that the hub calls labels, each with the names of its classes."""
+    return {
+        name: tuple(map(str, feature.get("names") or ()))
+        for name, feature in _read_hub_features(schema).items()
+        if feature.get("_type") == "ClassLabel"
+    }
+
+
+def _read_hub_features(schema: Any) -> dict[str, dict[str, Any]]:
+    """Return the features that the hub's library `datasets` has noted in a schema, or nothing."""
     try:
         content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = content["info"]["features"]

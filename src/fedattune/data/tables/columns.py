@@ -1,9 +1,8 @@
-"""The columns of a table that become features, and how they are read where a schema says what they are."""
+"""The columns of a table that become features, and how to read them with a schema."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -11,12 +10,15 @@ from ...core.errors import ConfigError, DataError, did_you_mean
 from ..schema import MISSING_CATEGORY, Names, Schema
 from ..types import Array
 from .checks import NUMBER_PATTERN, find_missing, read_numbers
-from .file import column_to_numpy, is_categorical, is_numeric, read_text_columns
+from .file import TableFile, is_categorical, is_numeric
+
+MEND_OR_EXTEND = "mend the cell, or give all nodes a schema with it"
+"""Advice for a value that the schema does not know."""
 
 
 @dataclass
 class FeatureColumns:
-    """A table's features by column, in the order in which the model gets them."""
+    """The features of a table's n rows by column, in the order in which the model gets them."""
 
     numbers: dict[str, Array] = field(default_factory=dict)  # (n,), NaN where missing
     flagged: list[str] = field(default_factory=list)  # numbers with a further column that marks the missing
@@ -24,28 +26,39 @@ class FeatureColumns:
     categories: dict[str, Names] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add_numbers(self, name: str, values: Array, flagged: bool) -> None:
-        """Take up a column of numbers; if it is flagged, a further one marks what is missing."""
+    def add_numbers(self, name: str, values: Array, is_flagged: bool) -> None:
+        """Add a column of numbers; if it is flagged, a further column marks the missing values."""
         self.numbers[name] = values
-        gaps = int(np.isnan(values).sum())
-        if flagged:
+        n_missing = int(np.isnan(values).sum())
+        if is_flagged:
             self.flagged.append(name)
-        if gaps:
+        if n_missing:
             self.notes.append(
-                f"Column {name!r} lacks {gaps} values; they become the median of the client's own "
+                f"Column {name!r} lacks {n_missing} values; they become the median of the client's own "
                 "training part, and a further column of 0 and 1 marks them."
             )
 
     def add_text(self, name: str, values: Array, categories: Names = ()) -> None:
-        """Take up a column of text, None where missing; its categories are those that occur or those given."""
-        gaps = find_missing(values)
-        self.texts[name] = np.where(gaps, MISSING_CATEGORY, values)
+        """Add a column of text, None where missing; without given categories, the values are the categories."""
+        is_missing = find_missing(values)
+        self.texts[name] = np.where(is_missing, MISSING_CATEGORY, values)
         self.categories[name] = categories or tuple(sorted(set(self.texts[name].tolist())))
-        if gaps.any():
-            self.notes.append(f"Column {name!r} lacks {gaps.sum()} values; they are a category of their own.")
+        if is_missing.any():
+            self.notes.append(
+                f"Column {name!r} lacks {is_missing.sum()} values; they are a category of their own."
+            )
+
+    def matrix(self) -> Array:
+        """Return all features, float64 (n, F): numbers, marks of missing numbers, then one column per category."""
+        flags = [np.isnan(self.numbers[name]) for name in self.flagged]
+        one_hot = [
+            np.eye(len(self.categories[name]))[number_values(values, self.categories[name])]
+            for name, values in self.texts.items()
+        ]
+        return np.column_stack([*self.numbers.values(), *flags, *one_hot])
 
     def schema(self, classes: Names, target: str) -> Schema:
-        """What other tables need to get the same features."""
+        """Return the schema with which other tables get the same features."""
         return Schema(
             classes=classes,
             numbers=tuple(self.numbers),
@@ -55,145 +68,154 @@ class FeatureColumns:
         )
 
 
-def encode_one_hot(values: Array, categories: Names) -> Array:
-    """One column per category, float64 (n, categories)."""
-    number = {category: k for k, category in enumerate(categories)}
-    return np.eye(len(categories))[[number[value] for value in values.tolist()]]
+def number_values(values: Array, known: Sequence[str]) -> Array:
+    """Return the number of each value among the known ones, int64 (n,); -1 for any other value."""
+    number = {value: k for k, value in enumerate(known)}
+    return np.array([number.get(value, -1) for value in values.tolist()], dtype=np.int64)
 
 
 def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
-    """The number of each row's class among those of a schema, int64 (n,).
+    """Return the number of each row's class in a schema, int64 (n,).
+
+    Args:
+        path: file of the table, for messages.
+        name: name of the target column.
+        values: text or numbers (n,), complete.
+        classes: names of the schema's classes.
 
     Raises:
-        DataError: a value is none of them.
+        DataError: a value is no class of the schema.
 
     """
     labels = to_text(values)
-    check_known(path, f"target column {name!r}", labels, classes, "class")
-    number = {label: k for k, label in enumerate(classes)}
-    return np.array([number[label] for label in labels.tolist()], dtype=np.int64)
+    _check_known(path, f"target column {name!r}", labels, classes, "class", MEND_OR_EXTEND)
+    return number_values(labels, classes)
 
 
 def check_schema_columns(
-    path: Path, known: Sequence[str], schema: Schema, target: str, features: list[str] | str | None
+    table: TableFile, schema: Schema, target: str, features: list[str] | str | None
 ) -> list[str]:
-    """The feature columns that a schema asks for in a table with the columns `known`.
+    """Return the feature columns that a schema asks for.
+
+    Args:
+        table: the table.
+        schema: the schema.
+        target: column of the class that the user names.
+        features: columns that the user names; must be None.
 
     Raises:
-        ConfigError: the schema is none of tables, or something else is asked for, too.
+        ConfigError: the schema is not for tables, or the user names other columns.
         DataError: a column is missing.
 
     """
     if not schema.columns:
         raise ConfigError(
-            f"{path}: the schema names no columns; a table needs one with numbers or categories"
+            f"{table.path}: the schema names no columns; a table needs one with numbers or categories"
         )
     if features is not None:
         raise ConfigError("features: the schema names them already; give one of both")
     if target != schema.target:
         raise ConfigError(f"target is {target!r}, but the schema says {schema.target!r}; give the same")
     for column in (*schema.columns, target):
-        if column not in known:
+        if column not in table.names:
             raise DataError(
-                f"{path} has no column {column!r}, which the schema asks for; {did_you_mean(column, known)}; add "
-                "it, or rename the column that holds it"
+                f"{table.path} has no column {column!r}, which the schema asks for; "
+                f"{did_you_mean(column, table.names)}; add it, or rename the column that holds it"
             )
     return list(schema.columns)
 
 
-def read_schema_features(path: Path, content: Any, schema: Schema) -> FeatureColumns:
-    """The features that a schema asks for.
+def read_schema_features(
+    table: TableFile, schema: Schema, *, may_lack_numbers: bool = False, advice: str = MEND_OR_EXTEND
+) -> FeatureColumns:
+    """Read the features that a schema asks for.
+
+    Args:
+        table: a table that has the schema's columns.
+        schema: the schema.
+        may_lack_numbers: take missing numbers in columns that the schema does not flag, too.
+        advice: what to do about a category that the schema does not have.
 
     Raises:
-        DataError: a column holds what the schema does not know.
+        DataError: a column holds values that the schema does not allow.
 
     """
     found = FeatureColumns()
     for name in schema.numbers:
-        values = read_schema_numbers(path, name, content.column(name))
+        values = _read_schema_numbers(table, name)
         gaps = np.flatnonzero(np.isnan(values))
-        if len(gaps) and name not in schema.flagged:
+        if len(gaps) and name not in schema.flagged and not may_lack_numbers:
             raise DataError(
-                f"{path}: column {name!r} lacks {len(gaps)} of {len(values)} values, the first in data row "
+                f"{table.path}: column {name!r} lacks {len(gaps)} of {len(values)} values, the first in data row "
                 f"{gaps[0] + 1}, but the schema does not flag it; fill them in, or give all nodes a schema that "
                 f"has {name!r} in `flagged`"
             )
         found.add_numbers(name, values, name in schema.flagged)
     for name, categories in schema.categories.items():
-        values = read_schema_texts(path, name, content.column(name), categories)
-        found.add_text(name, values, categories)
-        check_known(path, f"column {name!r}", found.texts[name], categories, "category")
+        found.add_text(name, _read_schema_texts(table, name, categories), categories)
+        _check_known(table.path, f"column {name!r}", found.texts[name], categories, "category", advice)
     return found
 
 
-def read_schema_numbers(path: Path, name: str, column: Any) -> Array:
-    """Read a column as numbers, as the schema says."""
+def _read_schema_numbers(table: TableFile, name: str) -> Array:
+    """Read a column of which the schema says that it holds numbers, float64 (n,), NaN where missing."""
+    column = table.column(name)
     if column.null_count == len(column):
         return np.full(len(column), np.nan)
     if is_numeric(column.type):
-        return read_numbers(path, name, column)
+        return read_numbers(table, name)
     if not is_categorical(column.type):
         raise DataError(
-            f"{path}: column {name!r} has the type {column.type}, but the schema says that it holds numbers"
+            f"{table.path}: column {name!r} has the type {column.type}, but the schema says that it holds numbers"
         )
-    values = column_to_numpy(column)
+    values = table.values(name)
     rows = np.flatnonzero(~find_missing(values))
     wrong = [row for row in rows if NUMBER_PATTERN.fullmatch(values[row]) is None]
     row = wrong[0] if wrong else rows[0]
-    comma = NUMBER_PATTERN.fullmatch(values[row].replace(",", ".", 1)) is not None
     advice = "mend that cell or leave it empty"
-    if comma:
+    if NUMBER_PATTERN.fullmatch(values[row].replace(",", ".", 1)) is not None:
         advice = "write numbers with a decimal point" if wrong else "store them as numbers"
     raise DataError(
-        f"{path}: column {name!r} is text with {values[row]!r} in data row {row + 1}, but the schema says that "
-        f"it holds numbers; {advice}"
+        f"{table.path}: column {name!r} is text with {values[row]!r} in data row {row + 1}, but the schema says "
+        f"that it holds numbers; {advice}"
     )
 
 
-def read_schema_texts(path: Path, name: str, column: Any, categories: Names) -> Array:
-    """Read a column as texts of these categories."""
-    """Text, None where missing; numbers are read as they are written."""
-    if path.suffix.lower() == ".csv" and (column.null_count or not is_categorical(column.type)):
-        # Pyarrow took 01 and true for something else, and a category called NA for a missing value.
+def _read_schema_texts(table: TableFile, name: str, categories: Names) -> Array:
+    """Read a column of which the schema says that it holds text (n,), None where missing; 01 stays 01."""
+    column = table.column(name)
+    if table.is_csv and (column.null_count or not is_categorical(column.type)):
+        # Pyarrow has taken 01 and true for other types, and a category called NA for a missing value.
         from pyarrow import csv
 
-        column = read_text_columns(path, [name], set(csv.ConvertOptions().null_values) - set(categories))[
-            name
-        ]
+        table = table.with_text([name], set(csv.ConvertOptions().null_values) - set(categories))
+        column = table.column(name)
     if column.null_count == len(column):
         return np.full(len(column), None)
     if is_categorical(column.type) or is_numeric(column.type):
-        return to_text(column_to_numpy(column))
+        return to_text(table.values(name))
     raise DataError(
-        f"{path}: column {name!r} has the type {column.type}, but the schema says that it holds text"
+        f"{table.path}: column {name!r} has the type {column.type}, but the schema says that it holds text"
     )
 
 
 def to_text(values: Array) -> Array:
-    """Values as text, whole numbers without a decimal point, None where missing."""
-    gaps = find_missing(values)
+    """Turn values (n,) into text: whole numbers without a decimal point, None where missing."""
     texts = [
         None if gap else str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-        for value, gap in zip(values.tolist(), gaps.tolist(), strict=True)
+        for value, gap in zip(values.tolist(), find_missing(values).tolist(), strict=True)
     ]
     return np.array(texts, dtype=object)
 
 
-def check_known(
-    path: Path,
-    where: str,
-    values: Array,
-    known: Names,
-    what: str,
-    advice: str = "mend the cell, or give all nodes a schema with it",
-) -> None:
-    """Check that every text is one of the known ones."""
+def _check_known(path: Path, where: str, values: Array, known: Names, kind: str, advice: str) -> None:
+    """Refuse values that the schema does not know; `kind` says what the values are, such as "class"."""
     strange = set(values.tolist()) - set(known)
     if not strange:
         return
     row = next(row for row, value in enumerate(values.tolist()) if value in strange)
-    shown = "no value" if what == "category" and values[row] == MISSING_CATEGORY else repr(values[row])
+    is_gap = kind == "category" and values[row] == MISSING_CATEGORY
     raise DataError(
-        f"{path}: {where} holds {shown} in data row {row + 1}, which is no {what} of the schema; "
-        f"{did_you_mean(values[row], known)}; {advice}"
+        f"{path}: {where} holds {'no value' if is_gap else repr(values[row])} in data row {row + 1}, which is no "
+        f"{kind} of the schema; {did_you_mean(values[row], known)}; {advice}"
     )

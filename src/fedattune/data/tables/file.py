@@ -1,21 +1,83 @@
-"""Reading table files with pyarrow."""
+"""Table files, read with pyarrow."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...core.errors import DataError
+from ..types import Array
 
 TABLE_SUFFIXES = (".csv", ".parquet", ".pq")
+NO_COLUMN = "\0"  # no column has this name
+MAX_NAMED_COLUMNS = 10
+"""Number of columns that one note names."""
 
 
-def read_table(path: Path, client_column: str, target: str) -> Any:
-    """The content of a CSV or Parquet file as a pyarrow table with at least one row.
+@dataclass(frozen=True)
+class TableFile:
+    """The content of a table file: a pyarrow table with at least one row, and the path for messages."""
 
-    In CSV the client column is read as text, so that clients called 007 and NA keep their names; a target
-    of text may hold NA, too.
+    path: Path
+    content: Any
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return list(self.content.column_names)
+
+    @property
+    def is_csv(self) -> bool:
+        """Whether the file is CSV, where pyarrow guesses the types."""
+        return self.path.suffix.lower() == ".csv"
+
+    def column(self, name: str) -> Any:
+        """Return a column of pyarrow values."""
+        return self.content.column(name)
+
+    def values(self, name: str) -> Array:
+        """Return a column's values (n,): numbers with NaN where missing, or text with None where missing."""
+        from pyarrow import float64, types
+
+        column = self.column(name)
+        if is_categorical(column.type):
+            return np.array(column.to_pylist(), dtype=object)
+        if types.is_decimal(column.type) or (is_numeric(column.type) and column.null_count):
+            if types.is_boolean(column.type):
+                column = column.cast("uint8")
+            column = column.cast(float64(), safe=False)
+        values: Array = column.to_numpy()
+        return values
+
+    def with_text(self, names: list[str], missing: Iterable[str]) -> "TableFile":
+        """Read columns of a CSV file again as text, where only the words `missing` are missing values."""
+        from pyarrow import csv, string
+
+        convert = csv.ConvertOptions(
+            include_columns=names,
+            column_types=dict.fromkeys(names, string()),
+            strings_can_be_null=True,
+            null_values=sorted(missing),
+        )
+        texts = csv.read_csv(self.path, parse_options=_find_delimiter(self.path), convert_options=convert)
+        content = self.content
+        for name in names:
+            content = content.set_column(content.column_names.index(name), name, texts.column(name))
+        return TableFile(self.path, content)
+
+
+def read_table(path: Path, client_column: str, target: str) -> TableFile:
+    """Read a CSV or Parquet file.
+
+    Args:
+        path: the file.
+        client_column: column that names each row's client. CSV has it as text, so that the names 007 and NA stay.
+        target: column of the class. A target of text may hold NA, too.
 
     Raises:
-        DataError: no such file, empty, unreadable, or two columns with one name.
+        DataError: the file is missing, empty or unreadable, or two columns have one name.
 
     """
     import pyarrow as pa
@@ -25,68 +87,48 @@ def read_table(path: Path, client_column: str, target: str) -> Any:
         raise DataError(f"no such table file: {path}")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
+    is_csv = path.suffix.lower() == ".csv"
     try:
-        if path.suffix.lower() == ".csv":
-            as_text = {client_column: pa.string()}
-            convert = csv.ConvertOptions(column_types=as_text, strings_can_be_null=True)
+        if is_csv:
+            convert = csv.ConvertOptions(column_types={client_column: pa.string()}, strings_can_be_null=True)
             content = csv.read_csv(path, parse_options=_find_delimiter(path), convert_options=convert)
             if any(pa.types.is_binary(kind) for kind in content.schema.types):
                 _check_encoding(path)
-            content = _reread_text_columns(path, content, client_column, target)
-        else:
-            content = parquet.ParquetFile(path).read()  # read_table would take columns from folder names
+            table = _keep_words_for_missing(TableFile(path, content), client_column, target)
+        else:  # parquet.read_table would take columns from folder names
+            table = TableFile(path, parquet.ParquetFile(path).read())
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        kind = "CSV" if path.suffix.lower() == ".csv" else "Parquet"
-        if kind == "CSV":
+        if is_csv:
             _check_encoding(path)
+        kind = "CSV" if is_csv else "Parquet"
         raise DataError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}") from error
-    names = content.column_names
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    repeated = sorted({name for name in table.names if table.names.count(name) > 1})
     if repeated:
         raise DataError(f"{path} has more than one column called {repeated[0]!r}; rename them")
-    if content.num_rows == 0:
+    if table.content.num_rows == 0:
         raise DataError(f"{path} holds no rows")
-    return content
+    return table
 
 
-def _reread_text_columns(path: Path, content: Any, *columns: str) -> Any:
-    """The table of a CSV file with those of the columns that are text read again: only "" is missing there."""
+def _keep_words_for_missing(table: TableFile, *names: str) -> TableFile:
+    """Read those of the columns again that are text: only an empty cell is missing there, NA is a word."""
     from pyarrow import types
 
-    names = content.column_names
     again = [
         name
-        for name in dict.fromkeys(columns)
-        if names.count(name) == 1
-        and content.column(name).null_count
-        and (is_categorical(kind := content.column(name).type) or types.is_null(kind))
+        for name in dict.fromkeys(names)
+        if table.names.count(name) == 1
+        and table.column(name).null_count
+        and (is_categorical(kind := table.column(name).type) or types.is_null(kind))
     ]
-    if not again:
-        return content
-    for name, column in read_text_columns(path, again, {""}).items():
-        content = content.set_column(names.index(name), name, column)
-    return content
-
-
-def read_text_columns(path: Path, columns: list[str], missing: set[str]) -> dict[str, Any]:
-    """Columns of a CSV file as text; cells with one of the words `missing` are."""
-    from pyarrow import csv, string
-
-    convert = csv.ConvertOptions(
-        include_columns=columns,
-        column_types=dict.fromkeys(columns, string()),
-        strings_can_be_null=True,
-        null_values=sorted(missing),
-    )
-    found = csv.read_csv(path, parse_options=_find_delimiter(path), convert_options=convert)
-    return {name: found.column(name) for name in columns}
+    return table.with_text(again, {""}) if again else table
 
 
 def _check_encoding(path: Path) -> None:
     """Refuse a file of another encoding, which pyarrow would read as bytes, or as one column.
 
     Raises:
-        DataError: it is not UTF-8.
+        DataError: the file is not UTF-8.
 
     """
     try:
@@ -98,7 +140,7 @@ def _check_encoding(path: Path) -> None:
 
 
 def _find_delimiter(path: Path) -> Any:
-    """How the columns of a CSV file are separated: by what the header has, commas first."""
+    """Return pyarrow's options with the sign that separates the header of a CSV file; a comma comes first."""
     from pyarrow import csv
 
     with path.open(encoding="utf-8-sig", errors="replace") as file:
@@ -107,16 +149,15 @@ def _find_delimiter(path: Path) -> Any:
 
 
 def is_numeric(kind: Any) -> bool:
-    """Whether values of this pyarrow type are numbers or true/false."""
+    """Return whether a pyarrow type is one of numbers or true/false."""
     from pyarrow import types
 
-    return any(
-        test(kind) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
-    )
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    return any(test(kind) for test in tests)
 
 
 def is_categorical(kind: Any) -> bool:
-    """Whether values of this pyarrow type are text."""
+    """Return whether a pyarrow type is one of text."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -124,18 +165,7 @@ def is_categorical(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def column_to_numpy(column: Any) -> Any:
-    """The values as a NumPy array: numbers with NaN where missing, or text with None where missing."""
-    import numpy as np
-    from pyarrow import float64, types
-
-    if is_categorical(column.type):
-        return np.array(column.to_pylist(), dtype=object)
-    if types.is_decimal(column.type) or (is_numeric(column.type) and column.null_count):
-        if types.is_boolean(column.type):
-            column = column.cast("uint8")
-        column = column.cast(float64(), safe=False)
-    return column.to_numpy()
-
-
-NO_COLUMN = "\0"  # no column is called so
+def list_columns(names: list[str]) -> str:
+    """List columns in quotes, at most `MAX_NAMED_COLUMNS` of them."""
+    more = f" and {len(names) - MAX_NAMED_COLUMNS} more" if len(names) > MAX_NAMED_COLUMNS else ""
+    return ", ".join(map(repr, names[:MAX_NAMED_COLUMNS])) + more

@@ -1,7 +1,7 @@
-"""How a client's numbers of a table become inputs: constants of its own training part, kept for rows to come.
+"""Constants that prepare a client's numbers of a table, fitted on the client's training part.
 
-The constants of K columns are float64 (3, K): median, mean and deviation; NaN for a column that holds no value in the
-client's training part.
+The constants of K columns are float64 (3, K): median, mean and deviation. They are NaN for a column that holds no
+value in the client's training part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ CONSTANT_NAMES = ("median", "mean", "deviation")
 
 
 def fit_constants(x: Array) -> Array:
-    """The constants (3, K) of training rows x (n, K), NaN where missing."""
+    """Fit the constants (3, K) on training rows x (n, K), NaN where missing."""
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler
 
@@ -24,13 +24,14 @@ def fit_constants(x: Array) -> Array:
     known = np.flatnonzero(~np.isnan(x).all(axis=0))
     if len(known):
         imputer, scaler = SimpleImputer(strategy="median"), StandardScaler()
-        scaler.fit(imputer.fit_transform(x[np.ix_(np.arange(len(x)), known)]))
+        rows = x[np.ix_(np.arange(len(x)), known)]  # row by row in memory: the last bits of sums depend on it
+        scaler.fit(imputer.fit_transform(rows))
         found[:, known] = imputer.statistics_, scaler.mean_, scaler.scale_
     return found
 
 
 def standardise(x: Array, constants: Array) -> Array:
-    """Rows x (n, K), NaN where missing, filled with the median and standardised; float32 (n, K).
+    """Fill rows x (n, K), NaN where missing, with the median, and standardise them; float32 (n, K).
 
     A column without constants becomes 0.
     """
@@ -40,7 +41,7 @@ def standardise(x: Array, constants: Array) -> Array:
 
 
 def constants_to_card(constants: Array, numbers: Sequence[str]) -> dict[str, dict[str, float] | None]:
-    """The constants by column, for JSON; none of a column that holds no value in the client's training part."""
+    """Return the constants by column for JSON; None for a column without a value in the client's training part."""
     return {
         name: None if np.isnan(values).any() else dict(zip(CONSTANT_NAMES, values.tolist(), strict=True))
         for name, values in zip(numbers, constants.T, strict=True)
@@ -48,7 +49,7 @@ def constants_to_card(constants: Array, numbers: Sequence[str]) -> dict[str, dic
 
 
 def constants_from_card(card: Mapping[str, Any], numbers: Sequence[str]) -> Array:
-    """The constants (3, K) of the columns `numbers` that `constants_to_card` wrote.
+    """Return the constants (3, K) of the columns `numbers` that `constants_to_card` wrote.
 
     Raises:
         DataError: a column is missing, or its constants are no numbers.
@@ -57,9 +58,8 @@ def constants_from_card(card: Mapping[str, Any], numbers: Sequence[str]) -> Arra
     found = np.full((3, len(numbers)), np.nan)
     for k, name in enumerate(numbers):
         try:
-            given = card[name]
-            if given is not None:
-                found[:, k] = [float(given[key]) for key in CONSTANT_NAMES]
+            if card[name] is not None:
+                found[:, k] = [float(card[name][key]) for key in CONSTANT_NAMES]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"the constants of column {name!r} are missing or no numbers; expected {', '.join(CONSTANT_NAMES)}"
