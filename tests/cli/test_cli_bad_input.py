@@ -223,7 +223,7 @@ def test_too_little_memory(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(*_: object) -> None:
         raise MemoryError("cannot allocate 5 TiB")
 
-    monkeypatch.setattr("fedattune.experiments.plan.make_plan", greedy)
+    monkeypatch.setattr("fedattune.cli.train.make_plan", greedy)
     refused(cli("compare"), "not enough memory (cannot allocate 5 TiB)")
 
 

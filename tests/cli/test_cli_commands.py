@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from cli_helpers import Done, hospital_rows, write_csv
-from fedattune.cli import main as cli_module
+from fedattune.cli import main
 
 Cli = Callable[..., Done]
 METRICS = {"acc_uniform", "acc_pooled", "acc_std", "acc_worst10", "loss_uniform"}
@@ -211,7 +211,7 @@ def test_internal_errors(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FEDATTUNE_DEBUG", "1")
     assert "Traceback" in cli("run", *FAST, "--out", "o2").err
     monkeypatch.delenv("FEDATTUNE_DEBUG")
-    monkeypatch.setattr("fedattune.experiments.plan.make_plan", broken)
+    monkeypatch.setattr("fedattune.cli.train.make_plan", broken)
     done = cli("run", *FAST, "--out", "o3")
     assert "set FEDATTUNE_DEBUG=1" in done.err
     assert not (work / "o3").exists()
@@ -221,7 +221,7 @@ def test_interrupted_at_start(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedattune.experiments.plan.make_plan", interrupted)
+    monkeypatch.setattr("fedattune.cli.train.make_plan", interrupted)
     done = cli("compare")
     assert (done.code, done.err) == (130, "fedattune: interrupted\n")
     assert not list(work.iterdir())
@@ -232,8 +232,12 @@ def test_a_reader_that_leaves(work: Path, monkeypatch: pytest.MonkeyPatch) -> No
     os.close(read)
     with os.fdopen(write, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        monkeypatch.setattr(cli_module, "_command", lambda *_: print("x" * 10, file=closed, flush=True))
-        assert cli_module.main([]) == 1
+        monkeypatch.setattr(
+            sys.modules["fedattune.cli.main"],
+            "run_command",
+            lambda *_: print("x" * 10, file=closed, flush=True),
+        )
+        assert main([]) == 1
         monkeypatch.undo()
 
 

@@ -1,35 +1,63 @@
-"""Show how data is spread over clients: label counts, numbers of the heterogeneity, a picture."""
+"""The command `data show`: label counts of each client and measures of heterogeneity."""
 
+import json
 import math
-from pathlib import Path
+from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.tables import make_table, print_whole
-from ..core.errors import ConfigError
-from ..core.io import replace_atomically
+from ..analysis.tables import make_console, make_table, print_whole
+from ..core.io import write_text
+from .options import read_experiment
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..data import Federation
 
-CLIENTS_SHOWN = 40
+MAX_CLIENTS = 40
+"""Clients in the table."""
+
+MAX_LABELS = 100
+"""Labels in the table when one character stands for each."""
+
+MAX_WIDTH_NAMES = 60
+"""Characters of label counts under the names of the labels; wider counts stand under numbers."""
+
+MAX_WIDTH_NUMBERS = 140
+"""Characters of label counts under numbers; where they are wider, one character stands for each label."""
 
 
-COUNTS_WIDTH = 60  # characters that label counts under their names may take; above, labels are numbered
+def show_data(space: Namespace, problems: list[str]) -> int:
+    """Print how data is distributed over clients, and write the files that were asked for."""
+    from ..analysis.plots.label_counts import check_picture, draw_label_counts
+    from ..experiments.output import check_output_files
+    from ..experiments.plan import prepare_data
+    from ..experiments.session import input_files
+
+    experiment, output, _ = read_experiment(space, problems, {})
+    picture, schema = getattr(space, "picture", None), getattr(space, "schema", None)
+    check_picture(picture)
+    files = {"--json": output.json_file, "--picture": picture, "--schema": schema}
+    check_output_files(files, input_files(experiment, config=output.config))
+    federation = prepare_data(experiment)
+    if experiment.save_partition:
+        from ..data.manifest import save_manifest
+
+        save_manifest(federation, experiment.save_partition)
+    if output.json_file:
+        write_text(output.json_file, json.dumps(_to_json(federation), indent=2))
+    if schema:
+        from ..data import infer_schema
+
+        write_text(schema, infer_schema(federation).to_yaml())
+    if picture:
+        draw_label_counts(federation, picture)
+    _print_federation(federation, make_console())
+    return 0
 
 
-NUMBERED_WIDTH = 140  # that those under numbers may take; above, one character stands for each label
-
-
-LABELS_SHOWN = 100
-
-
-PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-
-
-def federation_to_json(federation: "Federation") -> dict[str, Any]:
-    """Label counts per client and the numbers, all of them."""
+def _to_json(federation: "Federation") -> dict[str, Any]:
+    """Return the label counts of every client, and all measures."""
     counts = federation.label_counts()
     return {
         "data": federation.name,
@@ -51,8 +79,8 @@ def federation_to_json(federation: "Federation") -> dict[str, Any]:
     }
 
 
-def print_federation(federation: "Federation", console: "Console") -> None:
-    """Print the table of label counts, then the numbers, the notes and the hash."""
+def _print_federation(federation: "Federation", console: "Console") -> None:
+    """Print the table of label counts, then the measures, the notes and the hash."""
     import numpy as np
     from rich.style import Style
     from rich.text import Text
@@ -61,11 +89,11 @@ def print_federation(federation: "Federation", console: "Console") -> None:
     shares = counts / np.maximum(counts.max(axis=1, keepdims=True), 1)  # of the client's most frequent label
     digits = max(len(str(counts.max())), *(len(name) for name in federation.classes)) + 1
     heads: tuple[object, ...] = federation.classes
-    numbered = digits * len(heads) > COUNTS_WIDTH
+    numbered = digits * len(heads) > MAX_WIDTH_NAMES
     if numbered:
         heads = tuple(range(len(heads)))
         digits = max(len(str(counts.max())), len(str(len(heads)))) + 1
-    in_full = digits * len(heads) <= NUMBERED_WIDTH
+    in_full = digits * len(heads) <= MAX_WIDTH_NUMBERS
     labels = "".join(f"{head!s:>{digits}}" for head in heads) if in_full else "labels"
     table = make_table("client", "train", "val.", "test", "classes", labels, left=("client", labels))
 
@@ -75,11 +103,11 @@ def print_federation(federation: "Federation", console: "Console") -> None:
         style = Style(bgcolor=f"rgb({heat},{heat},255)", color="black") if count else Style()
         return text, style
 
-    for i, client in enumerate(federation.clients[:CLIENTS_SHOWN]):
+    for i, client in enumerate(federation.clients[:MAX_CLIENTS]):
         cells = [cell(int(c), float(s)) for c, s in zip(counts[i], shares[i], strict=True)]
         sizes = (str(len(part)) for part in (client.train, client.validation, client.test))
         held = str(int((counts[i] > 0).sum()))
-        table.add_row(client.name, *sizes, held, Text.assemble(*cells[: None if in_full else LABELS_SHOWN]))
+        table.add_row(client.name, *sizes, held, Text.assemble(*cells[: None if in_full else MAX_LABELS]))
     print_whole(table, console)
     if numbered and in_full:
         console.print("labels: " + ", ".join(f"{i} {name}" for i, name in enumerate(federation.classes)))
@@ -91,19 +119,19 @@ def print_federation(federation: "Federation", console: "Console") -> None:
 
 
 def _describe_omissions(federation: "Federation", in_full: bool) -> list[str]:
-    """What the table leaves out."""
-    said = []
-    if federation.n_clients > CLIENTS_SHOWN:
-        said.append(
-            f"The first {CLIENTS_SHOWN} of {federation.n_clients} clients are shown; --json gives all."
+    """Describe what the table leaves out."""
+    lines = []
+    if federation.n_clients > MAX_CLIENTS:
+        lines.append(
+            f"The first {MAX_CLIENTS} of {federation.n_clients} clients are shown; --json gives all."
         )
     if not in_full:
-        first = f" the first {LABELS_SHOWN} of" if federation.n_classes > LABELS_SHOWN else ""
-        said.append(
+        first = f" the first {MAX_LABELS} of" if federation.n_classes > MAX_LABELS else ""
+        lines.append(
             f"One character for each of{first} the {federation.n_classes} labels: how often the client has "
             "it, from 1 to 9, its most frequent label being 9; '.': never."
         )
-    return said
+    return lines
 
 
 def _describe_heterogeneity(federation: "Federation") -> list[str]:
@@ -116,45 +144,3 @@ def _describe_heterogeneity(federation: "Federation") -> list[str]:
         f"distance of label distributions (0 alike, 1 nothing in common): {h['label_distance']:.3f} to all "
         f"data, {h['label_distance_pairs']:.3f} between two clients",
     ]
-
-
-def check_picture(path: Path | None) -> None:
-    """Refuse early a picture that cannot be drawn.
-
-    Raises:
-        ConfigError: an unknown format, or Matplotlib is missing.
-    """
-    if path is None:
-        return
-    if path.suffix.lower() not in PICTURE_SUFFIXES:
-        raise ConfigError(f"--picture {path}: expected a file ending in {', '.join(PICTURE_SUFFIXES)}")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "--picture needs Matplotlib; install it by: pip install 'fedattune[plot]'"
-        ) from error
-
-
-def draw_label_counts(federation: "Federation", path: Path) -> None:
-    """Draw labels by clients, a disc's area the number of samples."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    counts = federation.label_counts()
-    rows, labels = counts.nonzero()
-    n, k = counts.shape
-    figure = Figure(figsize=(min(2 + 0.3 * n, 24), min(1.6 + 0.3 * k, 24)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    cell = 72 * min(figure.get_figwidth() / (n + 4), figure.get_figheight() / (k + 3))  # points
-    sizes = counts[rows, labels] / counts.max() * (0.95 * cell) ** 2
-    axes.scatter(rows, labels, s=sizes, color="#2b6cb0", linewidths=0)
-    axes.set(xlabel="client", ylabel="label", xlim=(-0.7, n - 0.3), ylim=(-0.7, k - 0.3))
-    if n <= CLIENTS_SHOWN:
-        axes.set_xticks(range(n), federation.names, rotation=90 if max(map(len, federation.names)) > 2 else 0)
-    if k <= CLIENTS_SHOWN:
-        axes.set_yticks(range(k), federation.classes)
-    axes.set_title(f"{federation.name}, {federation.partition.get('name', '')}", fontsize=10)
-    with replace_atomically(path) as new:
-        figure.savefig(new, dpi=150, format=path.suffix[1:].lower())

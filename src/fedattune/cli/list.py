@@ -1,39 +1,42 @@
-"""What there is to choose from: methods, data, models and partitions, with every option and its default.
+"""The commands `list` and `cite`: what there is to choose from, and whom to cite for it."""
 
-`fedattune cite`: the BibTeX of what runs used.
-"""
-
+import json
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.citations import UsedItem, collect_used_items, format_bibtex
-from ..analysis.tables import print_indented
+from ..analysis.tables import make_console, print_indented
 from ..core.errors import ConfigError
 from ..core.options import list_options, look_up, summarize
 from ..experiments.plan import TABLE_COLUMN_OPTIONS, TABLE_SOURCE
 from ..experiments.validate import expand_names
+from .parser import LIST_KINDS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-KINDS = ("algorithms", "data", "models", "partitions")
+Choices = dict[str, dict[str, dict[str, Any]]]
+"""Kind -> name -> summary and options."""
 
 
-Factories = Mapping[str, Callable[..., Any]]
-
-
-Choices = dict[str, dict[str, dict[str, Any]]]  # kind -> name -> summary and options
-
-
-def collect_choices(kinds: tuple[str, ...] = KINDS) -> Choices:
-    """Summary and options of everything of these kinds."""
-    return {
-        kind: {name: _entry(name, factory) for name, factory in _factories(kind).items()} for kind in kinds
+def print_list(space: Namespace, problems: Sequence[str]) -> int:
+    """Print the methods, data sets, models and partitions, or those of one kind."""
+    if problems:
+        raise ConfigError("; ".join(problems))
+    kinds = (space.kind,) if space.kind else LIST_KINDS
+    choices: Choices = {
+        kind: {name: _describe(name, factory) for name, factory in _get_factories(kind).items()}
+        for kind in kinds
     }
+    if space.json:
+        print(json.dumps(choices, indent=2, default=str))
+    else:
+        _print_choices(choices, make_console())
+    return 0
 
 
-def _factories(kind: str) -> Factories:
+def _get_factories(kind: str) -> Mapping[str, Callable[..., Any]]:
     if kind == "algorithms":
         from ..algorithms import ALGORITHMS
 
@@ -47,7 +50,7 @@ def _factories(kind: str) -> Factories:
     return PARTITIONS if kind == "partitions" else {**SOURCES, TABLE_SOURCE: load_table}
 
 
-def _entry(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
+def _describe(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
     hidden = TABLE_COLUMN_OPTIONS if name == TABLE_SOURCE else frozenset()
     return {
         "summary": summarize(factory),
@@ -57,22 +60,22 @@ def _entry(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def print_choices(found: Choices, console: "Console") -> None:
-    """Print one paragraph per name: what it is, then its options."""
+def _print_choices(choices: Choices, console: "Console") -> None:
+    """Print one paragraph per name: the summary, then the options."""
     from rich.text import Text
 
-    for kind, entries in found.items():
+    for kind, entries in choices.items():
         console.print(Text(kind, style="bold underline"))
         for name, entry in entries.items():
-            called = "FILE.csv, FILE.parquet" if kind == "data" and name == TABLE_SOURCE else name
-            print_indented(Text.assemble((called, "bold"), "  ", entry["summary"]), 2, console)
+            shown_name = "FILE.csv, FILE.parquet" if kind == "data" and name == TABLE_SOURCE else name
+            print_indented(Text.assemble((shown_name, "bold"), "  ", entry["summary"]), 2, console)
             if entry["options"]:
-                said = "  ".join(
+                defaults = "  ".join(
                     f"{option}={_format_default(default)}" for option, default in entry["options"].items()
                 )
-                print_indented(Text(said, style="dim"), 6, console)
+                print_indented(Text(defaults, style="dim"), 6, console)
         console.print()
-    if "data" in found:
+    if "data" in choices:
         console.print("A table of your own also needs --client-column and --target.")
     console.print("Set an option by --set name.option=value.")
 
@@ -81,15 +84,18 @@ def _format_default(default: Any) -> str:
     return "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
-def cite(space: Namespace) -> str:
-    """The BibTeX for the folders and methods given.
+def cite(space: Namespace, problems: Sequence[str]) -> int:
+    """Print the BibTeX of runs and methods.
 
     Raises:
         ConfigError: nothing or an unknown method was given.
         RunError: a folder holds no run.
+
     """
     from ..algorithms import ALGORITHMS
 
+    if problems:
+        raise ConfigError("; ".join(problems))
     given = [name.strip() for name in getattr(space, "algorithms", "").split(",") if name.strip()]
     names = expand_names(given, ALGORITHMS)
     if not space.runs and not names:
@@ -97,4 +103,6 @@ def cite(space: Namespace) -> str:
     for name in names:
         look_up("algorithm", name, ALGORITHMS)
     used, version = collect_used_items(space.runs)
-    return format_bibtex(dict.fromkeys([*used, *(UsedItem("method", name) for name in names)]), version)
+    methods = (UsedItem("method", name) for name in names)
+    print(format_bibtex(dict.fromkeys([*used, *methods]), version), end="")
+    return 0

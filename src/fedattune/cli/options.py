@@ -1,15 +1,19 @@
 """What the commands can be told that look at finished or running runs."""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
 from ..core.errors import ConfigError
 from ..core.options import StrictSchema, describe_errors
 from ..core.settings import PositiveInt, Seed
+
+if TYPE_CHECKING:
+    from ..experiments.config import Experiment
+    from ..experiments.output import OutputOptions
 
 AnyOptions = TypeVar("AnyOptions", bound=StrictSchema)
 
@@ -116,3 +120,40 @@ def parse_options(schema: type[AnyOptions], space: Namespace, problems: Sequence
     if found:
         raise ConfigError("; ".join(found))
     return options
+
+
+def read_experiment(
+    space: Namespace, problems: Sequence[str], defaults: Mapping[str, Any]
+) -> "tuple[Experiment, OutputOptions, dict[str, Any]]":
+    """Read an experiment from the command line and from the file of `--config`.
+
+    Args:
+        space: the parsed arguments.
+        problems: problems with the arguments, to be reported with all others.
+        defaults: defaults of this command.
+
+    Returns:
+        The experiment, the output options, and the options of the experiment that the command line gives.
+
+    Raises:
+        ConfigError: options are unknown, or values are wrong; one message reports them all.
+
+    """
+    from ..experiments.config import Experiment, load_options, parse_set
+    from ..experiments.output import OutputOptions
+
+    found = list(problems)
+    given = {key: value for key, value in vars(space).items() if key in Experiment.model_fields}
+    output = {key: value for key, value in vars(space).items() if key in OutputOptions.model_fields}
+    if "set" in given:
+        try:
+            given["set"] = parse_set(given["set"])
+        except ConfigError as error:
+            found.append(str(error))
+            del given["set"]
+    if "resume" in output:
+        if {"out", "config"} & output.keys():
+            found.append("--out and --config cannot be given with --resume, which goes on in its own folder")
+        return *load_options(None, output, errors=found), given
+    config = Path(output["config"]) if "config" in output else None
+    return *load_options(config, given | output, defaults=defaults, errors=found), given

@@ -1,10 +1,11 @@
-"""The argument parser, made from the typed schema: YAML keys, options and their help are one thing."""
+"""Make the argument parser from the typed schemas: YAML keys, options and help texts have one source."""
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 from .._version import __version__
 from ..core.errors import ConfigError, did_you_mean, suggest_name
@@ -17,71 +18,19 @@ DATA_FIELDS = (
     "data", "data_dir", "client_column", "target", "partition", "clients", "split_seed", "test", "validation",
     "stratify", "small_clients", "save_partition",
 )  # fmt: skip
-
-
 METHOD_FIELDS = ("model", "algorithms", "set", "seeds")
-
-
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
 
 
-COMMANDS = {
-    "compare": "train several methods on the same split and say whether collaborating helps, and whom",
-    "run": "train one method",
-    "list": "what there is to choose from, with every option and its default",
-    "data": "look at data and how it is spread over clients",
-    "deploy": "write a folder that runs an experiment over a real network with Flower, TLS and keys",
-    "reproduce": "a table or figure of a paper, its numbers beside ours; without a name, list them",
-    "report": "what runs gave, as one HTML file to look at: verdict, clients, who learns from whom",
-    "explain": "whom each client learns from, layer by layer, and what it gains",
-    "watch": "look at runs while they train: a table that is renewed, and the report",
-    "plot": "a figure for paper of what runs gave",
-    "export": "a client's model as a file for use elsewhere, checked to predict the same",
-    "predict": "what an exported model says of new data",
-    "cite": "the BibTeX of what runs used: methods, data, partition, model, FedAttune",
-}
-
-
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser whose errors are ours: one sentence, no usage."""
+    """A parser that raises its errors, so that they are printed as one sentence without usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing and leaving."""
         raise ConfigError(message)
 
 
-def make_parser(chosen: str | None) -> ArgumentParser:
-    """The parser of all commands; only the chosen one gets its options, for to read the schema takes a while."""
-    parser = ArgumentParser(
-        prog="fedattune",
-        description="Personalized federated learning: should we federate, with which method, and who gains?",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"fedattune {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    fill = {
-        "compare": _add_training,
-        "run": _add_training,
-        "list": _add_list,
-        "data": _add_data,
-        "cite": _add_cite,
-        "deploy": _add_deploy,
-        "reproduce": _add_reproduce,
-        "report": _add_report,
-        "explain": _add_explain,
-        "watch": _add_watch,
-        "plot": _add_plot,
-        "export": _add_export,
-        "predict": _add_predict,
-    }
-    for name, what in COMMANDS.items():
-        command = _add_command(commands, name, what)
-        if name == chosen:
-            fill[name](command)
-    return parser
-
-
-def _add_training(command: ArgumentParser) -> None:
+def _add_training_options(command: ArgumentParser) -> None:
     from ..core.settings import Settings
     from ..experiments.config import Experiment
     from ..experiments.output import OutputOptions
@@ -94,55 +43,23 @@ def _add_training(command: ArgumentParser) -> None:
     _add_options(output, OutputOptions, OutputOptions.model_fields)
 
 
-def _add_list(command: ArgumentParser) -> None:
-    command.add_argument(
-        "kind", nargs="?", metavar="{" + ",".join(LIST_KINDS) + "}", help="only these (default: all)"
-    )
-    command.add_argument("--json", action="store_true", help="as JSON")
-
-
-def _add_data(command: ArgumentParser) -> None:
+def _add_data_options(command: ArgumentParser) -> None:
     from ..experiments.config import Experiment
     from ..experiments.output import OutputOptions
 
-    show = _add_command(
-        command.add_subparsers(dest="action", metavar="ACTION"),
-        "show",
-        "label counts per client and heterogeneity",
-    )
+    actions = command.add_subparsers(dest="action", metavar="ACTION")
+    show = _add_command(actions, "show", "show label counts per client and measures of heterogeneity")
     _add_options(show.add_argument_group("data"), Experiment, (*DATA_FIELDS, "set"))
     output = show.add_argument_group("output")
     _add_options(output, OutputOptions, ("config", "json_file"))
-    output.add_argument(
-        "--picture", metavar="FILE", type=Path, help="draw labels by clients (.png, .svg, .pdf)"
-    )
-    output.add_argument(
-        "--schema",
-        metavar="FILE",
-        type=Path,
-        help="write what nodes with such data must agree on, for deploy",
-    )
+    for flag, text in (
+        ("--picture", "draw the labels of each client (.png, .svg, .pdf)"),
+        ("--schema", "write the schema on which the nodes of a deployment must agree"),
+    ):
+        output.add_argument(flag, metavar="FILE", type=Path, help=text)
 
 
-def _add_cite(command: ArgumentParser) -> None:
-    command.add_argument(
-        "runs",
-        nargs="*",
-        metavar="RUN",
-        type=Path,
-        help="folder that run or compare wrote, or one of its runs",
-    )
-    command.add_argument(
-        "--algorithm",
-        "--algorithms",
-        dest="algorithms",
-        default=argparse.SUPPRESS,
-        metavar="A,B,C",
-        help="also these methods, or all",
-    )
-
-
-def _add_deploy(command: ArgumentParser) -> None:
+def _add_deploy_options(command: ArgumentParser) -> None:
     from ..core.settings import Settings
     from ..experiments.config import Experiment
     from ..experiments.deploy.config import SIMULATION_OPTIONS, DeploymentOptions, KitOptions
@@ -156,74 +73,145 @@ def _add_deploy(command: ArgumentParser) -> None:
     _add_options(command.add_argument_group("folder"), KitOptions, KitOptions.model_fields)
 
 
-def _add_reproduce(command: ArgumentParser) -> None:
-    from ..experiments.studies.cells import StudyOptions
-
-    command.add_argument("name", nargs="?", metavar="NAME", help="a study, or a YAML file of your own")
-    _add_options(command, StudyOptions, StudyOptions.model_fields)
+def _add_list_options(command: ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_report(command: ArgumentParser) -> None:
-    from .options import ReportOptions
-
-    _add_runs(command, "+")
-    _add_options(command, ReportOptions, ReportOptions.model_fields)
-
-
-def _add_explain(command: ArgumentParser) -> None:
-    from .options import ExplainOptions
-
-    _add_runs(command)
-    _add_options(command, ExplainOptions, ExplainOptions.model_fields)
+def _add_cite_options(command: ArgumentParser) -> None:
+    flags = ("--algorithm", "--algorithms")
+    common: dict[str, Any] = {"dest": "algorithms", "default": argparse.SUPPRESS, "metavar": "A,B,C"}
+    command.add_argument(*flags, **common, help="cite these methods too, or all")
 
 
-def _add_watch(command: ArgumentParser) -> None:
-    from .options import WatchOptions
+class Command(NamedTuple):
+    """A command.
 
-    _add_runs(command)
-    _add_options(command, WatchOptions, WatchOptions.model_fields)
+    Attributes:
+        help: a phrase with an imperative verb.
+        function: `module:function` in this package; it takes the parsed arguments and the problems with them.
+        argument: the argument by position, as keywords of `add_argument`.
+        options: `module:Schema` whose fields are the options, or a function that adds the options.
 
+    """
 
-def _add_plot(command: ArgumentParser) -> None:
-    from .options import PlotOptions
-
-    _add_runs(command, "+")
-    _add_options(command, PlotOptions, PlotOptions.model_fields)
-
-
-def _add_export(command: ArgumentParser) -> None:
-    from .options import ExportOptions
-
-    _add_runs(command)
-    _add_options(command, ExportOptions, ExportOptions.model_fields)
+    help: str
+    function: str
+    argument: Mapping[str, Any] | None = None
+    options: str | Callable[[ArgumentParser], None] = ""
 
 
-def _add_predict(command: ArgumentParser) -> None:
-    from .options import PredictOptions
+RUN = {
+    "dest": "run",
+    "metavar": "RUN",
+    "type": Path,
+    "help": "folder that run or compare wrote, or one of its runs",
+}
+RUNS = {**RUN, "dest": "runs", "nargs": "+"}
+KIND = {
+    "dest": "kind",
+    "nargs": "?",
+    "metavar": "{" + ",".join(LIST_KINDS) + "}",
+    "help": "list only these (default: all)",
+}
+STUDY = {"dest": "name", "nargs": "?", "metavar": "NAME", "help": "a study, or your own YAML file"}
+MODEL = {"dest": "model", "metavar": "MODEL", "type": Path, "help": "a file that fedattune export wrote"}
 
-    command.add_argument("model", metavar="MODEL", type=Path, help="a file that fedattune export wrote")
-    _add_options(command, PredictOptions, PredictOptions.model_fields)
+COMMANDS = {
+    "compare": Command(
+        "train several methods on the same data split and report whether collaboration helps, and whom",
+        "train:train",
+        options=_add_training_options,
+    ),
+    "run": Command("train one method", "train:train", options=_add_training_options),
+    "list": Command(
+        "list the methods, data sets, models and partitions with their options and defaults",
+        "list:print_list",
+        KIND,
+        _add_list_options,
+    ),
+    "data": Command("show how data is distributed over clients", "data:show_data", options=_add_data_options),
+    "deploy": Command(
+        "write a folder that runs an experiment over a real network with Flower, TLS and keys",
+        "deploy:deploy",
+        options=_add_deploy_options,
+    ),
+    "reproduce": Command(
+        "reproduce a table or figure of a paper and print its numbers beside ours; without a name, list the studies",
+        "reproduce:reproduce",
+        STUDY,
+        "experiments.studies.cells:StudyOptions",
+    ),
+    "report": Command(
+        "write one HTML file about runs: the verdict, the clients, and who learns from whom",
+        "report:report",
+        RUNS,
+        "cli.options:ReportOptions",
+    ),
+    "explain": Command(
+        "explain from whom each client learns, layer by layer, and how much it gains",
+        "explain:explain",
+        RUN,
+        "cli.options:ExplainOptions",
+    ),
+    "watch": Command(
+        "watch runs while they train: a table that updates itself, and the report",
+        "watch:watch",
+        RUN,
+        "cli.options:WatchOptions",
+    ),
+    "plot": Command("draw a figure of runs for a paper", "report:plot", RUNS, "cli.options:PlotOptions"),
+    "export": Command(
+        "export a client's model to a file, and check that it predicts the same",
+        "export:export",
+        RUN,
+        "cli.options:ExportOptions",
+    ),
+    "predict": Command(
+        "predict new data with an exported model", "export:predict", MODEL, "cli.options:PredictOptions"
+    ),
+    "cite": Command(
+        "print the BibTeX of everything that runs used: methods, data, partition, model, FedAttune",
+        "list:cite",
+        {**RUNS, "nargs": "*"},
+        _add_cite_options,
+    ),
+}
 
 
-def _add_runs(command: ArgumentParser, count: str | None = None) -> None:
-    command.add_argument(
-        "runs" if count else "run",
-        nargs=count,
-        metavar="RUN",
-        type=Path,
-        help="folder that run or compare wrote, or one of its runs",
+def make_parser(chosen: str | None) -> ArgumentParser:
+    """Make the parser of all commands; add options only to the chosen command, because schemas load slowly."""
+    parser = ArgumentParser(
+        prog="fedattune",
+        description="Personalized federated learning: should we federate, with which method, and who gains?",
+        allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"fedattune {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        subparser = _add_command(subparsers, name, command.help)
+        if name != chosen:
+            continue
+        if command.argument:
+            subparser.add_argument(**command.argument)
+        if isinstance(command.options, str):
+            module, _, schema = command.options.partition(":")
+            found = getattr(import_module(f"fedattune.{module}"), schema)
+            _add_options(subparser, found, found.model_fields)
+        else:
+            command.options(subparser)
+    return parser
 
 
-def _add_command(commands: Any, name: str, what: str) -> ArgumentParser:
-    command: ArgumentParser = commands.add_parser(
-        name, help=what, description=what[0].upper() + what[1:] + ".", allow_abbrev=False
+def _add_command(subparsers: Any, name: str, help_: str) -> ArgumentParser:
+    description = help_[0].upper() + help_[1:] + "."
+    command: ArgumentParser = subparsers.add_parser(
+        name, help=help_, description=description, allow_abbrev=False
     )
     return command
 
 
 def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str]) -> None:
-    """One option per field; values stay text, for the schema reads and checks them."""
+    """Add one option per field; values stay text, because the schema reads and checks them."""
     for name in names:
         field = schema.model_fields[name]
         flags = ["--" + (field.alias or name).replace("_", "-")]
@@ -245,8 +233,8 @@ def _help_text(name: str, field: "FieldInfo") -> str:
     default = field.default
     if default is None or default == {} or default is False:
         return text
-    said = ",".join(default) if isinstance(default, tuple) else str(default)
-    return f"{text} (default: {said}{'; run: fedmcsa' if name == 'algorithms' else ''})"
+    shown = ",".join(default) if isinstance(default, tuple) else str(default)
+    return f"{text} (default: {shown}{'; run: fedmcsa' if name == 'algorithms' else ''})"
 
 
 def _metavar(name: str, field: "FieldInfo") -> str:
@@ -261,8 +249,8 @@ def _metavar(name: str, field: "FieldInfo") -> str:
     if name == "algorithms":
         return "A,B,C"
     if Path in kinds:
-        said = field.description or ""
-        return "DIR" if "folder" in said and "file" not in said else "FILE"
+        text = field.description or ""
+        return "DIR" if "folder" in text and "file" not in text else "FILE"
     if name == "cells":
         return "FILTER"
     if float in kinds or any(float in get_args(kind) for kind in kinds):
@@ -270,8 +258,17 @@ def _metavar(name: str, field: "FieldInfo") -> str:
     return "N" if int in kinds or any(int in get_args(kind) for kind in kinds) else "NAME"
 
 
-def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The arguments, and a phrase for every one that is not known.
+def parse_arguments(
+    argv: list[str] | None, into: argparse.Namespace | None = None
+) -> tuple[argparse.Namespace, list[str]]:
+    """Parse the command line.
+
+    Args:
+        argv: the words of the command line; None for those of this process.
+        into: the object that receives the arguments; by default, a new one.
+
+    Returns:
+        The arguments, and a phrase for every unknown argument.
 
     Raises:
         ConfigError: a wrong command, or an option without its value.
@@ -279,7 +276,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     words = sys.argv[1:] if argv is None else argv
     parser = make_parser(next((word for word in words if not word.startswith("-")), None))
     try:
-        space, rest = parser.parse_known_args(words)
+        space, rest = parser.parse_known_args(words, into or argparse.Namespace())
     except ConfigError as error:
         raise ConfigError(_rephrase(str(error))) from error
     if space.command is None:
@@ -308,7 +305,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
 
 
 def _rephrase(message: str) -> str:
-    """Put argparse's message on a wrong command into our form."""
+    """Rephrase a message of argparse."""
     if "invalid choice: " in message:
         known = ["show"] if message.startswith("argument ACTION") else COMMANDS
         got = message.partition("invalid choice: ")[2].partition(" (")[0].strip("'")
@@ -317,7 +314,7 @@ def _rephrase(message: str) -> str:
 
 
 def option_flags(parser: argparse.ArgumentParser, space: argparse.Namespace) -> list[str]:
-    """All options of the chosen command."""
+    """List all options of the chosen command."""
     for name in (space.command, getattr(space, "action", None)):
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction) and name in action.choices:

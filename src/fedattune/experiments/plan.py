@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..analysis.compare import BASELINE
 from ..core.errors import ConfigError, DataError, FedAttuneError, ModelError, did_you_mean
 from ..core.options import build, list_options, look_up
 from .config import Experiment
-from .validate import AssignedOptions, KnownOptions, assign_options, expand_names, find_wrong_values
+from .validate import (
+    ALL_METHODS,
+    AssignedOptions,
+    KnownOptions,
+    assign_options,
+    expand_names,
+    find_wrong_values,
+)
 
 if TYPE_CHECKING:
     from ..core.algorithm import Algorithm
@@ -80,6 +88,27 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     if problems:
         raise ModelError("; ".join(problems))
     return Plan(experiment, federation, algorithms, chosen["algorithm"], model_options)
+
+
+def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, list[str]]:
+    """Fit the algorithms to the command: `run` trains one method, and `compare` needs the baseline.
+
+    Returns:
+        The experiment and the notes about what was changed.
+
+    Raises:
+        ConfigError: `run` was given several methods.
+
+    """
+    names = experiment.algorithms
+    if command == "run" and (len(names) > 1 or ALL_METHODS in names):
+        raise ConfigError(
+            f"run trains one algorithm, got {', '.join(names)}; use fedattune compare for several"
+        )
+    if command == "run" or {BASELINE, ALL_METHODS} & set(names):
+        return experiment, []
+    with_baseline = experiment.model_copy(update={"algorithms": (BASELINE, *names)})
+    return with_baseline, [f"{BASELINE} was added, for the others are compared with it."]
 
 
 def prepare_data(experiment: Experiment) -> "Federation":

@@ -1,78 +1,82 @@
-"""Say what a command found: result files, table, notes and verdict."""
+"""Summarize the runs of an experiment: result files, table, notes, verdict and report."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..analysis.tables import make_console
+from ..analysis.compare import MethodRow, build_rows, rows_to_json
 from ..analysis.verdict import merge_notes, reach_verdict
+from ..core.io import write_text
 
 if TYPE_CHECKING:
     from ..training.result import Result
     from .job import FailedRun
-    from .output import OutputOptions
     from .plan import Plan
 
 
+class Summary(NamedTuple):
+    """The findings of an experiment.
+
+    Attributes:
+        rows: the table, one row per method.
+        notes: what a reader of the numbers should know.
+        verdict: the verdict of a comparison; None for a single method.
+        report: the HTML file of a comparison, if it was written.
+
+    """
+
+    rows: list[MethodRow]
+    notes: list[str]
+    verdict: str | None
+    report: Path | None
+
+
 def write_summary(
-    command: str,
     plan: "Plan",
     results: "Sequence[Result]",
     failed: "Sequence[FailedRun]",
     *,
-    out: Path,
-    output: "OutputOptions",
-    notes: Sequence[str],
-) -> None:
-    """Write the result files, then print the table, the notes and the verdict."""
-    from ..analysis.compare import build_rows, rows_to_json
-    from ..analysis.tables import print_methods
-    from ..core.io import write_text
+    files: Sequence[Path],
+    report: Path | None,
+) -> Summary:
+    """Write the result files and the report.
 
+    Args:
+        plan: the experiment.
+        results: the finished runs.
+        failed: the runs without a result.
+        files: JSON files to write.
+        report: HTML file of a comparison, beside the folders of the runs; None if there is nothing to compare.
+
+    """
     rounds_to = plan.experiment.rounds_to
-    table = build_rows(results, rounds_to)
-    content: dict[str, Any] = {
-        "runs": [result.to_json() | _rounds_to(result, rounds_to) for result in results]
-    }
-    if command == "compare":
+    rows = build_rows(results, rounds_to)
+    verdict = reach_verdict(results, has_failures=bool(failed)).text if report else None
+    content: dict[str, Any] = {"runs": [_run_to_json(result, rounds_to) for result in results]}
+    if report:
         content |= {
-            "verdict": reach_verdict(results, has_failures=bool(failed)).text,
-            "table": rows_to_json(table),
+            "verdict": verdict,
+            "table": rows_to_json(rows),
             "failed": [{"algorithm": o.algorithm, "seed": o.seed, "error": o.error} for o in failed],
         }
     elif len(results) == 1:
         content = content["runs"][0]
     text = json.dumps(content, indent=2)
-    for path in (out / "result.json", output.json_file):
-        if path:
-            write_text(path, text)
-    said = [*notes, *plan.federation.notes, *merge_notes(results), *_describe_failures(failed)]
-    said = list(dict.fromkeys(said))
-    report = out / "report.html" if command == "compare" and results else None
-    if report:
+    for file in files:
+        write_text(file, text)
+    if report and results:
         from ..analysis.load import read_runs
         from ..analysis.report import write_report
 
-        write_report(report, read_runs([out]))
-    console = make_console()
-    if table:
-        print_methods(table, console, rounds_to)
-    for one in said:
-        console.print(f"note: {one}")
-    if command == "compare":
-        console.print(content["verdict"], style="bold")
-    console.print(
-        f"The report is {report}; all numbers are in {out}" if report else f"All numbers are in {out}"
-    )
+        write_report(report, read_runs([report.parent]))
+    failures = [f"{one.algorithm} failed with seed {one.seed}: {one.error}" for one in failed]
+    notes = [*plan.federation.notes, *merge_notes(results), *failures]
+    return Summary(rows, notes, verdict, report if results else None)
 
 
-def _rounds_to(result: "Result", accuracy: float | None) -> dict[str, Any]:
-    """The round that reaches the accuracy asked for, where one was."""
-    if accuracy is None:
-        return {}
-    return {"rounds_to": {"accuracy": accuracy, "round": result.rounds_to(accuracy)}}
-
-
-def _describe_failures(failed: "Sequence[FailedRun]") -> list[str]:
-    return [f"{one.algorithm} failed with seed {one.seed}: {one.error}" for one in failed]
+def _run_to_json(result: "Result", rounds_to: float | None) -> dict[str, Any]:
+    """Return the numbers of a run, with the first round that reaches the accuracy `rounds_to`."""
+    if rounds_to is None:
+        return result.to_json()
+    return result.to_json() | {"rounds_to": {"accuracy": rounds_to, "round": result.rounds_to(rounds_to)}}

@@ -1,0 +1,83 @@
+"""The commands `compare` and `run`: train methods, and print the table, the notes and the verdict."""
+
+from argparse import Namespace
+
+from ..analysis.tables import make_console, print_methods
+from ..core.errors import ConfigError
+from ..experiments.job import StoppedError
+from ..experiments.output import OutputOptions, check_output_files, check_run_folder, default_run_folder
+from ..experiments.plan import make_plan, prepare_command
+from ..experiments.session import InterruptHandler, create_run_folder, input_files, reopen_run, train_plan
+from ..experiments.summary import Summary, write_summary
+from .main import FAILED, INTERRUPTED, print_error, resume_command
+from .options import read_experiment
+
+
+def train(space: Namespace, problems: list[str]) -> int:
+    """Train the methods of an experiment, or resume it, and print what was found.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError, DataError, ModelError, RunError: the input is wrong, or a folder cannot be used.
+
+    """
+    command: str = space.command
+    experiment, output, given = read_experiment(
+        space, problems, {"algorithm": "fedmcsa"} if command == "run" else {}
+    )
+    if output.tensorboard:
+        from ..training.tensorboard import check_tensorboard
+
+        check_tensorboard()
+    files = {"--json": output.json_file}
+    if output.resume:
+        out = output.resume
+        plan, notes = reopen_run(command, out, given)
+        _check_processes(plan.experiment.engine, output)
+        check_output_files(files, input_files(plan.experiment, out=out))
+    else:
+        out = output.out or default_run_folder(command, experiment.data)
+        check_run_folder(out, command)
+        check_output_files(files, input_files(experiment, config=output.config))
+        _check_processes(experiment.engine, output)
+        experiment, notes = prepare_command(command, experiment)
+        plan = make_plan(experiment)
+        create_run_folder(plan, out, command)
+    space.training_folder = out
+    is_comparison = command == "compare"
+    with InterruptHandler() as should_stop:
+        try:
+            results, failed = train_plan(plan, out, should_stop, output, keep_going=is_comparison)
+        except StoppedError as stopped:
+            print_error(f"{stopped}; go on with: {resume_command(space)}")
+            return INTERRUPTED
+    files_out = [out / "result.json", *([output.json_file] if output.json_file else [])]
+    summary = write_summary(
+        plan, results, failed, files=files_out, report=out / "report.html" if is_comparison else None
+    )
+    _print_summary(summary, [*notes, *summary.notes], plan.experiment.rounds_to)
+    where = f"all numbers are in {out}"
+    make_console().print(
+        f"The report is {summary.report}; {where}" if summary.report else where[0].upper() + where[1:]
+    )
+    return FAILED if failed else 0
+
+
+def _check_processes(engine: str, output: OutputOptions) -> None:
+    if engine == "ray" and output.processes not in ("auto", 1):
+        raise ConfigError(
+            f"--processes {output.processes}: with --engine ray runs follow one another, as the actors take the cores; "
+            "leave it out, or give --ray-actors"
+        )
+
+
+def _print_summary(summary: Summary, notes: list[str], rounds_to: float | None) -> None:
+    console = make_console()
+    if summary.rows:
+        print_methods(summary.rows, console, rounds_to)
+    for note in dict.fromkeys(notes):
+        console.print(f"note: {note}")
+    if summary.verdict is not None:
+        console.print(summary.verdict, style="bold")
