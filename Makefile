@@ -1,11 +1,5 @@
-# Everything from a fresh machine with Python 3.11 or newer:
-#   make demo    train seven methods on real data and say whether collaborating helps
-#   make test    lint, types, documentation, tests
-#   make docs    the documentation site, into the folder site
-#   make coverage  the tests once more, with the lines and branches that none of them reaches
-#   make deployed  tests that start real servers, nodes and machines of a cluster, and kill them
-#   make bench   speed and memory beside a plain PyTorch loop; BENCH="W1 W6 --threads 1" makes (a part of) it
-# PYTHON=python3.12 make demo takes another interpreter; pip's own configuration decides where packages come from.
+# All targets work on a fresh machine with Python 3.11 or newer; `make` lists them.
+# PYTHON=python3.12 make demo uses another interpreter. pip's own configuration decides the source of packages.
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +9,7 @@ INSTALL := $(PIP) install --quiet -c constraints.txt
 WORKERS ?= auto
 BENCH ?=
 
-# One thread per process: the tests are spread over all cores already, and their models are small.
+# One thread per process: the tests run on all cores already, and their models are small.
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50 --lr 0.05 --eval-every 5 \
@@ -25,15 +19,17 @@ DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50
 .PHONY: help demo test coverage deployed bench docs lint types format venv clean
 
 help:
-	@echo "make demo    compare seven methods on the digits data, into the folder demo"
-	@echo "make test    lint, types, the documentation without a warning, and all tests"
-	@echo "make docs    the documentation site, into the folder site"
-	@echo "make coverage  the tests once more, and what none of them reaches"
-	@echo "make deployed  the tests that kill real servers, nodes and machines of a cluster: some ten minutes"
-	@echo "make bench   measure speed and memory beside a plain PyTorch loop (BENCH='W1 --help' and the like)"
-	@echo "make lint, make types, make format, make venv (for development), make clean"
+	@echo "make demo      compare seven methods on real data; write demo/report.html"
+	@echo "make test      check lint, types, documentation and all tests"
+	@echo "make docs      build the documentation site into the folder site; a warning is a failure"
+	@echo "make coverage  run the tests and list the lines that no test reaches"
+	@echo "make deployed  kill real servers, nodes and actors of a cluster in tests: some ten minutes"
+	@echo "make bench     measure speed and memory beside a plain PyTorch loop (BENCH='W1 W6 --threads 1', BENCH=--help)"
+	@echo "make venv      install the package from src and all tools into .venv"
+	@echo "make format    let ruff correct the style"
+	@echo "make lint, make types, make clean"
 
-# A development install runs the same code, so it is not replaced by a copy.
+# A development install runs the same code, so a copy does not replace it.
 demo: $(if $(wildcard $(VENV)/dev),$(VENV)/dev,$(VENV)/demo)
 	rm -rf demo
 	$(BIN)/fedattune compare $(DEMO) --out demo
@@ -41,19 +37,19 @@ demo: $(if $(wildcard $(VENV)/dev),$(VENV)/dev,$(VENV)/demo)
 test: lint types docs
 	$(TESTS)
 
-# Apart, for it takes half as long again.
+# Separate from `test`, because it takes half as long again.
 coverage: $(VENV)/dev
 	rm -f .coverage .coverage.*
 	$(TESTS) --cov --cov-report=term
 
-# Faults of a real federation and a real cluster, in processes that are killed: some ten minutes, so apart from the others.
+# Separate from `test`, because killing the processes of a real federation and a real cluster takes some ten minutes.
 deployed: $(VENV)/dev
 	$(TESTS) -m deployed
 
 bench: $(VENV)/bench
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# A warning is a failure. Silenced are two notices on the future of MkDocs, by the variables that they name themselves.
+# A warning is a failure. The variables silence two notices on the future of MkDocs, which name these variables.
 docs: $(VENV)/dev
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict
 
@@ -73,26 +69,26 @@ venv: $(VENV)/dev
 clean:
 	rm -rf $(VENV) demo site build dist .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# The interpreter, and torch before everything else: nothing installed later may move it.
+# Install torch alone and first, so that no later installation changes its version.
 $(VENV)/torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-		echo "FedAttune needs Python 3.11 or newer, and $(PYTHON) is" \
-			"$$($(PYTHON) --version 2>/dev/null || echo missing); give one by PYTHON=/path/to/python" >&2; exit 1; }
+		echo "FedAttune needs Python 3.11 or newer, but $(PYTHON) is" \
+			"$$($(PYTHON) --version 2>/dev/null || echo missing); set PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
-# For use: a copy of the package.
+# For use: install a copy of the package.
 $(VENV)/demo: $(VENV)/torch pyproject.toml $(shell find src -name '*.py')
 	$(INSTALL) .
 	@touch $@
 
-# For development: the package from src, with the tools.
+# For development: install the package from src, with the tools.
 $(VENV)/dev: $(VENV)/torch pyproject.toml
 	$(INSTALL) -e '.[dev]'
 	@touch $@
 
-# The development install with the rivals that are measured.
+# For benchmarks: add the libraries to compare with.
 $(VENV)/bench: $(VENV)/dev
 	$(INSTALL) -e '.[dev,bench]'
 	@touch $@

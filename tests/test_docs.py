@@ -1,11 +1,11 @@
-"""The documents say what the code does: options and defaults, commands, examples."""
+"""Compare the documents with the code: options and defaults, commands, examples."""
 
 import csv
-import os
 import re
+import runpy
 import shlex
-import subprocess
-import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ VIEWS: dict[str, type[StrictSchema]] = {
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-def said(default: Any) -> str:
-    """A default as the documents and the command line write it."""
+def format_default(default: Any) -> str:
+    """Write a default as the documents and the command line do."""
     return "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
@@ -52,7 +52,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """All lines of bash that run fedattune, as words after `fedattune`."""
+    """Return all lines of bash that run fedattune, as words after `fedattune`."""
     found = []
     for block in blocks(page, "bash"):
         for line in block.replace("\\\n", " ").splitlines():
@@ -63,7 +63,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def option_tables() -> dict[str, dict[str, str]]:
-    """Of every method section on the pages: option -> default."""
+    """Return the options and defaults of every method section: method -> option -> default."""
     tables: dict[str, dict[str, str]] = {}
     for page in (ROOT / "docs" / "algorithms").glob("*.md"):
         for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
@@ -75,7 +75,7 @@ def option_tables() -> dict[str, dict[str, str]]:
 
 def test_every_method_and_every_option_stands_on_a_page_with_its_default() -> None:
     assert option_tables() == {
-        name: {option.name: said(option.default) for option in list_options(factory)}
+        name: {option.name: format_default(option.default) for option in list_options(factory)}
         for name, factory in ALGORITHMS.items()
     }
 
@@ -98,7 +98,9 @@ def test_options_of_data_partitions_and_models_stand_on_the_data_page() -> None:
         row = next((row for row in rows if f"`{name}`" in row.split("|")[1]), None)
         assert row, f"{name} has no row"
         cell = row.split("|")[2]
-        assert cell.strip() == ", ".join(f"`{o.name}={said(o.default)}`" for o in list_options(factory)), name
+        assert cell.strip() == ", ".join(
+            f"`{o.name}={format_default(o.default)}`" for o in list_options(factory)
+        ), name
 
 
 def test_methods_page_holds_the_table_of_methods() -> None:
@@ -184,8 +186,8 @@ def test_python_compiles(page: Path) -> None:
         compile(block, str(page), "exec")
 
 
-def typed() -> list[list[str]]:
-    """Every command as it is typed, with what it cannot do without."""
+def list_commands() -> list[list[str]]:
+    """Return every command as it is typed, with its required arguments."""
     needs = {
         "data": ["show"],
         "report": ["R"],
@@ -199,7 +201,9 @@ def typed() -> list[list[str]]:
 
 def test_every_command_line_option_that_the_pages_name_exists() -> None:
     known = {
-        flag for words in typed() for flag in option_flags(make_parser(words[0]), parse_arguments(words)[0])
+        flag
+        for words in list_commands()
+        for flag in option_flags(make_parser(words[0]), parse_arguments(words)[0])
     }
     known |= {
         "--run-config",  # of Flower
@@ -223,28 +227,27 @@ def test_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(space["files"]) == 10
 
 
-def run_example(name: str) -> str:
-    # One thread: several tests run at once, and these models are small.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run_example(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
+    """Run a program of the folder `examples` in this process and return its output; a warning is an error."""
+
+    def run(name: str) -> str:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_own_algorithm_is_short_and_runs() -> None:
+def test_own_algorithm_is_short_and_runs(run_example: Callable[[str], str]) -> None:
     assert len((EXAMPLES / "own_algorithm.py").read_text("utf-8").splitlines()) <= 40
     means = dict(re.findall(r"^(\w+) +mean ([\d.]+)", run_example("own_algorithm.py"), re.MULTILINE))
     assert list(means) == ["local", "fedavg", "own"]
     assert float(means["own"]) > float(means["fedavg"])  # few classes per client: the personal head must help
 
 
-def test_own_data_runs() -> None:
+def test_own_data_runs(run_example: Callable[[str], str]) -> None:
     out = run_example("own_data.py")
     means = dict(re.findall(r"^(\w+) +([\d.]+) \(\w+\)", out, re.MULTILINE))
     assert float(means["fedmcsa"]) > float(means["fedavg"])  # two opposite rules: one model cannot do both
