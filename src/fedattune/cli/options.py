@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from ..core.errors import ConfigError
-from ..core.options import StrictSchema, describe_errors
-from ..core.settings import PositiveInt, Seed
+from ..core.options import Count, StrictSchema, describe_errors
+from ..core.settings import Seed
 
 if TYPE_CHECKING:
     from ..experiments.config import Experiment
@@ -67,7 +67,7 @@ class PlotOptions(RunChoice):
     against: Literal["rounds", "bytes", "seconds"] = Field(
         "rounds", description="of curves: what is along the horizontal axis"
     )
-    round_: PositiveInt | None = Field(
+    round_: Count | None = Field(
         None, alias="round", description="of heatmap: the round (default: the last one stored)"
     )
     component: str | None = Field(None, description="of heatmap: one layer or tensor (default: all)")

@@ -1,7 +1,6 @@
-"""The nouns: ClientUpdate, ServerUpdate, Participation, Algorithm; with Payload and Job of `messages`.
+"""Define a method: `Algorithm` puts together a `ClientUpdate`, a `ServerUpdate` and a `Participation`.
 
-A method is a client update and a server update. Neither knows how clients are run (one by one, as one batch
-of models, over a network): that is the engine's part.
+The two updates do not know how clients run: one by one, as one batch of models, or over a network.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +19,6 @@ from .payload import (
     Grad,
     LocalState,
     Loss,
-    MixingMatrices,
     Payload,
     RoundContext,
     ServerState,
@@ -28,110 +26,92 @@ from .payload import (
 )
 from .selectors import NoParameters, Selector
 
-__all__ = [
-    "Algorithm",
-    "Batch",
-    "Broadcast",
-    "ClientUpdate",
-    "FineTune",
-    "Grad",
-    "LocalState",
-    "Loss",
-    "MixingMatrices",
-    "Participation",
-    "Payload",
-    "RoundContext",
-    "ServerState",
-    "ServerUpdate",
-    "Traffic",
-    "pick_newest",
-]
-
 
 @dataclass(frozen=True)
 class ClientUpdate(ABC):
-    """What one client does in one round; pure, and written for one client without a client axis.
+    """One client's part of a round: pure functions, written for one client without a client axis.
 
-    `sent` is the last payload this client was sent, `fresh` (a scalar bool tensor) says whether it arrived
-    since the client last trained. `local_state` stays on the client.
+    Three arguments return in most methods. `sent` is the last payload that the server sent to this client. `fresh`,
+    a scalar bool tensor, is true if `sent` arrived after the client's last training. `local_state` stays on the
+    client between rounds.
     """
 
     @property
     def batches_per_step(self) -> int:
-        """Mini-batches that one step uses; above 1, a batch has a leading axis of that length."""
+        """Number of mini-batches per step; above 1, a batch has a leading axis of this length."""
         return 1
 
     @property
     def passes(self) -> int:
-        """How many times the local work of a round (its steps or epochs) this rule does."""
+        """Number of times that the rule repeats the local work of a round (its steps or epochs)."""
         return 1
 
     @property
     def validation_share(self) -> float:
-        """Share of the client's training samples that only `probe` sees, the same in every round."""
+        """Share of the client's training samples that only `probe` sees; the same samples in every round."""
         return 0.0
 
     @property
     def probe_share(self) -> float:
-        """Share of the client's training samples that `probe` sees, drawn anew in every round."""
+        """Share of the client's training samples that `probe` sees; drawn again in every round."""
         return 1.0
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """Extras that the server must send, each with the server rule that does."""
+        """Extras of the payload that the rule needs: name of the extra -> server rule that sends it."""
         return {}
 
     @property
     def is_ready_after_probe(self) -> bool:
-        """Whether the received model is known only after `probe`: it is then what `finish` makes of no steps."""
+        """Whether the received model needs `probe`; `finish` then makes it, without any step."""
         return False
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """What the client keeps before its first round, from the initial model."""
+        """Return the client's state before its first round, from the initial model."""
         return {}
 
     @abstractmethod
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Any:
-        """The carry (any nest of tensors) before the first local step."""
+        """Return the carry (any nest of tensors) before the first local step."""
 
     def probe_passes(self, local_state: LocalState) -> Tensor | None:
-        """Passes over the probed samples before the first step, a scalar tensor; None: this rule never probes."""
+        """Return the passes over the probed samples before the first step: a scalar tensor, or None for no probe."""
         return None
 
     def probe(self, carry: Any, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> Any:
-        """The carry after a look at one mini-batch before the first step."""
+        """Return the carry after one probed mini-batch, before the first step."""
         return carry
 
     @abstractmethod
     def step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> Any:
-        """The carry after one local step."""
+        """Return the carry after one local step."""
 
     @abstractmethod
     def finish(
         self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
-        """What is uploaded and what is kept after the last local step."""
+        """Return the upload and the new local state after the last step."""
 
     @abstractmethod
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The model this client predicts with after communication, before local training."""
+        """Return the model for predictions after communication and before local training."""
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
-        """The model this client predicts with after local training."""
+        """Return the model for predictions after local training."""
         return upload.params
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The model a client predicts with in a round in which it did not train."""
+        """Return the model for predictions in a round in which the client did not train."""
         return self.received_model(sent, local_state, fresh)
 
 
 @dataclass(frozen=True)
 class ServerUpdate(ABC):
-    """What the server keeps, sends, and makes of the uploads."""
+    """The server's part of a round: its state, its broadcast, and the aggregation of uploads."""
 
     @abstractmethod
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """State before the first round."""
+        """Return the state before the first round, for clients 0 to `n_clients` - 1."""
 
     @abstractmethod
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
@@ -141,44 +121,53 @@ class ServerUpdate(ABC):
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """New state from what clients `ids` (C,) were `sent`, what came back, and their sample counts n (C,)."""
+        """Return the state after a round.
+
+        Args:
+            state: the state before the round; the rule may write into it.
+            ids: (C,) the cohort, sorted.
+            sent: the payload that the cohort received, one row per client.
+            received: the cohort's uploads, one row per client.
+            n: (C,) training samples of each client.
+
+        """
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
-        """Sentences a user should read about the last round, in which clients `ids` took part."""
+        """Return sentences for the user about the last round, in which clients `ids` took part."""
         return ()
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
-        """Bytes that travel when clients `ids` are `sent` this; less than its size where they have a part already."""
+        """Count the bytes of the payload `sent` to clients `ids`, without the parts that clients already have."""
         return sent.traffic()
 
     def bytes_up(self, state: ServerState, ids: Tensor, received: Payload) -> Traffic:
-        """Bytes that travelled when clients `ids` uploaded this; `state` is that after aggregation."""
+        """Count the bytes of the uploads `received` from clients `ids`; `state` is the state after aggregation."""
         return received.traffic()
 
     def global_model(self, state: ServerState) -> Params | None:
-        """The one model for everybody, if the method has one."""
+        """Return the model that all clients share, or None."""
         w = state.get("w")
         return w if isinstance(w, Params) and w else None
 
     should_update: ClassVar[bool] = True
-    """Whether what clients upload changes what others are sent."""
+    """Whether uploads change the payloads of other clients."""
 
     per_client: ClassVar[tuple[str, ...]] = ()
-    """Names of the parts of the state that have one row per client."""
+    """Names of the entries of the state that have one row per client."""
 
     def newcomer_model(self, state: ServerState) -> Params:
-        """The model that a client starts from which joins after training; the global one unless a method differs."""
+        """Return the first model of a client that joins after training; by default the global model."""
         return cast(Params, state["w"])
 
     def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """The state with `n` more clients, numbered after those that there are."""
+        """Return the state with `n` more clients, numbered after the present clients."""
         new = self.init(self.newcomer_model(state), n)
         return {k: _append_rows(v, new[k]) if k in self.per_client else v for k, v in state.items()}
 
     def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """New state from the uploads of clients `ids` that joined after training; leaves all others as they are."""
+        """Return the state after a round of clients `ids` that joined after training; nothing changes for others."""
         return state
 
 
@@ -189,11 +178,14 @@ def _append_rows(old: Params | Tensor, new: Params | Tensor) -> Params | Tensor:
 
 
 class Participation(NamedTuple):
-    """Who trains each round and who is sent something.
+    """The clients that train and receive in a round.
 
-    `cohort` clients are drawn each round and upload. `train="all"`: the others go on training by themselves
-    (FedMCSA's Algorithm 1, pFedMe). `receive`: the `cohort` or `all` at the start of the round, or, with
-    `reply`, the server answers each upload with the new model right after aggregation.
+    The cohort is drawn in every round; only the cohort uploads.
+
+    Attributes:
+        train: `cohort`, or `all`: the other clients train too, without uploading (FedMCSA's Algorithm 1, pFedMe).
+        receive: the `cohort` or `all` clients receive at the start of the round; with `reply`, the server answers
+            the uploads right after aggregation.
 
     Examples:
         >>> Participation(train="all", receive="reply").override("cohort")
@@ -205,7 +197,7 @@ class Participation(NamedTuple):
     receive: Literal["cohort", "all", "reply"] = "cohort"
 
     def override(self, train: Literal["method", "cohort", "all"]) -> "Participation":
-        """This participation where the user decides who trains."""
+        """Return this participation after the user's setting `train`."""
         if train == "method" or train == self.train:  # noqa: PLR1714 (narrows the type)
             return self
         return Participation(train, "reply" if self.receive == "reply" else train)
@@ -213,7 +205,7 @@ class Participation(NamedTuple):
 
 @dataclass(frozen=True)
 class FineTune:
-    """Local SGD from the received model before it is used: `steps` of rate `lr` (None: as in training).
+    """Fine-tuning of the received model by local SGD: `steps` of rate `lr` on one `part`; None takes the run's value.
 
     Examples:
         >>> FineTune(steps=10)
@@ -228,22 +220,24 @@ class FineTune:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A method: client update, server update, and which tensors never leave the client.
+    """A method: a client update, a server update, and the tensors that never leave the client.
 
     Attributes:
+        client: the clients' part of a round.
+        server: the server's part of a round.
         personal: selects the tensors that stay on the client.
-        participation: who trains and who is sent what.
-        network: what is trained in place of the user's model, where a method changes it.
-        adapt: fine-tuning of the received model; what it gives is then evaluated as `trained`.
-        headline: the point at which the paper evaluates: `received` (after communication) or `trained`.
-        weight_decay: the l2 coefficient that goes before the run's.
-        default_weight_decay: the l2 coefficient where neither the method nor the run gives one.
-        bn_buffers: what becomes of BatchNorm statistics; goes before the run's.
-        full_participation: the method is defined for rounds in which all clients take part.
-        notes: sentences a user of these options should read.
+        participation: the clients that train and receive in a round.
+        network: builds the module to train, if the method changes the user's model.
+        adapt: fine-tunes the received model; the result is evaluated as `trained`.
+        headline: evaluation point of the paper: `received` (after communication) or `trained`.
+        weight_decay: l2 coefficient that overrides the run's.
+        default_weight_decay: l2 coefficient if neither the method nor the run sets one.
+        bn_buffers: treatment of BatchNorm statistics that overrides the run's.
+        full_participation: whether the method needs all clients in every round.
+        notes: sentences for the user about the chosen options.
 
     Examples:
-        The client rule of FedProx, the server rule of FedMCSA, and a classifier of its own for every client:
+        The client rule of FedProx, the server rule of FedMCSA, and a personal classifier for every client:
 
         >>> from fedattune.client import SGD, Proximal
         >>> from fedattune.core.selectors import Head
@@ -277,5 +271,5 @@ class Algorithm:
 
 
 def pick_newest(sent: Params, own: Params, fresh: Tensor) -> Params:
-    """What the server sent if it is new to the client, else the client's own last model."""
+    """Return the model `sent` if it is new to the client (`fresh`), else the client's `own` last model."""
     return choose(fresh, sent, own)

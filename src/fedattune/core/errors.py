@@ -1,11 +1,11 @@
-"""Errors that a user can do something about.
+"""Define the errors that a user can mend.
 
 FedAttuneError
-├── ConfigError   an option, key or value that cannot be
-├── DataError     data that is missing, broken or cannot be split as asked
+├── ConfigError   an unknown or impossible option, key or value
+├── DataError     missing or broken data, or an impossible split
 ├── ModelError    a model that cannot be built or does not fit the data
-└── RunError      a run that cannot start, go on or be read
-    └── DivergedError   training that left the finite numbers on every client
+└── RunError      a run that cannot start, continue or be read
+    └── DivergedError   training that diverged on every client
 """
 
 from collections.abc import Iterable
@@ -13,15 +13,15 @@ from difflib import get_close_matches
 
 
 class FedAttuneError(Exception):
-    """Base of all errors whose message is written for the user: what was got, expected, and what to do."""
+    """Base of all errors for the user. A message says what was got, what was expected, and what to do."""
 
 
 class ConfigError(FedAttuneError):
-    """An option, key or value that cannot be."""
+    """An unknown or impossible option, key or value."""
 
 
 class DataError(FedAttuneError):
-    """Data that is missing, broken, or cannot be split as asked."""
+    """Missing or broken data, or an impossible split."""
 
 
 class ModelError(FedAttuneError):
@@ -29,21 +29,21 @@ class ModelError(FedAttuneError):
 
 
 class RunError(FedAttuneError):
-    """A run that cannot start, go on, or be read."""
+    """A run that cannot start, continue or be read."""
 
 
 class DivergedError(RunError):
-    """Training left the finite numbers on every client."""
+    """Training diverged: no client has a model of finite numbers."""
 
 
 def summarize_error(error: BaseException) -> str:
-    """An error of another library in one line."""
+    """Return an error of another library as one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Say which known name is nearest, and list them all: `did you mean 'sigma'? (known: lam, sigma)`."""
+    """Suggest the nearest known name and list all names: `did you mean 'sigma'? (known: lam, sigma)`."""
     names = sorted(known)
     known_names = f"known: {', '.join(names) if names else 'none'}"
     hint = suggest_name(name, names)
@@ -51,6 +51,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """Say which known name is nearest, if any is, where all would be too many to list."""
+    """Suggest the nearest known name, or return an empty string."""
     found = get_close_matches(name, sorted(known), n=1)
     return f"did you mean {found[0]!r}?" if found else ""

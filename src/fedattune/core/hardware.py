@@ -1,4 +1,4 @@
-"""What the machine offers: memory that stays with the process, and cores to run groups of clients side by side."""
+"""Use the machine: device, cores, threads and memory."""
 
 import ctypes
 import os
@@ -16,13 +16,13 @@ from .errors import ConfigError
 from .settings import Settings
 
 MIN_PARALLEL_WORK = 2_000_000
-"""Parameters times samples, or clients, from which on operations gain from being divided over the cores."""
+"""Parameters times samples (or clients) above which several cores are faster than one."""
 
 
 @contextmanager
 def seeded_rng(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw what layers draw by themselves from `seed`, and leave the generators as they were."""
-    # Not torch.manual_seed: without CUDA, it notes the stack of its caller for later, at 2 ms a time.
+    """Seed PyTorch's global generators, from which layers such as dropout draw; restore them afterwards."""
+    # Not torch.manual_seed: without CUDA, it records the stack of its caller, which takes 2 ms.
     on_gpu = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(on_gpu):
         torch.default_generator.manual_seed(seed)
@@ -32,13 +32,13 @@ def seeded_rng(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def count_parallel_groups(device: torch.device) -> int:
-    """Groups of clients that can run at the same time: PyTorch's threads on a CPU, one on a GPU."""
+    """Count the groups of clients that can run at the same time: one per thread on a CPU, one on a GPU."""
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
 @contextmanager
 def use_threads(number: int) -> Iterator[None]:
-    """Let PyTorch use so many threads, and afterwards as many as before."""
+    """Let PyTorch use `number` threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -67,7 +67,7 @@ def balance(costs: Sequence[float], n: int) -> list[list[int]]:
 
 
 def run_parallel(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run tasks at the same time, each with one of PyTorch's threads; a single one with all of them."""
+    """Run tasks at the same time, one thread each; a single task gets all threads."""
     if len(tasks) < 2:
         for task in tasks:
             task()
@@ -78,13 +78,13 @@ def run_parallel(tasks: Sequence[Callable[[], None]]) -> None:
             tasks[0]()
         finally:
             for other in others:
-                other.exception()  # nobody may go on writing
+                other.exception()  # wait: no task may write after an error
         for other in others:
             other.result()
 
 
 def _without_gradients(task: Callable[[], None]) -> None:
-    with torch.no_grad():  # a thread begins with gradients on
+    with torch.no_grad():  # a new thread records gradients
         task()
 
 
@@ -97,12 +97,12 @@ def _pool() -> ThreadPoolExecutor:
 def keep_freed_memory() -> None:
     """Tell glibc to keep freed memory, once.
 
-    Updates of stacked parameters allocate megabytes at every step; by default glibc returns them to the system
-    and faults in fresh pages each time, which cost more than the arithmetic (measured: 3x on a small network).
+    Updates of stacked parameters allocate megabytes in every step. By default, glibc returns the pages to the system
+    and fetches new ones, which takes longer than the arithmetic (measured: three times as long on a small network).
     """
     if sys.platform != "linux":
         return
-    # More than 32 MiB it returns in any case, and should: kept in pieces, gigabytes are soon too few for the next.
+    # Blocks above 32 MiB go back to the system: kept, they would fragment into pieces too small to use again.
     m_trim_threshold, m_mmap_threshold, limit = -1, -3, 1 << 25
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -111,10 +111,11 @@ def keep_freed_memory() -> None:
 
 
 def check_device(settings: Settings) -> None:
-    """Check that the device is here, and that it can do what it is asked for.
+    """Check that this machine has the device, and that the device has the arithmetic of `mixed_precision`.
 
     Raises:
-        ConfigError: it is not, or it cannot.
+        ConfigError: the device or its arithmetic is missing.
+
     """
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: got 'cuda', but PyTorch finds no CUDA device here; use cpu or auto")
@@ -136,25 +137,25 @@ def _has_cpu_bfloat16() -> bool:
 
 
 def resolve_device(settings: Settings) -> torch.device:
-    """The device that `settings` names; `auto` is CUDA where there is one."""
+    """Return the device of the settings; `auto` prefers CUDA."""
     if settings.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(settings.device)
 
 
 def find_usable_device(settings: Settings) -> torch.device:
-    """The device that `settings` names if it is here, else what `auto` finds."""
+    """Return the device of the settings if this machine has it, else the CPU."""
     if settings.device == "cuda" and not torch.cuda.is_available():
         return torch.device("cpu")
     return resolve_device(settings)
 
 
 CGROUP_PATH = Path("/sys/fs/cgroup")
-"""Where Linux says what a container may take."""
+"""Folder in which Linux states the limits of a container."""
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Count the cores that this process may use."""
     n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = (CGROUP_PATH / "cpu.max").read_text(encoding="ascii").split()  # "max" is no number
@@ -163,13 +164,13 @@ def available_cores() -> int:
 
 
 def processes_in_memory(n: int) -> int:
-    """As many of n processes as memory has room for, if each comes to take as much as this one has."""
+    """Return the number of processes, at most `n`, that fit into memory if each needs this process's peak."""
     free = _free_memory_bytes()
     return n if free is None else max(1, min(n, free // _peak_memory_bytes()))
 
 
 def _free_memory_bytes() -> int | None:
-    """Bytes that can be had, of the machine and of a container on it; None where the system does not say."""
+    """Return the free bytes of the machine or its container, whichever is less; None if the system is silent."""
     found = []
     with suppress(OSError, ValueError, IndexError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
@@ -183,7 +184,7 @@ def _free_memory_bytes() -> int | None:
 
 
 def _peak_memory_bytes() -> int:
-    """The most bytes that were resident in this process."""
+    """Return the peak of this process's resident memory."""
     from resource import RUSAGE_SELF, getrusage
 
     return 1024 * getrusage(RUSAGE_SELF).ru_maxrss

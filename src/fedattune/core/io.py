@@ -1,6 +1,6 @@
-"""Writing files so that a crash leaves the old one or the new one, never half of it.
+"""Read and write files: text, JSON, YAML and tensors.
 
-Reading YAML: no key twice, and an error that names the line.
+A crash leaves the old file or the new one, never half a file.
 """
 
 import json
@@ -23,9 +23,9 @@ from .errors import ConfigError, RunError
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` to write to; it takes the place of `path` when the block ends well.
+    """Yield a temporary file beside `path`; it replaces `path` if the block ends without an error.
 
-    A link stays, and the file that it points to is replaced; a device or a pipe is written to as it is.
+    Behind a link, the target is replaced. A device or a pipe is yielded itself.
     """
     if path.exists() and not path.is_file():
         yield path
@@ -42,9 +42,9 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole text file or nothing; to standard output where `path` is that, as /dev/stdout."""
+    """Write a whole text file or nothing. Print the text if `path` is standard output, such as /dev/stdout."""
     if _is_stdout(path):
-        print(text, flush=True)  # to open it again would write over what was printed
+        print(text, flush=True)  # a second open would overwrite earlier output
         return
     with replace_atomically(path) as new:
         new.write_text(text, encoding="utf-8")
@@ -58,7 +58,7 @@ def _is_stdout(path: Path) -> bool:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice, of which YAML would silently keep the last."""
+    """A safe loader that refuses duplicate keys; YAML itself keeps the last one silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -73,10 +73,11 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, keys as written.
+    """Read the mapping in a YAML file; keys become text.
 
     Raises:
         ConfigError: the file is missing, unreadable, not YAML, or not a mapping.
+
     """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506 (a safe loader)
@@ -100,7 +101,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_scalar(text: str) -> Any:
-    """The value that YAML reads in `text`, or the text itself where that is no YAML."""
+    """Return the YAML value of `text`, or the text itself if it is not YAML."""
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -108,7 +109,7 @@ def read_scalar(text: str) -> Any:
 
 
 def clean_file_name(client: str) -> str:
-    """A client's name with nothing that a file's name cannot hold."""
+    """Replace all characters of a client's name that a file name cannot hold."""
     return re.sub(r"[^\w.-]", "_", client)
 
 
@@ -148,7 +149,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def unfinished_files(folder: Path) -> list[Path]:
-    """What processes that were killed began to write in a folder (see `replace_atomically`)."""
+    """List the temporary files that killed processes left in a folder (see `replace_atomically`)."""
     return sorted(folder.glob(".*.tmp*"))
 
 
@@ -161,7 +162,7 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        RunError: it is missing or damaged.
+        RunError: the file is missing or damaged.
 
     """
     try:
@@ -171,5 +172,5 @@ def read_json(path: Path) -> Any:
 
 
 def natural_key(name: str) -> list[str | int]:
-    """A key by which layer 4 comes before layer 11; text and numbers alternate, text first."""
+    """Return a sort key that puts layer 4 before layer 11."""
     return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]

@@ -1,4 +1,4 @@
-"""Methods that change the model: they train a network built from the user's, split into body and head."""
+"""Support methods that change the user's model: build a module from its body and head."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -13,52 +13,54 @@ from .params import Params
 
 
 class MethodModule(nn.Module, ABC):
-    """A module that a method trains in place of the user's model, with the method's loss.
+    """A module that a method trains in place of the user's model, with the method's own loss.
 
-    It takes inputs (B, ...) and returns logits (B, classes) in evaluation mode; in training mode it may return
-    anything that `objective` makes a loss of.
+    In evaluation mode, it maps inputs (B, ...) to logits (B, classes). In training mode, it may return anything that
+    `objective` accepts.
     """
 
     batch_statistics = False
-    """Whether the loss depends on the batch as a whole, so that batches must not be padded."""
+    """Whether the loss depends on the batch as a whole; batches are then never padded."""
 
     @abstractmethod
     def objective(self, output: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        """The scalar training loss."""
+        """Return the training loss, a scalar, from the module's output in training mode."""
 
 
 @dataclass(frozen=True)
 class Network(ABC):
-    """Builds what a method trains in place of the user's model: a `MethodModule`, or any other with cross-entropy."""
+    """Builds the module that a method trains: a `MethodModule`, or any module that trains on cross-entropy."""
 
     @property
     def generic(self) -> bool:
-        """Whether the module with zeros for its personal tensors is the global model."""
+        """Whether the module is the global model once its personal tensors are zero."""
         return False
 
     @abstractmethod
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
-        """The module to train; x (B, ...) are some inputs to check it with.
+        """Return the module to train; `x` (B, ...) are inputs to check it with.
 
         Raises:
-            ModelError: the model cannot be split.
+            ModelError: the model has no body and head.
 
         """
 
     def client_buffers(self, label_counts: Tensor) -> Params:
-        """Buffers (N, ...) that differ between clients, from their training samples per class (N, classes)."""
+        """Return buffers (N, ...) that differ between clients, from the training samples per class (N, classes)."""
         return Params()
 
 
 def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn.Module, nn.Linear]:
-    """Copies of the model without its head, and of the head: the `nn.Linear` that makes its output from features.
+    """Copy the model's body and its head; the head is the `nn.Linear` that maps features to the output.
 
-    It is searched by type, from the last linear layer to the first, or is the one called `head`; x (B, ...) are some
-    inputs to check it with.
+    Args:
+        model: the user's model.
+        x: (B, ...) inputs to check the split with.
+        head: name of the head; None searches from the last linear layer to the first.
 
     Raises:
-        ConfigError: there is no such linear layer.
-        ModelError: no trainable linear layer of the model makes its output.
+        ConfigError: the model has no linear layer called `head`.
+        ModelError: no trainable linear layer makes the model's output.
 
     """
     name = type(model).__name__
@@ -92,7 +94,7 @@ def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn
 
 
 def _cut(model: nn.Module, layer: str) -> tuple[nn.Module, nn.Linear]:
-    """Copies of the model with nothing in place of a layer, and of the layer."""
+    """Copy the model with the identity in place of a layer, and copy the layer."""
     last = copy.deepcopy(model.get_submodule(layer))
     assert isinstance(last, nn.Linear)
     if not layer:

@@ -1,9 +1,7 @@
-"""Tables of named factories whose keyword-only parameters are the user's options.
+"""Turn the keyword-only parameters of a factory into options of the user.
 
-One mechanism serves algorithms, models, partitions and data sources: what a factory takes by keyword is
-listed by `fedattune list`, set with `--set name.option=value`, checked against its annotation, and stored.
-
-What every schema of options shares: numbers are no booleans, and a mistake is one phrase.
+Algorithms, models, partitions and data sources share this mechanism. `fedattune list` lists the keywords,
+`--set name.option=value` sets them, their annotations check the values, and a run stores them.
 """
 
 import inspect
@@ -23,17 +21,18 @@ from pydantic import (
 
 from .errors import ConfigError, did_you_mean
 
-MAX_SHOWN_CHARS = 60  # characters of a wrong value that a message repeats
+MAX_SHOWN_CHARS = 60
+"""Characters of a wrong value that a message repeats."""
 
 
 def _is_number(annotation: Any) -> bool:
-    """Whether a number can be given, and no boolean."""
+    """Whether the annotation allows a number and no boolean."""
     kinds = get_args(annotation)
     return bool not in kinds and (annotation in (int, float) or any(_is_number(kind) for kind in kinds))
 
 
 class StrictSchema(BaseModel):
-    """Options whose numbers cannot be given as true or false, which Python and Pydantic take for 1 and 0."""
+    """Options that refuse true and false as numbers; Python and Pydantic take them for 1 and 0."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
@@ -50,7 +49,14 @@ def describe_errors(
     where: Callable[[str], str] = str,
     unknown: Callable[[str], str] = "unknown option {!r}".format,
 ) -> list[str]:
-    """One phrase per wrong key: `where` it was given, what is wrong, what was got."""
+    """Describe each wrong key in one phrase.
+
+    Args:
+        error: the error of the schema.
+        where: turns a key into the words that lead the phrase.
+        unknown: turns an unknown key into its phrase.
+
+    """
     phrases: dict[str, str] = {}
     for one in error.errors():
         key = str(one["loc"][0])
@@ -86,7 +92,7 @@ NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-"""An option that is a share, from 0 to 1."""
+"""An option that is a fraction, from 0 to 1."""
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -101,13 +107,13 @@ class Option(NamedTuple):
 
 
 def summarize(factory: Callable[..., Any]) -> str:
-    """First sentence of the factory's docstring, on one line."""
+    """Return the first paragraph of the factory's docstring as one line."""
     paragraph = inspect.cleandoc(factory.__doc__ or "").split("\n\n")[0]
     return " ".join(paragraph.split())
 
 
 def list_options(factory: Callable[..., Any]) -> list[Option]:
-    """The factory's keyword-only parameters, each with its default.
+    """List the factory's keyword-only parameters and their defaults.
 
     Examples:
         >>> from fedattune.algorithms import fedprox
@@ -123,10 +129,10 @@ def list_options(factory: Callable[..., Any]) -> list[Option]:
 
 
 def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """The entry called `name`.
+    """Return the entry `name` of a table; `kind` names the table in the message.
 
     Raises:
-        ConfigError: no such entry; the message names the nearest one.
+        ConfigError: the table has no such entry; the message suggests the nearest name.
 
     """
     if name not in table:
@@ -135,10 +141,15 @@ def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
 
 
 def check_options(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of `factory`, those `given` converted to the annotated types, the others at their default.
+    """Return the values of all options of `factory`: the `given` values, else the defaults.
+
+    Args:
+        name: name of the factory, for the message.
+        factory: its annotations convert and check the values.
+        given: option -> value.
 
     Raises:
-        ConfigError: unknown options or impossible values, all of them in one message.
+        ConfigError: some options are unknown or some values impossible; one message names all of them.
 
     """
     schema = _schema(name, factory)
@@ -159,17 +170,17 @@ def check_options(name: str, factory: Callable[..., Any], given: Mapping[str, An
 
 @lru_cache(maxsize=256)
 def _schema(name: str, factory: Callable[..., Any]) -> type[StrictSchema]:
-    """What checks the factory's options; making it takes a hundred times as long as using it."""
+    """Return the schema of the factory's options. To make a schema takes a hundred times as long as to use it."""
     hints = inspect.get_annotations(factory, eval_str=True)
     fields: dict[str, Any] = {o.name: (hints[o.name], o.default) for o in list_options(factory)}
     return create_model(name, __base__=StrictSchema, **fields)
 
 
 def build(name: str, factory: Callable[..., T], given: Mapping[str, Any], *fixed: Any) -> T:
-    """Call `factory(*fixed, **options)` with checked options.
+    """Call `factory(*fixed, **options)` with the checked options of `given`.
 
     Raises:
-        ConfigError: unknown options, impossible values, or a combination that the factory refuses.
+        ConfigError: an option is unknown, a value impossible, or the factory refuses the combination.
 
     """
     checked = check_options(name, factory, given)

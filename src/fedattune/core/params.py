@@ -1,4 +1,4 @@
-"""Named tensors with arithmetic, so that an update rule reads like the paper."""
+"""Give named tensors arithmetic, so that an update rule reads like the paper."""
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -12,8 +12,8 @@ from torch.utils import _pytree
 class Params(dict[str, Tensor]):
     """The tensors of one model; with a leading axis C on every tensor, the models of C clients.
 
-    `+ - * /` work tensor by tensor, with another `Params` of the same names or with a number, and are valid
-    for one model, for a stack of models, and under `torch.func.vmap`.
+    `+ - * /` work tensor by tensor, with a number or with another `Params` of the same names. They work for one
+    model, for a stack of models, and under `torch.func.vmap`.
 
     Examples:
         >>> w = Params(weight=torch.tensor([1.0, 2.0]), bias=torch.tensor([3.0]))
@@ -27,7 +27,7 @@ class Params(dict[str, Tensor]):
     """
 
     def map(self, f: Callable[..., Tensor], *others: "Params") -> "Params":
-        """Apply `f` to every tensor (and the same-named ones of `others`).
+        """Apply `f` to every tensor, together with the tensors of the same name of `others`.
 
         Raises:
             ValueError: the others have different names.
@@ -58,26 +58,26 @@ class Params(dict[str, Tensor]):
     __rmul__ = __mul__
 
     def zeros(self) -> "Params":
-        """Zeros of the same shapes."""
+        """Return zeros of the same shapes."""
         return self.map(torch.zeros_like)
 
     def only(self, names: Iterable[str]) -> "Params":
-        """The tensors called `names`, in this order."""
+        """Return the tensors called `names`, in this order."""
         return Params({k: self[k] for k in names})
 
     def without(self, names: Iterable[str]) -> "Params":
-        """All tensors but those called `names`."""
+        """Return all tensors except the tensors called `names`."""
         gone = set(names)
         return Params({k: v for k, v in self.items() if k not in gone})
 
     def rows(self, ids: Tensor | int | slice) -> "Params":
-        """The models of clients `ids` of a stack (a view for a number or a slice, else a copy)."""
+        """Return the models of clients `ids` of a stack: a view for a number or a slice, else a copy."""
         if isinstance(ids, Tensor) and ids.dim() == 1 and ids.dtype == torch.int64:
             return self.map(lambda a: a.index_select(0, ids))  # several times as fast
         return self.map(lambda a: a[ids])
 
     def put_rows(self, ids: Tensor, new: "Params") -> Self:
-        """Write the models `new` in place of rows `ids` of this stack."""
+        """Overwrite rows `ids` of this stack by the models `new`."""
         rows = as_slice(ids) if ids.device.type == "cpu" else ids
         for k, v in self.items():
             values = new[k].to(v.dtype)
@@ -88,24 +88,24 @@ class Params(dict[str, Tensor]):
         return self
 
     def repeat(self, n: int) -> "Params":
-        """A stack of `n` times this model that takes no memory (all rows are one)."""
+        """Return a stack of `n` times this model that takes no memory: all rows are views of one."""
         return self.map(lambda a: a.expand(n, *a.shape))
 
     def copies(self, n: int) -> "Params":
-        """A stack of `n` copies of this model that can be written row by row."""
+        """Return a stack of `n` copies of this model, which may be written row by row."""
         return self.map(lambda a: a.expand(n, *a.shape).clone())
 
     def numel(self) -> int:
-        """Number of values."""
+        """Count the values."""
         return sum(v.numel() for v in self.values())
 
     def nbytes(self) -> int:
-        """Bytes of all values."""
+        """Count the bytes of all values."""
         return sum(v.numel() * v.element_size() for v in self.values())
 
 
 def as_slice(ids: Tensor) -> Tensor | slice:
-    """The numbers `ids` as a slice where each is one more than the last: rows of a stack are then no copy."""
+    """Return consecutive `ids` as a slice, so that rows of a stack are a view; return other ids unchanged."""
     if not len(ids) or ids.dtype != torch.int64:
         return ids
     first, last = int(ids[0]), int(ids[-1])
@@ -115,22 +115,22 @@ def as_slice(ids: Tensor) -> Tensor | slice:
 
 
 def choose(condition: Tensor, yes: Params, no: Params) -> Params:
-    """`yes` where the client's flag `condition` (a scalar tensor) is true, else `no`."""
+    """Return `yes` if the client's flag `condition` (a scalar tensor) is true, else `no`."""
     return yes.map(lambda a, b: torch.where(condition, a, b), no)
 
 
 def stack(models: Sequence[Params]) -> Params:
-    """One stack of models with a new leading axis."""
+    """Return one stack of models with a new leading axis."""
     return Params({k: torch.stack([m[k] for m in models]) for k in models[0]})
 
 
 def concatenate(stacks: Sequence[Params]) -> Params:
-    """One stack of the rows of several."""
+    """Return one stack with the rows of all stacks."""
     return Params({k: torch.cat([s[k] for s in stacks]) for k in stacks[0]}) if len(stacks) > 1 else stacks[0]
 
 
 def clip_norm(g: Params, most: float) -> Params:
-    """The gradient scaled down to a length of at most `most` over all tensors."""
+    """Scale a gradient down to a length of at most `most` over all tensors."""
     length = torch.stack([v.square().sum() for v in g.values()]).sum().sqrt()
     return g * (most / length.clamp_min(1e-12)).clamp_max(1.0)
 

@@ -1,4 +1,4 @@
-"""What passes between server, engine and clients in one round: payloads, jobs, and the types of their parts."""
+"""Define the values that server, engine and clients exchange in one round."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,9 +17,9 @@ class Grad(Protocol):
     """Gradient of the mean loss over a batch, weight decay included."""
 
     def __call__(self, w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:
-        """The gradient at w; `statistics=False` leaves the running statistics of BatchNorm as they are.
+        """Return the gradient at w; with `statistics=False`, keep the running statistics of BatchNorm unchanged.
 
-        A rule that trains several models beside each other says so for all but the one that the client uses.
+        A rule that trains several models updates the statistics only for the model that predicts.
         """
 
 
@@ -28,19 +28,19 @@ Loss: TypeAlias = Callable[[Params, Batch], Tensor]
 
 
 LocalState: TypeAlias = dict[str, Params]
-"""What a client keeps between rounds, by name."""
+"""A client's state between rounds, by name."""
 
 
 ServerState: TypeAlias = dict[str, Params | Tensor]
-"""What the server keeps between rounds, by name; the names stay the same for the whole run."""
+"""The server's state between rounds, by name; the names stay the same in a run."""
 
 
 Traffic: TypeAlias = Counter[str]
-"""Bytes that travel, by layer of the model, and by the names of what else a payload holds."""
+"""Bytes that travel: layer of the model, or name of an extra -> bytes."""
 
 
 def count_traffic(params: Params, times: int = 1) -> Traffic:
-    """The bytes of some tensors, by layer; `times`: of so many copies."""
+    """Count the bytes of `times` copies of some tensors, by layer."""
     count: Traffic = Counter()
     for name, tensor in params.items():
         count[name.rpartition(".")[0] or name] += tensor.numel() * tensor.element_size() * times
@@ -48,22 +48,22 @@ def count_traffic(params: Params, times: int = 1) -> Traffic:
 
 
 class Payload(NamedTuple):
-    """What travels, in both directions; its bytes are what is accounted."""
+    """A message's content, in both directions: a model, and named extras. Traffic is counted from its bytes."""
 
     params: Params
     extra: dict[str, Params] = {}  # noqa: RUF012 (a NamedTuple has no factories; nobody writes to it)
 
     def rows(self, ids: Tensor | int | slice) -> "Payload":
-        """The payloads of clients `ids` of a stack."""
+        """Return the rows of clients `ids` of a stack of payloads."""
         return Payload(self.params.rows(ids), {k: v.rows(ids) for k, v in self.extra.items()})
 
     def traffic(self) -> Traffic:
-        """Bytes that travel."""
+        """Count the bytes of the payload."""
         return count_traffic(self.params) + Counter({k: v.nbytes() for k, v in self.extra.items()})
 
 
 def concatenate_payloads(payloads: Sequence[Payload]) -> Payload:
-    """The rows of several payloads after each other."""
+    """Return one payload with the rows of all payloads, in order."""
     if len(payloads) == 1:
         return payloads[0]
     extra = {k: concatenate([payload.extra[k] for payload in payloads]) for k in payloads[0].extra}
@@ -75,16 +75,16 @@ IS_UPLOADED = torch.tensor(True)
 
 
 class RoundContext(NamedTuple):
-    """What a client knows about its round beside the payload: it is told so with the order, or counts it itself.
+    """A client's view of its round, beside the payload.
 
     Attributes:
         lr: learning rate of the local steps.
-        n_steps: local steps that this client does in this round, a scalar tensor.
+        n_steps: local steps of this client in this round, a scalar tensor.
         round: number of the round, from 1, a scalar tensor.
-        cohort: clients that are asked in this round, |S|.
+        cohort: size of the cohort, |S|.
         personal: names of the tensors that never leave the client.
-        is_uploaded: whether the server will learn of this round from this client, a scalar bool tensor: not from those
-            that train without being asked, and not from those that join after training.
+        is_uploaded: whether the server uses this client's upload, a scalar bool tensor; false for clients that train
+            outside the cohort and for clients that join after training.
 
     """
 
@@ -97,7 +97,7 @@ class RoundContext(NamedTuple):
 
 
 class MixingMatrices(NamedTuple):
-    """Who learned from whom: client `rows[i]` was given `sum_k weights[l][i, k] theta_l[columns[k]]`."""
+    """Weights of mixtures: component l of client `rows[i]` is `sum_k weights[l][i, k] theta_l[columns[k]]`."""
 
     rows: Tensor
     columns: Tensor
@@ -105,11 +105,11 @@ class MixingMatrices(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What a server sends to some clients, and the matrices that made it.
+    """The server's message to some clients, and the mixing matrices behind it.
 
     Attributes:
         payload: one row for each client.
-        mixing: the mixing matrices, if the payload is a mixture of client models; None otherwise.
+        mixing: the mixing matrices if the payload is a mixture of client models, else None.
 
     """
 

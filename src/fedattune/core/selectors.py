@@ -1,4 +1,4 @@
-"""Which tensors of a model: selectors by module type or name, and the units of mixing."""
+"""Select tensors of a model by module type or name, and group tensors into units of mixing."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -11,16 +11,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .errors import ConfigError
 
 Unit = Literal["model", "layer", "tensor"]
-"""What is mixed by one matrix: the whole model, the tensors of a module, or each tensor alone."""
+"""Unit that shares one mixing matrix: the whole model, the tensors of a module, or each tensor."""
 
 
 @dataclass(frozen=True)
 class Selector(ABC):
-    """Chooses parameter tensors of a model."""
+    """Selects parameter tensors of a model."""
 
     @abstractmethod
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """Names of the chosen parameters, in the model's order."""
+        """Return the names of the selected parameters, in the model's order."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class NoParameters(Selector):
     """No tensor."""
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """Nothing at all."""
+        """Return no name."""
         return ()
 
 
@@ -37,7 +37,7 @@ class AllParameters(Selector):
     """Every tensor."""
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """All trainable parameters."""
+        """Return all trainable parameters."""
         return _names_under(model, [""])
 
 
@@ -45,7 +45,7 @@ class AllParameters(Selector):
 class Head(Selector):
     """The classifier: the last `nn.Linear` of the model, and the `layers` - 1 layers before it.
 
-    `module` names another linear layer as the last one.
+    `module` names another linear layer to end with.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -58,7 +58,7 @@ class Head(Selector):
     module: str | None = None
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """All parameters of these layers; nothing if there is no linear layer.
+        """Return all parameters of these layers; no name if the model has no linear layer.
 
         Raises:
             ConfigError: the model has no linear layer of that name.
@@ -80,28 +80,28 @@ class Head(Selector):
 
 @dataclass(frozen=True)
 class BatchNorms(Selector):
-    """Scale and shift of all BatchNorm layers, found by module type."""
+    """Scale and shift of all BatchNorm layers, by module type."""
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """All parameters of BatchNorm layers; nothing if there is none."""
+        """Return all parameters of BatchNorm layers."""
         return _names_under(model, [k for k, m in model.named_modules() if isinstance(m, _BatchNorm)])
 
 
 @dataclass(frozen=True)
 class AnyOf(Selector):
-    """What any of several selectors chooses."""
+    """The union of several selections."""
 
     selectors: tuple[Selector, ...]
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """The union, in the model's order."""
+        """Return the union, in the model's order."""
         chosen = {name for selector in self.selectors for name in selector.names(model)}
         return tuple(name for name, _ in model.named_parameters() if name in chosen)
 
 
 @dataclass(frozen=True)
 class NamedParameters(Selector):
-    """The modules or parameters of the given names.
+    """Modules or parameters by name.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -113,10 +113,10 @@ class NamedParameters(Selector):
     modules: tuple[str, ...]
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
-        """All parameters under the named modules.
+        """Return all parameters of the named modules, and the named parameters.
 
         Raises:
-            ValueError: a name that the model does not have.
+            ValueError: the model lacks one of the names.
 
         """
         known = {name for name, _ in [*model.named_modules(), *model.named_parameters()]}
@@ -137,7 +137,7 @@ def _names_under(model: nn.Module, modules: Iterable[str]) -> tuple[str, ...]:
 
 
 def group_names(names: Iterable[str], unit: Unit) -> dict[str, list[str]]:
-    """Tensor names that share one mixing matrix: all (`model`), those of a module (`layer`), or each alone."""
+    """Group the names of tensors that share one mixing matrix; return component -> its tensors."""
     if unit not in get_args(Unit):
         raise ConfigError(f"unit: got {unit!r}, expected {', '.join(get_args(Unit))}")
     out: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The typed settings of a training run; the one schema behind Python, YAML files and the command line."""
+"""Define the settings of a training run: one schema for Python, YAML files and the command line."""
 
 import re
 from math import ceil
@@ -7,25 +7,20 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from .errors import ConfigError, did_you_mean
-from .options import StrictSchema, describe_errors
+from .options import Count, StrictSchema, describe_errors
 
-MAX_COUNT, MAX_CLIENTS = 1_000_000, 10_000_000
-
-
-SEED_LIMIT = 2**32  # seeds are below this, for NumPy's legacy generator takes no others
-
-
-MAX_FLOAT32 = 1e38  # of float32
-
-
-PositiveInt = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-
-
+MAX_CLIENTS = 10_000_000
+SEED_LIMIT = 2**32
+"""Seeds are smaller: NumPy's legacy generator takes no others."""
+MAX_FLOAT32 = 1e38
+MAX_COUNT = 1_000_000
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
+EngineName = Literal["auto", "loop", "batched", "ray"]
+"""Name of an engine; see `Settings.engine`."""
 
 
 class Settings(StrictSchema):
-    """How one algorithm is trained on one federation: everything but the data, the model and the method.
+    """Settings of a run: everything except the data, the model and the method.
 
     Examples:
         >>> settings = Settings(rounds=20, lr=0.05, cohort=0.5)
@@ -40,49 +35,47 @@ class Settings(StrictSchema):
 
     model_config = ConfigDict(extra="forbid")
 
-    rounds: PositiveInt = Field(50, description="communication rounds")
+    rounds: Count = Field(50, description="communication rounds")
     cohort: int | float = Field(
-        1.0, description="clients asked per round: a whole number, or a fraction of all (1.0 = everybody)"
+        1.0, description="clients per round: a whole number, or a fraction of all clients (1.0 = all)"
     )
     train: Literal["method", "cohort", "all"] = Field(
-        "method", description="who trains each round: as the method says, only the cohort, or all clients"
+        "method", description="clients that train in each round: as the method says, only the cohort, or all"
     )
-    steps: PositiveInt | None = Field(
-        None, description="local mini-batch steps per round (20 if neither steps nor epochs is given)"
+    steps: Count | None = Field(
+        None, description="local mini-batch steps per round (default: 20, unless epochs is given)"
     )
-    epochs: PositiveInt | None = Field(None, description="local epochs per round, instead of steps")
-    batch_size: PositiveInt = Field(20, description="samples in a mini-batch")
+    epochs: Count | None = Field(None, description="local epochs per round, instead of steps")
+    batch_size: Count = Field(20, description="samples in a mini-batch")
     lr: Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)] = Field(
         0.02, description="local learning rate"
     )
     weight_decay: Annotated[float, Field(ge=0, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
         None,
-        description="l2 coefficient added to every gradient, of every method alike (default: the method's)",
+        description="l2 coefficient of every gradient, the same for all methods (default: the method's)",
     )
     bn_affine: Literal["average", "local"] = Field(
-        "average", description="scale and shift of BatchNorm layers: shared as other tensors, or never sent"
+        "average", description="scale and shift of BatchNorm layers: averaged, or kept by each client"
     )
     bn_buffers: Literal["local", "average"] = Field(
         "local", description="running statistics of BatchNorm layers: kept by each client, or averaged"
     )
     drop_out: float = Field(
-        0.0, ge=0, lt=1, description="probability that a client asked in a round is gone before it uploads"
+        0.0, ge=0, lt=1, description="probability that a client of the cohort drops out before it uploads"
     )
     held_out: Annotated[int, Field(ge=0, le=MAX_CLIENTS)] = Field(
-        0, description="clients that take no part in training and join after it"
+        0, description="clients that join only after training"
     )
-    join_rounds: PositiveInt = Field(
-        5, description="rounds of its own that a client has which joins after training"
-    )
+    join_rounds: Count = Field(5, description="rounds for clients that join after training")
     seed: Seed = Field(0, description="seed of initial model, cohorts and batches")
-    engine: Literal["auto", "loop", "batched", "ray"] = Field(
+    engine: EngineName = Field(
         "auto",
-        description="one client at a time, all clients of a round as one batch of models, or clients on actors of Ray",
+        description="how clients run: one at a time (loop), a round as one batch of models (batched), or on Ray (ray)",
     )
     ray_address: str | None = Field(
         None,
-        description="with engine ray: HOST:PORT of a running cluster, or auto to find that of this machine (default: "
-        "this machine alone)",
+        description="with engine ray: HOST:PORT of a running cluster, or auto for the cluster of this machine "
+        "(default: this machine alone)",
     )
     ray_actors: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = Field(
         None,
@@ -91,21 +84,20 @@ class Settings(StrictSchema):
     ray_gpus: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
         0.0, description="with engine ray: share of a GPU that each actor takes"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the tensors")
     client_state: Literal["auto", "memory", "disk"] = Field(
-        "auto", description="where the rows of all clients are kept: in memory up to 1 GiB, else on disk"
+        "auto",
+        description="storage of the clients' tensors: memory, disk, or auto (memory up to 1 GiB, else disk)",
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="floating-point type")
     mixed_precision: Literal["off", "bfloat16"] = Field(
         "off",
-        description="matrix products and convolutions of training in this type, where the device has it",
+        description="type of matrix products and convolutions in training",
     )
-    eval_every: PositiveInt = Field(
-        1, description="evaluate clients every so many rounds (and after the last one)"
-    )
+    eval_every: Count = Field(1, description="rounds between evaluations; the last round is always evaluated")
     eval_clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = Field(
         None,
-        description="clients that are evaluated, drawn once (default: all; of more than 10,000 clients, 1,000)",
+        description="number of clients to evaluate, drawn once (default: all; above 10,000 clients, 1,000)",
     )
 
     @field_validator("cohort", mode="before")
@@ -139,7 +131,7 @@ class Settings(StrictSchema):
 
     @field_validator("ray_address")
     @classmethod
-    def _place(cls, address: str | None) -> str | None:
+    def _is_address(cls, address: str | None) -> str | None:
         if address is None or address in {"auto", "local"} or re.fullmatch(r"[^\s:/]+:\d{1,5}", address):
             return address
         raise ValueError(
@@ -148,17 +140,17 @@ class Settings(StrictSchema):
 
     @field_validator("ray_address", "ray_actors", "ray_gpus")
     @classmethod
-    def _of_ray(cls, value: object, info: ValidationInfo) -> object:
+    def _needs_ray(cls, value: object, info: ValidationInfo) -> object:
         if value and info.data.get("engine", "ray") != "ray":
-            raise ValueError(f"it goes with engine ray alone, and the engine is {info.data['engine']}")
+            raise ValueError(f"it needs engine ray, and the engine is {info.data['engine']}")
         return value
 
     @classmethod
     def from_keywords(cls, **values: Any) -> Self:
-        """Settings from keywords.
+        """Return settings from keywords.
 
         Raises:
-            ConfigError: unknown settings or impossible values, all of them in one message.
+            ConfigError: some settings are unknown or some values impossible; one message names all of them.
 
         """
         try:
@@ -171,23 +163,25 @@ class Settings(StrictSchema):
 
     @property
     def local_steps(self) -> int | None:
-        """Local steps per round; None when epochs are given."""
+        """Local steps per round; None if the settings give epochs."""
         return None if self.epochs else self.steps or 20
 
     def all_steps(self, samples: float) -> int:
-        """Local steps of a whole run by a client with so many training samples that takes part in every round."""
+        """Count the local steps of a whole run, for a client with so many training samples in every cohort."""
         return self.rounds * (self.local_steps or (self.epochs or 1) * ceil(samples / self.batch_size))
 
     def cohort_size(self, n_clients: int) -> int:
-        """Clients asked per round, of `n_clients`; a fraction is rounded, at least one client.
+        """Return the size of a cohort of `n_clients`; a fraction is rounded to at least one client.
 
         Raises:
-            ConfigError: more are asked than there are.
+            ConfigError: the cohort is larger than the federation.
+
         """
         if isinstance(self.cohort, int):
             if self.cohort > n_clients:
                 raise ConfigError(
-                    f"cohort: got {self.cohort} clients per round, expected at most the {n_clients} that there are, "
+                    f"cohort: got {self.cohort} clients per round, expected at most the {n_clients} clients of the "
+                    "federation, "
                     "or a fraction such as 0.5"
                 )
             return self.cohort
@@ -197,8 +191,4 @@ class Settings(StrictSchema):
 RAY_DEFAULTS: dict[str, Any] = {
     name: field.default for name, field in Settings.model_fields.items() if name.startswith("ray_")
 }
-"""Settings that go with the engine ray alone, and what they are where nothing is given."""
-
-
-EngineName = Literal["auto", "loop", "batched", "ray"]
-"""How clients are run; see `Settings.engine`."""
+"""Settings that need engine ray, and their defaults."""

@@ -1,4 +1,4 @@
-"""A model and its loss as pure functions of parameters and buffers."""
+"""Turn a model and its loss into pure functions of parameters and buffers."""
 
 import copy
 from dataclasses import dataclass, field
@@ -15,16 +15,22 @@ from .payload import Batch
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Mean cross-entropy of logits (B, classes); padding has weight 0 and does not count."""
+    """Return the mean cross-entropy of logits (B, classes); padding has weight 0 and does not count."""
     _, y, *weight = batch
     losses = sample_losses(logits, y)
     return (losses * weight[0]).sum() / weight[0].sum() if weight else losses.mean()
 
 
 def sample_losses(logits: Tensor, y: Tensor, largest: Tensor | None = None) -> Tensor:
-    """Cross-entropy (B,) of each sample, from logits (B, classes), labels (B,), and the largest logits (B, 1) if known.
+    """Return the cross-entropy (B,) of each sample.
 
-    Spelled out, since PyTorch's softmax over few classes takes five times as long as these operations.
+    PyTorch's softmax over few classes takes five times as long as these operations.
+
+    Args:
+        logits: (B, classes).
+        y: (B,) labels.
+        largest: (B, 1) the largest logit of each sample, if known.
+
     """
     if logits.dtype == torch.bfloat16:
         logits = logits.float()
@@ -33,13 +39,13 @@ def sample_losses(logits: Tensor, y: Tensor, largest: Tensor | None = None) -> T
 
 
 def trainable_params(model: nn.Module) -> Params:
-    """The parameters that training may change; frozen ones stay in the model, the same for every client."""
+    """Return the parameters that training may change; frozen parameters stay in the model, alike for all clients."""
     return Params({k: v.detach() for k, v in model.named_parameters() if v.requires_grad})
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: a stateless view of a model, with its buffers passed in and out."""
+    """The model to train as a stateless function; buffers are passed in and out."""
 
     model: nn.Module
     mixed_precision: bool = False  # train with matrix products and convolutions in bfloat16
@@ -53,11 +59,11 @@ class Task:
         )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Task":
-        """This task with all tensors on a device, floating-point ones of a type."""
+        """Move all tensors to a device, and floating-point tensors to a type."""
         return Task(self.model.to(device=device, dtype=dtype), self.mixed_precision)
 
     def twin(self) -> "Task":
-        """The same task with a module of its own, so that both can be used at the same time; tensors are shared."""
+        """Copy the task and its module, but not the tensors, so that two threads can run it at the same time."""
         same = {id(t): t for t in (*self.model.parameters(), *self.model.buffers())}
         other = copy.copy(self)
         object.__setattr__(other, "model", copy.deepcopy(self.model, same))
@@ -65,13 +71,13 @@ class Task:
 
     @property
     def uses_batch_statistics(self) -> bool:
-        """Whether the model normalises over the batch, so that padding a batch would change its result."""
+        """Whether the model normalises over the batch; padding would then change the result."""
         own = isinstance(self.model, MethodModule) and self.model.batch_statistics
         return own or any(isinstance(m, _BatchNorm) for m in self.model.modules())
 
     @property
     def bn_statistics(self) -> tuple[str, ...]:
-        """Names of the running means and variances of BatchNorm layers, found by module type."""
+        """Names of the running means and variances of BatchNorm layers, by module type."""
         return tuple(
             f"{name}.{key}" if name else key
             for name, module in self.model.named_modules()
@@ -82,17 +88,17 @@ class Task:
 
     @property
     def convolutional(self) -> bool:
-        """Whether the model has convolutions, which run fastest on a CPU one client at a time."""
+        """Whether the model has convolutions; a CPU runs them fastest one client at a time."""
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.model.modules())
 
     def predict(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
-        """Logits (B, classes) in evaluation mode."""
+        """Return logits (B, classes) in evaluation mode."""
         self.model.eval()
         out: Tensor = functional_call(self.model, {**params, **buffers}, (x,))
         return out
 
     def gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
-        """Gradient of the mean loss in training mode, and the buffers after it."""
+        """Return the gradient of the mean loss in training mode, and the buffers after it."""
         self.model.train()
         objective = self.model.objective if isinstance(self.model, MethodModule) else cross_entropy
 
@@ -109,7 +115,7 @@ class Task:
         return g, changed
 
     def why_not_batched(self, batch: Batch) -> str | None:
-        """Why several of these models cannot be trained as one batch of models; None if they can."""
+        """Return the reason why models cannot train as one batch of models, or None."""
         two = (self.params.repeat(2), self.buffers.copies(2), tuple(t.expand(2, *t.shape) for t in batch))
         try:
             vmap(self.gradient, randomness="different")(*two)
@@ -120,10 +126,10 @@ class Task:
         return None
 
     def check(self, x: Tensor, n_classes: int) -> None:
-        """Run the model once on x (B, ...).
+        """Run the model once on `x` (B, ...).
 
         Raises:
-            ModelError: it cannot take such input, or does not return one score per class.
+            ModelError: the model refuses the input, or does not return one score per class.
 
         """
         name = type(self.model).__name__

@@ -11,8 +11,8 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError, suggest_name
-from ...core.options import StrictSchema, build, describe_errors, list_options, look_up
-from ...core.settings import RAY_DEFAULTS, PositiveInt, Settings
+from ...core.options import Count, StrictSchema, build, describe_errors, list_options, look_up
+from ...core.settings import RAY_DEFAULTS, Settings
 from ...data.schema import Schema
 from ..config import Experiment, parse_set
 from ..validate import assign_options, expand_names
@@ -33,7 +33,7 @@ class DeploymentOptions(StrictSchema):
 
     model_config = ConfigDict(extra="forbid")
 
-    nodes: PositiveInt = Field(2, description="nodes, which are all waited for before the first round")
+    nodes: Count = Field(2, description="nodes, which are all waited for before the first round")
     run_folder: Path = Field(Path("runs/deployment"), description="the server's folder of the run")
     start_timeout: float = Field(
         600, gt=0, le=1e7, description="seconds to wait for nodes: at the start, and whenever none is online"
@@ -65,9 +65,9 @@ class KitOptions(StrictSchema):
         None,
         description="YAML file of an experiment, such as experiment.yaml of a run; the command line wins",
     )
-    port: PositiveInt = Field(8443, description="port of the SuperLink, on loopback")
-    proxy_port: PositiveInt = Field(9443, description="port of the proxy that nodes elsewhere connect to")
-    node_port: PositiveInt = Field(9100, description="the first of the nodes' own ports, on loopback")
+    port: Count = Field(8443, description="port of the SuperLink, on loopback")
+    proxy_port: Count = Field(9443, description="port of the proxy that nodes elsewhere connect to")
+    node_port: Count = Field(9100, description="the first of the nodes' own ports, on loopback")
 
 
 Scalar = str | int | float | bool

@@ -7,8 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from ...core.options import StrictSchema, check_options, list_options
-from ...core.settings import PositiveInt
+from ...core.options import Count, StrictSchema, check_options, list_options
 from ...training.storage.folder import RESUMABLE_SETTINGS
 from ..config import NON_IDENTITY_FIELDS, Experiment
 from ..output import Processes
@@ -74,11 +73,11 @@ class StudyOptions(StrictSchema):
         "*",
         description='only these cells: columns, rows, or "column/row"; * matches anything; separate by commas',
     )
-    rounds: PositiveInt | None = Field(None, description="maximum number of rounds (default: the paper's)")
+    rounds: Count | None = Field(None, description="maximum number of rounds (default: the paper's)")
     mixed_precision: Precision | None = Field(
         None, description="type of matrix products and convolutions in training (default: the study's)"
     )
-    seeds: PositiveInt | None = Field(None, description="runs of each cell (default: the study's)")
+    seeds: Count | None = Field(None, description="runs of each cell (default: the study's)")
     no_search: bool = Field(False, description="take the middle value of every grid; search none")
     resume: bool = Field(False, description="continue with the results in the folder")
     show: bool = Field(False, description="train nothing; print the stored results")
