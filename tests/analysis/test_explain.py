@@ -9,9 +9,7 @@ import pytest
 import fedattune
 from crafted import ALL, LABELS, LATE, SAME, compared, craft
 from fedattune import Federation, read_runs
-from fedattune.analysis.clusters import arrange_clients
 from fedattune.analysis.explain import RunExplanation
-from fedattune.analysis.partners import trace_components
 from fedattune.cli import main
 
 Said = pytest.CaptureFixture[str]
@@ -41,18 +39,18 @@ def cells(text: str, first: str) -> list[str]:
 def test_one_client_by_hand(tmp_path: Path) -> None:
     """Client a: right in 5 of 10 alone, in 7 and 8 by the method; of what others gave it, 0.4 of 0.5 is b's."""
     subject = RunExplanation(read_runs([compared(tmp_path)]), client="a")
-    assert (subject.method, subject.run.settings.seed, subject.why, subject.sends) == (
+    assert (subject.method, subject.run.settings.seed, subject.choice_note, subject.sending_note) == (
         "fedmcsa",
         0,
         None,
         None,
     )
-    gain = subject.brief(0).gain
+    gain = subject.summarise_client(0).gain
     assert gain is not None
     assert (gain.local, gain.method, gain.points, gain.samples) == pytest.approx((50, 75, 25, 2.5))
     assert gain.by_seed == pytest.approx({0: 20, 1: 30})
     assert gain.std == pytest.approx(5)
-    bias, weight = trace_components(subject.relations, 0)
+    bias, weight = subject.mixing.trace(0)
     assert (bias.name, weight.name) == ("fc.bias", "fc.weight")
     assert bias.last.even
     assert bias.settled is None
@@ -119,18 +117,6 @@ def test_clusters_by_hand(tmp_path: Path, capsys: Said) -> None:
     found = json.loads(file.read_text())["clusters"]
     assert found["kept"] == pytest.approx(0.6 / 0.7)
     assert found["chance"] == pytest.approx(3 / 7)
-
-
-def test_no_clusters_are_seen_in_noise() -> None:
-    everyone = np.ones((12, 12), dtype=bool)
-    draws = [np.random.default_rng(k).dirichlet(np.ones(12), 12) for k in range(30)]
-    assert sum(arrange_clients(one, everyone).kept is not None for one in draws) <= 4
-    # Cohorts of six, everybody in them given the same: nobody chose.
-    weights, offered = np.zeros((12, 12)), np.zeros((12, 12), dtype=bool)
-    for cohort in (range(6), range(6, 12)):
-        weights[np.ix_(cohort, cohort)] = 1 / 6
-        offered[np.ix_(cohort, cohort)] = True
-    assert arrange_clients(weights, offered).kept is None
 
 
 def test_the_file_of_one_client_has_what_is_printed(tmp_path: Path, capsys: Said) -> None:
@@ -204,7 +190,7 @@ def test_what_came_from_clients_that_are_not_evaluated_is_counted(tmp_path: Path
     craft(tmp_path, "m", {1: (1, 1, 1)}, n_test=(5, 5, 5), mixing=mixing, facts=facts)
     text = explained(capsys, tmp_path, "--client", "b")
     assert cells(text, "l") == ["l", "50.0%", "20.0%", "30.0%", "a 20.0%"]
-    brief = RunExplanation(read_runs([tmp_path])).brief(1)
+    brief = RunExplanation(read_runs([tmp_path])).summarise_client(1)
     assert brief.given is not None
     assert brief.given.unseen == pytest.approx(0.3)
 
@@ -245,10 +231,10 @@ def test_a_trained_run(ragged: Federation, tmp_path: Path, capsys: Said) -> None
         (["--client", "e"], "no client 'e' in this run; known: a, b, c, d"),
         (["--client", "site 1"], "no client 'site 1' in this run; known: a, b, c, d"),
         (["--algorithm", "fedmcs"], "did you mean 'fedmcsa'?"),
-        (["--seed", "7"], "no run with seed 7 here; there are 0, 1"),
+        (["--seed", "7"], "no run with seed 7 here; give one of the seeds 0, 1"),
         (
             ["--algorithm", "fedavg", "--seed", "2"],
-            "no run of fedavg with seed 2 here; there are those with 0, 1",
+            "no run of fedavg with seed 2 here; give one of the seeds 0, 1",
         ),
         (["--clients", "a"], "unknown option --clients, did you mean '--client'?"),
         (["--json", "nowhere/x.json"], "there is no folder nowhere"),

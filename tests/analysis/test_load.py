@@ -40,8 +40,8 @@ def test_a_comparison_is_in_the_order_asked_for_with_local_first(tmp_path: Path)
     mixing = [("fedmcsa", seed) for seed in (0, 1, 2, 10)]
     assert names(runs) == [("local", 0), ("local", 1), *mixing, ("fedavg", 0), ("fedavg", 1)]
     assert runs.failed == ["ditto failed with seed 1: it diverged"]
-    assert [run.settings.seed for run, _ in runs.of("fedavg", None)] == [0, 1]
-    assert [folder.name for _, folder in runs.of("fedmcsa", 10)] == ["seed-10"]
+    assert [run.settings.seed for run, _ in runs.select("fedavg", None)] == [0, 1]
+    assert [folder.name for _, folder in runs.select("fedmcsa", 10)] == ["seed-10"]
 
 
 def test_the_same_run_in_two_folders_counts_once_and_further_seeds_join(tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, file: str, content: str)
 def test_a_method_or_seed_that_is_not_there(tmp_path: Path) -> None:
     runs = read_runs([compared(tmp_path)])
     with pytest.raises(RunError, match=r"no run of 'fedmcs' here; did you mean 'fedmcsa'\?"):
-        runs.of("fedmcs", None)
-    with pytest.raises(RunError, match="no run with seed 5 here; there are 0, 1"):
-        runs.of(None, 5)
+        runs.select("fedmcs", None)
+    with pytest.raises(RunError, match="no run with seed 5 here; give one of the seeds 0, 1"):
+        runs.select(None, 5)
 
 
 def test_files_of_runs_are_known_and_others_are_not(tmp_path: Path) -> None:

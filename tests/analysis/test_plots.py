@@ -9,10 +9,10 @@ import pytest
 
 from crafted import ALL, LABELS, LATE, compared, craft
 from fedattune import read_runs
+from fedattune.analysis.mixing import MixingAnalysis
 from fedattune.analysis.plots.figures import plot_clients, plot_curves, plot_traffic
 from fedattune.analysis.plots.heatmap import plot_heatmap
 from fedattune.analysis.plots.style import CaptionedFigure, choose_line_styles, save_figure, use_style
-from fedattune.analysis.relations import MixingAnalysis
 from fedattune.cli import main
 
 Said = pytest.CaptureFixture[str]
@@ -66,9 +66,9 @@ def test_heatmap_is_in_the_order_of_labels_on_one_scale(tmp_path: Path) -> None:
     late = np.array(LATE)[np.ix_(swapped, swapped)].tolist()
     mixing = {2: (ALL, ALL, {"fc": late, "conv": np.eye(4).tolist()})}
     craft(tmp_path, "m", {2: (1, 1, 1, 1)}, mixing=mixing, labels=labels)
-    relations = MixingAnalysis(read_runs([tmp_path]).results[0])
+    mixing = MixingAnalysis(read_runs([tmp_path]).results[0])
     with use_style():
-        figure = plot_heatmap(relations).figure
+        figure = plot_heatmap(mixing).figure
     assert [axes.get_title() for axes in figure.axes[:3]] == ["conv", "fc", "label similarity"]
     assert figure.axes[3].get_ylabel() == "Weight"
     order = [text.get_text() for text in figure.axes[0].get_yticklabels()]
@@ -77,7 +77,7 @@ def test_heatmap_is_in_the_order_of_labels_on_one_scale(tmp_path: Path) -> None:
     place = ["abcd".index(name) for name in order]
     np.testing.assert_allclose(meshes[1].get_array(), np.array(late)[np.ix_(place, place)], rtol=1e-6)
     assert [mesh.get_clim() for mesh in meshes[:2]] == [(0, pytest.approx(0.4))] * 2
-    similarity = relations.similarity
+    similarity = mixing.similarity
     assert similarity is not None
     np.testing.assert_allclose(meshes[2].get_array(), similarity[np.ix_(place, place)])
 
@@ -190,7 +190,7 @@ def test_options_of_curves_and_heatmaps(tmp_path: Path, capsys: Said) -> None:
         (["-o", "figure.jpg"], "expected a file ending in .pdf, .svg, .eps, .png"),
         (["-o", "nowhere/figure.pdf"], "there is no folder nowhere"),
         (["--kind", "heat"], "--kind"),
-        (["--kind", "heatmap", "--round", "7"], "there are those of 3 rounds from 2 to 4, near it 2, 3, 4"),
+        (["--kind", "heatmap", "--round", "7"], "3 rounds from 2 to 4 have them, near it 2, 3, 4"),
         (
             ["--kind", "heatmap", "--component", "fc.weigh"],
             "did you mean 'fc.weight'? (known: fc.bias, fc.weight)",
@@ -201,7 +201,7 @@ def test_options_of_curves_and_heatmaps(tmp_path: Path, capsys: Said) -> None:
         (["--kind", "clients", "--against", "bytes"], "--against is an option of --kind curves"),
         (["--algorithm", "fedmsca"], "did you mean 'fedmcsa'?"),
         (["--width", "0"], "--width"),
-        (["--seed", "9"], "no run with seed 9 here; there are 0, 1"),
+        (["--seed", "9"], "no run with seed 9 here; give one of the seeds 0, 1"),
     ],
 )
 def test_bad_input_is_one_sentence(

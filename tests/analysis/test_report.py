@@ -16,7 +16,7 @@ import torch
 import fedattune
 from crafted import craft
 from fedattune import Federation, Runs, read_runs
-from fedattune.analysis.relations import thin_out
+from fedattune.analysis.mixing import thin_out
 from fedattune.analysis.report import content as frames
 from fedattune.analysis.report import render_report
 from fedattune.cli import main

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedattune import read_runs, write_report
-from fedattune.analysis.relations import MixingAnalysis
+from fedattune.analysis.mixing import MixingAnalysis
 from reports import train_odd
 
 
@@ -77,16 +77,16 @@ def test_browser_filters_clients(opened: Any) -> None:
 
 
 def test_browser_shows_first_the_component_in_which_clients_choose_and_how_it_agrees(opened: Any) -> None:
-    relations = MixingAnalysis(next(run for run in opened.runs.results if run.algorithm == "fedmcsa"))
+    mixing = MixingAnalysis(next(run for run in opened.runs.results if run.algorithm == "fedmcsa"))
     others = ~np.eye(6, dtype=bool)
-    choosing = {name: m[others].max() / m[others].mean() for name, m in relations.last.items()}
+    choosing = {name: m[others].max() / m[others].mean() for name, m in mixing.last.weights.items()}
     assert len(choosing) == 2
     shown = opened.input_value("#component")
     assert shown == max((name for name in choosing if not name.endswith("bias")), key=choosing.__getitem__)
-    agreement = relations.agreement()
+    agreement = {one.name: one.agreement for one in mixing.components}
     said = [f"{100 * agreement[name].share:.0f}% from the alike" for name in choosing]
     assert opened.locator("#thumbs small").all_inner_texts() == said
-    own = np.diag(relations.last[shown]).mean()
+    own = np.diag(mixing.last.weights[shown]).mean()
     assert f"own weight was {100 * own:.0f}% on average" in opened.inner_text("#agreement")
 
 

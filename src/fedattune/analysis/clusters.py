@@ -1,28 +1,34 @@
-"""Clients that learn from each other more than from the rest."""
+"""Clusters of clients that learn from each other, and an order in which such clients are neighbours."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .relations import MIN_OTHERS_SHARE, BoolArray, FloatArray, MixingAnalysis, cut_clusters, seriate
+from .agreement import MIN_OTHERS_SHARE
+from .compare import BoolArray, FloatArray
 
+MAX_ORDERED_CLIENTS = 600
+"""Clients up to which the order within the tree is optimised; more take too long."""
+MAX_CLUSTERS = 30
 MIN_TIMES_CHANCE = 1.2
-"""Times chance that clusters must keep of what clients are given by others; else they are none."""
-
-
+"""Times chance that clusters must keep of what clients are given by others."""
 N_SHUFFLES = 39
-"""Shuffled mixtures whose clusters must all keep less, as they would by chance in 39 cases of 40."""
+"""Shuffled mixtures that must all keep less: one in 40 clusters by chance."""
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """Clients that learn from each other.
+    """Clusters of clients that learn from each other.
 
-    `kept` is how much of what they were given by others came from their own cluster, `chance` what it would be if all
-    others counted the same; both of clients that have others in their cluster. `inside` and `between` are how alike
-    labels are (0 to 1) of clients of one cluster and of two, None where labels are not known.
+    Attributes:
+        clients: names of the clients of each cluster.
+        kept: share of what clients were given by others that came from their own cluster.
+        chance: that share if all others counted the same. Both are means over clients with others in their cluster.
+        inside: mean label similarity (0 to 1) of two clients of one cluster; None where labels are not known.
+        between: the same of two clients of different clusters.
+
     """
 
     clients: list[list[str]]
@@ -34,7 +40,15 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """An order of clients, the number of each one's cluster, and how much these keep; all 0 if they keep too little."""
+    """An order of clients and their clusters.
+
+    Attributes:
+        order: positions of the clients, those that learn from each other beside each other.
+        clusters: number of the cluster of each client; all 0 if there are no clusters.
+        kept: as in `Clusters`; None if there are none.
+        chance: as in `Clusters`; None if there are none.
+
+    """
 
     order: list[int]
     clusters: list[int]
@@ -42,37 +56,123 @@ class Arrangement:
     chance: float | None = None
 
 
-def arrange_clients(weights: FloatArray, offered: BoolArray) -> Arrangement:
-    """Clients in an order in which those that learn from each other are neighbours, and their clusters, if any.
+def find_clusters(
+    weights: FloatArray, offered: BoolArray, names: Sequence[str], similarity: FloatArray | None
+) -> Clusters | None:
+    """Find clusters that keep more than chance; None if there are none.
 
-    Clusters are found in noise as well, so they count only if they keep more of what clients were given by others than
-    those of mixtures whose weights are shuffled among the clients that there were to choose from.
+    Args:
+        weights: (N, N), rows receive.
+        offered: (N, N), whose models there were to give.
+        names: of the clients (N).
+        similarity: label similarity (N, N), where labels are known.
+
+    """
+    found = arrange_clients(weights, offered)
+    if found.kept is None or found.chance is None:
+        return None
+    numbers = np.array(found.clusters)
+    same = (numbers[:, None] == numbers) & ~np.eye(len(numbers), dtype=bool)
+    apart = numbers[:, None] != numbers
+    in_order = dict.fromkeys(found.clusters[i] for i in found.order)
+    clients = [[names[i] for i in np.flatnonzero(numbers == number).tolist()] for number in in_order]
+    inside, between = (
+        (None, None)
+        if similarity is None
+        else (float(similarity[same].mean()), float(similarity[apart].mean()))
+    )
+    return Clusters(clients, found.kept, found.chance, inside, between)
+
+
+def arrange_clients(weights: FloatArray, offered: BoolArray) -> Arrangement:
+    """Order clients so that those that learn from each other are neighbours, and find their clusters, if any.
+
+    Clusters are found in noise, too. They count only if they keep more than the clusters of mixtures whose weights
+    are shuffled among the clients that were offered.
 
     Args:
         weights: (N, N), rows receive.
         offered: (N, N), whose models there were to give.
 
     """
-    order, found = seriate(weights)
-    of = np.array(found)
-    none = Arrangement(order, [0] * len(order))
-    if (score := _measure_clusters(weights, offered, of)) is None or score[0] < MIN_TIMES_CHANCE * score[1]:
-        return none
+    order, clusters = seriate(weights)
+    numbers = np.array(clusters)
+    without = Arrangement(order, [0] * len(order))
+    if (score := _measure_clusters(weights, offered, numbers)) is None or score[0] < MIN_TIMES_CHANCE * score[
+        1
+    ]:
+        return without
     for shuffled in _shuffle_rows(weights, offered):
-        by_chance = _measure_clusters(shuffled, offered, cut_clusters(shuffled, len(set(found))))
+        by_chance = _measure_clusters(shuffled, offered, cut_clusters(shuffled, len(set(clusters))))
         if by_chance is not None and by_chance[0] - by_chance[1] >= score[0] - score[1] - 1e-9:
-            return none
-    return Arrangement(order, found, *score)
+            return without
+    return Arrangement(order, clusters, *score)
+
+
+def seriate(similarity: FloatArray) -> tuple[list[int], list[int]]:
+    """Order clients so that alike ones are neighbours, and number their clusters.
+
+    Average linkage over 1 minus the symmetric similarity; the number of clusters, 2 to 30, has the largest
+    silhouette. Clients that are all alike are one cluster.
+
+    Args:
+        similarity: (N, N).
+
+    Returns:
+        Positions in order (N), and the number of each client's cluster (N).
+
+    """
+    from scipy.cluster.hierarchy import fcluster, leaves_list, linkage, optimal_leaf_ordering
+    from scipy.spatial.distance import squareform
+    from sklearn.metrics import silhouette_score
+
+    n = len(similarity)
+    if n < 3:
+        return list(range(n)), [0] * n
+    distance = _compute_distance(similarity)
+    if np.ptp(distance[~np.eye(n, dtype=bool)]) < 1e-12:
+        return list(range(n)), [0] * n
+    flat = squareform(distance, checks=False)
+    tree = linkage(flat, "average")
+    if n <= MAX_ORDERED_CLIENTS:
+        tree = optimal_leaf_ordering(tree, flat)
+    cuts = [fcluster(tree, k, "maxclust") for k in range(2, min(MAX_CLUSTERS, n - 1) + 1)]
+    cuts = [cut for cut in cuts if 1 < len(set(cut)) < n]
+    scores = [float(silhouette_score(distance, cut, metric="precomputed")) for cut in cuts]
+    best = cuts[int(np.argmax(scores))] if cuts else np.ones(n, dtype=int)
+    order = [int(i) for i in leaves_list(tree)]
+    numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(int(best[i]) for i in order))}
+    return order, [numbers[int(cluster)] for cluster in best]
+
+
+def cut_clusters(similarity: FloatArray, count: int) -> NDArray[np.int_]:
+    """Cut the tree of `seriate` over three or more clients into `count` clusters; return the cluster of each (N,)."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    tree = linkage(squareform(_compute_distance(similarity), checks=False), "average")
+    found: NDArray[np.int_] = fcluster(tree, count, "maxclust")
+    return found
+
+
+def _compute_distance(similarity: FloatArray) -> FloatArray:
+    """Compute how far clients are apart (N, N), 0 for the two that are most alike."""
+    symmetric = np.nan_to_num((similarity + similarity.T) / 2)
+    # A client's own weight does not say how alike two others are, so the largest is over pairs.
+    largest = symmetric[~np.eye(len(symmetric), dtype=bool)].max()
+    distance: FloatArray = np.maximum(largest - symmetric, 0)
+    np.fill_diagonal(distance, 0)
+    return distance
 
 
 def _measure_clusters(
-    weights: FloatArray, offered: BoolArray, of: NDArray[np.int_]
+    weights: FloatArray, offered: BoolArray, clusters: NDArray[np.int_]
 ) -> tuple[float, float] | None:
-    """What clients kept in their clusters of what others gave, and what chance would; None without clusters."""
-    others = offered & ~np.eye(len(of), dtype=bool)
-    same = others & (of[:, None] == of)
+    """Measure the share of others' weights kept in clusters, and by chance; None where nobody had a choice."""
+    others = offered & ~np.eye(len(clusters), dtype=bool)
+    same = others & (clusters[:, None] == clusters)
     totals = np.where(others, weights, 0).sum(1)
-    # A client by itself has nobody to learn from in its cluster, and says nothing of the others'.
+    # A client by itself has nobody to learn from in its cluster.
     known = same.any(1) & ~np.isnan(weights).any(1) & (totals >= MIN_OTHERS_SHARE)
     if not known.any() or not (others & ~same)[known].any():
         return None
@@ -82,31 +182,11 @@ def _measure_clusters(
 
 
 def _shuffle_rows(weights: FloatArray, offered: BoolArray) -> Iterator[FloatArray]:
-    """The weights with those of each row shuffled among the others that were offered to it."""
+    """Shuffle the weights of each row among the others that were offered to it."""
     generator = np.random.default_rng(0)
-    others = offered & ~np.eye(len(weights), dtype=bool)
-    places = [np.flatnonzero(row) for row in others]
+    choices = [np.flatnonzero(row) for row in offered & ~np.eye(len(weights), dtype=bool)]
     for _ in range(N_SHUFFLES):
         shuffled = weights.copy()
-        for i, there in enumerate(places):
-            shuffled[i, there] = generator.permutation(weights[i, there])
+        for i, columns in enumerate(choices):
+            shuffled[i, columns] = generator.permutation(weights[i, columns])
         yield shuffled
-
-
-def find_clusters(relations: MixingAnalysis) -> Clusters | None:
-    """The clusters by the last weights, averaged over the components; None where there are none."""
-    found = arrange_clients(relations.mean, relations.offered)
-    if found.kept is None or found.chance is None:
-        return None
-    of = np.array(found.clusters)
-    same = (of[:, None] == of) & ~np.eye(len(of), dtype=bool)
-    apart = of[:, None] != of
-    together = [
-        sorted(np.flatnonzero(of == c)) for c in dict.fromkeys(found.clusters[i] for i in found.order)
-    ]
-    alike = relations.similarity
-    inside, between = (
-        (None, None) if alike is None else (float(alike[same].mean()), float(alike[apart].mean()))
-    )
-    names = relations.names
-    return Clusters([[names[i] for i in one] for one in together], found.kept, found.chance, inside, between)

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from ..training.metrics import Point, RunMetrics
@@ -15,7 +16,8 @@ BASELINE = "local"  # the method that everything is compared with: each client t
 AnyRun = TypeVar("AnyRun", bound="RunMetrics")
 
 
-FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 
 
 class MeanStd(NamedTuple):

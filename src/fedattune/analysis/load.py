@@ -47,24 +47,27 @@ class Runs:
         first = self.results[0]
         return f"{first.config['data']}: {first.n_clients:,} clients"
 
-    def of(self, algorithm: str | None, seed: int | None) -> list[tuple[RunMetrics, Path]]:
-        """The runs of one method, or of all, and their folders.
+    def select(self, algorithm: str | None, seed: int | None) -> list[tuple[RunMetrics, Path]]:
+        """Return the runs of one method and seed, None for all, with their folders.
 
         Raises:
-            RunError: there is none such.
+            RunError: there is no such run.
 
         """
         names = list(dict.fromkeys(run.algorithm for run in self.results))
         if algorithm is not None and algorithm not in names:
             raise RunError(f"no run of {algorithm!r} here; {did_you_mean(algorithm, names)}")
-        seeds = sorted({run.settings.seed for run in self.results})
-        if seed is not None and seed not in seeds:
-            raise RunError(f"no run with seed {seed} here; there are {', '.join(map(str, seeds))}")
-        return [
+        found = [
             (run, folder)
             for run, folder in zip(self.results, self.folders, strict=True)
-            if algorithm in (None, run.algorithm) and seed in (None, run.settings.seed)
+            if algorithm in (None, run.algorithm)
         ]
+        seeds = ", ".join(map(str, sorted({run.settings.seed for run, _ in found})))
+        found = [one for one in found if seed in (None, one[0].settings.seed)]
+        if not found:
+            method = f" of {algorithm}" if seed in [run.settings.seed for run in self.results] else ""
+            raise RunError(f"no run{method} with seed {seed} here; give one of the seeds {seeds}")
+        return found
 
 
 def read_run(path: Path) -> RunMetrics | None:

@@ -1,7 +1,8 @@
-"""Print for a terminal and for a pipe: tables are never cut, and a pipe gets plain lines of any length."""
+"""Tables and numbers as text, for a terminal and for a pipe: tables are never cut, and a pipe gets plain lines."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -12,25 +13,35 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+AnyRow = TypeVar("AnyRow")
+
 
 def format_bytes(count: float) -> str:
-    """Bytes as people read them: 146.4 kB."""
+    """Format bytes as people read them: 146.4 kB."""
     from rich.filesize import decimal
 
     return decimal(round(count)).replace(" bytes", " B").replace(" byte", " B")
 
 
-def make_console() -> "Console":
-    """A console on standard output that neither wraps nor colours text in a pipe."""
-    import sys
+def format_points(share: float | None, decimals: int = 2, sign: str = "") -> str:
+    """Format a fraction in percent without the unit: 12.34; a dash for None."""
+    return "-" if share is None else f"{100 * share:{sign}.{decimals}f}"
 
+
+def format_percent(share: float | None, decimals: int = 1) -> str:
+    """Format a fraction in percent: 12.3%; a dash for None."""
+    return "-" if share is None else f"{format_points(share, decimals)}%"
+
+
+def make_console() -> "Console":
+    """Make a console on standard output that neither wraps nor colours text in a pipe."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 
 
-def make_table(*columns: str, left: tuple[str, ...]) -> "Table":
-    """An empty table; columns not named in `left` hold numbers and stand to the right."""
+def make_table(*columns: str, left: Sequence[str]) -> "Table":
+    """Make an empty table; columns not named in `left` hold numbers and stand to the right."""
     from rich import box
     from rich.table import Table
 
@@ -40,8 +51,29 @@ def make_table(*columns: str, left: tuple[str, ...]) -> "Table":
     return table
 
 
+def fill_table(
+    rows: Sequence[AnyRow],
+    columns: Mapping[str, Callable[[AnyRow], str]],
+    left: Sequence[str] = (),
+    style: Callable[[AnyRow], str | None] = lambda _: None,
+) -> "Table":
+    """Make a table of some rows.
+
+    Args:
+        rows: a line of the table each.
+        columns: title -> function that formats the cell of a row.
+        left: titles of the columns with text, which stand to the left.
+        style: gives the style of a row.
+
+    """
+    table = make_table(*columns, left=left)
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()), style=style(row))
+    return table
+
+
 def measure_width(table: "Table", console: "Console") -> int:
-    """Characters that the table needs when nothing is cut."""
+    """Measure the characters that the table needs when nothing is cut."""
     from rich.measure import Measurement
 
     return Measurement.get(console, console.options.update(max_width=100_000), table).maximum
@@ -71,19 +103,25 @@ def print_indented(text: "Text", by: int, console: "Console") -> None:
         console.print(Text(" " * by) + text)
 
 
-# --- the table -----------------------------------------------------------------------------------------
+# --- methods side by side ------------------------------------------------------------------------------
 
 RowFormatter = Callable[[MethodRow], str]
 
 
-def _format_mean_std(spread: MeanStd | None, n_seeds: int) -> str:
-    if spread is None:
-        return "-"
-    return f"{100 * spread.mean:.2f}" + (f" ±{100 * spread.std:.1f}" if n_seeds > 1 else "")
+def _format_accuracy(pick: Callable[[MethodRow], MeanStd | None]) -> RowFormatter:
+    """Return a function that formats one accuracy of a row: its mean, and its deviation over several seeds."""
+
+    def cell(row: MethodRow) -> str:
+        found = pick(row)
+        if found is None:
+            return "-"
+        return format_points(found.mean) + (f" ±{format_points(found.std, 1)}" if row.n_seeds > 1 else "")
+
+    return cell
 
 
 def _format_rounds(row: MethodRow) -> str:
-    """The mean round in which the accuracy was reached, and of how many seeds where not all reached it."""
+    """Format the mean round that reached the accuracy, and the number of seeds if not all reached it."""
     reached = [round_ for round_ in row.rounds_to or () if round_ is not None]
     if not reached:
         return "never"
@@ -95,37 +133,29 @@ def _format_rounds(row: MethodRow) -> str:
 
 QUALITY_COLUMNS: dict[str, RowFormatter] = {
     "model": lambda row: row.point,
-    "mean %": lambda row: _format_mean_std(row.mean, row.n_seeds),
-    "pooled %": lambda row: _format_mean_std(row.pooled, row.n_seeds),
-    "std": lambda row: _format_mean_std(row.std, row.n_seeds),
-    "worst 10%": lambda row: _format_mean_std(row.worst10, row.n_seeds),
-    "> local": lambda row: "-" if row.better_than_local is None else f"{100 * row.better_than_local:.0f}%",
+    "mean %": _format_accuracy(lambda row: row.mean),
+    "pooled %": _format_accuracy(lambda row: row.pooled),
+    "std": _format_accuracy(lambda row: row.std),
+    "worst 10%": _format_accuracy(lambda row: row.worst10),
+    "> local": lambda row: format_percent(row.better_than_local, 0),
 }
-
-
 EXTRA_COLUMNS: dict[str, RowFormatter] = {
-    "global %": lambda row: _format_mean_std(row.generalised, row.n_seeds),
-    "arrived %": lambda row: _format_mean_std(row.arrived, row.n_seeds),
-    "new %": lambda row: _format_mean_std(row.newcomers, row.n_seeds),
+    "global %": _format_accuracy(lambda row: row.generalised),
+    "arrived %": _format_accuracy(lambda row: row.arrived),
+    "new %": _format_accuracy(lambda row: row.newcomers),
 }
-
-
 ROUND_COLUMNS: dict[str, RowFormatter] = {
-    "last 10%": lambda row: _format_mean_std(row.mean_last_10pct, row.n_seeds),
-    "best val.": lambda row: _format_mean_std(row.best_validation, row.n_seeds),
-    "BMTA*": lambda row: _format_mean_std(row.bmta, row.n_seeds),
-    "pooled BMTA*": lambda row: _format_mean_std(row.bmta_pooled, row.n_seeds),
+    "last 10%": _format_accuracy(lambda row: row.mean_last_10pct),
+    "best val.": _format_accuracy(lambda row: row.best_validation),
+    "BMTA*": _format_accuracy(lambda row: row.bmta),
+    "pooled BMTA*": _format_accuracy(lambda row: row.bmta_pooled),
 }
-
-
 COST_COLUMNS: dict[str, RowFormatter] = {
     "up": lambda row: format_bytes(row.bytes_up),
     "down": lambda row: format_bytes(row.bytes_down),
     "seconds": lambda row: f"{row.seconds:.1f}",
     "steps": lambda row: f"{row.local_steps:,.0f}",
 }
-
-
 METHODS_LEGEND = (
     "mean, pooled, std, worst 10%: test accuracy over clients, over all samples, its spread and its mean "
     "over the worst tenth of clients, last round; > local: clients better than alone; last 10%: mean over the "
@@ -133,8 +163,6 @@ METHODS_LEGEND = (
     "accuracy of any round, optimistic, for the test data choose the round; steps: local mini-batch steps per "
     "client"
 )
-
-
 EXTRA_LEGEND = {
     "global %": "the one global model on all clients' test samples together",
     "arrived %": "mean over clients that joined after training, with the model that they were sent at first",
@@ -145,63 +173,52 @@ EXTRA_LEGEND = {
 def choose_columns(
     lines: Sequence[MethodRow], rounds_to: float | None = None
 ) -> list[dict[str, RowFormatter]]:
-    """The columns in groups that belong together; those that no method has a number for are left out."""
-    has = {
-        "global %": any(row.generalised is not None for row in lines),
-        "arrived %": any(row.arrived is not None for row in lines),
-        "new %": any(row.newcomers is not None for row in lines),
-    }
-    beyond = {title: cell for title, cell in EXTRA_COLUMNS.items() if has[title]}
-    asked = {} if rounds_to is None else {f"rounds to {100 * rounds_to:g}%": _format_rounds}
-    return [QUALITY_COLUMNS, beyond | ROUND_COLUMNS | asked, COST_COLUMNS]
+    """Choose the columns, in groups that belong together; extra columns only if a method has such a number.
+
+    Args:
+        lines: one row per method.
+        rounds_to: the mean test accuracy to reach, a fraction, if the rounds to it are shown.
+
+    """
+    extra = {title: cell for title, cell in EXTRA_COLUMNS.items() if any(cell(row) != "-" for row in lines)}
+    rounds = {} if rounds_to is None else {f"rounds to {100 * rounds_to:g}%": _format_rounds}
+    return [QUALITY_COLUMNS, extra | ROUND_COLUMNS | rounds, COST_COLUMNS]
 
 
 def write_legend(lines: Sequence[MethodRow], rounds_to: float | None = None) -> str:
-    """What the columns mean."""
-    said = [METHODS_LEGEND]
+    """Explain the columns that are shown."""
     titles = [title for group in choose_columns(lines, rounds_to) for title in group]
-    said += [f"{title.removesuffix(' %')}: {text}" for title, text in EXTRA_LEGEND.items() if title in titles]
+    extra = [f"{title.removesuffix(' %')}: {text}" for title, text in EXTRA_LEGEND.items() if title in titles]
     if rounds_to is not None:
-        said.append(
+        extra.append(
             f"rounds to {100 * rounds_to:g}%: the first evaluated round with that mean or more, of the seeds that "
             "reach it"
         )
-    return "; ".join(said)
+    return "; ".join([METHODS_LEGEND, *extra])
 
 
-def _make_methods_table(lines: Sequence[MethodRow], columns: dict[str, RowFormatter]) -> "Table":
-    table = make_table("method", *columns, left=("method", "model"))
+def print_methods(lines: Sequence[MethodRow], console: "Console", rounds_to: float | None = None) -> None:
+    """Print methods side by side without cutting a number: in several tables if one does not fit the width."""
     best = max(row.mean.mean for row in lines)
-    for row in lines:
-        style = "bold" if row.mean.mean == best and len(lines) > 1 else None
-        table.add_row(row.algorithm, *(cell(row) for cell in columns.values()), style=style)
-    return table
+    method: dict[str, RowFormatter] = {"method": lambda row: row.algorithm}
 
+    def make(columns: dict[str, RowFormatter]) -> "Table":
+        def style(row: MethodRow) -> str | None:
+            return "bold" if row.mean.mean == best and len(lines) > 1 else None
 
-def _split_columns(
-    lines: Sequence[MethodRow], groups: Sequence[dict[str, RowFormatter]], console: "Console"
-) -> list[dict[str, RowFormatter]]:
-    """The columns in few tables that fit the width; a group stays whole where it can."""
+        return fill_table(lines, method | columns, ("method", "model"), style)
 
-    def fits(wanted: dict[str, RowFormatter]) -> bool:
-        return (
-            not console.is_terminal
-            or measure_width(_make_methods_table(lines, wanted), console) <= console.width
-        )
+    def fits(columns: dict[str, RowFormatter]) -> bool:
+        return not console.is_terminal or measure_width(make(columns), console) <= console.width
 
     parts: list[dict[str, RowFormatter]] = [{}]
-    for group in groups:
+    for group in choose_columns(lines, rounds_to):
         if not fits(parts[-1] | group) and fits(group):
             parts.append({})
         for title, cell in group.items():
             if parts[-1] and not fits(parts[-1] | {title: cell}):
                 parts.append({})
             parts[-1][title] = cell
-    return parts
-
-
-def print_methods(lines: Sequence[MethodRow], console: "Console", rounds_to: float | None = None) -> None:
-    """Print the rows without ever cutting a number: in several parts where one does not fit the width."""
-    for part in _split_columns(lines, choose_columns(lines, rounds_to), console):
-        print_whole(_make_methods_table(lines, part), console)
+    for part in parts:
+        print_whole(make(part), console)
     console.print(write_legend(lines, rounds_to), style="dim")

@@ -111,7 +111,7 @@ def _choose_run(runs: "Runs", options: ExportOptions) -> "tuple[RunMetrics, Path
     else:
         name, why = choose_method(runs.results)
         why += "; --algorithm takes another"
-    run, folder = min(runs.of(name, options.seed), key=lambda found: found[0].settings.seed)
+    run, folder = min(runs.select(name, options.seed), key=lambda found: found[0].settings.seed)
     return run, folder, why
 
 

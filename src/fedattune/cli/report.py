@@ -10,8 +10,8 @@ from pathlib import Path
 from ..analysis.compare import BASELINE
 from ..analysis.explain import RunExplanation
 from ..analysis.load import Runs, list_run_files, read_runs
+from ..analysis.mixing import MixingAnalysis
 from ..analysis.plots import style as look
-from ..analysis.relations import MixingAnalysis
 from ..analysis.report import write_report
 from ..analysis.tables import make_console
 from ..core.errors import ConfigError, RunError
@@ -83,30 +83,28 @@ def _draw(runs: Runs, options: PlotOptions) -> look.CaptionedFigure:
     from ..analysis.plots.heatmap import plot_heatmap
 
     if options.kind == "heatmap":
-        return plot_heatmap(_analyse_mixing(runs, options), options.round_, options.component, options.width)
-    chosen = [run for run, _ in runs.of(options.algorithm, options.seed)]
-    if options.algorithm not in (None, BASELINE):  # which every method is compared with
+        return plot_heatmap(_find_mixing(runs, options), options.round_, options.component, options.width)
+    chosen = [run for run, _ in runs.select(options.algorithm, options.seed)]
+    if options.algorithm not in (None, BASELINE):  # every method is compared with it
         alone = [run for run in runs.results if run.algorithm == BASELINE]
         chosen = [run for run in alone if options.seed in (None, run.settings.seed)] + chosen
-    if not chosen:
-        raise RunError(f"no run of {options.algorithm} with seed {options.seed} here")
     if options.kind == "curves":
         return figures.plot_curves(chosen, options.against, options.width)
     return (figures.plot_clients if options.kind == "clients" else plot_traffic)(chosen, options.width)
 
 
-def _analyse_mixing(runs: Runs, options: PlotOptions) -> MixingAnalysis:
-    """The relations of the run to be drawn.
+def _find_mixing(runs: Runs, options: PlotOptions) -> MixingAnalysis:
+    """Return the mixing of the run to draw.
 
     Raises:
         RunError: its method does not mix client by client.
 
     """
-    subject = RunExplanation(runs, options.algorithm, options.seed)
-    if subject.sends:
-        able = [name for name in subject.groups if MixingAnalysis(subject.groups[name][0]).mixes]
-        others = f"these do: {', '.join(able)}" if able else "no method in these runs does"
+    found = RunExplanation(runs, options.algorithm, options.seed)
+    if found.sending_note:
+        mixing = [name for name, group in found.groups.items() if MixingAnalysis(group[0]).has_mixtures]
+        others = f"these do: {', '.join(mixing)}" if mixing else "no method in these runs does"
         raise RunError(
-            f"{subject.sends} A heatmap needs a method that gives clients mixtures of their own; {others}."
+            f"{found.sending_note} A heatmap needs a method that gives clients mixtures of their own; {others}."
         )
-    return subject.relations
+    return found.mixing

@@ -14,7 +14,7 @@ from ...core.io import read_json, write_text
 from ...training.storage.folder import RunFolder
 from ..compare import build_rows, group_by_algorithm
 from ..load import Runs
-from ..relations import MixingAnalysis
+from ..mixing import MixingAnalysis
 from ..tables import choose_columns, write_legend
 from ..verdict import Verdict, describe_seed_differences, write_fairness_notes
 from . import content, findings
@@ -88,24 +88,24 @@ def render_report(runs: Runs) -> str:
 
 
 def _fit_data(runs: Runs, found: Verdict) -> tuple[dict[str, Any], str]:
-    """The data of the pictures, and as many mixing matrices, packed, as the page has room for."""
+    """Build the data of the pictures, and pack as many mixing matrices as fit into the page."""
     groups = group_by_algorithm(runs.results)
-    relations = {name: MixingAnalysis(of_one[0]) for name, of_one in groups.items()}
+    mixings = {name: MixingAnalysis(group[0]) for name, group in groups.items()}
     data: dict[str, Any] = {
         "method": found.method,
         "methods": list(groups),
         "curves": content.build_curves(groups),
-        "clients": content.build_clients(groups, relations),
+        "clients": content.build_clients(groups, mixings),
         "traffic": content.build_traffic(groups),
-        "seeds": {name: [run.settings.seed for run in of_one] for name, of_one in groups.items()},
+        "seeds": {name: [run.settings.seed for run in group] for name, group in groups.items()},
     }
-    cells = content.MAX_MATRIX_BYTES
+    n_bytes = content.MAX_MATRIX_BYTES
     while True:
-        data["mixing"], matrices = content.build_mixing(relations, cells)
+        data["mixing"], matrices = content.build_mixing(mixings, n_bytes)
         packed = _compress(matrices)
-        if len(packed) < MAX_DATA_BYTES or cells < 1_000:
+        if len(packed) < MAX_DATA_BYTES or n_bytes < 1_000:
             return data, packed
-        cells = min(cells, len(matrices)) // 2
+        n_bytes = min(n_bytes, len(matrices)) // 2
 
 
 def _compress(raw: bytes) -> str:

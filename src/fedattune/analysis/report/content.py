@@ -1,92 +1,40 @@
-"""What the pictures of a report show, from the runs' stores.
+"""The data behind the pictures of a report, from the stores of its runs.
 
-Mixing matrices made small: as many rounds as a budget allows, one byte a weight.
+Mixing matrices are made small: as many rounds as a budget allows, one byte a weight.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...training.metrics import RunMetrics
-from ..clusters import Arrangement, arrange_clients
-from ..compare import BASELINE, compute_gains
-from ..relations import FloatArray, MixingAnalysis, seriate, thin_out
+from ..clusters import Arrangement, arrange_clients, seriate
+from ..compare import BASELINE, FloatArray, compute_gains
+from ..mixing import MixingAnalysis, thin_out
 
 MAX_LEVEL, UNKNOWN_LEVEL = 254, 255
-
-
-def pack_weights(weights: FloatArray, largest: float, signed: bool) -> bytes:
-    """Weights (N, N), each as one byte: the fourth root of its share of the largest, UNKNOWN where not known.
-
-    So large weights are exact to about a hundredth of themselves, those of a hundredth of the largest to three, and
-    those of a millionth can still be told from zero. Signed ones have their zero in the middle.
-    """
-    root = (np.abs(np.nan_to_num(weights)) / largest) ** 0.25
-    levels = MAX_LEVEL // 2 * (1 + np.sign(np.nan_to_num(weights)) * root) if signed else MAX_LEVEL * root
-    out = np.round(levels).clip(0, MAX_LEVEL).astype(np.uint8)
-    out[np.isnan(weights)] = UNKNOWN_LEVEL
-    return out.tobytes()
-
-
-@dataclass
-class PackedMatrices:
-    """Packed matrices of one run: `about` says where in the bytes each component of each round begins."""
-
-    about: dict[str, Any]
-    content: bytes
-
-
-def pack_matrices(relations: MixingAnalysis, shown: Sequence[int], most: int, start: int) -> PackedMatrices:
-    """The matrices among the `shown` clients of at most `most` rounds; `start`: the bytes before them.
-
-    Where a client was given nothing in a round, its last row before stands.
-    """
-    rounds = thin_out(relations.rounds, most)
-    square = np.ix_(shown, shown)
-    stack = [{name: m[square] for name, m in relations.known(r).items()} for r in rounds]
-    components = list(stack[-1]) if stack else []
-    content, largest, signed = b"", {}, {}
-    for name in components:
-        series = np.stack([one.get(name, np.full((len(shown),) * 2, np.nan)) for one in stack])
-        known = series[~np.isnan(series)]
-        largest[name] = float(np.abs(known).max()) or 1.0 if len(known) else 1.0
-        signed[name] = bool(len(known) and known.min() < 0)
-        content += b"".join(pack_weights(one, largest[name], signed[name]) for one in series)
-    about = {
-        "components": [{"name": n, "largest": largest[n], "signed": signed[n]} for n in components],
-        "rounds": rounds,
-        "start": start,
-    }
-    return PackedMatrices(about, content)
-
-
+"""The byte of the largest weight, and the byte of a weight that is not known."""
 MAX_PICTURED_CLIENTS = 150
 """Clients in the pictures of who learns from whom; more could not be told apart."""
-
-
 MAX_CURVE_POINTS = 400
-"""Points of a curve."""
-
-
 MAX_MATRIX_BYTES = 6_000_000
 """Bytes of mixing matrices before they are compressed; halved until the page is small enough."""
+MIN_PARTNER_SHARE = 1e-4
+"""Share below which a client is not listed as a partner."""
+
+Groups = dict[str, list[RunMetrics]]
 
 
-N_LISTED_PARTNERS = 3
-
-
-def build_curves(groups: dict[str, list[RunMetrics]]) -> list[dict[str, Any]]:
-    """Of each method and seed: rounds, bytes and seconds so far, mean and worst-tenth accuracy."""
+def build_curves(groups: Groups) -> list[dict[str, Any]]:
+    """Build, for each method and seed: rounds, bytes and seconds so far, mean and worst-tenth accuracy."""
     found = []
     for name, runs in groups.items():
         seeds = []
         for run in runs:
             history = [entry for entry in run.history if entry[run.headline]]
-            picked = thin_out(range(len(history)), MAX_CURVE_POINTS)
-            entries = [history[i] for i in picked]
+            entries = [history[i] for i in thin_out(range(len(history)), MAX_CURVE_POINTS)]
             seeds.append(
                 {
                     "seed": run.settings.seed,
@@ -101,24 +49,19 @@ def build_curves(groups: dict[str, list[RunMetrics]]) -> list[dict[str, Any]]:
     return found
 
 
-def build_clients(
-    groups: dict[str, list[RunMetrics]], relations: dict[str, MixingAnalysis]
-) -> dict[str, Any]:
-    """Every client: samples, classes; with each method, accuracy before and after training, and partners."""
+def build_clients(groups: Groups, mixings: dict[str, MixingAnalysis]) -> dict[str, Any]:
+    """Build, for each client: samples and classes; with each method, accuracies, gain and partners."""
     first = next(iter(groups.values()))[0]
     labels = first.facts.get("labels")
     methods: dict[str, Any] = {}
     for name, runs in groups.items():
-        at: dict[str, Any] = {
-            point: [_round_percent(a) for a in _mean_accuracies(runs, point)]
-            for point in ("received", "trained")
-        }
-        at["headline"] = at[runs[0].headline]
-        gain = None if name == BASELINE else compute_gains(groups, name)
-        at["gain"] = None if gain is None else [_round_percent(g) for g in gain]
-        if name in relations and relations[name].mixes:
-            at |= _list_partners(relations[name])
-        methods[name] = at
+        entry: dict[str, Any] = {point: _mean_accuracies(runs, point) for point in ("received", "trained")}
+        entry["headline"] = entry[runs[0].headline]
+        gains = None if name == BASELINE else compute_gains(groups, name)
+        entry["gain"] = None if gains is None else [_round_percent(gain) for gain in gains]
+        if mixings[name].has_mixtures:
+            entry |= _list_partners(mixings[name], len(first.clients))
+        methods[name] = entry
     return {
         "ids": [client.id for client in first.clients],
         "train": [client.n_train for client in first.clients],
@@ -128,62 +71,69 @@ def build_clients(
     }
 
 
-def _list_partners(relations: MixingAnalysis) -> dict[str, Any]:
-    """Of each client the weight of its own model, and whose it was given most of, by the mean over components."""
-    mean, names = relations.mean, relations.names
-    own = [_round_percent(float(w)) for w in np.diag(mean)]
-    partners = []
-    for i, row in enumerate(mean):
-        others = [int(k) for k in np.argsort(-np.nan_to_num(row)) if k != i][:N_LISTED_PARTNERS]
-        partners.append([[names[k], _round_percent(float(row[k]))] for k in others if row[k] > 1e-4])
-    at = {place: i for i, place in enumerate(relations.places)}
-    everyone = [at.get(i) for i in range(len(relations.run.facts["clients"]))]
-    return {
-        "own": [None if i is None else own[i] for i in everyone],
-        "partners": [[] if i is None else partners[i] for i in everyone],
-    }
+def _list_partners(mixing: MixingAnalysis, n_clients: int) -> dict[str, Any]:
+    """List each client's own share and its largest partners, in the mean over components."""
+    own: list[float | None] = [None] * n_clients
+    partners: list[list[list[Any]]] = [[] for _ in range(n_clients)]
+    for position, shares in zip(mixing.positions, mixing.shares, strict=True):
+        if shares:
+            own[position] = _round_percent(shares.own)
+            top = [one for one in shares.partners[:3] if one.weight > MIN_PARTNER_SHARE]
+            partners[position] = [[one.client, _round_percent(one.weight)] for one in top]
+    return {"own": own, "partners": partners}
 
 
 def _mean_accuracies(runs: Sequence[RunMetrics], point: str) -> list[float | None]:
-    """Test accuracy per client at one point, averaged over the seeds that have it."""
+    """Compute each client's test accuracy at one point in percent, averaged over the seeds that have it."""
     rows = zip(*([getattr(client, point) for client in run.clients] for run in runs), strict=True)
     known = [[a for a in row if a is not None] for row in rows]
-    return [float(np.mean(row)) if row else None for row in known]
+    return [_round_percent(float(np.mean(row))) if row else None for row in known]
 
 
-def build_mixing(relations: dict[str, MixingAnalysis], cells: int) -> tuple[dict[str, Any], bytes]:
-    """Who learns from whom, with every method that mixes client by client; and its matrices, `cells` bytes at most."""
-    mixed = {name: one for name, one in relations.items() if one.mixes}
+def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict[str, Any], bytes]:
+    """Build who learns from whom with every method that mixes client by client.
+
+    Args:
+        mixings: method -> its mixing.
+        n_bytes: most bytes of the matrices; rounds are left out to stay below.
+
+    Returns:
+        The data of the pictures, and the packed matrices.
+
+    """
+    mixed = {name: one for name, one in mixings.items() if one.has_mixtures}
     if not mixed:
         return {}, b""
     first = next(iter(mixed.values()))
-    n = len(first.names)
-    shown = (
-        thin_out(seriate(first.mean)[0], MAX_PICTURED_CLIENTS) if n > MAX_PICTURED_CLIENTS else list(range(n))
-    )
-    shown.sort()
+    shown = list(range(len(first.names)))
+    if len(shown) > MAX_PICTURED_CLIENTS:
+        shown = sorted(thin_out(seriate(first.mean)[0], MAX_PICTURED_CLIENTS))
     square = np.ix_(shown, shown)
-    matrices = sum(len(one.last) for one in mixed.values())
-    most = max(2, cells // (matrices * len(shown) ** 2))
+    n_matrices = sum(len(one.components) for one in mixed.values())
+    n_rounds = max(2, n_bytes // (n_matrices * len(shown) ** 2))
     content, methods = b"", {}
-    similarity = first.similarity
     for name, one in mixed.items():
-        packed = pack_matrices(one, shown, most, len(content))
-        content += packed.content
-        found = arrange_clients(one.mean[square], one.offered[square])
+        rounds = thin_out(one.rounds, n_rounds)
+        components, packed = pack_matrices(one, shown, rounds)
+        found = arrange_clients(one.mean[square], one.last.offered[square])
         methods[name] = {
-            **packed.about,
+            "components": components,
+            "rounds": rounds,
+            "start": len(content),
             "order": found.order,
             "clusters": _number_clusters(found),
             "all_rounds": len(one.rounds),
-            "own": {component: float(np.nanmean(np.diag(matrix))) for component, matrix in one.last.items()},
+            "own": {component.name: component.own for component in one.components},
             "agreement": {
-                component: {"correlation": a.correlation, "share": a.share, "chance": a.chance}
-                for component, a in one.agreement().items()
+                component.name: vars(component.agreement)
+                for component in one.components
+                if component.agreement
             },
         }
+        content += packed
+    similarity = first.similarity
     return {
-        "clients": [first.places[i] for i in shown],
+        "clients": [first.positions[i] for i in shown],
         "hidden": len(first.run.facts["clients"]) - len(shown),
         "labels": None if first.labels is None else first.labels[shown].astype(int).tolist(),
         "classes": list(first.run.facts["classes"]),
@@ -193,7 +143,7 @@ def build_mixing(relations: dict[str, MixingAnalysis], cells: int) -> tuple[dict
 
 
 def _number_clusters(found: Arrangement) -> list[int]:
-    """The cluster of each client from 1, in their order; 0 of one that is in none."""
+    """Number each client's cluster from 1, in their order; 0 for a client in none."""
     sizes = Counter(found.clusters)
     several = [c for c in dict.fromkeys(found.clusters[i] for i in found.order) if sizes[c] > 1]
     if found.kept is None:
@@ -201,27 +151,65 @@ def _number_clusters(found: Arrangement) -> list[int]:
     return [several.index(c) + 1 if c in several else 0 for c in found.clusters]
 
 
-def build_traffic(groups: dict[str, list[RunMetrics]]) -> dict[str, Any]:
-    """Bytes up and down by layer with each method, averaged over the seeds; rounds done."""
+def pack_matrices(
+    mixing: MixingAnalysis, shown: Sequence[int], rounds: Sequence[int]
+) -> tuple[list[dict[str, Any]], bytes]:
+    """Pack the matrices among the `shown` clients; where a client was given nothing, its last row stands.
+
+    Args:
+        mixing: the matrices of a run.
+        shown: positions of clients.
+        rounds: the rounds.
+
+    Returns:
+        Name and scale of each component, and its matrices of all rounds, one component after the other.
+
+    """
+    square = np.ix_(shown, shown)
+    stack = [{name: m[square] for name, m in mixing.read_last_rows(r).weights.items()} for r in rounds]
+    components, content = [], b""
+    for name in stack[-1]:
+        series = np.stack([one.get(name, np.full((len(shown),) * 2, np.nan)) for one in stack])
+        known = series[~np.isnan(series)]
+        largest = float(np.abs(known).max()) or 1.0 if len(known) else 1.0
+        is_signed = bool(len(known) and known.min() < 0)
+        components.append({"name": name, "largest": largest, "signed": is_signed})
+        content += b"".join(pack_weights(one, largest, is_signed) for one in series)
+    return components, content
+
+
+def pack_weights(weights: FloatArray, largest: float, signed: bool) -> bytes:
+    """Pack weights (N, N) as one byte each: the fourth root of the share of the largest.
+
+    Large weights are exact to about a hundredth of themselves, weights of a hundredth of the largest to three, and
+    weights of a millionth differ from zero. Signed weights have their zero in the middle.
+    """
+    root = (np.abs(np.nan_to_num(weights)) / largest) ** 0.25
+    levels = MAX_LEVEL // 2 * (1 + np.sign(np.nan_to_num(weights)) * root) if signed else MAX_LEVEL * root
+    out = np.round(levels).clip(0, MAX_LEVEL).astype(np.uint8)
+    out[np.isnan(weights)] = UNKNOWN_LEVEL
+    return out.tobytes()
+
+
+def build_traffic(groups: Groups) -> dict[str, Any]:
+    """Build, for each method, the bytes up and down by layer, averaged over the seeds, and the rounds done."""
     found = {}
     for name, runs in groups.items():
-        each = [run.store.traffic() for run in runs]
-        parts = list(dict.fromkeys(part for one in each for way in one.values() for part in way))
+        stored = [run.store.traffic() for run in runs]
+        parts = list(dict.fromkeys(part for one in stored for way in one.values() for part in way))
         found[name] = {
             "parts": parts,
             "rounds": runs[0].rounds,
-            **{
-                way: [float(np.mean([e[way].get(p, 0) for e in each])) for p in parts]
-                for way in ("up", "down")
-            },
+            "up": [float(np.mean([one["up"].get(part, 0) for one in stored])) for part in parts],
+            "down": [float(np.mean([one["down"].get(part, 0) for one in stored])) for part in parts],
             "total": [
-                float(np.mean([r.bytes_up for r in runs])),
-                float(np.mean([r.bytes_down for r in runs])),
+                float(np.mean([run.bytes_up for run in runs])),
+                float(np.mean([run.bytes_down for run in runs])),
             ],
         }
     return found
 
 
 def _round_percent(value: float | None) -> float | None:
-    """Percent with two decimals; None for what is not known."""
+    """Return percent with two decimals; None if the value is not known."""
     return None if value is None or np.isnan(value) else round(100 * value, 2)
