@@ -56,10 +56,16 @@ REFERENCE = {
         "[The verdict](../results.md#the-verdict) of a comparison.",
         ("reach_verdict", "Verdict", "bootstrap_interval"),
     ),
-    "relations": ReferencePage(
-        "fedattune.analysis.relations",
-        "The mixing matrices of a finished run, and their agreement with labels.",
-        ("MixingAnalysis", "compute_label_similarity", "measure_agreement", "LabelAgreement", "seriate"),
+    "mixing": ReferencePage(
+        "fedattune.analysis",
+        "The mixing matrices of a run, and their agreement with labels.",
+        (
+            "mixing.MixingAnalysis",
+            "agreement.compute_label_similarity",
+            "agreement.measure_agreement",
+            "agreement.LabelAgreement",
+            "clusters.seriate",
+        ),
     ),
     "options": ReferencePage(
         "fedattune.core.options",
