@@ -1,10 +1,8 @@
-"""A cache on disk of arrays that take long to decode: .npy files that are mapped, with a header that is checked.
+"""A cache on disk of arrays that take long to decode: .npy files mapped into memory, and a header.
 
-An entry is a folder. It is keyed by the content of the files that it was made from, so that a file which was replaced
-is noticed whatever its name, size and time; what can be read from it is compared with the hashes in its header, so that
-a damaged one is made anew.
-
-Arrays in .npy files, mapped into memory: all processes that open one share its pages.
+An entry is a folder. The content of the source files is its key, so that a replaced file is noticed whatever its name,
+size and time. Whatever is read from an entry is compared with the hashes in its header, so that a damaged entry is
+made anew. All processes that open an entry share its pages in memory.
 """
 
 import hashlib
@@ -12,7 +10,7 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,14 +22,15 @@ from ..core.io import replace_atomically, write_text
 from .dataset import hash_arrays
 from .types import Array
 
+CACHE_VERSION = 5
+HEADER_FILE = "header.json"
+
 _mapped_files: dict[int, tuple[Path, tuple[int, ...], np.dtype[Any]]] = {}
-"""Address of an array that is mapped here -> its file and its bytes."""
+"""Address of an array that this process has mapped -> file, shape and type."""
 
 
 def open_mapped(path: Path) -> Array:
-    """The array in a .npy file, its pages read when they are first looked at.
-
-    What is written to it stays with this process and never reaches the file.
+    """Map the array in a .npy file into memory. Writing to the array never reaches the file.
 
     Raises:
         OSError, ValueError: there is no such file, or it holds no array.
@@ -46,62 +45,56 @@ def open_mapped(path: Path) -> Array:
 
 
 def find_mapped_file(array: Array | torch.Tensor) -> Path | None:
-    """The file that a whole array was mapped from by this process, if it is still there, or None."""
+    """Return the file that this process has mapped a whole array from, if the file is still there."""
     own: Array = array.numpy() if isinstance(array, torch.Tensor) else array
     if (known := _mapped_files.get(own.ctypes.data)) is None:
         return None
     path, shape, dtype = known
-    whole = own.flags.c_contiguous and (own.shape, own.dtype) == (shape, dtype)
-    return path if whole and path.exists() else None
+    is_whole = own.flags.c_contiguous and (own.shape, own.dtype) == (shape, dtype)
+    return path if is_whole and path.exists() else None
 
 
 def save_mapped(path: Path, array: Array) -> Array:
-    """Write an array to a .npy file, all or nothing, and return the one that is mapped from it."""
+    """Write an array to a .npy file, all or nothing, and return the array mapped from the file."""
     with replace_atomically(path) as new, new.open("wb") as file:
         np.save(file, np.ascontiguousarray(array), allow_pickle=False)
     return open_mapped(path)
 
 
-CACHE_VERSION = 4
-
-
-HEADER_FILE = "header.json"
-
-
 class CacheEntry(NamedTuple):
-    """Named arrays, their fingerprints, and what else is kept with them."""
+    """Named arrays, the fingerprint of each group of arrays, and other values."""
 
     arrays: Mapping[str, Array]
-    prints: Mapping[str, str]  # of the groups of arrays that were asked for
+    fingerprints: Mapping[str, str]
     about: Mapping[str, Any]
 
 
 def find_cache_folder() -> Path | None:
-    """Where entries lie; None where FEDATTUNE_CACHE is `off`, or where there is no home folder to look in.
+    """Return the folder of all entries; None if FEDATTUNE_CACHE is `off`, or if the user has no home folder.
 
-    FEDATTUNE_CACHE names the folder, else it is `cache` in FEDATTUNE_HOME, else `fedattune/arrays` in the user's
-    folder for caches (XDG_CACHE_HOME, or what the system has for that).
+    FEDATTUNE_CACHE names the folder. Else it is `cache` in FEDATTUNE_HOME, else `fedattune/arrays` in the user's
+    folder for caches (XDG_CACHE_HOME, or the system's).
     """
-    given, home = os.environ.get("FEDATTUNE_CACHE"), os.environ.get("FEDATTUNE_HOME")
+    folder, home = os.environ.get("FEDATTUNE_CACHE"), os.environ.get("FEDATTUNE_HOME")
     try:
-        if given:
-            return None if given.lower() == "off" else Path(given).expanduser()
-        return Path(home).expanduser() / "cache" if home else _user_caches() / "fedattune" / "arrays"
+        if folder:
+            return None if folder.lower() == "off" else Path(folder).expanduser()
+        return Path(home).expanduser() / "cache" if home else _find_user_caches() / "fedattune" / "arrays"
     except RuntimeError:  # a user without a home
         return None
 
 
-def _user_caches() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME")
-    if given and Path(given).is_absolute():  # the specification says that others are to be ignored
-        return Path(given)
+def _find_user_caches() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME")
+    if folder and Path(folder).is_absolute():  # the specification says to ignore others
+        return Path(folder)
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
 
 
-def make_key(files: Sequence[Path], *what: Any) -> str:
-    """A key of the files' contents, in order, and of `what` is made of them.
+def make_key(files: Sequence[Path], *options: Any) -> str:
+    """Return a key of the files' contents, in order, and of the options that decide how to decode them.
 
     Raises:
         OSError: a file cannot be read.
@@ -111,46 +104,60 @@ def make_key(files: Sequence[Path], *what: Any) -> str:
     for path in files:
         with path.open("rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return hashlib.sha256(json.dumps([CACHE_VERSION, digests, what]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([CACHE_VERSION, digests, options]).encode()).hexdigest()[:32]
 
 
-def read_entry(key: str, groups: Sequence[tuple[str, ...]]) -> CacheEntry | None:
-    """The entry, if there is one that is whole; each group of arrays is hashed together.
+def read_or_make(
+    key: str,
+    groups: Sequence[tuple[str, ...]],
+    make: Callable[[], tuple[Mapping[str, Array], Mapping[str, Any]]],
+) -> CacheEntry:
+    """Read the entry of a key; if there is none that is whole, make it and keep it.
 
-    Arrays of a group that the entry does not have are left out.
+    Args:
+        key: key of the entry (see `make_key`).
+        groups: names of the arrays that are hashed together.
+        make: returns the arrays by name, and other values for JSON.
+
+    Returns:
+        The entry, its arrays mapped into memory; as `make` returns them if the cache cannot be written.
+
     """
-    where = find_cache_folder()
-    if where is None:
-        return None
+    folder = find_cache_folder()
+    if folder is None:
+        arrays, about = make()
+        return CacheEntry(arrays, _hash_groups(arrays, groups), about)
+    return _read(folder / key, groups) or _write(folder / key, groups, *make())
+
+
+def _read(folder: Path, groups: Sequence[tuple[str, ...]]) -> CacheEntry | None:
+    """Read an entry; None if there is none, or if it is damaged."""
     try:
-        header = json.loads((where / key / HEADER_FILE).read_text(encoding="utf-8"))
-        check = header.pop("check")
-        if check != _hash_header(header):
+        header = json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))
+        if header.pop("check") != _hash_header(header):
             return None
-        arrays = {name: open_mapped(where / key / f"{name}.npy") for name in header["arrays"]}
-        prints = _hash_groups(arrays, groups)
-        return CacheEntry(arrays, prints, header["about"]) if prints == header["prints"] else None
+        arrays = {name: open_mapped(folder / f"{name}.npy") for name in header["arrays"]}
+        fingerprints = _hash_groups(arrays, groups)
+        is_whole = fingerprints == header["fingerprints"]
+        return CacheEntry(arrays, fingerprints, header["about"]) if is_whole else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         return None
 
 
-def write_entry(
-    key: str, arrays: Mapping[str, Array], groups: Sequence[tuple[str, ...]], about: Mapping[str, Any]
+def _write(
+    folder: Path, groups: Sequence[tuple[str, ...]], arrays: Mapping[str, Array], about: Mapping[str, Any]
 ) -> CacheEntry:
-    """Keep the arrays, and return them mapped; as they were given where nothing can be written."""
-    prints = _hash_groups(arrays, groups)
-    where = find_cache_folder()
-    if where is not None:
-        with suppress(OSError):
-            (where / key).mkdir(parents=True, exist_ok=True)
-            arrays = {name: save_mapped(where / key / f"{name}.npy", array) for name, array in arrays.items()}
-            header = {"about": dict(about), "arrays": list(arrays), "prints": prints}
-            write_text(where / key / HEADER_FILE, json.dumps(header | {"check": _hash_header(header)}))
-    return CacheEntry(arrays, prints, about)
+    fingerprints = _hash_groups(arrays, groups)
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays = {name: save_mapped(folder / f"{name}.npy", array) for name, array in arrays.items()}
+        header = {"about": dict(about), "arrays": list(arrays), "fingerprints": fingerprints}
+        write_text(folder / HEADER_FILE, json.dumps(header | {"check": _hash_header(header)}))
+    return CacheEntry(arrays, fingerprints, about)
 
 
 def _hash_groups(arrays: Mapping[str, Array], groups: Sequence[tuple[str, ...]]) -> dict[str, str]:
-    """The fingerprint, which covers type and shape, of each group that has arrays."""
+    """Return the fingerprint, which covers type and shape, of each group that has arrays."""
     held = {",".join(group): [arrays[name] for name in group if name in arrays] for group in groups}
     return {names: hash_arrays(*members) for names, members in held.items() if members}
 

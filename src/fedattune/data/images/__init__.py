@@ -13,21 +13,17 @@ from .decode import Images
 from .emnist import EmnistSplit, read_emnist
 from .hub import RowSet, read_known_images
 
-Scaling = tuple[Array | None, Array, tuple[str, ...]]  # shift, scale and notes
-
+Scaling = tuple[Array | None, Array, tuple[str, ...]]
+"""Shift, scale and notes."""
+PixelScaling = Literal["pixel", "half", "unit"]
+ChannelScaling = Literal["channel", "half", "unit"]
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
-
-
 CIFAR_STD = (0.2023, 0.1994, 0.2010)
 
 
 def mnist(
-    data_dir: Path | None,
-    *,
-    label: str | None = None,
-    scaling: Literal["pixel", "half", "unit"] = "pixel",
-    rows: RowSet = "all",
+    data_dir: Path | None, *, label: str | None = None, scaling: PixelScaling = "pixel", rows: RowSet = "all"
 ) -> Dataset:
     """MNIST, 70,000 handwritten digits of 28x28; every pixel standardised over all of them.
 
@@ -37,26 +33,21 @@ def mnist(
 
 
 def fashion_mnist(
-    data_dir: Path | None,
-    *,
-    label: str | None = None,
-    scaling: Literal["pixel", "half", "unit"] = "pixel",
-    rows: RowSet = "all",
+    data_dir: Path | None, *, label: str | None = None, scaling: PixelScaling = "pixel", rows: RowSet = "all"
 ) -> Dataset:
     """Fashion-MNIST, 70,000 pictures of clothing of 28x28; every pixel standardised over all of them.
 
     Source: Xiao et al., arXiv:1708.07747, 2017.
     """
-    return _build_dataset(
-        "fashion_mnist", read_known_images("fashion_mnist", data_dir, label, rows=rows), scaling
-    )
+    images = read_known_images("fashion_mnist", data_dir, label, rows=rows)
+    return _build_dataset("fashion_mnist", images, scaling)
 
 
 def cifar10(
     data_dir: Path | None,
     *,
     label: str | None = None,
-    scaling: Literal["channel", "half", "unit"] = "channel",
+    scaling: ChannelScaling = "channel",
     rows: RowSet = "all",
 ) -> Dataset:
     """CIFAR-10, 60,000 colour photographs of 32x32 in 10 classes.
@@ -70,7 +61,7 @@ def cifar100(
     data_dir: Path | None,
     *,
     label: str | None = None,
-    scaling: Literal["channel", "half", "unit"] = "channel",
+    scaling: ChannelScaling = "channel",
     rows: RowSet = "all",
 ) -> Dataset:
     """CIFAR-100, 60,000 colour photographs of 32x32 in 100 classes; label=coarse_label for the 20 groups.
@@ -84,7 +75,7 @@ def emnist(
     data_dir: Path | None,
     *,
     split: EmnistSplit = "byclass",
-    scaling: Literal["pixel", "half", "unit"] = "unit",
+    scaling: PixelScaling = "unit",
     rows: RowSet = "all",
 ) -> Dataset:
     """EMNIST, handwritten digits and letters of 28x28: 814,255 in 62 classes, or 131,600 in 47 balanced ones.
@@ -100,7 +91,7 @@ def femnist(
     clients: Count | None = None,
     seed: int = 0,
     label: str | None = "character",
-    scaling: Literal["pixel", "half", "unit"] = "unit",
+    scaling: PixelScaling = "unit",
 ) -> Dataset:
     """FEMNIST, handwritten digits and letters of 28x28 in 62 classes; each of some 3,600 writers is a client.
 
@@ -125,13 +116,12 @@ def tiny_imagenet(
 
     Source: Le and Yang, Tiny ImageNet Visual Recognition Challenge, 2015.
     """
-    return _build_dataset(
-        "tiny_imagenet", read_known_images("tiny_imagenet", data_dir, label, rows=rows), scaling
-    )
+    images = read_known_images("tiny_imagenet", data_dir, label, rows=rows)
+    return _build_dataset("tiny_imagenet", images, scaling)
 
 
 def _draw_owners(images: Images, n: int, seed: int) -> Images:
-    """The images of n owners drawn at random."""
+    """Draw n owners at random, and return their images."""
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     if n > len(images.owners):
@@ -149,7 +139,7 @@ def _draw_owners(images: Images, n: int, seed: int) -> Images:
 
 
 def _build_dataset(name: str, images: Images, scaling: str) -> Dataset:
-    """The images, with the scaling as shift and scale: the model's input is (x - shift) * scale."""
+    """Make a data set of images; shift and scale turn bytes into the model's input, (x - shift) * scale."""
     shift, scale, note = SCALINGS[scaling](images.x)
     return Dataset(
         name=name,
@@ -173,32 +163,31 @@ def _scale_pixels(x: Array) -> Scaling:
 
 
 def _scale_channels(_x: Array) -> Scaling:
-    """Standardise every channel with the mean and deviation known of CIFAR-10's training images."""
+    """Standardise every channel with the mean and deviation of CIFAR-10's training images."""
     mean = np.array(CIFAR_MEAN, dtype=np.float64)[:, None, None]
     std = np.array(CIFAR_STD, dtype=np.float64)[:, None, None]
     return (255 * mean).astype(np.float32), (1 / (255 * std)).astype(np.float32), ()
 
 
 def _scale_to_half(_x: Array) -> Scaling:
-    """From -1 to 1: Normalize(0.5, 0.5) of images from 0 to 1 (FedAM's, FedCP's and PFLlib's protocol)."""
+    """Scale from -1 to 1: Normalize(0.5, 0.5) of images from 0 to 1 (FedAM's, FedCP's and PFLlib's protocol)."""
     return np.full((1, 1, 1), 127.5, dtype=np.float32), np.full((1, 1, 1), 1 / 127.5, dtype=np.float32), ()
 
 
 def _scale_to_unit(_x: Array) -> Scaling:
-    """From 0 to 1."""
+    """Scale from 0 to 1."""
     return None, np.full((1, 1, 1), 1 / 255, dtype=np.float32), ()
 
 
 def compute_moments(x: Array, block: int = 2_000) -> tuple[Array, Array]:
-    """Mean and deviation of each pixel of bytes x, float64, block by block so that a block stays in the cache."""
+    """Return mean and deviation of each pixel of bytes x, float64; a block stays in the processor's cache."""
     total = np.zeros(x.shape[1:], dtype=np.int64)
     squares = np.zeros(x.shape[1:], dtype=np.int64)
     for start in range(0, len(x), block):
         part = x[start : start + block]
         total += part.sum(axis=0, dtype=np.uint32)
-        squares += np.multiply(part, part, dtype=np.uint16).sum(
-            axis=0, dtype=np.uint32
-        )  # 255^2 fits in 16 bits
+        square = np.multiply(part, part, dtype=np.uint16)  # 255^2 fits in 16 bits
+        squares += square.sum(axis=0, dtype=np.uint32)
     mean = total / len(x)
     return mean, np.sqrt(np.maximum(squares / len(x) - mean * mean, 0))
 

@@ -1,4 +1,4 @@
-"""Image sets in Parquet files as the Hugging Face hub lays them out."""
+"""Images in Parquet files, laid out as on the Hugging Face hub."""
 
 import io
 import json
@@ -14,26 +14,24 @@ from .. import cache
 from ..types import Array
 
 ColourMode = Literal["L", "RGB"] | None
+"""Grey, coloured, or like the first image."""
 
 
 class Images(NamedTuple):
-    """Decoded images (n, channels, height, width), uint8, with labels (n,), class names and notes.
-
-    Where a column names the natural client of each image, `owner` is its number, (n,), in `owners`.
-    """
+    """Decoded images (n, channels, height, width), uint8, with labels (n,), class names and notes."""
 
     x: Array
     y: Array
     classes: tuple[str, ...]
     notes: tuple[str, ...]
-    has_class_names: bool  # whether the files give the classes' names; else these are numbers
-    owner: Array | None = None
+    has_class_names: bool  # False where the files give no names, and the classes are numbers
+    owner: Array | None = None  # (n,), the number in `owners` of each image's natural client
     owners: tuple[str, ...] = ()
-    known_fingerprint: str = ""  # the fingerprint of x and y, if it is known
+    known_fingerprint: str = ""  # the fingerprint of x and y, where the cache knows it
 
 
 class ImageColumns(NamedTuple):
-    """Which columns hold image and label, the names of the classes if they are known, and notes."""
+    """The columns of images and labels, the names of the classes if the file gives them, and notes."""
 
     image: str
     label: str
@@ -44,15 +42,19 @@ class ImageColumns(NamedTuple):
 def read_images(
     files: Sequence[Path], label: str | None = None, *, owner: str | None = None, mode: ColourMode = None
 ) -> Images:
-    """Decode all images of the files, in order, or read them from the cache.
+    """Decode all images of Parquet files, in order, or read them from the cache.
 
-    `owner` is the column that names each image's natural client. All become grey ("L") or coloured ("RGB") as
-    `mode` says, else as the first one is.
+    Args:
+        files: the files.
+        label: column of the label; by default the label column with most classes.
+        owner: column that names each image's natural client, if the files have one.
+        mode: make all images grey or coloured; by default they become like the first one.
 
     Raises:
-        DataError: a file cannot be read, has no image or label column, or images differ in shape.
+        DataError: a file cannot be read or has no image or label column, or images differ in shape.
 
     """
+    # Two decoders of JPEG need not agree on every pixel, so the key holds Pillow's version.
     return read_cached(
         files,
         [label, owner, mode, version("pillow")],
@@ -60,44 +62,38 @@ def read_images(
     )
 
 
-def read_cached(files: Sequence[Path], what: Sequence[Any], make: Callable[[], Images]) -> Images:
-    """The images that `make` reads from the files, or those that were kept in the cache when it did so before.
+def read_cached(files: Sequence[Path], options: Sequence[Any], make: Callable[[], Images]) -> Images:
+    """Return the images that `make` reads from files, from the cache if it has them.
 
-    `what` is all that they depend on beside the files: such as Pillow's version, for two decoders of JPEG need not
-    agree on every pixel.
+    Args:
+        files: the files.
+        options: everything beside the files that the images depend on.
+        make: reads the images.
 
     Raises:
         DataError: a file cannot be read.
 
     """
+
+    def make_entry() -> tuple[dict[str, Array], dict[str, Any]]:
+        values = make()._asdict()
+        arrays = {key: values[key] for key in ("x", "y", "owner") if values[key] is not None}
+        return arrays, {key: values[key] for key in ("classes", "notes", "has_class_names", "owners")}
+
     try:
-        key = "images-" + cache.make_key(files, *what)
+        key = "images-" + cache.make_key(files, *options)
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror or error}") from error
-    groups = (("x", "y"), ("owner",))
-    entry = cache.read_entry(key, groups)
-    if entry is None:
-        images = make()
-        arrays = {"x": images.x, "y": images.y} | ({} if images.owner is None else {"owner": images.owner})
-        rest = {name: getattr(images, name) for name in ("classes", "notes", "has_class_names", "owners")}
-        entry = cache.write_entry(key, arrays, groups, rest)
-    about = entry.about
-    return Images(
-        entry.arrays["x"],
-        entry.arrays["y"],
-        tuple(about["classes"]),
-        tuple(about["notes"]),
-        bool(about["has_class_names"]),
-        entry.arrays.get("owner"),
-        tuple(about["owners"]),
-        entry.prints["x,y"],
-    )
+    entry = cache.read_or_make(key, (("x", "y"), ("owner",)), make_entry)
+    about = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.about.items()}
+    fields: dict[str, Any] = {**entry.arrays, **about, "known_fingerprint": entry.fingerprints["x,y"]}
+    return Images(**fields)
 
 
 def decode_images(
     files: Sequence[Path], label: str | None = None, *, owner: str | None = None, mode: ColourMode = None
 ) -> Images:
-    """Decode all images of the Parquet files, in order."""
+    """Decode all images of Parquet files, in order; for the arguments, see `read_images`."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -112,7 +108,7 @@ def decode_images(
         raise DataError(f"{files[0]}: no rows")
     x: Array | None = None
     labels = []
-    holders: list[str] = []
+    owner_names: list[str] = []
     wanted = [columns.image, columns.label, *([owner] if owner else [])]
     row = 0
     for path, file in zip(files, opened, strict=True):
@@ -124,7 +120,7 @@ def decode_images(
         for batch in file.iter_batches(batch_size=4096, columns=wanted):
             labels.append(_read_labels(batch.column(columns.label), f"{path}: column {columns.label!r}"))
             if owner:
-                holders += _read_owners(batch.column(owner), f"{path}: column {owner!r}")
+                owner_names += _read_owners(batch.column(owner), f"{path}: column {owner!r}")
             for data in read_encoded(batch.column(columns.image)):
                 where = f"row {row} of {columns.image!r} in the files from {files[0].name}"
                 image = decode_image(data, x, mode, where)
@@ -135,10 +131,11 @@ def decode_images(
     assert x is not None
     y = np.concatenate(labels).astype(np.int64)
     classes = columns.classes or tuple(str(k) for k in range(int(y.max()) + 1))
+    images = Images(x, y, classes, columns.notes, bool(columns.classes))
     if not owner:
-        return Images(x, y, classes, columns.notes, bool(columns.classes))
-    owners, numbers = np.unique(np.array(holders), return_inverse=True)
-    return Images(x, y, classes, columns.notes, bool(columns.classes), numbers, tuple(owners.tolist()))
+        return images
+    owners, numbers = np.unique(np.array(owner_names), return_inverse=True)
+    return images._replace(owner=numbers, owners=tuple(owners.tolist()))
 
 
 def _read_labels(column: Any, where: str) -> Array:
@@ -154,7 +151,7 @@ def _read_owners(column: Any, where: str) -> list[str]:
 
 
 def read_encoded(column: Any) -> list[bytes | None]:
-    """The images' encoded bytes, from a struct {bytes, path} or a column of bytes."""
+    """Return the encoded bytes of images, from a column of structs {bytes, path} or a column of bytes."""
     from pyarrow import types
 
     held = column.field("bytes") if types.is_struct(column.type) else column
@@ -162,19 +159,30 @@ def read_encoded(column: Any) -> list[bytes | None]:
 
 
 def decode_image(data: bytes | None, like: Array | None, mode: ColourMode, where: str) -> Array:
-    """One image as (channels, height, width), grey or RGB as `mode` says, else as the first one is."""
+    """Decode one image as (channels, height, width).
+
+    Args:
+        data: the encoded image.
+        like: images (n, channels, height, width) that it must be like, if there are any.
+        mode: grey or coloured; ignored if `like` is given.
+        where: name of the image in messages.
+
+    Raises:
+        DataError: the bytes are missing or no image, or the image differs in shape from `like`.
+
+    """
     from PIL import Image, UnidentifiedImageError
 
     if data is None:
         raise DataError(f"{where} holds no image bytes; embed the images in the file")
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            grey = (mode or opened.mode) in ("1", "L") if like is None else like.shape[1] == 1
-            wanted = "L" if grey else "RGB"
+            is_grey = (mode or opened.mode) in ("1", "L") if like is None else like.shape[1] == 1
+            wanted = "L" if is_grey else "RGB"
             pixels = np.asarray(opened if opened.mode == wanted else opened.convert(wanted))
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise DataError(f"{where} cannot be decoded as an image: {error}") from error
-    image = pixels[None] if grey else pixels.transpose(2, 0, 1)
+    image = pixels[None] if is_grey else pixels.transpose(2, 0, 1)
     if like is not None and image.shape != like.shape[1:]:
         raise DataError(f"{where} has the shape {image.shape}, the first {like.shape[1:]}; all must be alike")
     return image
@@ -206,17 +214,19 @@ def find_columns(schema: Any, label: str | None, where: str) -> ImageColumns:
         raise DataError(f"{where}: no label column of whole numbers")
     if label is not None:
         return ImageColumns(images[0], label, classes[label], ())
-    most = max(classes, key=lambda name: len(classes[name]))
-    rivals = [name for name in classes if name != most]
+    largest = max(classes, key=lambda name: len(classes[name]))
+    rivals = [name for name in classes if name != largest]
     if not rivals:
-        return ImageColumns(images[0], most, classes[most], ())
-    if not classes[most]:
+        return ImageColumns(images[0], largest, classes[largest], ())
+    if not classes[largest]:
         raise DataError(
             f"{where}: several columns could be the label; choose one with label: {', '.join(classes)}"
         )
     others = ", ".join(f"{name} ({len(classes[name])} classes)" for name in rivals)
-    note = f"Labels are {most} ({len(classes[most])} classes); there is also {others}, see option label."
-    return ImageColumns(images[0], most, classes[most], (note,))
+    note = (
+        f"Labels are {largest} ({len(classes[largest])} classes); there is also {others}, see option label."
+    )
+    return ImageColumns(images[0], largest, classes[largest], (note,))
 
 
 def find_image_columns(schema: Any) -> list[str]:

@@ -10,54 +10,53 @@ import numpy as np
 from ...core.errors import DataError
 from ..types import Array
 from .decode import Images, read_cached, read_images
-from .hub import RowSet, check_images, find_image_files, select_files
+from .hub import ImageSet, RowSet, check_images, find_image_files, select_files
 
 EmnistSplit = Literal["byclass", "balanced"]
-
 
 EMNIST_HUB_IDS: dict[EmnistSplit, str] = {
     "byclass": "Royc30ne/emnist-byclass",
     "balanced": "Royc30ne/emnist-balanced",
 }
-
-
-EMNIST_CLASSES: dict[
-    EmnistSplit, tuple[str, ...]
-] = {  # small letters that look like their capitals are merged in balanced
+EMNIST_CLASSES: dict[EmnistSplit, tuple[str, ...]] = {
     "byclass": tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
+    # Small letters that look like their capitals are merged with them.
     "balanced": tuple(string.digits + string.ascii_uppercase + "abdefghnqrt"),
 }
 
 
 def read_emnist(split: EmnistSplit, data_dir: Path | None, rows: RowSet) -> Images:
-    """The images of one of EMNIST's divisions, upright.
+    """Read the images of one of EMNIST's divisions.
 
-    The IDX files hold every image transposed, so they are turned; Parquet files are taken as they are.
+    The IDX files hold every image transposed, so they are turned upright; Parquet files are taken as they are.
+
+    Args:
+        split: the division.
+        data_dir: folder to look in; by default FEDATTUNE_DATA and the hub.
+        rows: the rows to read.
 
     Raises:
-        DataError: they cannot be found or read, or are those of another set.
+        DataError: the images cannot be found or read, or they are images of another set.
 
     """
     patterns = (f"emnist-{split}-*-ubyte.gz", f"emnist-{split}-*-ubyte", "*.parquet")
-    files = select_files(
-        "emnist", find_image_files("emnist", data_dir, patterns, EMNIST_HUB_IDS[split]), rows
-    )
-    parquet = files[0].suffix == ".parquet"
-    if parquet:
+    found = find_image_files("emnist", data_dir, patterns, EMNIST_HUB_IDS[split])
+    files = select_files("emnist", found, rows)
+    if files[0].suffix == ".parquet":
         images = read_images(files, mode="L")
     else:
         images = read_cached(files, ["idx", split], lambda: _read_idx_files(files, split))
-    check_images("emnist", files[0], images, (1, 28, 28), (len(EMNIST_CLASSES[split]),))
+    check_images("emnist", files[0], images, ImageSet((1, 28, 28), (len(EMNIST_CLASSES[split]),)))
     return images
 
 
 def _read_idx_files(files: list[Path], split: EmnistSplit) -> Images:
-    """The images and labels of pairs of files `...-images-idx3-ubyte` and `...-labels-idx1-ubyte`."""
-    pictures = [path for path in files if "-images-idx3-" in path.name]
-    if not pictures:
+    """Read the images and labels in pairs of files `...-images-idx3-ubyte` and `...-labels-idx1-ubyte`."""
+    image_files = [path for path in files if "-images-idx3-" in path.name]
+    if not image_files:
         raise DataError(f"{files[0].parent} holds no emnist-{split}-...-images-idx3-ubyte file")
     xs, ys = [], []
-    for path in pictures:
+    for path in image_files:
         beside = path.with_name(path.name.replace("-images-idx3-", "-labels-idx1-"))
         x, y = read_idx(path, 3), read_idx(beside, 1)
         if len(x) != len(y):
@@ -67,7 +66,7 @@ def _read_idx_files(files: list[Path], split: EmnistSplit) -> Images:
     y = np.concatenate(ys)
     if y.max() >= len(EMNIST_CLASSES[split]):
         raise DataError(
-            f"{pictures[0].parent} is no part of emnist {split}: it has label {y.max()}, but the "
+            f"{image_files[0].parent} is no part of emnist {split}: it has label {y.max()}, but the "
             f"{len(EMNIST_CLASSES[split])} classes are numbered from 0"
         )
     upright = np.concatenate([x.transpose(0, 2, 1) for x in xs])
@@ -75,13 +74,13 @@ def _read_idx_files(files: list[Path], split: EmnistSplit) -> Images:
 
 
 def read_idx(path: Path, n_dims: int) -> Array:
-    """The array of bytes, uint8 of `n_dims` dimensions, in an IDX file, which may be compressed with gzip.
+    """Read an array of bytes, uint8 of `n_dims` dimensions, from an IDX file, which gzip may have compressed.
 
-    Its header is two zeros, 8 for unsigned bytes, the number of dimensions, and each of them in 4 bytes, the
-    highest first.
+    The header is two zeros, 8 for unsigned bytes, the number of dimensions, and each dimension in 4 bytes, the
+    highest byte first.
 
     Raises:
-        DataError: no such file, or not of this form.
+        DataError: there is no such file, or it has another form.
 
     """
     try:

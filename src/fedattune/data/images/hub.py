@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...core.errors import DataError
 from .decode import ColourMode, Images, read_images
 
-RowSet = Literal["all", "train"]  # the set's own training and test images, or its training images only
-
+RowSet = Literal["all", "train"]
+"""The training and test images of a set, or its training images only."""
 
 HUB_IDS = {
     "mnist": "ylecun/mnist",
@@ -22,42 +22,47 @@ HUB_IDS = {
 }
 
 
-IMAGE_SHAPES = {  # of the images, and the numbers of classes
-    "mnist": ((1, 28, 28), (10,)),
-    "fashion_mnist": ((1, 28, 28), (10,)),
-    "cifar10": ((3, 32, 32), (10,)),
-    "cifar100": ((3, 32, 32), (100, 20)),
-    "femnist": ((1, 28, 28), (62,)),
-    "tiny_imagenet": ((3, 64, 64), (200,)),
+class ImageSet(NamedTuple):
+    """The shape of a set's images, its possible numbers of classes, and the colour mode to decode in."""
+
+    shape: tuple[int, ...]
+    n_classes: tuple[int, ...]
+    mode: ColourMode = None
+
+
+IMAGE_SETS = {
+    "mnist": ImageSet((1, 28, 28), (10,)),
+    "fashion_mnist": ImageSet((1, 28, 28), (10,)),
+    "cifar10": ImageSet((3, 32, 32), (10,)),
+    "cifar100": ImageSet((3, 32, 32), (100, 20)),
+    "femnist": ImageSet((1, 28, 28), (62,), "L"),
+    "tiny_imagenet": ImageSet((3, 64, 64), (200,), "RGB"),  # some of its files are grey
 }
-
-
-COLOUR_MODES: dict[str, ColourMode] = {
-    "femnist": "L",
-    "tiny_imagenet": "RGB",
-}  # some of Tiny-ImageNet's files are grey
-
-
-DIGIT_CLASSES = tuple("0123456789")  # the classes of mnist
+MNIST_CLASSES = tuple("0123456789")
 
 
 def read_known_images(
     name: str, data_dir: Path | None, label: str | None, *, rows: RowSet = "all", owner: str | None = None
 ) -> Images:
-    """The images of the set, which must be what the name says.
+    """Read the images of a set, and check that they are what the name says.
+
+    Args:
+        name: name of the set.
+        data_dir: folder to look in; by default FEDATTUNE_DATA and the hub.
+        label: column of the label; by default the label column with most classes.
+        rows: the rows to read.
+        owner: column that names each image's natural client, if the set has one.
 
     Raises:
-        DataError: they cannot be found or read, or are those of another set.
+        DataError: the images cannot be found or read, or they are images of another set.
 
     """
+    known = IMAGE_SETS[name]
     files = select_files(name, find_image_files(name, data_dir), rows)
-    images = read_images(files, label, owner=owner, mode=COLOUR_MODES.get(name))
-    check_images(name, files[0], images, *IMAGE_SHAPES[name])
-    alike = images.has_class_names and name in (
-        "mnist",
-        "fashion_mnist",
-    )  # of one shape: their classes tell them apart
-    if alike and (images.classes == DIGIT_CLASSES) != (name == "mnist"):
+    images = read_images(files, label, owner=owner, mode=known.mode)
+    check_images(name, files[0], images, known)
+    is_twin = name in ("mnist", "fashion_mnist")  # they have one shape, but different names of classes
+    if is_twin and images.has_class_names and (images.classes == MNIST_CLASSES) != (name == "mnist"):
         raise DataError(
             f"{files[0]} is no part of {name}: its classes are {', '.join(images.classes[:3])}, ...; give the "
             f"folder of {name}, or the name of these data"
@@ -65,58 +70,63 @@ def read_known_images(
     return images
 
 
-def check_images(
-    name: str, file: Path, images: Images, shape: tuple[int, ...], numbers: tuple[int, ...]
-) -> None:
-    """Refuse images of another shape than `shape`, or of a number of classes that is not in `numbers`.
+def check_images(name: str, file: Path, images: Images, known: ImageSet) -> None:
+    """Refuse images that have another shape or number of classes than the set `name`.
 
     Raises:
-        DataError: they have.
+        DataError: the images are of another set; the message names their first file.
 
     """
     got, n = images.x.shape[1:], len(images.classes)
-    if got != shape or n not in numbers:
+    if got != known.shape or n not in known.n_classes:
         raise DataError(
             f"{file} is no part of {name}: its images have the shape {got} and {n} classes, those of {name} "
-            f"{shape} and {' or '.join(map(str, numbers))}; give the folder of {name}, or the name of these data"
+            f"{known.shape} and {' or '.join(map(str, known.n_classes))}; give the folder of {name}, or the name of "
+            "these data"
         )
 
 
 def find_image_files(
     name: str, data_dir: Path | None, patterns: tuple[str, ...] = ("*.parquet",), repo: str | None = None
 ) -> list[Path]:
-    """The set's files, training rows first: those of the first of the patterns that has any.
+    """Find the files of a set, training rows first: the files of the first pattern that has any.
 
-    They are looked for in `data_dir`/name, in `data_dir` itself, likewise in FEDATTUNE_DATA, then on the hub,
-    where they must be of the first pattern.
+    The places to look in are `data_dir`/name and `data_dir`; without `data_dir`, the same two in FEDATTUNE_DATA,
+    then the hub, for files of the first pattern.
+
+    Args:
+        name: name of the set.
+        data_dir: the only folder to look in, if the user gives one.
+        patterns: patterns of file names, the best first.
+        repo: name on the hub; by default the name in `HUB_IDS`.
 
     Raises:
-        DataError: `data_dir` has none, or they cannot be downloaded.
+        DataError: `data_dir` has no such files, or they cannot be downloaded.
 
     """
     kind = "Parquet" if patterns == ("*.parquet",) else f"Parquet or {patterns[0]}"
     if data_dir is not None:
-        files = _in_folder(name, data_dir, patterns)
+        files = _find_in_folder(name, data_dir, patterns)
         if not files:
             raise DataError(f"no {kind} files of {name} in {data_dir / name} or {data_dir}")
         return files
-    given = os.environ.get("FEDATTUNE_DATA")
-    files = _in_folder(name, Path(given).expanduser(), patterns) if given else []
+    default_dir = os.environ.get("FEDATTUNE_DATA")
+    files = _find_in_folder(name, Path(default_dir).expanduser(), patterns) if default_dir else []
     if not files:
         repo = repo or HUB_IDS[name]
-        folder = _download(name, repo, patterns[0], kind, given)
-        files = _train_first(folder.rglob(patterns[0]))
+        folder = _download(name, repo, patterns[0], kind, default_dir)
+        files = _sort_train_first(folder.rglob(patterns[0]))
         if not files:
-            held = "Parquet" if patterns[0] == "*.parquet" else patterns[0]
-            raise DataError(f"{repo} on the Hugging Face hub holds no {held} files")
+            wanted = "Parquet" if patterns[0] == "*.parquet" else patterns[0]
+            raise DataError(f"{repo} on the Hugging Face hub holds no {wanted} files")
     return files
 
 
 def select_files(name: str, files: list[Path], rows: RowSet) -> list[Path]:
-    """The files of these rows of the set.
+    """Return the files that hold the rows `rows` of a set.
 
     Raises:
-        DataError: none is named as training rows.
+        DataError: no file has a name for training rows.
 
     """
     if rows == "all":
@@ -130,33 +140,36 @@ def select_files(name: str, files: list[Path], rows: RowSet) -> list[Path]:
     return training
 
 
-def _in_folder(name: str, folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+def _find_in_folder(name: str, folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     for pattern in patterns:
-        files = _train_first((folder / name).rglob(pattern)) or _train_first(folder.glob(pattern))
+        files = _sort_train_first((folder / name).rglob(pattern)) or _sort_train_first(folder.glob(pattern))
         if files:
             return files
     return []
 
 
-def _train_first(paths: Iterable[Path]) -> list[Path]:
+def _sort_train_first(paths: Iterable[Path]) -> list[Path]:
     order = ("train", "valid", "test")
     return sorted(paths, key=lambda p: ([not _is_part(p, part) for part in order], p.name))
 
 
 def _is_part(path: Path, part: str) -> bool:
-    """Whether a file is of that part by its name or its folder's: train-0.parquet, emnist-byclass-train-..."""
+    """Return whether the name of a file or of its folder says so: train-0.parquet, emnist-byclass-train-..."""
     return path.name.startswith(part) or f"-{part}-" in path.name or path.parent.name == part
 
 
-def _download(name: str, repo: str, pattern: str, kind: str, looked: str | None) -> Path:
+def _download(name: str, repo: str, pattern: str, kind: str, searched: str | None) -> Path:
+    """Download a set from the hub; `searched` is the folder in FEDATTUNE_DATA that does not have it."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(repo, repo_type="dataset", allow_patterns=pattern))
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        tried = f"FEDATTUNE_DATA={looked} was looked at and holds no {kind} files of {name}, and " * bool(
-            looked
+        tried = (
+            f"FEDATTUNE_DATA={searched} was looked at and holds no {kind} files of {name}, and "
+            if searched
+            else ""
         )
         raise DataError(
             f"{tried}cannot download {repo} from the Hugging Face hub ({reason}); put its {kind} files in a "
