@@ -126,7 +126,7 @@ def test_a_damaged_checkpoint_is_said(ragged: Federation, tmp_path: Path) -> Non
     out = tmp_path / "run"
     fedattune.fit("fedavg", ragged, out=out, stop=lambda: True, **RUN)
     (out / "checkpoints" / "000001.safetensors").write_bytes(b"\x00" * 50)
-    with pytest.raises(RunError, match=r"is damaged .* expected one that is whole; remove"):
+    with pytest.raises(RunError, match=r"is damaged .* expected an undamaged one; remove"):
         fedattune.fit("fedavg", ragged, out=out, resume=True, **RUN)
 
 

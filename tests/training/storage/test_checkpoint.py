@@ -165,7 +165,7 @@ def test_a_newer_format_is_no_damage(
         newer.setattr(checkpoints, "CHECKPOINT_FORMAT", 2)
         stopped("fedavg", ragged, tmp_path / "run")
     with pytest.raises(
-        RunError, match="is of a newer FedAttune: got format 2, expected at most 1; go on with"
+        RunError, match="was written by a newer FedAttune: got format 2, expected at most 1; continue with"
     ):
         fedattune.fit("fedavg", ragged, out=tmp_path / "run", resume=True, **RUN)
 

@@ -89,7 +89,7 @@ def test_rows_that_are_gone_are_said(tmp_path: Path):
         disk.rows(torch.tensor([3]))
     with pytest.raises(RunError, match="is missing or was cut"):
         DiskRows(FIRST, 5, tmp_path / "other.rows").restore(disk.slots)
-    with pytest.raises(RunError, match="of 5 clients, not of 4"):
+    with pytest.raises(RunError, match="of 5 clients, expected 4"):
         DiskRows(FIRST, 4, tmp_path / "a.rows").restore(disk.slots)
 
 

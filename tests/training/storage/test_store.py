@@ -114,7 +114,7 @@ def test_a_reader_that_never_ends_is_said_and_the_writer_goes_on_after_it(
     halted.fetchone()
     fill(kept, 2)
     with pytest.raises(
-        RunError, match="database is locked; see that there is room on the disk, and that no halted"
+        RunError, match="database is locked; check that the disk has space and that no halted"
     ):
         kept.commit()
     halted.close()

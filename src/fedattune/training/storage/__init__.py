@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics, mixing matrices, checkpoints, models."""
+"""Store a run: metrics, mixing matrices, checkpoints, models, and client rows."""
 
 from .checkpoint import CheckpointFolder, restore_tree
 from .store import MixingLog, RoundRecord, RunStore

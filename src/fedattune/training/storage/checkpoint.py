@@ -1,6 +1,6 @@
-"""Nested tensors to and from one safetensors file, written so that a crash leaves the old file or the new one.
+"""Save and restore the state of a run.
 
-The saved states of one run: written whole, checked when they are read, and the last ones kept.
+Each checkpoint is one file. It is written completely or not at all, and its checksum is tested when it is read.
 """
 
 import json
@@ -21,7 +21,7 @@ from .rows import DiskRows, rows_path
 from .slot_file import KEPT_CHECKPOINTS
 
 SLOTS_KEY = "@slots"
-"""What a checkpoint calls the slots of a stack on disk."""
+"""Name of the slots of a stack on disk, in a checkpoint."""
 
 
 def restore_tree(
@@ -31,14 +31,23 @@ def restore_tree(
     rows: Path | None = None,
     older: Sequence[Mapping[str, Tensor]] = (),
 ) -> Any:
-    """A nest like `template` with the tensors of `flat`; `rows` is the folder of stacks on disk.
+    """Restore nested tensors from a checkpoint.
 
-    A stack that was in memory goes to disk where that of the template is there, and the reverse. `older` are the
-    checkpoints before that are kept, the last one first: their rows on disk stay until as many have followed.
+    Stacks go where the template has them, to disk or to memory, whatever the checkpoint has.
+
+    Args:
+        template: nested mappings of tensors and stacks on disk, with the expected shapes.
+        flat: tensors of the checkpoint by path.
+        path: path of the template in the checkpoint.
+        rows: folder of the stacks on disk.
+        older: tensors of the checkpoints before, the latest first. Their rows on disk stay until as many checkpoints
+            have followed.
+
+    Returns:
+        A nest like `template`, with the tensors of the checkpoint.
 
     Raises:
-        RunError: a tensor is missing or of another shape.
-
+        RunError: a tensor is missing or has another shape.
     """
     name = f"{path}/{SLOTS_KEY}"
     slots = flat.get(name)
@@ -58,48 +67,47 @@ def restore_tree(
             raise RunError(
                 f"the checkpoint does not fit: expected {path} of {tuple(template.shape)}, got {got}"
             )
-        # In a file tensors begin anywhere, and the last bit of a product may depend on where its factors begin.
+        # Copy to aligned memory: the last bit of a product may depend on the alignment of its factors.
         return found.to(template, copy=True)
     items = {k: restore_tree(v, flat, f"{path}/{k}" if path else k, rows, older) for k, v in template.items()}
     return Params(items) if isinstance(template, Params) else items
 
 
 def _to_disk(stack: DiskRows, flat: Mapping[str, Tensor], path: str, older: Sequence[Tensor]) -> DiskRows:
-    """The stack with the rows that a checkpoint holds; those that older ones left in its file stay."""
+    """Write the rows of a checkpoint to a stack on disk; rows of older checkpoints stay in its file."""
     found = Params({k: flat[f"{path}/{k}"] for k in stack if f"{path}/{k}" in flat})
     if len(found) < len(stack) or any(len(v) != stack.n for v in found.values()):
-        raise RunError(f"the checkpoint does not fit: expected {path} of {stack.n} clients")
+        raise RunError(f"the checkpoint does not fit: expected {path} of {stack.n} clients; start a new run")
     stack.restore(torch.full((stack.n,), -1, dtype=torch.int32), older)
-    for ids in stack.stretches(torch.arange(stack.n)):
+    for ids in stack.split_clients(torch.arange(stack.n)):
         stack.put_rows(ids, found.rows(ids))
     return stack
 
 
 def _to_memory(kept: DiskRows, stack: Params) -> Params:
-    """The stack with the rows that are on disk."""
+    """Read the written rows of a stack on disk into a stack in memory."""
     device = next(iter(stack.values())).device
-    for ids in kept.stretches((kept.slots >= 0).nonzero().flatten()):
+    for ids in kept.split_clients((kept.slots >= 0).nonzero().flatten()):
         stack.put_rows(ids.to(device), kept.rows(ids))
     return stack
 
 
 CHECKPOINT_FORMAT = 1
-"""Version of what a checkpoint holds; the checksum is made alike in all, so that a newer one is known to be whole."""
+"""Version of the content. All versions share the checksum, so a newer checkpoint is never taken for a damaged one."""
 
 
 class DamagedCheckpointError(RunError):
-    """A checkpoint that is not what was written."""
+    """A checkpoint that differs from the file that was written."""
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint as it was read.
+    """A checkpoint, as read from its file.
 
     Attributes:
-        flat: its tensors, by path.
-        meta: the text in it.
-        older_slots: slots of stacks on disk in the checkpoints before it that are kept, the last one first.
-        warnings: a sentence where checkpoints were found damaged.
-
+        flat: tensors by path.
+        meta: text entries.
+        older_slots: slots of the stacks on disk in the other kept checkpoints, the latest first.
+        warnings: one sentence per damaged checkpoint.
     """
 
     flat: dict[str, Tensor]
@@ -112,8 +120,8 @@ class Checkpoint(NamedTuple):
 class CheckpointFolder:
     """The last `kept` checkpoints of a run, one file per round.
 
-    A file appears under its name when all of it is on the disk. The rows of stacks on disk are made durable first,
-    and may be written over when no kept checkpoint needs them.
+    A file appears under its name when all of it is on the disk. Before, the rows of stacks on disk become durable. They
+    may be overwritten when no kept checkpoint needs them.
     """
 
     folder: Path
@@ -121,11 +129,11 @@ class CheckpointFolder:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is any, readable or not."""
+        """True if there is a checkpoint, readable or not."""
         return bool(self._files())
 
     def save(self, round_: int, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
-        """Write the state after a round, and remove what is older than the last `kept`."""
+        """Write the state after a round, and remove checkpoints older than the last `kept`."""
         leaves = flatten_tree(tree)
         on_disk = [leaf for leaf in leaves.values() if isinstance(leaf, DiskRows)]
         for stack in on_disk:
@@ -144,13 +152,13 @@ class CheckpointFolder:
             stack.commit()
 
     def forget_after(self, round_: int) -> None:
-        """Remove those of later rounds."""
+        """Remove the checkpoints of later rounds."""
         for path in self._files():
             if int(path.stem) > round_:
                 path.unlink()
 
     def load_round(self, round_: int) -> Checkpoint | None:
-        """That of one round, if it is there and whole."""
+        """Read the checkpoint of one round; None if it is missing or damaged."""
         path = self.folder / f"{round_:06d}.safetensors"
         try:
             return self._read(path) if path.exists() else None
@@ -158,11 +166,10 @@ class CheckpointFolder:
             return None
 
     def load(self) -> Checkpoint:
-        """The last one that is whole; damaged ones get another name, so that nobody tries them again.
+        """Read the latest undamaged checkpoint; rename damaged ones, so that nobody tries them again.
 
         Raises:
-            RunError: none can be read.
-
+            RunError: no checkpoint can be read.
         """
         whole: list[Checkpoint] = []
         damaged: dict[Path, str] = {}
@@ -184,11 +191,10 @@ class CheckpointFolder:
         return newest._replace(older_slots=tuple(older), warnings=tuple(warnings))
 
     def load_latest(self) -> Checkpoint:
-        """The last one, where no earlier one would do.
+        """Read the latest checkpoint, where no earlier one would do.
 
         Raises:
-            RunError: it cannot be read.
-
+            RunError: the checkpoint cannot be read.
         """
         files = self._files()
         if not files:
@@ -200,10 +206,10 @@ class CheckpointFolder:
 
     @property
     def _start_again(self) -> str:
-        return f"expected one that is whole; remove {self.folder.parent}, and start the run again"
+        return f"expected an undamaged one; remove {self.folder.parent}, and start the run again"
 
     def _files(self) -> list[Path]:
-        """All of them, the last one first."""
+        """List the checkpoints, the latest first."""
         found = [path for path in self.folder.glob("*.safetensors") if path.stem.isdecimal()]
         found.sort(key=lambda path: int(path.stem), reverse=True)
         return found
@@ -220,19 +226,19 @@ class CheckpointFolder:
             )
         if int(meta["format"]) > CHECKPOINT_FORMAT:
             raise RunError(
-                f"the checkpoint {path} is of a newer FedAttune: got format {meta['format']}, expected at most "
-                f"{CHECKPOINT_FORMAT}; go on with that version"
+                f"the checkpoint {path} was written by a newer FedAttune: got format {meta['format']}, expected "
+                f"at most {CHECKPOINT_FORMAT}; continue with that version"
             )
         return Checkpoint(flat, meta)
 
     def _prune(self) -> None:
-        """Remove what is older than the last ones, and what a killed process began to write."""
+        """Remove old checkpoints, and files of processes that were killed while writing."""
         for path in [*self._files()[self.kept :], *unfinished_files(self.folder)]:
             path.unlink()
 
 
 def compute_checksum(flat: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
-    """CRC-32 of all tensors, their names, types and shapes, and of the text."""
+    """Compute the CRC-32 of all tensors, their names, types and shapes, and of the text."""
     names = sorted(flat)
     head = [[k, str(flat[k].dtype), list(flat[k].shape)] for k in names]
     crc = zlib.crc32(json.dumps([head, sorted(meta.items())]).encode())
@@ -242,7 +248,7 @@ def compute_checksum(flat: Mapping[str, Tensor], meta: Mapping[str, str]) -> str
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make names of files durable, where the system can."""
+    """Make file names durable, if the system can."""
     if os.name == "posix":
         fd = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The folder of one run: what it was asked to do, on what machine, and where its files are."""
+"""Manage the folder of one run: its settings, its machine, and the paths of its files."""
 
 import importlib.metadata
 import json
@@ -17,22 +17,29 @@ from ...core.settings import RAY_DEFAULTS
 from .checkpoint import CheckpointFolder
 
 RESUMABLE_SETTINGS = {"client_state", "device", "engine", *RAY_DEFAULTS}
-"""Settings that do not change a result beyond rounding, so that a run may go on with others."""
+"""Settings that change results by rounding at most, so that a run may resume with others."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """config.json, environment.json, metrics.sqlite, checkpoints; at the end models and result.json."""
+    """The folder of one run; see the properties for its files. Models and result.json appear at the end of the run."""
 
     path: Path
 
     @classmethod
     def open(cls, path: Path, config: dict[str, Any], *, resume: bool) -> "RunFolder":
-        """Make the folder, or check that it is one of the same run; a kill on the way leaves one or the other.
+        """Make the folder, or check that it holds the same run; a kill at any moment leaves one or the other.
+
+        Args:
+            path: the folder.
+            config: settings of the run.
+            resume: whether the folder may hold this run already.
+
+        Returns:
+            The folder.
 
         Raises:
-            RunError: the folder is in use without `resume`, or its run was another.
-
+            RunError: the folder is in use without `resume`, or holds a run with other settings.
         """
         folder = cls(path)
         config = json.loads(json.dumps(config))
@@ -53,22 +60,22 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """What was asked for."""
+        """Settings of the run."""
         return self.path / "config.json"
 
     @property
     def facts(self) -> Path:
-        """What is known of the run from its beginning: clients, classes, the size of the model."""
+        """Facts known from the start: clients, classes, the size of the model."""
         return self.path / "facts.json"
 
     @property
     def inputs(self) -> Path:
-        """How inputs are prepared: the schema of the data, and what each client's numbers are standardised with."""
+        """The preparation of inputs: the schema of the data, and each client's constants of standardization."""
         return self.path / "inputs.safetensors"
 
     @property
     def environment(self) -> Path:
-        """The versions and the machine that it was begun with."""
+        """Versions and machine at the start of the run."""
         return self.path / "environment.json"
 
     @property
@@ -83,7 +90,7 @@ class RunFolder:
 
     @property
     def rows(self) -> Path:
-        """Files of what is kept of every client, where that is on disk."""
+        """Files of client rows on disk."""
         return self.path / "rows"
 
     @property
@@ -93,12 +100,12 @@ class RunFolder:
 
     @property
     def result(self) -> Path:
-        """What a finished run gave; its presence says that the run is finished."""
+        """Result of the run; its presence says that the run is finished."""
         return self.path / "result.json"
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run came to its end."""
+        """True if the run has a result."""
         return self.result.exists()
 
     def _check(self, config: dict[str, Any]) -> None:
@@ -120,7 +127,7 @@ def _shorten(value: Any) -> str:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, machine and git revision (if any) that a result was made with."""
+    """Collect the versions, the machine and the git revision (if any) of a run."""
     packages = ["torch", "numpy", "pydantic", "scikit-learn", "pyarrow", "safetensors"]
     return {
         "fedattune": __version__,

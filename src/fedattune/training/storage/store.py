@@ -1,7 +1,4 @@
-"""The store of one run: per-client scores, traffic and mixing matrices in SQLite.
-
-The mixing matrices of a run, read from its store when they are looked at.
-"""
+"""Store per-client scores, traffic and mixing matrices of one run in SQLite."""
 
 import json
 import sqlite3
@@ -20,11 +17,11 @@ from ...core.payload import MixingMatrices
 from ..engine import Scores
 
 MAX_SQUARE_CLIENTS = 5_000
-"""Clients of whom there are mixing matrices with a row and a column for everybody."""
+"""Clients up to which mixing matrices have a row and a column for every client."""
 
 
 class RoundMixing(NamedTuple):
-    """Matrices (R, K) of one round: how much client `rows[i]` was given of the model of client `columns[k]`."""
+    """Matrices (R, K) of one round: the weight of the model of client `columns[k]` in the model of client `rows[i]`."""
 
     rows: list[int]
     columns: list[int]
@@ -32,11 +29,11 @@ class RoundMixing(NamedTuple):
 
 
 class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
-    """round -> component -> (N, N) matrix: how much of client k's model (column) client i (row) was given.
+    """Mixing matrices by round and component, read from the store on access.
 
-    Clients that were not part of the round have rows of NaN. `among` has the matrices without those, which is all
-    that there is for more than MAX_SQUARE_CLIENTS clients. Components are in the order of their names, numbers in
-    them counting as numbers.
+    Entry (i, k) of a matrix (N, N) is the weight of client k's model in client i's model. Clients outside the round
+    have rows of NaN. `among` returns the matrices without these clients; only `among` works above
+    MAX_SQUARE_CLIENTS clients. Components are sorted by name, numbers in names by value.
     """
 
     def __init__(self, db: sqlite3.Connection, n_clients: int) -> None:
@@ -53,8 +50,8 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         rows, columns, weights = self.among(round_)
         if self._n > MAX_SQUARE_CLIENTS:
             raise RunError(
-                f"a mixing matrix of {self._n:,} x {self._n:,} is too large; mixing.among({round_}) has the rows and "
-                "columns of the clients that took part"
+                f"a mixing matrix of {self._n:,} x {self._n:,} is too large; mixing.among({round_}) returns the "
+                "rows and columns of the clients of the round"
             )
         out: dict[str, NDArray[np.float32]] = {}
         for component, matrix in weights.items():
@@ -64,17 +61,18 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         return out
 
     def among(self, round_: int) -> RoundMixing:
-        """The matrices of one round, of the clients that took part alone.
+        """Read the matrices of one round, for the clients of the round only.
 
         Raises:
-            KeyError: there are none of this round.
-
+            KeyError: the round has no matrices.
         """
         found = self._db.execute(
             "SELECT component, row_clients, column_clients, weights FROM mixing WHERE round = ?", (round_,)
         ).fetchall()
         if not found:
-            raise KeyError(f"no mixing matrices of round {round_}; there are those of rounds {list(self)}")
+            raise KeyError(
+                f"no mixing matrices of round {round_}; the run has matrices of rounds {list(self)}"
+            )
         rows, columns = json.loads(found[0][1]), json.loads(found[0][2])
         found.sort(key=lambda row: natural_key(row[0]))
         return RoundMixing(
@@ -87,13 +85,13 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         )
 
     def last(self) -> dict[str, NDArray[np.float32]]:
-        """The matrices of the last round that has any; empty if none has."""
+        """Read the matrices of the last round that has any; empty if none has."""
         rounds = list(self)
         return self[rounds[-1]] if rounds else {}
 
 
 WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
-"""Seconds for which another writer is waited for, and until nobody reads: a reader may be halted in a copy."""
+"""Seconds to wait for another writer, and for readers to finish: a reader may be halted while it copies."""
 
 
 CREATE_TABLES = """
@@ -116,7 +114,9 @@ CREATE TABLE IF NOT EXISTS traffic (
 class RoundRecord(NamedTuple):
     """One finished round; seconds, bytes and steps are totals since the start.
 
-    `dropped` are clients whose training was not finite, `absent` those that were asked and did not answer.
+    Attributes:
+        dropped: clients whose training diverged.
+        absent: clients of the cohort that did not answer.
     """
 
     round: int
@@ -125,18 +125,18 @@ class RoundRecord(NamedTuple):
     bytes_down: int
     steps: int
     dropped: list[int]
-    absent: list[int] = []  # noqa: RUF012 (nobody changes it)
+    absent: list[int] = []  # noqa: RUF012 (a tuple field, not a class attribute)
 
 
 class RunStore:
-    """Appends what each round gives; nothing is durable, or to be seen by other processes, before `commit`."""
+    """Append the results of each round; nothing is durable, or visible to other processes, before `commit`."""
 
     def __init__(self, path: Path | None) -> None:
         try:
             self._db = sqlite3.connect(":memory:" if path is None else path, timeout=WRITE_LOCK_TIMEOUT_S)
-            # A commit must survive what a checkpoint, written right after it, survives.
+            # A commit must be as durable as the checkpoint that follows.
             self._db.execute("PRAGMA synchronous=FULL")
-            # In KiB. What does not fit is written before the commit, and from then to the commit nobody can read.
+            # In KiB. SQLite writes larger changes before the commit, and until the commit nobody can read.
             self._db.execute("PRAGMA cache_size=-65536")
             self._db.executescript(CREATE_TABLES)
         except sqlite3.DatabaseError as error:
@@ -144,14 +144,12 @@ class RunStore:
 
     @classmethod
     def load_copy(cls, path: Path) -> "RunStore":
-        """A copy in memory of the store as it is now, while another process may write it.
+        """Copy a store into memory, while another process may write it.
 
         Raises:
-            RunError: there is none, or it is damaged.
-
+            RunError: the store is missing or damaged.
         """
-        store = cls.__new__(cls)
-        store._db = sqlite3.connect(":memory:")
+        store = cls(None)
         try:
             with closing(_connect_reader(path)) as source:
                 source.backup(store._db)
@@ -162,13 +160,12 @@ class RunStore:
 
     @classmethod
     def open_read_only(cls, path: Path) -> "RunStore":
-        """The store to read while another process may write it, which must wait for as long as an answer takes.
+        """Open a store to read it, while another process may write it; the writer waits while a query runs.
 
-        It is not copied, so that little can be asked of a large one, and one answer may be older than the next.
+        The store is not copied, so small queries of a large store are cheap. One answer may be older than the next.
 
         Raises:
-            RunError: there is none, it is damaged, or it is locked.
-
+            RunError: the store is missing, damaged or locked.
         """
         store = cls.__new__(cls)
         try:
@@ -188,9 +185,14 @@ class RunStore:
     def add_scores(
         self, round_: int, point: str, part: str, scores: Scores, ids: Tensor | None = None
     ) -> None:
-        """Add the scores (E,) on one part at one point (received, trained, global) of clients `ids`; None: 0 to E - 1.
+        """Add scores of one round.
 
-        At `global`, it is the one global model of the method that is scored on every client's part.
+        Args:
+            round_: number of the round.
+            point: point of evaluation: received, trained, or global (the one global model on every client's part).
+            part: part of the data.
+            scores: scores (E,).
+            ids: numbers of the clients (E,); None: 0 to E - 1.
         """
         who = range(len(scores.n)) if ids is None else ids.tolist()
         columns = (who, scores.n.tolist(), scores.correct.tolist(), scores.loss.tolist())
@@ -200,13 +202,13 @@ class RunStore:
         )
 
     def add_faults(self, round_: int, reasons: Mapping[int, str]) -> None:
-        """Add why clients that were asked in a round have no part in it."""
+        """Add the reasons why clients of the cohort have no part in a round."""
         self._db.executemany(
             "INSERT INTO faults VALUES (?, ?, ?)", ((round_, who, why) for who, why in reasons.items())
         )
 
     def faults(self) -> list[tuple[int, int, str]]:
-        """(round, client, reason) of those that were asked and whose round was lost, in order."""
+        """List (round, client, reason) of the clients of the cohort that have no part in their round, in order."""
         return list(self._db.execute("SELECT round, client, reason FROM faults ORDER BY round, client"))
 
     def add_mixing(self, round_: int, mixing: MixingMatrices) -> None:
@@ -219,13 +221,13 @@ class RunStore:
             )
 
     def set_traffic(self, total: Mapping[str, Mapping[str, int]]) -> None:
-        """Set the bytes since the start: `up` and `down`, each by layer or other part of what travels."""
+        """Set the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
         rows = [(way, part, count) for way, parts in total.items() for part, count in parts.items()]
         self._db.execute("DELETE FROM traffic")
         self._db.executemany("INSERT INTO traffic VALUES (?, ?, ?)", rows)
 
     def traffic(self) -> dict[str, dict[str, int]]:
-        """Bytes since the start: `up` and `down`, each by layer or other part of what travels."""
+        """Read the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
         found: dict[str, dict[str, int]] = {"up": {}, "down": {}}
         for way, part, count in self._db.execute("SELECT direction, part, bytes FROM traffic"):
             found[way][part] = count
@@ -235,11 +237,10 @@ class RunStore:
         }
 
     def commit(self) -> None:
-        """Make everything so far durable, and seen by other processes.
+        """Make everything durable, and visible to other processes.
 
         Raises:
-            RunError: it cannot be written, or somebody has read for longer than PATIENCE.
-
+            RunError: the store cannot be written, or a reader took longer than READER_TIMEOUT_S.
         """
         try:
             self._db.execute(f"PRAGMA busy_timeout={1000 * READER_TIMEOUT_S:.0f}")
@@ -247,18 +248,18 @@ class RunStore:
             self._db.execute(f"PRAGMA busy_timeout={1000 * WRITE_LOCK_TIMEOUT_S:.0f}")
         except sqlite3.OperationalError as error:
             raise RunError(
-                f"cannot write the numbers of the run: {error}; see that there is room on the disk, and that no "
-                "halted process is reading them, then go on with --resume"
+                f"cannot write the metrics of the run: {error}; check that the disk has space and that no halted "
+                "process is reading them, then continue with --resume"
             ) from error
 
     def forget_after(self, round_: int) -> None:
-        """Delete what was stored after a round, before it is computed again."""
+        """Delete the rounds after `round_`, before they are computed again."""
         for table in ("rounds", "scores", "mixing", "faults"):
             self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))  # noqa: S608 (no user input)
         self._db.commit()
 
     def rounds(self, since: int = 0) -> list[RoundRecord]:
-        """The finished rounds in order, from round `since` on."""
+        """Read the finished rounds in order, from round `since` on."""
         found = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (since,))
         return [
             RoundRecord(r, s, up, down, steps, json.loads(dropped), json.loads(absent))
@@ -266,7 +267,11 @@ class RunStore:
         ]
 
     def scores(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any]]]:
-        """(round, point, samples, right answers and summed loss, each (E,)) of one part, in order, from `since` on."""
+        """Read scores of one part in order, from round `since` on.
+
+        Yields:
+            round, point, and an array (3, E): samples, correct predictions, and sum of losses.
+        """
         found = self._db.execute(
             "SELECT round, point, n, correct, loss FROM scores WHERE round >= ? AND part = ? "
             "ORDER BY round, point, client",
@@ -284,7 +289,7 @@ class RunStore:
             yield *key, _to_columns(block)
 
     def mean_accuracies(self, point: str, since: int = 0) -> dict[int, float]:
-        """Evaluated round -> mean test accuracy over clients at one point, from round `since` on."""
+        """Read the mean test accuracy over clients at one point, by evaluated round, from round `since` on."""
         found = self._db.execute(
             "SELECT round, AVG(1.0 * correct / n) FROM scores "
             "WHERE round >= ? AND point = ? AND part = 'test' AND n > 0 GROUP BY round",
@@ -293,16 +298,16 @@ class RunStore:
         return dict(found.fetchall())
 
     def last_accuracies(self, part: str) -> dict[tuple[int, str], float]:
-        """(client, point) -> accuracy on one part, when the client was last evaluated at that point."""
+        """Read the accuracy on one part at each client's last evaluation, by (client, point)."""
         found = self._db.execute(
-            # Beside MAX, SQLite takes the other columns from the row that has it.
+            # With MAX, SQLite takes the other columns from the same row.
             "SELECT client, point, n, correct, MAX(round) FROM scores WHERE part = ? GROUP BY client, point",
             (part,),
         )
         return {(client, point): correct / n for client, point, n, correct, _ in found if n}
 
     def mixing(self, n_clients: int) -> MixingLog:
-        """The mixing matrices, read when they are looked at."""
+        """Return the mixing matrices, read on access."""
         return MixingLog(self._db, n_clients)
 
     def close(self) -> None:
@@ -311,12 +316,12 @@ class RunStore:
 
 
 def _to_columns(block: list[tuple[float | None, ...]]) -> NDArray[Any]:
-    """Columns of rows; NaN where SQLite, which has none, holds NULL."""
+    """Turn rows into columns; NULL, which SQLite stores for NaN, becomes NaN."""
     return np.array(block, dtype=float).T
 
 
 def _connect_reader(path: Path) -> sqlite3.Connection:
-    """A connection that reads, also where the writer was killed in the middle of a commit."""
+    """Open a connection for reading, even if the writer was killed during a commit."""
     where = path.absolute().as_uri()
     db = sqlite3.connect(f"{where}?mode=ro", uri=True)
     try:
@@ -325,7 +330,7 @@ def _connect_reader(path: Path) -> sqlite3.Connection:
         db.close()
         if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise
-        # Half a commit is there, which only one who may write can take back, as resuming would.
+        # Only a connection that may write can roll back half a commit.
         db = sqlite3.connect(f"{where}?mode=rw", uri=True)
     except BaseException:
         db.close()
