@@ -1,4 +1,4 @@
-"""A method written outside the package: body averaged robustly over clients, classifier kept at home.
+"""Write a method outside the package: a robust average of the body, and a personal classifier.
 
 Run by: python examples/own_algorithm.py
 """

@@ -1,4 +1,4 @@
-"""Your own tensors, one pair (x, y) per client; then what a result tells, and models to keep.
+"""Train on your own tensors, one pair (x, y) per client; then read the result and save the models.
 
 Run by: python examples/own_data.py
 """

@@ -1,4 +1,4 @@
-"""What the package promises to those who import it."""
+"""Check the promises of the package to its importers: names, light imports, docstrings."""
 
 import ast
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""The pages that are made for the documentation site, and what must not be missing on them."""
+"""Check the generated pages of the documentation site for completeness."""
 
 import importlib
 import re
@@ -44,10 +44,10 @@ def test_everything_public_has_a_docstring() -> None:
 
 def test_what_has_no_docstring_is_found() -> None:
     source = '''
-def said():
-    """It is said."""
+def documented():
+    """It has a docstring."""
 
-def unsaid():
+def bare():
     pass
 
 VALUE = 1
@@ -69,9 +69,9 @@ class Half:
         pass
 '''
     module = griffe.visit("made", filepath=Path("made.py"), code=source)
-    things = [module[name] for name in ("said", "unsaid", "VALUE", "Half")]
+    things = [module[name] for name in ("documented", "bare", "VALUE", "Half")]
     assert reference.find_undocumented(things) == [
-        "made.unsaid",
+        "made.bare",
         "made.VALUE",
         "made.Half.method",
         "made.Half.size",
@@ -130,8 +130,8 @@ def test_results_on_the_pages_are_those_of_the_tables() -> None:
         assert ("No study in the repository" in text) == (not lines)
         if not lines:
             without.append(name)
-    said = " ".join((ROOT / "docs" / "concepts" / "methods.md").read_text("utf-8").split())
-    listed = said.partition("In no study: ")[2].partition(". ")[0]
+    text = " ".join((ROOT / "docs" / "concepts" / "methods.md").read_text("utf-8").split())
+    listed = text.partition("In no study: ")[2].partition(". ")[0]
     assert re.findall(r"`(\w+)`", listed) == without
 
 

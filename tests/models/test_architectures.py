@@ -139,7 +139,7 @@ def test_reddis_weights_start_glorot_normal() -> None:
 
 
 def test_local_response_normalisation_is_tensorflows() -> None:
-    """Of 64 equal channels of value 2, inner ones see 9 and the first sees itself and 4 more."""
+    """Inner channels of 64 equal channels of value 2 see 9; the first channel sees itself and 4 more."""
     model = build_model("mcmahan_cnn", (3, 32, 32), 10, {"lrn": True})
     assert isinstance(model, nn.Sequential)
     lrn = [m for m in model if isinstance(m, nn.LocalResponseNorm)]
@@ -178,7 +178,7 @@ def test_resnets_convolutions_start_kaiming_normal() -> None:
 
 
 def test_resnets_stems() -> None:
-    """Of 32x32, 7x7 leaves 8x8 for the first stage and 3x3 leaves all; three stages halve both sides."""
+    """The 7x7 stem leaves 8x8 of 32x32, and the 3x3 stem leaves all; three stages halve both sides."""
     for stem, first, last in [("7x7", 8, 1), ("3x3", 32, 4)]:
         model = build_model("resnet18", (3, 32, 32), 10, {"width": 2, "stem": stem}).eval()
         assert isinstance(model, nn.Sequential)

@@ -1,4 +1,4 @@
-"""Models that leave: every method in every format, what is checked, and the command."""
+"""Export models of every method in every format; check the files, the refusals and the command."""
 
 import json
 import zipfile
@@ -27,7 +27,7 @@ SUFFIX: dict[str, str] = {"safetensors": "safetensors", "torch-export": "pt2", "
 
 
 class Normed(nn.Module):
-    """What predicts otherwise in training: BatchNorm and dropout."""
+    """A network that predicts differently in training: BatchNorm and dropout."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def normed(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
 
 
 class Branching(nn.Linear):
-    """In evaluation it decides by a value, which no graph can."""
+    """A layer that branches on a value in evaluation, which no graph can express."""
 
     def forward(self, x: Tensor) -> Tensor:
         out = super().forward(x)
@@ -58,7 +58,7 @@ def fit(name: str, data: Federation, model: Any = "dnn", **more: Any) -> Result:
 
 
 def outside(file: Path) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """A file opened by the libraries of its format alone, and its card."""
+    """Open a file with the libraries of its format alone; return its network and card."""
     if file.suffix == ".pt2":
         extra = {"fedattune.json": ""}
         found = torch.export.load(file, extra_files=extra)
@@ -77,7 +77,7 @@ def outside(file: Path) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
 
 
 def check(result: Result, client: str, data: Federation, kind: ExportFormat, folder: Path) -> None:
-    """The file gives, for any number of samples of the data, the logits of the run's model."""
+    """Check that the file gives the logits of the run's model for any number of samples."""
     file = folder / f"model.{SUFFIX[kind]}"
     written = result.export(client, file, kind)
     assert (written.file, written.format, written.size_bytes) == (file, kind, file.stat().st_size)
@@ -113,7 +113,7 @@ def test_onnx_of_each_network(name: str, ragged: Federation, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", SUFFIX)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_batchnorm_and_dropout(dtype: str, kind: ExportFormat, ragged: Federation, tmp_path: Path) -> None:
-    """A model of one's own by name, as it is in evaluation; its statistics go with it."""
+    """A user's named model is exported in evaluation mode, with its statistics."""
     result = fit("fedbn", ragged, "test_export:normed", dtype=dtype)
     check(result, "1", ragged, kind, tmp_path)
     assert outside(next(tmp_path.iterdir()))[1]["input"].startswith(f"{dtype} (batch, 5)")
@@ -132,7 +132,7 @@ def test_images_in_onnx(tmp_path: Path) -> None:
 
 
 class Changed(Normed):
-    """The same weights, used otherwise."""
+    """The same weights in other code."""
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = -super().forward(x)
@@ -225,8 +225,8 @@ def test_what_cannot_be_exported(ragged: Federation, tmp_path: Path, monkeypatch
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("compared") / "o"
     data = ("--data", "digits", "--partition", "iid", "--clients", "3")
-    asked = ("--algorithms", "fedavg", "--seeds", "2", "--rounds", "2", "--steps", "1", "--lr", "0.1")
-    assert main(["compare", *data, *asked, "--quiet", "--out", str(out)]) == 0
+    options = ("--algorithms", "fedavg", "--seeds", "2", "--rounds", "2", "--steps", "1", "--lr", "0.1")
+    assert main(["compare", *data, *options, "--quiet", "--out", str(out)]) == 0
     return out
 
 
@@ -239,30 +239,30 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
     capsys.readouterr()
     assert main(["export", *map(str, argv)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
     return line
 
 
 def test_the_command(compared: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["export", str(compared), "--client", "1", "--algorithm", "fedavg"]) == 0
-    said = capsys.readouterr()
-    assert "exporting fedavg, seed 0: as --algorithm says" in said.err
-    assert said.out.startswith("1-fedavg-seed0.safetensors: 1, safetensors, ")
-    assert "logits differ by at most 0\n" in said.out
-    assert "\npredict: fedattune predict 1-fedavg-seed0.safetensors --data new.csv\n" in said.out
+    output = capsys.readouterr()
+    assert "exporting fedavg, seed 0: as --algorithm says" in output.err
+    assert output.out.startswith("1-fedavg-seed0.safetensors: client 1, safetensors, ")
+    assert "logits differ by at most 0\n" in output.out
+    assert "\npredict: fedattune predict 1-fedavg-seed0.safetensors --data new.csv\n" in output.out
     model = fedattune.load_model(here / "1-fedavg-seed0.safetensors")
     x = torch.rand(4, 1, 8, 8)
     assert torch.equal(model(x), Result.load(compared / "fedavg" / "seed-0").model("1")(x))
-    # A file that nobody named is not written over.
+    # The default file is not overwritten.
     assert "exists already" in refused(capsys, compared, "--client", "1", "--algorithm", "fedavg")
-    # Which format, is said by the file's ending, too; another seed.
+    # The suffix names the format, too; another seed.
     argv = ["export", str(compared), "--client", "1", "--algorithm", "local", "--seed", "1", "-o", "m.pt2"]
     assert main(argv) == 0
-    said = capsys.readouterr()
-    assert "torch.export.load('m.pt2')" in said.out
+    output = capsys.readouterr()
+    assert "torch.export.load('m.pt2')" in output.out
     found, card = outside(here / "m.pt2")
     assert (card["algorithm"], card["seed"]) == ("local", 1)
     torch.testing.assert_close(found(x), Result.load(compared / "local" / "seed-1").model("1")(x))
@@ -271,12 +271,12 @@ def test_the_command(compared: Path, here: Path, capsys: pytest.CaptureFixture[s
 def test_all_clients(compared: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = compared / "local" / "seed-1"
     assert main(["export", str(one), "--client", "all"]) == 0
-    said = capsys.readouterr()
-    assert "exporting local, seed 1: the only method here" in said.err
+    output = capsys.readouterr()
+    assert "exporting local, seed 1: the only method here" in output.err
     files = sorted((here / "all-local-seed1").iterdir())
     assert [file.name for file in files] == [f"000{k}-{k}.safetensors" for k in range(3)]
-    assert said.out.count("safetensors, ") == 3
-    assert said.out.count("input: ") == 1
+    assert output.out.count("safetensors, ") == 3
+    assert output.out.count("input: ") == 1
     assert "the folder is not empty" in refused(capsys, one, "--client", "all")
 
 
@@ -325,7 +325,7 @@ def test_runs_that_cannot_be_exported(
 
 
 @pytest.mark.parametrize(
-    ("said", "method", "why"),
+    ("verdict", "method", "why"),
     [
         (Verdict("", "yes", "fedavg"), "fedavg", "the verdict's"),
         (Verdict("", "no", "fedavg"), "local", "does not help"),
@@ -334,12 +334,12 @@ def test_runs_that_cannot_be_exported(
     ],
 )
 def test_the_method_that_is_taken(
-    said: Verdict, method: str, why: str, ragged: Federation, monkeypatch: pytest.MonkeyPatch
+    verdict: Verdict, method: str, why: str, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the verdict is open, the best by validation, whoever it is."""
+    """Choose by validation if the verdict is unclear."""
     runs = [fit(name, ragged, rounds=rounds) for name, rounds in (("local", 1), ("fedavg", 20))]
     assert np.mean([run.validation for run in runs[1:]]) > (runs[0].validation or 0)
-    monkeypatch.setattr("fedattune.analysis.verdict.reach_verdict", lambda _: said)
+    monkeypatch.setattr("fedattune.analysis.verdict.reach_verdict", lambda _: verdict)
     monkeypatch.setattr("fedattune.analysis.verdict.find_excluded", lambda _: {})
     found = command.choose_method(runs)
     assert found[0] == method

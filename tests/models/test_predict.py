@@ -1,4 +1,4 @@
-"""What a client's file says of new rows: what the run said of the same, and what is refused."""
+"""Predict new rows with a client's file: equal to the run's own predictions, or refused."""
 
 import csv
 import json
@@ -397,8 +397,8 @@ def test_a_card_of_none(file: Path, tmp_path: Path) -> None:
 def command(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
     capsys.readouterr()
     code = main(["predict", *map(str, argv)])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 def test_the_command(

@@ -123,8 +123,8 @@ def _print_export(client: str, written: "ExportedModel", *, is_brief: bool = Fal
     shown = f"{size / 1000:.1f} MB" if size >= 1000 else f"{size:.1f} kB"
     inputs = " and ".join(map(str, CHECK_BATCH_SIZES))
     print(
-        f"{written.file}: {client}, {written.format}, {shown}; checked on batches of {inputs} random inputs: the "
-        f"classes are those of the run's model, logits differ by at most {written.max_difference:.2g}"
+        f"{written.file}: client {client}, {written.format}, {shown}; checked on batches of {inputs} random inputs: "
+        f"the same classes as the run's model, logits differ by at most {written.max_difference:.2g}"
     )
     if is_brief:
         return
