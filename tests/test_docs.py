@@ -19,7 +19,8 @@ from fedattune.cli import options as view_options
 from fedattune.cli.parser import COMMANDS, make_parser, option_flags, parse_arguments
 from fedattune.core.options import StrictSchema, list_options
 from fedattune.data import PARTITIONS, SOURCES, Schema
-from fedattune.experiments.config import Experiment, load_experiment, parse_set
+from fedattune.experiments.config import Experiment
+from fedattune.experiments.load import load_experiment, parse_set
 from fedattune.experiments.studies import load_study
 from fedattune.models import MODELS
 

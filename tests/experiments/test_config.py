@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from fedattune import ConfigError, Settings
-from fedattune.experiments.config import Experiment, load_experiment, load_options, parse_set
+from fedattune.experiments.config import Experiment
+from fedattune.experiments.load import load_experiment, load_options, parse_set
 from fedattune.experiments.validate import assign_options, expand_names
 
 
@@ -234,6 +235,6 @@ def test_wrong_names_are_said_together_with_wrong_values(tmp_path: Path) -> None
         "unknown model 'dnnn'",
         "fedmcsa.sigma",
         "unknown data 'digit'",
-        "unknown partition 'dirichlett'; did you mean 'dirichlet'?",
+        "unknown partition 'dirichlett', and no such file; did you mean 'dirichlet'?",
     ):
         assert said in str(error.value)

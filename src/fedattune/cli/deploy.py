@@ -8,8 +8,9 @@ from pydantic import ValidationError
 
 from ..core.errors import ConfigError, RunError
 from ..core.options import describe_errors
-from ..experiments.config import Experiment, load_options, parse_set
+from ..experiments.config import Experiment
 from ..experiments.deploy.config import NODE_OPTIONS, SIMULATION_OPTIONS, DeploymentOptions, KitOptions
+from ..experiments.load import load_options, parse_set
 from ..experiments.output import check_run_folder
 
 if TYPE_CHECKING:

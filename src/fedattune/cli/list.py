@@ -9,8 +9,7 @@ from ..analysis.citations import UsedItem, collect_used_items, format_bibtex
 from ..analysis.tables import make_console, print_indented
 from ..core.errors import ConfigError
 from ..core.options import list_options, look_up, summarize
-from ..experiments.plan import TABLE_COLUMN_OPTIONS, TABLE_SOURCE
-from ..experiments.validate import expand_names
+from ..experiments.validate import TABLE_COLUMN_OPTIONS, TABLE_SOURCE, expand_names
 from .parser import LIST_KINDS
 
 if TYPE_CHECKING:

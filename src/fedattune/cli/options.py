@@ -139,7 +139,8 @@ def read_experiment(
         ConfigError: options are unknown, or values are wrong; one message reports them all.
 
     """
-    from ..experiments.config import Experiment, load_options, parse_set
+    from ..experiments.config import Experiment
+    from ..experiments.load import load_options, parse_set
     from ..experiments.output import OutputOptions
 
     found = list(problems)

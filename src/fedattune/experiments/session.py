@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..core.errors import ConfigError, RunError
 from ..core.settings import RAY_DEFAULTS
-from .config import Experiment, load_experiment
+from .config import Experiment
 from .job import FailedRun, Job
+from .load import load_experiment
 from .output import OutputOptions
 from .plan import Plan, make_plan
 from .progress import make_progress_display
@@ -193,7 +194,7 @@ def make_jobs(plan: Plan, out: Path) -> list[Job]:
             options=plan.options[name],
             model_options=plan.model_options,
         )
-        for name in plan.algorithms
+        for name in plan.experiment.algorithms
         for seed in range(experiment.seed, experiment.seed + experiment.seeds)
     ]
 

@@ -1,135 +1,179 @@
-"""Wrong names and option values, found without the data, so that they are said together with all other mistakes.
+"""Check the names and options of an experiment, and give every `--set` option to its owner."""
 
-What names mean: `all` methods, and the thing that a `--set` option belongs to.
-"""
-
-from collections.abc import Callable, Collection, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from ..core.errors import ConfigError, did_you_mean
-from ..core.options import check_options, list_options
-
-
-def find_wrong_choices(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the data, partition, methods, model and options named in an unchecked experiment."""
-    from ..algorithms import ALGORITHMS
-    from ..data import PARTITIONS, is_table, list_partitions, resolve_source_name
-    from ..data.manifest import resolve_manifest_path
-    from ..models import MODELS
-
-    problems = []
-    names = values.get("algorithms")
-    listed = names.split(",") if isinstance(names, str) else names if isinstance(names, list | tuple) else []
-    tables: list[tuple[str, Any, Mapping[str, Callable[..., Any]]]] = [
-        ("algorithm", name, ALGORITHMS) for name in listed if str(name).strip() != "all"
-    ]
-    if ":" not in str(values.get("model", ":")):
-        tables.append(("model", values["model"], MODELS))
-    given = values.get("set")
-    for kind, name, table in ((kind, str(name).strip(), table) for kind, name, table in tables):
-        if name not in table:
-            problems.append(f"unknown {kind} {name!r}; {did_you_mean(name, table)}")
-        elif isinstance(given, Mapping):
-            problems += find_wrong_values(name, table[name], given)
-    data, partition = values.get("data"), values.get("partition")
-    if isinstance(data, str) and not is_table(data):
-        try:
-            resolve_source_name(data)
-        except ConfigError as error:
-            problems.append(str(error))
-    if (
-        isinstance(partition, str)
-        and partition not in PARTITIONS
-        and not resolve_manifest_path(partition).is_file()
-    ):
-        problems.append(
-            f"unknown partition {partition!r}; {did_you_mean(partition, [*PARTITIONS, *list_partitions()])}"
-        )
-    return problems
-
-
-def find_wrong_values(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the values of those options in `given` (`option` or `name.option`) that `factory` has."""
-    known = {option.name for option in list_options(factory)}
-    mine = {
-        option: value
-        for owner, option, value in ((*key.rpartition(".")[::2], value) for key, value in given.items())
-        if owner in ("", name) and option in known
-    }
-    try:
-        check_options(name, factory, mine)
-    except ConfigError as error:
-        return [str(error)]
-    return []
-
+from ..core.errors import ConfigError, DataError, FedAttuneError, did_you_mean
+from ..core.options import check_options, list_options, look_up
+from .config import Experiment
 
 ALL_METHODS = "all"
 
+TABLE_SOURCE = "table"
+"""Name of the data source that reads a user's own table."""
 
-KINDS = ("algorithm", "model", "partition", "data")
+TABLE_COLUMN_OPTIONS = {"client_column", "target"}
+"""Options of that source that the experiment has as fields."""
+
+KnownOptions = Mapping[str, Mapping[str, Collection[str]]]
+"""Kind -> name in use -> its options."""
+
+AssignedOptions = dict[str, dict[str, dict[str, Any]]]
+"""Kind -> name in use -> option -> value."""
 
 
-KnownOptions = Mapping[str, Mapping[str, Collection[str]]]  # kind -> name in use -> its options
-
-
-AssignedOptions = dict[str, dict[str, dict[str, Any]]]  # kind -> name in use -> option -> value
+@contextmanager
+def collect_errors(problems: list[str]) -> Iterator[None]:
+    """Add the message of an error to `problems`, so that one message can report them all."""
+    try:
+        yield
+    except FedAttuneError as error:
+        problems.append(str(error))
 
 
 def expand_names(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
-    """The names, each once, with all that are `known` in the place of `all`."""
+    """List each name once, with all `known` names in the place of `all`."""
     return tuple(dict.fromkeys(one for name in names for one in (known if name == ALL_METHODS else (name,))))
 
 
-def assign_options(given: Mapping[str, Any], known: KnownOptions) -> AssignedOptions:
-    """Share out `option: value` and `name.option: value`, a named one going before a bare one.
+def find_known_options(experiment: Experiment, *, methods: bool, problems: list[str]) -> KnownOptions:
+    """Find the options of everything that the experiment names; the data need not be loaded for this.
 
-    A bare option goes to every algorithm in use that has it; `model.`, `partition.` and `data.` also work
-    as names.
+    Args:
+        experiment: the experiment.
+        methods: whether to look at the methods, the model and the hardware too.
+        problems: receives unknown names and options, and, if there are any, wrong values of the methods' options.
+
+    """
+    from ..algorithms import ALGORITHMS
+    from ..data import PARTITIONS
+
+    known: dict[str, dict[str, Collection[str]]] = {}
+    if methods:
+        from ..core.hardware import check_device
+        from ..training.backends.ray import check_ray
+
+        for name in expand_names(experiment.algorithms, ALGORITHMS):
+            with collect_errors(problems):
+                factory = look_up("algorithm", name, ALGORITHMS)
+                known.setdefault("algorithm", {})[name] = _option_names(factory)
+        with collect_errors(problems):
+            known["model"] = {experiment.model: model_option_names(experiment.model)}
+        for check in (check_device, check_ray):
+            with collect_errors(problems):
+                check(experiment)
+    with collect_errors(problems):
+        known["data"] = _data_option_names(experiment.data)
+    if experiment.partition:
+        with collect_errors(problems):
+            known["partition"] = {experiment.partition: partition_option_names(experiment.partition)}
+    if experiment.save_partition in PARTITIONS:
+        problems.append(
+            f"--save-partition {experiment.save_partition}: this is a built-in partition; choose another name"
+        )
+    names = {name for group in known.values() for name in group}
+    all_known = experiment.partition and not problems  # otherwise an option may belong to an unknown name
+    sure = {k: v for k, v in experiment.set.items() if all_known or k.rpartition(".")[0] in names}
+    assign_options(sure, known, problems)
+    if problems:  # otherwise building the methods checks the values
+        assigned = assign_options(experiment.set, known, [])
+        for name, values in assigned.get("algorithm", {}).items():
+            with collect_errors(problems):
+                check_options(name, ALGORITHMS[name], values)
+    return known
+
+
+def assign_options(
+    given: Mapping[str, Any], known: KnownOptions, problems: list[str] | None = None
+) -> AssignedOptions:
+    """Give `option: value` and `name.option: value` to their owners; the second form wins.
+
+    An option without a name goes to every algorithm in use that has it. `model.`, `partition.` and `data.` are names
+    too.
+
+    Args:
+        given: the options.
+        known: the options of everything in use.
+        problems: receives options that nothing in use has, or that could belong to two kinds of thing.
 
     Raises:
-        ConfigError: options that nothing in use has, or that could belong to two kinds of thing.
+        ConfigError: there are such options, and no list to receive them.
+
     """
+    found: list[str] = []
     assigned: AssignedOptions = {kind: {name: {} for name in names} for kind, names in known.items()}
-    errors = []
+    everything = [(kind, name, options) for kind, group in known.items() for name, options in group.items()]
     for key, value in sorted(given.items(), key=lambda item: "." in item[0]):
-        name, _, option = key.rpartition(".")
-        places = _find_owners(name, option, known)
-        errors += _find_problems(key, name, option, places, known)
-        for kind, owner in places:
-            assigned[kind][owner][option] = value
-    if errors:
-        raise ConfigError("; ".join(errors))
+        prefix, _, option = key.rpartition(".")
+        named = [
+            (kind, name, options)
+            for kind, name, options in everything
+            if prefix in ("", name) or prefix == kind != "algorithm"
+        ]
+        owners = [(kind, name) for kind, name, options in named if option in options]
+        if prefix and not named:
+            hint = did_you_mean(prefix, [name for _, name, _ in everything])
+            found.append(f"--set {key}: nothing called {prefix!r} is used here; {hint}")
+        elif not owners:
+            has = f"{prefix} has no" if prefix else "nothing used here has an"
+            hint = did_you_mean(option, {one for _, _, options in named for one in options})
+            found.append(f"--set {key}: {has} option {option!r}; {hint}")
+        elif not prefix and len({kind for kind, _ in owners}) > 1:
+            ways = " or ".join(f"{name}.{option}" for _, name in owners)
+            found.append(f"--set {key}: {option!r} could mean several things; write {ways}")
+        for kind, name in owners:
+            assigned[kind][name][option] = value
+    if problems is not None:
+        problems += found
+    elif found:
+        raise ConfigError("; ".join(found))
     return assigned
 
 
-def _find_owners(name: str, option: str, known: KnownOptions) -> list[tuple[str, str]]:
-    """The (kind, name) pairs in use that the option may belong to."""
-    return [
-        (kind, owner)
-        for kind, owners in known.items()
-        for owner, options in owners.items()
-        if (not name or name == owner or (name == kind and kind != "algorithm")) and option in options
-    ]
+def partition_option_names(name: str) -> list[str]:
+    """List the options of a partition; a saved one has none.
 
+    Raises:
+        ConfigError: there is no such partition.
 
-def _find_problems(
-    key: str, name: str, option: str, places: list[tuple[str, str]], known: KnownOptions
-) -> list[str]:
-    owners = {owner: options for group in known.values() for owner, options in group.items()}
-    owners |= {
-        kind: [o for one in known[kind].values() for o in one] for kind in known if kind != "algorithm"
-    }
-    if name and name not in owners:
-        in_use = [owner for group in known.values() for owner in group]
-        return [f"--set {key}: nothing called {name!r} is used here; {did_you_mean(name, in_use)}"]
-    if not places:
-        options = owners[name] if name else {o for group in owners.values() for o in group}
-        who = name if name else "nothing used here"
-        return [
-            f"--set {key}: {who} has {'no' if name else 'an'} option {option!r}; "
-            f"{did_you_mean(option, options)}"
-        ]
-    if not name and len({kind for kind, _ in places}) > 1:
-        ways = " or ".join(f"{owner}.{option}" for _, owner in places)
-        return [f"--set {key}: {option!r} could mean several things; write {ways}"]
+    """
+    from ..data import PARTITIONS, list_partitions
+    from ..data.manifest import resolve_manifest_path
+
+    if name in PARTITIONS:
+        return _option_names(PARTITIONS[name])
+    if not resolve_manifest_path(name).exists():
+        known = did_you_mean(name, [*PARTITIONS, *list_partitions()])
+        raise ConfigError(f"unknown partition {name!r}, and no such file; {known}")
     return []
+
+
+def model_option_names(name: str) -> list[str]:
+    """List the options of a model's factory; a user's factory takes the input shape and the classes before them."""
+    from ..models import MODELS, find_factory
+
+    factory = find_factory(name)
+    if name in MODELS:
+        return _option_names(factory)
+    try:
+        return list(inspect.signature(factory).parameters)[2:]
+    except (TypeError, ValueError):  # a factory written in C
+        return []
+
+
+def _data_option_names(data: str) -> dict[str, Collection[str]]:
+    from ..data import SOURCES, is_table, load_table, resolve_source_name
+
+    if not is_table(data):
+        name = resolve_source_name(data)
+        return {name: _option_names(SOURCES[name])}
+    if not Path(data).is_file():
+        raise DataError(f"there is no file {data}; give the path of a .csv or .parquet table")
+    return {TABLE_SOURCE: {*_option_names(load_table)} - TABLE_COLUMN_OPTIONS}
+
+
+def _option_names(factory: Callable[..., Any]) -> list[str]:
+    return [option.name for option in list_options(factory)]

@@ -14,7 +14,8 @@ from ...core.errors import ConfigError, suggest_name
 from ...core.options import Count, StrictSchema, build, describe_errors, list_options, look_up
 from ...core.settings import RAY_DEFAULTS, Settings
 from ...data.schema import Schema
-from ..config import Experiment, parse_set
+from ..config import Experiment
+from ..load import parse_set
 from ..validate import assign_options, expand_names
 
 NODE_OPTIONS = {
@@ -118,7 +119,7 @@ class DeploymentPlan:
 
     def _choose(self) -> None:
         from ...algorithms import ALGORITHMS
-        from ..plan import model_option_names
+        from ..validate import model_option_names
 
         names = expand_names(self.experiment.algorithms, ALGORITHMS | self._own)
         factories = {name: look_up("algorithm", name, ALGORITHMS) for name in names if name not in self._own}

@@ -14,7 +14,7 @@ from ...core.io import read_yaml
 from ...core.options import look_up
 from ...core.settings import Settings
 from ...training.metrics import Point
-from ..config import Experiment
+from ..config import Experiment, flatten_options
 from .cells import WHOLE, Cell, CellRun, Extent
 
 STUDY_FOLDER = Path(__file__).parent
@@ -329,12 +329,10 @@ def _format_errors(error: ValidationError) -> str:
 
 
 def _flatten_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        flat = Experiment._flat(values.get("set", {}))
-    except ValueError as error:
-        raise ConfigError(f"set: {error}") from error
-    assert isinstance(flat, dict)
-    return flat
+    options = values.get("set", {})
+    if not isinstance(options, Mapping):
+        raise ConfigError("set: expected options such as {fedmcsa.sigma: 50} or {fedmcsa: {sigma: 50}}")
+    return flatten_options(options)
 
 
 def _is_of_another(key: str, algorithm: str) -> bool:
