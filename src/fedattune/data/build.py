@@ -1,4 +1,4 @@
-"""From a data set and a partition to a federation."""
+"""Building a federation from a data set and a partition."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from ..core.errors import ConfigError, DataError, did_you_mean
-from ..core.options import check_options
-from ..core.options import list_options as options_of
+from ..core.options import check_options, list_options
 from .client_index import PARTS, Client, ClientIndex
 from .dataset import Dataset
 from .federated import Federation
@@ -20,10 +19,10 @@ from .splits import check_fractions, compute_part_sizes, split_parts
 from .types import Array, Index
 
 SmallClients = Literal["error", "drop"]
-"""What becomes of clients that are too small: an error that names them, or they are left out and a note says so."""
+"""Treatment of clients that are too small: name them in an error, or leave them out with a note."""
 
-
-MAX_NAMED_CLIENTS = 5  # clients named in one message
+MAX_NAMED_CLIENTS = 5
+"""Number of clients that one message names."""
 
 
 def federate(
@@ -39,10 +38,19 @@ def federate(
     stratify: bool | None = None,
     min_clients: int = 2,
 ) -> Federation:
-    """Divide a data set among clients by a partition of the table or a saved one.
+    """Divide a data set among clients.
 
-    `stratify` says whether each client's parts have the same share of every class; by default the partition
-    decides. At least `min_clients` clients are wanted: a node of a real federation may hold a single one.
+    Args:
+        dataset: the samples.
+        partition: name of a partition, or of a saved one; by default the data's own clients, or `dirichlet`.
+        options: options of the partition.
+        clients: number of clients; by default the number that suits the data.
+        test: fraction of a client's samples for testing.
+        validation: fraction of a client's training samples for validation.
+        seed: seed of the partition and of the split into parts.
+        small_clients: treatment of clients that are too small.
+        stratify: whether each part of a client has the same share of every class; by default the partition decides.
+        min_clients: least number of clients; a node of a real federation may have a single one.
 
     Raises:
         ConfigError: an unknown partition, or options that do not fit it.
@@ -55,7 +63,6 @@ def federate(
     checked = check_options(name, PARTITIONS[name], options or {})
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
     check_fractions(test, validation, seed)
-    natural = name == "by_column"
     names, keys = _find_names_and_keys(dataset, name, clients)
     rows = PARTITIONS[name](keys, len(names), seed, **checked)
     kept, notes = select_usable_clients(
@@ -65,11 +72,11 @@ def federate(
         dataset.y,
         dataset.classes,
         sizes=[compute_part_sizes(len(mine), test, validation) for mine in rows],
-        one_class=not natural or dataset.allows_one_class,
+        allows_one_class=name != "by_column" or dataset.allows_one_class,
         small_clients=small_clients,
         min_clients=min_clients,
     )
-    stratified = name in STRATIFIED if stratify is None else stratify
+    is_stratified = name in STRATIFIED if stratify is None else stratify
     members = ClientIndex.from_clients(
         Client(
             names[u],
@@ -79,27 +86,27 @@ def federate(
                 validation=validation,
                 seed=seed,
                 client=u,
-                labels=dataset.y[rows[u]] if stratified else None,
+                labels=dataset.y[rows[u]] if is_stratified else None,
             ),
         )
         for u in kept
     )
-    said: dict[str, Any] = {
+    description: dict[str, Any] = {
         "name": name,
         "options": checked,
         "clients": len(names),
         "seed": seed,
         "fractions": {"test": test, "validation": validation},
     }
-    if stratified:
-        said["stratified"] = True
-    return _assemble(dataset, members, said, notes)
+    if is_stratified:
+        description["stratified"] = True
+    return _assemble(dataset, members, description, notes)
 
 
 def _find_names_and_keys(
     dataset: Dataset, partition: str, clients: int | None
 ) -> tuple[tuple[str, ...], Array]:
-    """The clients' names, and what the partition divides by: the labels, or each sample's natural client."""
+    """Return the names of the clients, and the keys (n,) to divide by: labels, or natural clients."""
     if partition == "by_column":
         if dataset.owner is None:
             raise DataError(
@@ -125,17 +132,29 @@ def select_usable_clients(
     classes: Sequence[str],
     *,
     sizes: Sequence[tuple[int, int, int]],
-    one_class: bool,
+    allows_one_class: bool,
     small_clients: SmallClients,
     min_clients: int = 2,
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Numbers of the clients that can take part, and what to tell about these and the others.
+    """Select the clients that have samples to train and to test, and of more than one class.
 
-    `rows` and `sizes` give each client's samples and the sizes of its training, validation and test part.
+    Args:
+        name: name of the data, for messages.
+        names: names of the clients.
+        rows: samples of each client.
+        y: class numbers of all samples.
+        classes: names of the classes.
+        sizes: sizes of each client's training, validation and test part.
+        allows_one_class: whether clients of a single class are usable.
+        small_clients: treatment of the other clients.
+        min_clients: least number of clients.
+
+    Returns:
+        Numbers of the usable clients, and notes for the user.
 
     Raises:
-        DataError: some cannot and `small_clients` is "error", or less than `min_clients` can.
-        ConfigError: `small_clients` is something else.
+        DataError: a client is not usable and `small_clients` is "error", or too few clients are usable.
+        ConfigError: `small_clients` has another value.
 
     """
     if small_clients not in ("error", "drop"):
@@ -146,7 +165,7 @@ def select_usable_clients(
         if not n_train or not n_test:
             plural = "s" * (len(rows[u]) != 1)
             faults[u] = f"has {len(rows[u])} sample{plural}, {n_train} to train and {n_test} to test"
-        elif u in single and not one_class:
+        elif u in single and not allows_one_class:
             faults[u] = f"has {len(rows[u])} samples, all of class {classes[y[rows[u][0]]]!r}"
     listed = "; ".join(
         f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:MAX_NAMED_CLIENTS]
@@ -179,7 +198,7 @@ def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> Non
     """Refuse a federation of a single client.
 
     Raises:
-        DataError: there are not at least two.
+        DataError: there are fewer than two clients.
 
     """
     if len(names) < 2:
@@ -212,10 +231,10 @@ def _federate_saved(
 
 
 def restore_federation(dataset: Dataset, manifest: Mapping[str, Any]) -> Federation:
-    """The federation that a manifest describes, with its exact training, validation and test parts.
+    """Build the federation that a manifest describes, with its exact training, validation and test parts.
 
     Raises:
-        DataError: it is no manifest, or one of other data.
+        DataError: the manifest is broken, or describes other data.
 
     """
     checked = check_manifest(dict(manifest))
@@ -236,8 +255,9 @@ def restore_federation(dataset: Dataset, manifest: Mapping[str, Any]) -> Federat
 
 
 def _assemble(
-    dataset: Dataset, members: ClientIndex, said: Mapping[str, Any], notes: tuple[str, ...]
+    dataset: Dataset, members: ClientIndex, partition: Mapping[str, Any], notes: tuple[str, ...]
 ) -> Federation:
+    """Build the federation; features of a table are fitted on each client's training part."""
     x, preparation = dataset.x, dict[str, Array]()
     if dataset.encode is not None:
         rows = [client.all for client in members]
@@ -257,7 +277,7 @@ def _assemble(
         clients=members,
         shift=None if dataset.shift is None else torch.from_numpy(dataset.shift),
         scale=None if dataset.scale is None else torch.from_numpy(dataset.scale),
-        partition=said,
+        partition=partition,
         notes=(*dataset.notes, *notes),
         source=dataset.fingerprint,
         schema=dataset.schema,
@@ -283,6 +303,21 @@ def load_federation(
 ) -> Federation:
     """Load data by name or from a table file and divide it among clients.
 
+    Args:
+        data: name of the data, or path of a table.
+        partition: name of a partition, or of a saved one; by default the data's own clients, or `dirichlet`.
+        clients: number of clients; by default the number that suits the data.
+        data_dir: folder to look in for image sets.
+        client_column: column of a table that names each row's client.
+        target: column of a table to predict.
+        options: options of the data.
+        partition_options: options of the partition.
+        test: fraction of a client's samples for testing.
+        validation: fraction of a client's training samples for validation.
+        seed: seed of the partition and of the split into parts.
+        small_clients: "error" names clients that are too small in an error, "drop" leaves them out.
+        stratify: whether each part of a client has the same share of every class; by default the partition decides.
+
     Raises:
         ConfigError: unknown names, or options that do not fit.
         DataError: the data cannot be found, read or divided so.
@@ -295,13 +330,14 @@ def load_federation(
         (1797, True)
 
     """
-    given = dict(options or {})
-    makes_clients = not is_table(data) and "clients" in {
-        o.name for o in options_of(SOURCES[resolve_source_name(str(data))])
-    }
-    if makes_clients and clients is not None and partition in (None, "by_column"):
-        given.setdefault("clients", clients)  # the source makes its clients: let it make that many
-    dataset = load_data(data, data_dir=data_dir, options=given, client_column=client_column, target=target)
+    source_options = dict(options or {})
+    if clients is not None and partition in (None, "by_column") and not is_table(data):
+        source = SOURCES[resolve_source_name(str(data))]
+        if any(option.name == "clients" for option in list_options(source)):
+            source_options.setdefault("clients", clients)  # the source makes clients: let it make that many
+    dataset = load_data(
+        data, data_dir=data_dir, options=source_options, client_column=client_column, target=target
+    )
     return federate(
         dataset,
         partition=partition,

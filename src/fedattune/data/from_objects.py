@@ -1,6 +1,7 @@
 """A federation from the user's own Python objects, one per client."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from .federated import Federation
 from .splits import check_fractions, compute_part_sizes, split_parts
 from .types import Array, Index
 
-LabelledSamples = tuple[Array, Array]  # samples and labels of one part of a client
+LabelledSamples = tuple[Array, Array]
+"""Samples and labels of one part of a client."""
 
 
 def federation(
@@ -29,14 +31,23 @@ def federation(
     min_clients: int = 2,
     name: str = "own data",
 ) -> Federation:
-    """Build a federation from one object per client, in a list or by the client's name.
+    """Build a federation from one object per client.
 
-    Each is a pair `(x, y)` of arrays or tensors, a `torch.utils.data.Dataset` of such items, or, where the
-    user has split already, a mapping with such an object for "train" and "test" and maybe "validation".
-    Samples are used as they are: (n_i, *shape), uint8 or converted to float32. Labels are whole numbers from
-    0, or text.
+    An object is a pair `(x, y)` of arrays or tensors, or a `torch.utils.data.Dataset` of such items. Where the user
+    has split the samples already, it is a mapping with such an object for "train" and "test" and maybe "validation".
+    Samples are used as they are: (n_i, *shape), uint8 or converted to float32. Labels are text, or whole numbers
+    from 0.
 
-    At least `min_clients` clients are wanted: two can learn from each other, one can only join others.
+    Args:
+        clients: the objects in a list, or by the client's name.
+        classes: names of the classes, in their order.
+        names: names of the clients.
+        test: fraction of a client's samples for testing, where the user has not split them.
+        validation: fraction of a client's training samples for validation, where the user gives none.
+        seed: seed of the split.
+        small_clients: "error" names clients that are too small in an error, "drop" leaves them out.
+        min_clients: least number of clients; a single client can only join others.
+        name: name of the data.
 
     Raises:
         ConfigError: impossible fractions.
@@ -57,8 +68,8 @@ def federation(
     labels = tuple(str(u) for u in range(len(clients))) if names is None else tuple(map(str, names))
     if len(labels) != len(clients):
         raise DataError(f"{len(clients)} clients but {len(labels)} names")
-    read = [_read_parts(who, client) for who, client in zip(labels, clients, strict=True)]
-    owners = [who for who, parts in zip(labels, read, strict=True) for _ in parts]
+    read = [_read_parts(label, client) for label, client in zip(labels, clients, strict=True)]
+    owners = [label for label, parts in zip(labels, read, strict=True) for _ in parts]
     pieces = [piece for parts in read for piece in parts.values()]
     x = _concatenate(owners, [x for x, _ in pieces])
     y, class_names = _encode_labels(owners, [y for _, y in pieces], classes)
@@ -69,15 +80,14 @@ def federation(
             f"Samples are bytes and reach the model as 0 to {x.max()}; scale them first if it matters."
         )
     members = _locate_parts(read)
-    rows = [np.concatenate(list(parts.values())) for parts in members]
-    kept, said = select_usable_clients(
+    kept, more_notes = select_usable_clients(
         name,
         labels,
-        rows,
+        [np.concatenate(list(parts.values())) for parts in members],
         y,
         class_names,
         sizes=[_count_parts(parts, test, validation) for parts in members],
-        one_class=False,
+        allows_one_class=False,
         small_clients=small_clients,
         min_clients=min_clients,
     )
@@ -90,47 +100,46 @@ def federation(
             _build_client(labels[u], members[u], (test, validation), seed, u) for u in kept
         ),
         partition={"name": "given", "seed": seed, "fractions": {"test": test, "validation": validation}},
-        notes=(*notes, *said),
+        notes=(*notes, *more_notes),
         source=dataset.fingerprint,
     )
 
 
-def _read_parts(who: str, client: Any) -> dict[str, LabelledSamples]:
-    """The client's parts: "all", or those that the user split."""
+def _read_parts(name: str, client: Any) -> dict[str, LabelledSamples]:
+    """Read a client's parts: "all", or the parts that the user has split."""
     if not isinstance(client, Mapping):
-        return {"all": _read_samples(f"client {who!r}", client)}
+        return {"all": _read_samples(f"client {name!r}", client)}
     unknown = [key for key in client if key not in PARTS]
     if unknown:
         raise DataError(
-            f"client {who!r}: unknown part {unknown[0]!r}; {did_you_mean(str(unknown[0]), PARTS)}"
+            f"client {name!r}: unknown part {unknown[0]!r}; {did_you_mean(str(unknown[0]), PARTS)}"
         )
     for part in ("train", "test"):
         if part not in client:
-            raise DataError(f"client {who!r} has no {part!r} part; a mapping needs train and test")
-    return {
-        str(part): _read_samples(f"client {who!r}, {part}", client[part]) for part in PARTS if part in client
-    }
+            raise DataError(f"client {name!r} has no {part!r} part; a mapping needs train and test")
+    return {part: _read_samples(f"client {name!r}, {part}", client[part]) for part in PARTS if part in client}
 
 
-def _read_samples(where: str, given: Any) -> LabelledSamples:
-    """Samples and labels as arrays."""
-    if isinstance(given, torch.utils.data.TensorDataset):
-        given = given.tensors
-    elif isinstance(given, torch.utils.data.Dataset):
-        if not hasattr(given, "__len__"):
+def _read_samples(where: str, item: Any) -> LabelledSamples:
+    """Read samples and labels as arrays; `where` names them in messages."""
+    if isinstance(item, torch.utils.data.TensorDataset):
+        item = item.tensors
+    elif isinstance(item, torch.utils.data.Dataset):
+        if not hasattr(item, "__len__"):
             raise DataError(f"{where}: an iterable Dataset has no length; give arrays or an indexed Dataset")
-        items = [given[i] for i in range(len(given))]
-        if any(not isinstance(item, (tuple, list)) or len(item) != 2 for item in items):
+        pairs = [item[i] for i in range(len(item))]
+        if any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in pairs):
             raise DataError(f"{where}: every item of the Dataset must be a pair (x, y)")
-        given = (
-            _stack_samples(where, [_to_array(a) for a, _ in items]),
-            np.asarray([_to_array(b) for _, b in items]),
-        )
-    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        xs = [_to_array(x) for x, _ in pairs]
+        shapes = sorted({x.shape for x in xs})
+        if len(shapes) != 1:
+            raise DataError(f"{where}: samples must all have one shape, got {shapes[:3] or 'no samples'}")
+        item = (np.stack(xs), np.asarray([_to_array(y) for _, y in pairs]))
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise DataError(
-            f"{where}: expected a pair (x, y) of arrays or a torch Dataset, got {type(given).__name__}"
+            f"{where}: expected a pair (x, y) of arrays or a torch Dataset, got {type(item).__name__}"
         )
-    x, y = _to_array(given[0]), _to_array(given[1])
+    x, y = _to_array(item[0]), _to_array(item[1])
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
         raise DataError(
             f"{where}: expected x of shape (n, features...) and y of shape (n,), got {x.shape} and {y.shape}"
@@ -150,24 +159,17 @@ def _read_samples(where: str, given: Any) -> LabelledSamples:
     return x, y
 
 
-def _to_array(given: Any) -> Array:
-    return given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
-
-
-def _stack_samples(where: str, arrays: list[Array]) -> Array:
-    shapes = sorted({a.shape for a in arrays})
-    if len(shapes) != 1:
-        raise DataError(f"{where}: samples must all have one shape, got {shapes[:3] or 'no samples'}")
-    return np.stack(arrays)
+def _to_array(values: Any) -> Array:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 
 
 def _concatenate(owners: list[str], xs: list[Array]) -> Array:
-    """All samples in one array; they must agree in shape and type."""
+    """Put all samples into one array, after a check that they agree in shape and type."""
     first = xs[0]
-    for who, x in zip(owners, xs, strict=True):
+    for owner, x in zip(owners, xs, strict=True):
         if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
             raise DataError(
-                f"client {who!r} has samples of shape {x.shape[1:]} and type {x.dtype}, client {owners[0]!r} "
+                f"client {owner!r} has samples of shape {x.shape[1:]} and type {x.dtype}, client {owners[0]!r} "
                 f"{first.shape[1:]} and {first.dtype}; all clients need the same"
             )
     if not any(map(len, xs)):
@@ -178,9 +180,8 @@ def _concatenate(owners: list[str], xs: list[Array]) -> Array:
 def _encode_labels(
     owners: list[str], ys: list[Array], classes: Sequence[str] | None
 ) -> tuple[Array, tuple[str, ...]]:
-    """Labels as int64 in [0, classes), and the classes' names."""
-    text = [y.dtype.kind in "UO" for y in ys if len(y)]
-    if any(text):
+    """Return labels as int64 in [0, classes), and the names of the classes."""
+    if any(len(y) and y.dtype.kind in "UO" for y in ys):
         joint = np.concatenate([y.astype(str) for y in ys])
         known = tuple(classes) if classes is not None else tuple(str(c) for c in np.unique(joint))
         number = {c: k for k, c in enumerate(known)}
@@ -188,48 +189,45 @@ def _encode_labels(
         if strange:
             raise DataError(f"label {strange[0]!r} is no class; {did_you_mean(strange[0], known)}")
         return np.array([number[label] for label in joint.tolist()], dtype=np.int64), known
-    for who, y in zip(owners, ys, strict=True):
+    for owner, y in zip(owners, ys, strict=True):
         if not (y == np.floor(y)).all() or (len(y) and y.min() < 0):
-            raise DataError(f"client {who!r}: labels must be whole numbers from 0, or text")
+            raise DataError(f"client {owner!r}: labels must be whole numbers from 0, or text")
         if classes is not None and len(y) and y.max() >= len(classes):
             raise DataError(
-                f"client {who!r} has label {y.max()}, but there are {len(classes)} classes, from 0"
+                f"client {owner!r} has label {y.max()}, but there are {len(classes)} classes, from 0"
             )
     joint = np.concatenate(ys).astype(np.int64)
     return joint, tuple(classes) if classes is not None else tuple(str(c) for c in range(joint.max() + 1))
 
 
 def _locate_parts(read: list[dict[str, LabelledSamples]]) -> list[dict[str, Index]]:
-    """Where each client's parts lie in the joint arrays."""
-    end = 0
-    members = []
-    for parts in read:
-        member = {}
-        for part, (_, y) in parts.items():
-            member[part] = np.arange(end, end + len(y), dtype=np.int64)
-            end += len(y)
-        members.append(member)
-    return members
+    """Return the rows of each client's parts in the joint arrays."""
+    ends = np.cumsum([0, *(len(y) for parts in read for _, y in parts.values())]).tolist()
+    rows = iter(np.arange(start, stop) for start, stop in pairwise(ends))
+    return [{part: next(rows) for part in parts} for parts in read]
 
 
 def _count_parts(parts: dict[str, Index], test: float, validation: float) -> tuple[int, int, int]:
+    """Count the samples of a client's training, validation and test part."""
     if "all" in parts:
         return compute_part_sizes(len(parts["all"]), test, validation)
-    n_train = len(parts["train"])
-    held_out = len(parts["validation"]) if "validation" in parts else int(validation * n_train + 1e-9)
-    return n_train - held_out * ("validation" not in parts), held_out, len(parts["test"])
+    n_train, n_test = len(parts["train"]), len(parts["test"])
+    if "validation" in parts:
+        return n_train, len(parts["validation"]), n_test
+    n_validation = int(validation * n_train + 1e-9)
+    return n_train - n_validation, n_validation, n_test
 
 
 def _build_client(
     name: str, parts: dict[str, Index], fractions: tuple[float, float], seed: int, number: int
 ) -> Client:
+    """Build a client, after splitting the samples that the user has not split."""
     test, validation = fractions
     if "all" in parts:
-        return Client(
-            name, *split_parts(parts["all"], test=test, validation=validation, seed=seed, client=number)
-        )
+        split = split_parts(parts["all"], test=test, validation=validation, seed=seed, client=number)
+        return Client(name, *split)
     if "validation" in parts:
         return Client(name, parts["train"], parts["validation"], parts["test"])
     order = np.random.default_rng([seed, number]).permutation(parts["train"])
-    cut = _count_parts(parts, test, validation)[0]
-    return Client(name, order[:cut], order[cut:], parts["test"])
+    n_train = _count_parts(parts, test, validation)[0]
+    return Client(name, order[:n_train], order[n_train:], parts["test"])
