@@ -1,11 +1,19 @@
-"""APFL. Deng et al., 2020, https://arxiv.org/abs/2003.13461, Algorithm 1.
+"""APFL.
 
-client   m = alpha v_i + (1 - alpha) w_i;  w_i <- w_i - lr g(w_i),  v_i <- v_i - lr alpha g(m),
-         adaptive: alpha_i <- clip(alpha_i - lr <v_i - w_i, g(m)>, 0, 1)
-server   as FedAvg, of w_i
-used as  m
+    @misc{deng2020adaptive,
+      author = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
+      title = {Adaptive Personalized Federated Learning},
+      year = {2020},
+      eprint = {2003.13461},
+      archiveprefix = {arXiv}
+    }
 
-APFL's local loop: a shared model, a personal one, and their mixture.
+Algorithm 1:
+
+    client   m = alpha v_i + (1 - alpha) w_i;  w_i <- w_i - lr g(w_i),  v_i <- v_i - lr alpha g(m),
+             adaptive: alpha_i <- clip(alpha_i - lr <v_i - w_i, g(m)>, 0, 1)
+    server   as FedAvg, of w_i
+    used as  m
 """
 
 from dataclasses import dataclass
@@ -21,16 +29,6 @@ from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
 from .table import Family, method
-
-PAPER = r"""
-@misc{deng2020adaptive,
-  author = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
-  title = {Adaptive Personalized Federated Learning},
-  year = {2020},
-  eprint = {2003.13461},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 class _Carry(NamedTuple):
@@ -91,12 +89,7 @@ def _interpolate(w: Params, v: Params, alpha: Tensor) -> Params:
     return alpha * v + (1 - alpha) * w
 
 
-@method(
-    PAPER,
-    family=Family.PERSONAL_MODEL,
-    server="one average",
-    client="SGD; mixes the average with a personal model",
-)
+@method(Family.PERSONAL_MODEL, "one average", "SGD; mixes the average with a personal model")
 def apfl(*, alpha: Fraction = 0.5, adaptive: bool = False, weighting: Weighting = "samples") -> Algorithm:
     """A mixture of a shared and a personal model, of fixed or learned share."""
     return Algorithm(APFLClient(alpha, adaptive), Average(weighting))

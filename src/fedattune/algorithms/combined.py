@@ -24,7 +24,7 @@ from .igfl import AttentionQuery, UpdateAttention
 from .pfedla import PFedLAServer
 from .pfedme import PFedMeClient
 from .scaffold import ControlVariateCorrection, ControlVariateWrapper
-from .table import METHODS, Family, method
+from .table import Family, method
 
 PartStart = Literal["sent", "newest"]
 
@@ -110,14 +110,12 @@ PART_METHODS = {
 }
 """Part -> method whose papers it cites."""
 
-_PAPERS = dict.fromkeys(paper for name in PART_METHODS.values() for paper in METHODS[name].papers)
-
 
 @method(
-    *_PAPERS,
-    family=Family.COMBINED,
-    server="as FedMCSA, FedAMP, HeurFedAMP, IGFL-S, pFedLA or FedAvg",
-    client="SGD, or as FedProx, pFedMe, Ditto or SCAFFOLD; maybe personal layers",
+    Family.COMBINED,
+    "as FedMCSA, FedAMP, HeurFedAMP, IGFL-S, pFedLA or FedAvg",
+    "SGD, or as FedProx, pFedMe, Ditto or SCAFFOLD; maybe personal layers",
+    cites=tuple(dict.fromkeys(PART_METHODS.values())),
 )
 def combined(
     *,

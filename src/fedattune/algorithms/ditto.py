@@ -1,10 +1,19 @@
-"""Ditto. Li et al., ICML 2021, https://arxiv.org/abs/2012.04221, Algorithm 1.
+"""Ditto.
 
-client   w_i <- w, then SGD;  v_i <- v_i - lr (g(v_i) + lam (v_i - w)), w as received, on the same batches
-server   as FedAvg, of w_i
-used as  v_i
+    @inproceedings{li2021ditto,
+      author = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
+      title = {{Ditto}: Fair and Robust Federated Learning Through Personalization},
+      booktitle = {International Conference on Machine Learning (ICML)},
+      year = {2021},
+      eprint = {2012.04221},
+      archiveprefix = {arXiv}
+    }
 
-Ditto's local loop: a shared model by any SGD, and a personal model beside it that is held near what was sent.
+Algorithm 1:
+
+    client   w_i <- w, then SGD;  v_i <- v_i - lr (g(v_i) + lam (v_i - w)), w as received, on the same batches
+    server   as FedAvg, of w_i
+    used as  v_i
 """
 
 from dataclasses import dataclass, field
@@ -21,17 +30,6 @@ from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{li2021ditto,
-  author = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
-  title = {{Ditto}: Fair and Robust Federated Learning Through Personalization},
-  booktitle = {International Conference on Machine Learning (ICML)},
-  year = {2021},
-  eprint = {2012.04221},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 class _Carry(NamedTuple):
@@ -97,12 +95,7 @@ class DittoClient(ClientUpdate):
         return local_state["v"]
 
 
-@method(
-    PAPER,
-    family=Family.PERSONAL_MODEL,
-    server="one average",
-    client="SGD; trains a personal model near the average",
-)
+@method(Family.PERSONAL_MODEL, "one average", "SGD; trains a personal model near the average")
 def ditto(
     *, lam: NonNegative = 1.0, personal_lr: Positive | None = None, weighting: Weighting = "samples"
 ) -> Algorithm:

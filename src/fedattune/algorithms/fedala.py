@@ -1,10 +1,20 @@
-"""FedALA. Zhang et al., AAAI 2023, https://arxiv.org/abs/2212.01197, Algorithm 1.
+"""FedALA.
 
-client   theta_i <- theta_i^old + (w - theta_i^old) * U_i in the upper layers, w below; then SGD; uploads theta_i
-         before, on a share of the samples:  U_i <- clip(U_i - eta g(theta_i) * (w - theta_i^old), 0, 1)
-server   as FedAvg
+    @inproceedings{zhang2023fedala,
+      author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and
+        Guan, Haibing},
+      title = {{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
+      booktitle = {AAAI Conference on Artificial Intelligence},
+      year = {2023},
+      eprint = {2212.01197},
+      archiveprefix = {arXiv}
+    }
 
-FedALA's local loop: the upper layers start as a learned mixture of the own old ones and those received.
+Algorithm 1:
+
+    client   theta_i <- theta_i^old + (w - theta_i^old) * U_i in the upper layers, w below; then SGD; uploads theta_i
+             before, on a share of the samples:  U_i <- clip(U_i - eta g(theta_i) * (w - theta_i^old), 0, 1)
+    server   as FedAvg
 """
 
 from collections.abc import Iterable
@@ -22,18 +32,6 @@ from ..core.selectors import group_names
 from ..server import Average
 from ..server.average import Weighting
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{zhang2023fedala,
-  author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and
-    Guan, Haibing},
-  title = {{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
-  booktitle = {AAAI Conference on Artificial Intelligence},
-  year = {2023},
-  eprint = {2212.01197},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 class _Carry(NamedTuple):
@@ -117,12 +115,7 @@ class FedALAClient(ClientUpdate):
         return [name for module in modules[-self.layers :] for name in module]
 
 
-@method(
-    PAPER,
-    family=Family.ADAPTED,
-    server="one average",
-    client="learns how much of its upper layers to take over; SGD",
-)
+@method(Family.ADAPTED, "one average", "learns how much of its upper layers to take over; SGD")
 def fedala(
     *,
     layers: Count = 1,

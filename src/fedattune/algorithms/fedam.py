@@ -1,4 +1,17 @@
-"""FedAM. Zhang et al., Application Research of Computers 2025, https://doi.org/10.19734/j.issn.1001-3695.2024.09.0325.
+"""FedAM.
+
+    @article{zhang2025attention,
+      author = {Zhang, Xiaoqin and Jin, Xixing and Lu, Yanjun and Cao, Zeyu},
+      title = {Attention-Driven Feature Separation Method for Personalized Federated Learning},
+      journal = {Application Research of Computers},
+      year = {2025},
+      number = {4},
+      pages = {1102--1107},
+      doi = {10.19734/j.issn.1001-3695.2024.09.0325},
+      note = {In Chinese}
+    }
+
+Rules:
 
     client   E_p <- E_g;  v = sum over classes of H_p's weights, of length 1 (fixed for the round)
              f_p = E_p(x), f_g = E_g(x);  [r ; s] = softmax of each pair of A(f_p * v),
@@ -6,10 +19,9 @@
              SGD of E_p, H_p, A on cross-entropy + lam ||cov(f_p) - cov(f_g)||_F^2 / (4 f^2)
     server   E_g <- sum_k p_k E_p,k;  A <- sum_k p_k A_k;  H_g <- sum_k p_k ((1 - c) H_g + c H_p,k)
 
-The paper is prose: it has no equations, and so no numbers of them. It names the five parts, what is frozen, trained and
-averaged, an attention of two linear layers with ReLU and softmax whose context joins sample features and the personal
-head's weights, and correlation alignment. What it leaves open follows FedCP, its nearest relative, and every such
-choice is an option.
+The paper has no equations. It names the five parts, the frozen, trained and averaged ones, correlation alignment, and
+an attention of two linear layers with ReLU and softmax. The context of the attention joins sample features and the
+weights of the personal head. All other choices follow FedCP, the nearest method; each is an option.
 """
 
 from ..core.algorithm import Algorithm
@@ -26,26 +38,8 @@ from .separation import (
 )
 from .table import Family, method
 
-PAPER = r"""
-@article{zhang2025attention,
-  author = {Zhang, Xiaoqin and Jin, Xixing and Lu, Yanjun and Cao, Zeyu},
-  title = {Attention-Driven Feature Separation Method for Personalized Federated Learning},
-  journal = {Application Research of Computers},
-  year = {2025},
-  number = {4},
-  pages = {1102--1107},
-  doi = {10.19734/j.issn.1001-3695.2024.09.0325},
-  note = {In Chinese}
-}
-"""
 
-
-@method(
-    PAPER,
-    family=Family.TWO_HEADS,
-    server="one average of bodies, heads and attention",
-    client="SGD; attention divides features between a personal and the global head",
-)
+@method(Family.TWO_HEADS, "one average of shared parts", "SGD; attention divides features between two heads")
 def fedam(
     *,
     lam: NonNegative = 1.0,

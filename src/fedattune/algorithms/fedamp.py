@@ -1,10 +1,23 @@
-"""FedAMP and HeurFedAMP. Huang et al., AAAI 2021, https://arxiv.org/abs/2007.03797, Algorithm 1.
+"""FedAMP and HeurFedAMP.
+
+    @inproceedings{huang2021personalized,
+      author = {Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and
+        Pei, Jian and Zhang, Yong},
+      title = {Personalized Cross-Silo Federated Learning on Non-{IID} Data},
+      booktitle = {AAAI Conference on Artificial Intelligence},
+      year = {2021},
+      eprint = {2007.03797},
+      archiveprefix = {arXiv}
+    }
+
+Algorithm 1:
 
     FedAMP      xi_ij = alpha exp(-||theta_i - theta_j||^2 / sigma) / sigma,  xi_ii = 1 - sum_j xi_ij
     HeurFedAMP  xi_ij = (1 - xi_ii) softmax_j(sigma cos(theta_i, theta_j)),  xi_ii = self_weight
     server      u_i = sum_j xi_ij theta_j over the cohort
-    client      theta_i <- theta_i - lr (g + prox (theta_i - u_i)), from u_i; prox = lam / alpha, resp. lam
-The papers' clients all take part; with a smaller cohort the others go on training towards their last u_i.
+    client      theta_i <- theta_i - lr (g + prox (theta_i - u_i)), from u_i; prox = lam / alpha, or lam (HeurFedAMP)
+
+In the paper, all clients take part. With a smaller cohort, the other clients continue to train towards their last u_i.
 """
 
 from dataclasses import dataclass
@@ -23,28 +36,10 @@ from ..server.mixing import Mixing, Pool, cosines, find_members
 from ..server.products import softmax_, squared_distances
 from .table import Family, method
 
-PAPER = r"""
-@inproceedings{huang2021personalized,
-  author = {Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and
-    Pei, Jian and Zhang, Yong},
-  title = {Personalized Cross-Silo Federated Learning on Non-{IID} Data},
-  booktitle = {AAAI Conference on Artificial Intelligence},
-  year = {2021},
-  eprint = {2007.03797},
-  archiveprefix = {arXiv}
-}
-"""
-
-
 _ALL_TRAIN = Participation(train="all", receive="reply")
 
 
-@method(
-    PAPER,
-    family=Family.MIXTURE,
-    server="a mixture per client, by distance of models",
-    client="SGD with a pull to the mixture",
-)
+@method(Family.MIXTURE, "a mixture per client, by distance of models", "SGD with a pull to the mixture")
 def fedamp(
     *, alpha: Positive = 1.0, sigma: Positive = 1.0, lam: NonNegative = 1.0, unit: Unit = "model"
 ) -> Algorithm:
@@ -56,12 +51,7 @@ def fedamp(
     )
 
 
-@method(
-    PAPER,
-    family=Family.MIXTURE,
-    server="a mixture per client, by cosine of models",
-    client="SGD with a pull to the mixture",
-)
+@method(Family.MIXTURE, "a mixture per client, by cosine of models", "SGD with a pull to the mixture")
 def heurfedamp(
     *,
     sigma: NonNegative = 25.0,

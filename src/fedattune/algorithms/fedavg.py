@@ -1,7 +1,19 @@
-"""FedAvg. McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1.
+r"""FedAvg.
 
-client   theta <- w, then SGD
-server   w <- sum_k p_k theta_k over the cohort, p_k = n_k / sum_j n_j
+    @inproceedings{mcmahan2017communication,
+      author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and
+        {Ag{\"u}era y Arcas}, Blaise},
+      title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
+      booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
+      year = {2017},
+      eprint = {1602.05629},
+      archiveprefix = {arXiv}
+    }
+
+Algorithm 1:
+
+    client   theta <- w, then SGD
+    server   w <- sum_k p_k theta_k over the cohort, p_k = n_k / sum_j n_j
 """
 
 from ..client import SGD
@@ -11,26 +23,14 @@ from ..server import Average
 from ..server.average import Weighting
 from .table import Family, method
 
-PAPER = r"""
-@inproceedings{mcmahan2017communication,
-  author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and
-    {Ag{\"u}era y Arcas}, Blaise},
-  title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
-  booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
-  year = {2017},
-  eprint = {1602.05629},
-  archiveprefix = {arXiv}
-}
-"""
 
-
-@method(PAPER, family=Family.GLOBAL, server="one average", client="SGD")
+@method(Family.GLOBAL, "one average", "SGD")
 def fedavg(*, weighting: Weighting = "samples") -> Algorithm:
     """One global model, the mean of the cohort's, weighted by samples."""
     return Algorithm(SGD(), Average(weighting), headline="received")
 
 
-@method(PAPER, family=Family.ADAPTED, server="one average", client="SGD; fine-tunes the average before use")
+@method(Family.ADAPTED, "one average", "SGD; fine-tunes the average before use")
 def fedavg_ft(
     *, weighting: Weighting = "samples", ft_steps: Count | None = None, ft_lr: Positive | None = None
 ) -> Algorithm:

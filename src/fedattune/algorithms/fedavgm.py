@@ -1,4 +1,20 @@
-"""FedAvgM."""
+"""FedAvgM. The paper gives the method in its text, without an equation number.
+
+    @misc{hsu2019measuring,
+      author = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew},
+      title = {Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
+      year = {2019},
+      eprint = {1909.06335},
+      archiveprefix = {arXiv}
+    }
+
+Rules:
+
+    client   theta <- w, then SGD
+    server   v <- beta v + D,  w <- w + server_lr v,  D = sum_k p_k (theta_k - w), from v = 0
+
+This is the heavy ball, as IGFL's paper prints it. Some later code uses Nesterov's form.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,16 +28,6 @@ from ..core.params import Params
 from ..server.average import Weighting
 from ..server.optimizer import ServerOptimizer
 from .table import Family, method
-
-PAPER = r"""
-@misc{hsu2019measuring,
-  author = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew},
-  title = {Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
-  year = {2019},
-  eprint = {1909.06335},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class HeavyBall(ServerOptimizer):
         return v, {"v": v}
 
 
-@method(PAPER, family=Family.GLOBAL, server="one average with momentum", client="SGD")
+@method(Family.GLOBAL, "one average with momentum", "SGD")
 def fedavgm(
     *,
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9,

@@ -1,8 +1,19 @@
-"""FedBN. Li et al., ICLR 2021, https://arxiv.org/abs/2102.07623, Algorithm 1.
+"""FedBN.
 
-client   theta_i <- (w, own BatchNorm), then SGD
-server   w <- sum_k p_k theta_k over the cohort, without the tensors of BatchNorm layers; p_k = 1 / C
-used as  (w, own BatchNorm), scale and shift as well as running statistics
+    @inproceedings{li2021fedbn,
+      author = {Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi},
+      title = {{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization},
+      booktitle = {International Conference on Learning Representations (ICLR)},
+      year = {2021},
+      eprint = {2102.07623},
+      archiveprefix = {arXiv}
+    }
+
+Algorithm 1:
+
+    client   theta_i <- (w, own BatchNorm), then SGD
+    server   w <- sum_k p_k theta_k over the cohort, without the tensors of BatchNorm layers; p_k = 1 / C
+    used as  (w, own BatchNorm): scale, shift and running statistics
 """
 
 from ..client import SGD
@@ -12,24 +23,8 @@ from ..server import Average
 from ..server.average import Weighting
 from .table import Family, method
 
-PAPER = r"""
-@inproceedings{li2021fedbn,
-  author = {Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi},
-  title = {{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization},
-  booktitle = {International Conference on Learning Representations (ICLR)},
-  year = {2021},
-  eprint = {2102.07623},
-  archiveprefix = {arXiv}
-}
-"""
 
-
-@method(
-    PAPER,
-    family=Family.PERSONAL_LAYERS,
-    server="one average without BatchNorm",
-    client="SGD with personal BatchNorm layers",
-)
+@method(Family.PERSONAL_LAYERS, "one average without BatchNorm", "SGD with personal BatchNorm layers")
 def fedbn(*, weighting: Weighting = "uniform") -> Algorithm:
     """FedAvg in which BatchNorm layers never leave the client."""
     return Algorithm(

@@ -1,10 +1,23 @@
-"""FedCP. Zhang et al., KDD 2023, https://arxiv.org/abs/2307.01217, Algorithm 1.
+"""FedCP.
 
-client   E_p <- E_g;  v = sum over classes of H_p's weights, of length 1 (drawn before the client's first round)
-         f_p = E_p(x), f_g = E_g(x);  [r ; s] = Gumbel softmax of each pair of P(f_p * v),
-         P = linear (f, 2f), layer normalisation, ReLU;  y = H_p(r * f_p) + H_g(s * f_p)
-         SGD of E_p, H_p, P on cross-entropy + lam MMD(f_p, f_g)
-server   E_g <- sum_k p_k E_p,k;  P <- sum_k p_k P_k;  H_g <- sum_k p_k ((1 - c) H_g + c H_p,k), c = 1/2
+    @inproceedings{zhang2023fedcp,
+      author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and
+        Guan, Haibing},
+      title = {{FedCP}: Separating Feature Information for Personalized Federated Learning via Conditional
+        Policy},
+      booktitle = {ACM SIGKDD Conference on Knowledge Discovery and Data Mining (KDD)},
+      year = {2023},
+      eprint = {2307.01217},
+      archiveprefix = {arXiv}
+    }
+
+Algorithm 1:
+
+    client   E_p <- E_g;  v = sum over classes of H_p's weights, of length 1 (drawn before the client's first round)
+             f_p = E_p(x), f_g = E_g(x);  [r ; s] = Gumbel softmax of each pair of P(f_p * v),
+             P = linear (f, 2f), layer normalisation, ReLU;  y = H_p(r * f_p) + H_g(s * f_p)
+             SGD of E_p, H_p, P on cross-entropy + lam MMD(f_p, f_g)
+    server   E_g <- sum_k p_k E_p,k;  P <- sum_k p_k P_k;  H_g <- sum_k p_k ((1 - c) H_g + c H_p,k), c = 1/2
 """
 
 from typing import Literal
@@ -15,26 +28,8 @@ from ..server.average import PartAverage, Weighting
 from .separation import PERSONAL_PARTS, STARTING_COPIES, FedCPNetwork, SeparationClient, VectorKind
 from .table import Family, method
 
-PAPER = r"""
-@inproceedings{zhang2023fedcp,
-  author = {Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and
-    Guan, Haibing},
-  title = {{FedCP}: Separating Feature Information for Personalized Federated Learning via Conditional
-    Policy},
-  booktitle = {ACM SIGKDD Conference on Knowledge Discovery and Data Mining (KDD)},
-  year = {2023},
-  eprint = {2307.01217},
-  archiveprefix = {arXiv}
-}
-"""
 
-
-@method(
-    PAPER,
-    family=Family.TWO_HEADS,
-    server="one average of bodies, heads and policies",
-    client="SGD; a policy divides features between a personal and the global head",
-)
+@method(Family.TWO_HEADS, "one average of shared parts", "SGD; a policy divides features between two heads")
 def fedcp(
     *,
     lam: NonNegative = 0.0,

@@ -1,16 +1,24 @@
-"""FedFomo. Zhang et al., ICLR 2021, https://arxiv.org/abs/2012.08565, section 3.
+"""FedFomo.
 
-server   sends client i the last uploads theta_n of `models` - 1 others: with probability epsilon any,
-         otherwise those with the largest P[i, n]; epsilon falls by epsilon_decay in every round
-client   a_n = (L_i(theta_i) - L_i(theta_n)) / ||theta_n - theta_i|| on held-out data,
-         w_n = max(a_n, 0) / sum_m max(a_m, 0),  theta_i <- theta_i + sum_n w_n (theta_n - theta_i), then SGD
-server   P[i, n] <- P[i, n] + a_n
-used as  theta_i before SGD
-theta_i on the right is what client i started its last SGD from; what that SGD ended with is a candidate of its own.
+    @inproceedings{zhang2021personalized,
+      author = {Zhang, Michael and Sapra, Karan and Fidler, Sanja and Yeung, Serena and Alvarez, Jose M.},
+      title = {Personalized Federated Learning with First Order Model Optimization},
+      booktitle = {International Conference on Learning Representations (ICLR)},
+      year = {2021},
+      eprint = {2012.08565},
+      archiveprefix = {arXiv}
+    }
 
-A client that weighs the models of others by how well they do on its own held-out data.
+Section 3:
 
-Models of other clients, sent for the receiver to choose from.
+    server   sends client i the last uploads theta_n of `models` - 1 other clients: with probability epsilon any,
+             else the clients with the largest P[i, n]; epsilon falls by epsilon_decay in every round
+    client   a_n = (L_i(theta_i) - L_i(theta_n)) / (||theta_n - theta_i|| + 1e-5) on held-out data,
+             w_n = max(a_n, 0) / sum_m max(a_m, 0),  theta_i <- theta_i + sum_n w_n (theta_n - theta_i), then SGD
+    server   P[i, n] <- P[i, n] + a_n
+    used as  theta_i before SGD
+
+The theta_i on the right is the start of client i's last SGD; the end of this SGD is one of the candidates theta_n.
 """
 
 from dataclasses import dataclass
@@ -38,17 +46,6 @@ from ..core.payload import (
 )
 from ..server.mixing import UploadStore
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{zhang2021personalized,
-  author = {Zhang, Michael and Sapra, Karan and Fidler, Sanja and Yeung, Serena and Alvarez, Jose M.},
-  title = {Personalized Federated Learning with First Order Model Optimization},
-  booktitle = {International Conference on Learning Representations (ICLR)},
-  year = {2021},
-  eprint = {2012.08565},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 class _Carry(NamedTuple):
@@ -235,12 +232,7 @@ class FedFomoServer(UploadStore):
         return {**super().add_clients(state, n), "P": torch.nn.functional.pad(P, (0, n, 0, n))}
 
 
-@method(
-    PAPER,
-    family=Family.MIXTURE,
-    server="models of other clients",
-    client="moves to the models that do better on held-out data; SGD",
-)
+@method(Family.MIXTURE, "models of other clients", "moves to the models that do better on held-out data; SGD")
 def fedfomo(
     *,
     models: Annotated[int, Field(ge=2, le=1_000_000)] = 5,

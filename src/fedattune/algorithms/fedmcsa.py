@@ -1,20 +1,32 @@
-"""FedMCSA. Guo et al., 2022, https://arxiv.org/abs/2208.10731, Algorithm 1.
+"""FedMCSA and its ablations.
+
+    @article{guo2023fedmcsa,
+      author = {Guo, Qi and Qi, Yong and Qi, Saiyu and Wu, Di and Li, Qian},
+      title = {{FedMCSA}: Personalized Federated Learning via Model Components Self-Attention},
+      journal = {Neurocomputing},
+      year = {2023},
+      doi = {10.1016/j.neucom.2023.126831},
+      eprint = {2208.10731},
+      archiveprefix = {arXiv}
+    }
+
+Algorithm 1:
 
     server   M_l = row softmax of sigma cos(theta_l, theta_l) over the cohort, for every component l;   (7)
              A_i = sum_k M_l[i, k] theta_l[k]                                                      (6), (8)
     client   theta_i <- theta_i - lr (g + lam (theta_i - A_i) + mu theta_i), from A_i if it is new      (9)
 
-All clients train in every round, only the cohort uploads and is answered. Paper and public code differ:
+All clients train in every round; only the cohort uploads and receives an answer. The paper and its code differ:
 
               unit    size_weighted  anchor of lam             weight_decay mu
     paper     layer   no             A_i, fixed for the round  0
-    code      tensor  yes            moves with theta: inert   0.001, unless the run gives one
+    code      tensor  yes            moves with theta: inert   0.001, unless the run sets another
 
-What FedMCSA is made of, taken apart: Table 2 of Guo et al., 2022, https://arxiv.org/abs/2208.10731.
+Ablations (Table 2):
 
-fedmcsa_no_mcsa   A_i = sum_k p_k theta_k in place of (7) and (8)
-fedavg_mcsa       theta_i <- theta_i - lr g, from A_i, in place of (9)
-pfedme_mcsa       pFedMe's Algorithm 1 on the client, from A_i, in place of (9)
+    fedmcsa_no_mcsa   A_i = sum_k p_k theta_k in place of (7) and (8)
+    fedavg_mcsa       theta_i <- theta_i - lr g, from A_i, in place of (9)
+    pfedme_mcsa       pFedMe's Algorithm 1 on the client, from A_i, in place of (9)
 """
 
 from dataclasses import dataclass
@@ -30,23 +42,8 @@ from ..core.selectors import Unit
 from ..server import Average
 from ..server.mixing import Mixing, Pool, cosines
 from ..server.products import softmax_
-from .fedavg import PAPER as FEDAVG_PAPER
-from .pfedme import PAPER as PFEDME_PAPER
 from .pfedme import PFedMeClient
 from .table import Family, method
-
-PAPER = r"""
-@article{guo2023fedmcsa,
-  author = {Guo, Qi and Qi, Yong and Qi, Saiyu and Wu, Di and Li, Qian},
-  title = {{FedMCSA}: Personalized Federated Learning via Model Components Self-Attention},
-  journal = {Neurocomputing},
-  year = {2023},
-  doi = {10.1016/j.neucom.2023.126831},
-  eprint = {2208.10731},
-  archiveprefix = {arXiv}
-}
-"""
-
 
 Profile = Literal["paper", "code"]
 
@@ -83,10 +80,7 @@ def note_inert_lam(name: str, anchor: str, lam: float) -> tuple[str, ...]:
 
 
 @method(
-    PAPER,
-    family=Family.MIXTURE,
-    server="a mixture per client and component, by cosine",
-    client="SGD, with a pull to the mixture if `anchor=round`",
+    Family.MIXTURE, "a mixture per client and component, by cosine", "SGD, maybe with a pull to the mixture"
 )
 def fedmcsa(
     *,
@@ -113,7 +107,7 @@ def fedmcsa(
     )
 
 
-@method(PAPER, family=Family.GLOBAL, server="one average", client="as FedMCSA")
+@method(Family.GLOBAL, "one average", "as FedMCSA")
 def fedmcsa_no_mcsa(
     *,
     profile: Profile = "code",
@@ -140,7 +134,7 @@ def fedmcsa_no_mcsa(
     )
 
 
-@method(PAPER, FEDAVG_PAPER, family=Family.MIXTURE, server="as FedMCSA", client="SGD")
+@method(Family.MIXTURE, "as FedMCSA", "SGD", cites=("fedavg",))
 def fedavg_mcsa(
     *,
     profile: Profile = "code",
@@ -155,7 +149,7 @@ def fedavg_mcsa(
     )
 
 
-@method(PAPER, PFEDME_PAPER, family=Family.MIXTURE, server="as FedMCSA", client="as pFedMe")
+@method(Family.MIXTURE, "as FedMCSA", "as pFedMe", cites=("pfedme",))
 def pfedme_mcsa(
     *,
     profile: Profile = "code",

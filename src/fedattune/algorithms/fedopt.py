@@ -1,21 +1,24 @@
-"""FedAdam, FedYogi and FedAdagrad. Reddi et al., ICLR 2021, https://arxiv.org/abs/2003.00295.
+r"""FedAdam, FedYogi and FedAdagrad.
 
-client   theta <- w, then SGD
-server   D = sum_k p_k (theta_k - w),  m <- beta1 m + (1 - beta1) D,  w <- w + server_lr m / (sqrt(v) + tau),
-         v <- beta2 v + (1 - beta2) D^2              (FedAdam)
-              v - (1 - beta2) D^2 sign(v - D^2)      (FedYogi)
-              v + D^2                                (FedAdagrad)
-from m = 0, v = tau^2 (Algorithm 2). No correction of the bias towards the start.
+    @inproceedings{reddi2021adaptive,
+      author = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and
+        Rush, Keith and Kone{\v{c}}n{\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
+      title = {Adaptive Federated Optimization},
+      booktitle = {International Conference on Learning Representations (ICLR)},
+      year = {2021},
+      eprint = {2003.00295},
+      archiveprefix = {arXiv}
+    }
 
-FedAvgM. Hsu et al., 2019, https://arxiv.org/abs/1909.06335.
+Algorithm 2:
 
-client   theta <- w, then SGD
-server   v <- beta v + D,  w <- w + server_lr v,  D = sum_k p_k (theta_k - w), from v = 0
+    client   theta <- w, then SGD
+    server   D = sum_k p_k (theta_k - w),  m <- beta1 m + (1 - beta1) D,  w <- w + server_lr m / (sqrt(v) + tau),
+             v <- beta2 v + (1 - beta2) D^2              (FedAdam)
+                  v - (1 - beta2) D^2 sign(v - D^2)      (FedYogi)
+                  v + D^2                                (FedAdagrad)
 
-This is the heavy ball, as IGFL (2021) prints it, and not Nesterov's form. The paper gives it in its text, without a
-number.
-
-One global model, moved by an optimiser that takes the mean update of the cohort for a descent direction.
+from m = 0 and v = tau^2, without a correction of the bias towards the start.
 """
 
 from dataclasses import dataclass
@@ -32,19 +35,6 @@ from ..core.params import Params
 from ..server.average import Weighting
 from ..server.optimizer import ServerOptimizer
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{reddi2021adaptive,
-  author = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and
-    Rush, Keith and Kone{\v{c}}n{\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
-  title = {Adaptive Federated Optimization},
-  booktitle = {International Conference on Learning Representations (ICLR)},
-  year = {2021},
-  eprint = {2003.00295},
-  archiveprefix = {arXiv}
-}
-"""
-
 
 SecondMoment = Literal["adam", "yogi", "adagrad"]
 
@@ -86,7 +76,7 @@ class AdaptiveOptimizer(ServerOptimizer):
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-@method(PAPER, family=Family.GLOBAL, server="one model, updated by Adam", client="SGD")
+@method(Family.GLOBAL, "one model, updated by Adam", "SGD")
 def fedadam(
     *,
     server_lr: Positive = 0.03,
@@ -101,7 +91,7 @@ def fedadam(
     )
 
 
-@method(PAPER, family=Family.GLOBAL, server="one model, updated by Yogi", client="SGD")
+@method(Family.GLOBAL, "one model, updated by Yogi", "SGD")
 def fedyogi(
     *,
     server_lr: Positive = 0.03,
@@ -116,7 +106,7 @@ def fedyogi(
     )
 
 
-@method(PAPER, family=Family.GLOBAL, server="one model, updated by Adagrad", client="SGD")
+@method(Family.GLOBAL, "one model, updated by Adagrad", "SGD")
 def fedadagrad(
     *,
     server_lr: Positive = 0.1,

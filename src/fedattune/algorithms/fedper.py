@@ -1,8 +1,18 @@
-"""FedPer. Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818, Algorithms 1 and 2.
+"""FedPer.
 
-client   base <- w, then SGD on base and head together
-server   w <- sum_k p_k base_k over the cohort, p_k = n_k / sum_j n_j
-used as  (w, own head)
+    @misc{arivazhagan2019federated,
+      author = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
+      title = {Federated Learning with Personalization Layers},
+      year = {2019},
+      eprint = {1912.00818},
+      archiveprefix = {arXiv}
+    }
+
+Algorithms 1 and 2:
+
+    client   base <- w, then SGD on base and head together
+    server   w <- sum_k p_k base_k over the cohort, p_k = n_k / sum_j n_j
+    used as  (w, own head)
 """
 
 from typing import Annotated
@@ -16,23 +26,8 @@ from ..server import Average
 from ..server.average import Weighting
 from .table import Family, method
 
-PAPER = r"""
-@misc{arivazhagan2019federated,
-  author = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
-  title = {Federated Learning with Personalization Layers},
-  year = {2019},
-  eprint = {1912.00818},
-  archiveprefix = {arXiv}
-}
-"""
 
-
-@method(
-    PAPER,
-    family=Family.PERSONAL_LAYERS,
-    server="one average of bases",
-    client="SGD with a personal head",
-)
+@method(Family.PERSONAL_LAYERS, "one average of bases", "SGD with a personal head")
 def fedper(
     *,
     layers: Annotated[int, Field(ge=0, le=1_000_000)] = 1,

@@ -1,10 +1,19 @@
-"""FedRep. Collins et al., ICML 2021, https://arxiv.org/abs/2102.07078, Algorithm 1.
+"""FedRep.
 
-client   base <- w; head_epochs times the round's work on the head, then base_epochs times on the base
-server   w <- sum_k p_k base_k over the cohort, p_k = n_k / sum_j n_j
-used as  (w, own head)
+    @inproceedings{collins2021exploiting,
+      author = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
+      title = {Exploiting Shared Representations for Personalized Federated Learning},
+      booktitle = {International Conference on Machine Learning (ICML)},
+      year = {2021},
+      eprint = {2102.07078},
+      archiveprefix = {arXiv}
+    }
 
-Local SGD on the personal part of the model first, then on the shared part.
+Algorithm 1:
+
+    client   base <- w; head_epochs times the round's work on the head, then base_epochs times on the base
+    server   w <- sum_k p_k base_k over the cohort, p_k = n_k / sum_j n_j
+    used as  (w, own head)
 """
 
 from dataclasses import dataclass
@@ -22,17 +31,6 @@ from ..core.selectors import Head
 from ..server import Average
 from ..server.average import Weighting
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{collins2021exploiting,
-  author = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
-  title = {Exploiting Shared Representations for Personalized Federated Learning},
-  booktitle = {International Conference on Machine Learning (ICML)},
-  year = {2021},
-  eprint = {2102.07078},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 class _Carry(NamedTuple):
@@ -82,12 +80,7 @@ class FedRepClient(ClientUpdate):
         return sent.params
 
 
-@method(
-    PAPER,
-    family=Family.PERSONAL_LAYERS,
-    server="one average of bases",
-    client="SGD on its personal head, then on the base",
-)
+@method(Family.PERSONAL_LAYERS, "one average of bases", "SGD on its personal head, then on the base")
 def fedrep(
     *,
     head_epochs: Count = 10,

@@ -1,13 +1,20 @@
-"""FedRoD. Chen and Chao, ICLR 2022, https://arxiv.org/abs/2107.00778.
+"""FedRoD.
 
-client   f = E(x);  SGD of E and G on CE(G(f) + log n_i, y), n_i the client's class counts (balanced softmax);
-         SGD of P_i on CE(sg(G(f)) + P_i(sg(f)), y), on the same batch
-server   E, G <- sum_k p_k (E_k, G_k);  P_i stays on its client
-used as  G(f) + P_i(f);  G(f) alone is the generic model
+    @inproceedings{chen2022bridging,
+      author = {Chen, Hong-You and Chao, Wei-Lun},
+      title = {On Bridging Generic and Personalized Federated Learning for Image Classification},
+      booktitle = {International Conference on Learning Representations (ICLR)},
+      year = {2022},
+      eprint = {2107.00778},
+      archiveprefix = {arXiv}
+    }
 
-FedRoD's network: one body, a generic head for all, and a personal head on top of it.
+Rules:
 
-What methods train in place of the user's model.
+    client   f = E(x);  SGD of E and G on CE(G(f) + log n_i, y), n_i the client's class counts (balanced softmax);
+             SGD of P_i on CE(sg(G(f)) + P_i(sg(f)), y), on the same batch
+    server   E, G <- sum_k p_k (E_k, G_k);  P_i stays on its client
+    used as  G(f) + P_i(f);  G(f) alone is the generic model
 """
 
 import copy
@@ -26,17 +33,6 @@ from ..core.selectors import NamedParameters
 from ..core.task import cross_entropy
 from ..server.average import PartAverage, Weighting
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{chen2022bridging,
-  author = {Chen, Hong-You and Chao, Wei-Lun},
-  title = {On Bridging Generic and Personalized Federated Learning for Image Classification},
-  booktitle = {International Conference on Learning Representations (ICLR)},
-  year = {2022},
-  eprint = {2107.00778},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 class TwoHeadModule(MethodModule):
@@ -88,12 +84,7 @@ class FedRoDNetwork(Network):
         return Params(counts=label_counts)
 
 
-@method(
-    PAPER,
-    family=Family.TWO_HEADS,
-    server="one average",
-    client="SGD on a balanced softmax; adds a personal head",
-)
+@method(Family.TWO_HEADS, "one average", "SGD on a balanced softmax; adds a personal head")
 def fedrod(
     *, personal_init: Literal["generic", "zeros"] = "generic", weighting: Weighting = "samples"
 ) -> Algorithm:

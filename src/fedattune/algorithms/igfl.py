@@ -1,16 +1,24 @@
-"""IGFL, IGFL-C and IGFL-S. Huang et al., IJCAI 2021, https://arxiv.org/abs/2106.12300.
+"""IGFL, IGFL-C and IGFL-S.
+
+    @inproceedings{huang2021behavior,
+      author = {Huang, Hua and Shang, Fanhua and Liu, Yuanyuan and Liu, Hongying},
+      title = {Behavior Mimics Distribution: Combining Individual and Group Behaviors for Federated Learning},
+      booktitle = {International Joint Conference on Artificial Intelligence (IJCAI)},
+      year = {2021},
+      eprint = {2106.12300},
+      archiveprefix = {arXiv}
+    }
+
+Rules:
 
     client  (IGFL-C, Algorithm 2)   w <- w + dI + dG,   dI = -lr g(w; B),
             dG = (dI - Delta_i / T) / |S| + D / T,   D = w^r - w^(r-1), Delta_i the own last update, T local steps
     server  (IGFL-S, Algorithm 3)   w <- w + (1 / |S|) sum_i sum_j A[i, j] Delta_j,
-            A[i, :] = softmax_j <q_i, Delta_j>  (11);   q_i = Delta_i (self), mean_j Delta_j (global), or of the
-            update before, Delta'_i (time): T1 as Algorithm 3, T2 as the displayed formula, T3 that formula normalised
-IGFL is both; IGFL-C averages on the server, IGFL-S has plain SGD on the clients. Here w^(-1) = w^0, and Delta_i and
-Delta'_i are zero before a client's first round.
+            A[i, :] = softmax_j <q_i, Delta_j>                                                         (11)
+            q_i = Delta_i (self), mean_j Delta_j (global), or the update before, Delta'_i (time)
 
-IGFL's correction: every local step also carries what the group did in the round before.
-
-One global model, moved by the cohort's updates, weighted by attention among them.
+IGFL has both parts. IGFL-C averages on the server; IGFL-S trains with plain SGD on the clients. Here w^(-1) = w^0, and
+Delta_i and Delta'_i are zero before a client's first round.
 """
 
 from dataclasses import dataclass
@@ -28,17 +36,6 @@ from ..server.average import Average, Weighting, compute_shares, mean_update, st
 from ..server.products import column_blocks, flatten
 from ..server.wrapper import ServerWrapper, attach_extra
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{huang2021behavior,
-  author = {Huang, Hua and Shang, Fanhua and Liu, Yuanyuan and Liu, Hongying},
-  title = {Behavior Mimics Distribution: Combining Individual and Group Behaviors for Federated Learning},
-  booktitle = {International Joint Conference on Artificial Intelligence (IJCAI)},
-  year = {2021},
-  eprint = {2106.12300},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -193,10 +190,7 @@ class UpdateAttention(Average):
 
 
 @method(
-    PAPER,
-    family=Family.GLOBAL,
-    server="one model and its last update; updates weighted by attention",
-    client="SGD that repeats the last update",
+    Family.GLOBAL, "one model, moved by attention, and its last update", "SGD that repeats the last update"
 )
 def igfl(
     *,
@@ -213,12 +207,7 @@ def igfl(
     )
 
 
-@method(
-    PAPER,
-    family=Family.GLOBAL,
-    server="one average and its last update",
-    client="SGD that repeats the last update",
-)
+@method(Family.GLOBAL, "one average and its last update", "SGD that repeats the last update")
 def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> Algorithm:
     """One average; every local step also carries the group's last move."""
     return Algorithm(
@@ -226,7 +215,7 @@ def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> 
     )
 
 
-@method(PAPER, family=Family.GLOBAL, server="one model; updates weighted by attention", client="SGD")
+@method(Family.GLOBAL, "one model; updates weighted by attention", "SGD")
 def igfl_s(
     *, attention: AttentionQuery = "time", time_form: TimeForm = "T3", weighting: Weighting = "uniform"
 ) -> Algorithm:

@@ -1,16 +1,22 @@
-"""L2GD. Hanzely and Richtárik, 2020, https://arxiv.org/abs/2002.05516, Algorithm 1.
+r"""L2GD.
 
-    minimises  mean_i f_i(x_i) + lam/2 mean_i ||x_i - mean||^2;  one coin for all clients in every iteration:
-    1 - p    x_i <- x_i - lr g_i(x_i)            lr = alpha / (n (1 - p))
-    p        x_i <- (1 - c) x_i + c mean         c = alpha lam / (n p)
+    @misc{hanzely2020federated,
+      author = {Hanzely, Filip and Richt{\'a}rik, Peter},
+      title = {Federated Learning of a Mixture of Global and Local Models},
+      year = {2020},
+      eprint = {2002.05516},
+      archiveprefix = {arXiv}
+    }
 
-A round is one iteration of the first kind (`--steps 1`; more steps make it several) and then the averagings before the
-next one: none with probability 1 - p, m with probability p^m (1 - p). Only rounds with an averaging communicate.
-lam = c p / (lr (1 - p)); the paper's best p = lam / (L + lam) with its largest stable alpha gives c = 1/2.
+Algorithm 1:
 
-L2GD's local loop: SGD on the own model, drawn to the clients' mean when the server says so.
+    minimises  mean_i f_i(x_i) + lam/2 mean_i ||x_i - mean||^2;  every iteration tosses one coin for all clients:
+    1 - p      x_i <- x_i - lr g_i(x_i)            lr = alpha / (n (1 - p))
+    p          x_i <- (1 - c) x_i + c mean         c = alpha lam / (n p)
 
-L2GD's server: in some rounds a coin says that all clients move towards their mean.
+A round is one iteration of the first kind (`--steps 1`; more steps make it several) and the averagings before the next
+one: m averagings with probability p^m (1 - p). Only rounds with an averaging communicate. lam = c p / (lr (1 - p)); the
+paper's best p = lam / (L + lam) with its largest stable alpha gives c = 1/2.
 """
 
 from collections import Counter
@@ -29,16 +35,6 @@ from ..core.params import Params
 from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, RoundContext, ServerState, Traffic
 from ..server.average import Average, Weighting
 from .table import Family, method
-
-PAPER = r"""
-@misc{hanzely2020federated,
-  author = {Hanzely, Filip and Richt{\'a}rik, Peter},
-  title = {Federated Learning of a Mixture of Global and Local Models},
-  year = {2020},
-  eprint = {2002.05516},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -160,10 +156,9 @@ def _averages(state: ServerState) -> bool:
 
 
 @method(
-    PAPER,
-    family=Family.PERSONAL_MODEL,
-    server="one average in some rounds",
-    client="trains a personal model; moves it to the average in these rounds",
+    Family.PERSONAL_MODEL,
+    "one average in some rounds",
+    "trains a personal model; then moves it to the average",
 )
 def l2gd(
     *,

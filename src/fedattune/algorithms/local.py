@@ -1,4 +1,4 @@
-"""Local training: nothing is shared. What every personalized method must beat."""
+"""Local training: nothing is shared. Every personalized method must beat it."""
 
 from ..client import SGD
 from ..core.algorithm import Algorithm, Participation
@@ -7,7 +7,7 @@ from ..server import Average
 from .table import Family, method
 
 
-@method(family=Family.LOCAL, server="nothing", client="trains alone")
+@method(Family.LOCAL, "nothing", "trains alone")
 def local() -> Algorithm:
     """Every client trains alone, in every round: theta_i <- theta_i - lr g_i(theta_i)."""
     return Algorithm(SGD(), Average(), personal=AllParameters(), participation=Participation(train="all"))

@@ -1,13 +1,20 @@
-"""MOCHA. Smith et al., NeurIPS 2017, https://arxiv.org/abs/1705.10467, by gradient steps.
+"""MOCHA, by gradient steps.
 
-minimises  sum_t f_t(w_t) + lam1 tr(W Omega W^T) + lam2 ||W||_F^2,  W = [w_1 .. w_m]   (equation 1)
-client     w_t <- w_t - lr (g(w_t) + 2 lam1 (W Omega)_t + 2 lam2 w_t), the others' models as last uploaded
-server     mean     Omega = I - 11^T/m, so that (W Omega)_t = w_t - mean
-           learned  Omega = (W^T W)^(-1/2) / tr((W^T W)^(-1/2))
+    @inproceedings{smith2017federated,
+      author = {Smith, Virginia and Chiang, Chao-Kai and Sanjabi, Maziar and Talwalkar, Ameet},
+      title = {Federated Multi-Task Learning},
+      booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+      year = {2017},
+      eprint = {1705.10467},
+      archiveprefix = {arXiv}
+    }
 
-MOCHA's regulariser as a correction of SGD.
+Rules:
 
-MOCHA's server: how the clients' models are related, and what each is drawn to by the others.
+    minimises  sum_t f_t(w_t) + lam1 tr(W Omega W^T) + lam2 ||W||_F^2,  W = [w_1 .. w_m]                    (1)
+    client     w_t <- w_t - lr (g(w_t) + 2 lam1 (W Omega)_t + 2 lam2 w_t), the other models as last uploaded
+    server     mean     Omega = I - 11^T/m, so that (W Omega)_t = w_t - mean
+               learned  Omega = (W^T W)^(-1/2) / tr((W^T W)^(-1/2))
 """
 
 from dataclasses import dataclass
@@ -24,17 +31,6 @@ from ..core.payload import Broadcast, Payload, ServerState
 from ..server.mixing import UploadStore
 from ..server.products import column_blocks, flatten, mix
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{smith2017federated,
-  author = {Smith, Virginia and Chiang, Chao-Kai and Sanjabi, Maziar and Talwalkar, Ameet},
-  title = {Federated Multi-Task Learning},
-  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
-  year = {2017},
-  eprint = {1705.10467},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -110,10 +106,9 @@ class TaskRelationship(UploadStore):
 
 
 @method(
-    PAPER,
-    family=Family.PERSONAL_MODEL,
-    server="a weighted sum of the other clients' models",
-    client="trains a personal model tied to the sum",
+    Family.PERSONAL_MODEL,
+    "a weighted sum of the other clients' models",
+    "trains a personal model tied to the sum",
 )
 def mocha(
     *, lam1: NonNegative = 0.5, lam2: NonNegative = 0.0, omega: Literal["mean", "learned"] = "mean"

@@ -1,10 +1,20 @@
-"""Per-FedAvg. Fallah et al., NeurIPS 2020, https://arxiv.org/abs/2002.07948, Algorithm 1.
+"""Per-FedAvg.
 
-client   v = w - alpha g(w; B);  w <- w - beta g(v; B')   (fo; hf adds the Hessian part by differences)
-server   as FedAvg
-used as  w adapted by one step (or `adapt_steps`) of rate alpha on the client's own data
+    @inproceedings{fallah2020personalized,
+      author = {Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
+      title = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+        Approach},
+      booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+      year = {2020},
+      eprint = {2002.07948},
+      archiveprefix = {arXiv}
+    }
 
-Per-FedAvg's local loop: steps on the loss after one step of adaptation.
+Algorithm 1:
+
+    client   v = w - alpha g(w; B);  w <- w - beta g(v; B')      (fo; hf adds the Hessian by differences)
+    server   as FedAvg
+    used as  w after one step (or `adapt_steps`) of rate alpha on the client's own data
 """
 
 from dataclasses import dataclass
@@ -19,18 +29,6 @@ from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{fallah2020personalized,
-  author = {Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
-  title = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
-    Approach},
-  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
-  year = {2020},
-  eprint = {2002.07948},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -79,12 +77,7 @@ class PerFedAvgClient(ClientUpdate):
         return sent.params
 
 
-@method(
-    PAPER,
-    family=Family.ADAPTED,
-    server="one average",
-    client="SGD on the loss after one step; takes that step before use",
-)
+@method(Family.ADAPTED, "one average", "SGD on the loss after one step; takes that step before use")
 def perfedavg(
     *,
     alpha: Positive | None = None,

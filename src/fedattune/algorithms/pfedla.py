@@ -1,20 +1,26 @@
-"""pFedLA and HeurpFedLA. Ma et al., CVPR 2022, https://arxiv.org/abs/2205.03993.
+"""pFedLA and HeurpFedLA.
 
-server   theta_bar_i,l = sum_k alpha_i^l[k] theta_k,l for every layer l, alpha_i = HN_i(v_i; psi_i);
-         HeurpFedLA: of the k layers with the largest alpha_i^l[i], theta_bar_i,l = theta_i,l
-client   theta_i <- theta_bar_i, then SGD
-server   G_i = theta_bar_i - theta_i,  dL/d(v_i, psi_i) = (d theta_bar_i / d(v_i, psi_i))^T G_i,
-         v_i <- v_i - hn_lr dL/dv_i,  psi_i <- psi_i - hn_lr dL/dpsi_i
-used as  theta_bar_i
-Written from a text of the paper without formulas, so there are no numbers of equations; it leaves the hypernetwork
-open. Here, as in public code: v_i of 100, three linear layers of 100 with ReLU, one linear head per layer of the model.
-Public code takes -G_i, which goes uphill, and `relu_sum`.
+    @inproceedings{ma2022layer,
+      author = {Ma, Xiaosong and Zhang, Jie and Guo, Song and Xu, Wenchao},
+      title = {Layer-Wised Model Aggregation for Personalized Federated Learning},
+      booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+      year = {2022},
+      eprint = {2205.03993},
+      archiveprefix = {arXiv}
+    }
 
-Local SGD of a client that goes on with its own layers where the server says so.
+Rules:
 
-Mixing matrices that are learned: one hypernetwork per client says how it weighs the others' layers.
+    server   theta_bar_i,l = sum_k alpha_i^l[k] theta_k,l for every layer l, alpha_i = HN_i(v_i; psi_i);
+             HeurpFedLA: theta_bar_i,l = theta_i,l for the `retain` layers with the largest alpha_i^l[i]
+    client   theta_i <- theta_bar_i, then SGD
+    server   G_i = theta_bar_i - theta_i,  dL/d(v_i, psi_i) = (d theta_bar_i / d(v_i, psi_i))^T G_i,
+             v_i <- v_i - hn_lr dL/dv_i,  psi_i <- psi_i - hn_lr dL/dpsi_i
+    used as  theta_bar_i
 
-Learned mixing in which every client keeps some layers of its own model.
+Our source is a text of the paper without formulas, so equations have no numbers. The text does not describe the
+hypernetwork. As in public code, v_i has 100 values, and HN_i has three linear layers of 100 with ReLU and one linear
+head per layer of the model. Public code uses -G_i, which ascends, and `relu_sum`.
 """
 
 from collections.abc import Callable
@@ -54,17 +60,6 @@ from ..server.hypernetwork import (
 from ..server.mixing import UploadStore
 from ..server.products import column_blocks, flatten, mix
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{ma2022layer,
-  author = {Ma, Xiaosong and Zhang, Jie and Guo, Song and Xu, Wenchao},
-  title = {Layer-Wised Model Aggregation for Personalized Federated Learning},
-  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
-  year = {2022},
-  eprint = {2205.03993},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -387,12 +382,7 @@ def _own_positions(alpha: Tensor, rows: Candidates) -> Tensor:
     return rows.own[:, None, None].expand(-1, alpha.shape[1], 1)
 
 
-@method(
-    PAPER,
-    family=Family.MIXTURE,
-    server="a mixture per client and layer, by learned weights",
-    client="SGD",
-)
+@method(Family.MIXTURE, "a mixture per client and layer, by learned weights", "SGD")
 def pfedla(
     *,
     hn_lr: Positive = 5e-3,
@@ -406,10 +396,7 @@ def pfedla(
 
 
 @method(
-    PAPER,
-    family=Family.MIXTURE,
-    server="as pFedLA, without the layers that the client retains",
-    client="SGD; retains the layers that are mostly its own",
+    Family.MIXTURE, "as pFedLA, without retained layers", "SGD; retains the layers that are mostly its own"
 )
 def heurpfedla(
     *,

@@ -1,11 +1,20 @@
-"""pFedMe. Dinh et al., NeurIPS 2020, https://arxiv.org/abs/2006.08848, Algorithm 1.
+"""pFedMe.
 
-client   K times theta <- theta - personal_lr (g(theta) + lam (theta - w_i)) on one batch,
-then w_i <- w_i - lr lam (w_i - theta); all clients train, the cohort uploads w_i
-server   w <- (1 - beta) w + beta sum_k p_k w_k, sent to all
-used as  theta (the paper's PM, `trained`); w itself is its GM (`received`)
+    @inproceedings{dinh2020personalized,
+      author = {Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung},
+      title = {Personalized Federated Learning with {M}oreau Envelopes},
+      booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+      year = {2020},
+      eprint = {2006.08848},
+      archiveprefix = {arXiv}
+    }
 
-pFedMe's local loop: gradient steps on the Moreau envelope of the client's loss.
+Algorithm 1:
+
+    client   K times theta <- theta - personal_lr (g(theta) + lam (theta - w_i)) on one batch,
+             then w_i <- w_i - lr lam (w_i - theta); all clients train, the cohort uploads w_i
+    server   w <- (1 - beta) w + beta sum_k p_k w_k, sent to all clients
+    used as  theta (`trained`, the paper's PM); w is the paper's GM (`received`)
 """
 
 from dataclasses import dataclass
@@ -20,17 +29,6 @@ from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{dinh2020personalized,
-  author = {Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung},
-  title = {Personalized Federated Learning with {M}oreau Envelopes},
-  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
-  year = {2020},
-  eprint = {2006.08848},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 class _Carry(NamedTuple):
@@ -89,12 +87,7 @@ class PFedMeClient(ClientUpdate):
         return local_state["theta"]
 
 
-@method(
-    PAPER,
-    family=Family.PERSONAL_MODEL,
-    server="one average",
-    client="trains a personal model near the average",
-)
+@method(Family.PERSONAL_MODEL, "one average", "trains a personal model near the average")
 def pfedme(
     *,
     lam: NonNegative = 15.0,

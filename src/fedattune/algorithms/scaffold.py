@@ -1,10 +1,20 @@
-"""SCAFFOLD. Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378, Algorithm 1.
+"""SCAFFOLD.
 
-client   y <- y - lr (g(y) - c_i + c), K steps from w                                            (3)
-         c_i <- I: the gradient at w over all training samples,  II: c_i - c + (w - y) / (K lr)  (4)
-server   w <- w + server_lr mean_S (y_i - w),  c <- c + (|S| / N) mean_S (change of c_i)         (5)
+    @inproceedings{karimireddy2020scaffold,
+      author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and
+        Stich, Sebastian U. and Suresh, Ananda Theertha},
+      title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
+      booktitle = {International Conference on Machine Learning (ICML)},
+      year = {2020},
+      eprint = {1910.06378},
+      archiveprefix = {arXiv}
+    }
 
-SCAFFOLD's correction: control variates take the client's own drift out of its gradients.
+Algorithm 1:
+
+    client   y <- y - lr (g(y) - c_i + c), K steps from w                                            (3)
+             c_i <- I: the gradient at w over all training samples,  II: c_i - c + (w - y) / (K lr)  (4)
+    server   w <- w + server_lr mean_S (y_i - w),  c <- c + (|S| / N) mean_S (change of c_i)         (5)
 """
 
 from dataclasses import dataclass
@@ -23,18 +33,6 @@ from ..server import Average
 from ..server.average import Weighting
 from ..server.wrapper import ServerWrapper, attach_extra
 from .table import Family, method
-
-PAPER = r"""
-@inproceedings{karimireddy2020scaffold,
-  author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and
-    Stich, Sebastian U. and Suresh, Ananda Theertha},
-  title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
-  booktitle = {International Conference on Machine Learning (ICML)},
-  year = {2020},
-  eprint = {1910.06378},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -81,12 +79,7 @@ class ControlVariateCorrection(Correction):
         return {"dc": new - own}, {"c": Params({**local.local_state["c"], **new})}
 
 
-@method(
-    PAPER,
-    family=Family.GLOBAL,
-    server="one average and a control variate",
-    client="SGD corrected for the client's drift",
-)
+@method(Family.GLOBAL, "one average and a control variate", "SGD corrected for the client's drift")
 def scaffold(
     *, option: Literal["I", "II"] = "II", server_lr: Positive = 1.0, weighting: Weighting = "uniform"
 ) -> Algorithm:

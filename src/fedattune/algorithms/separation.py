@@ -1,11 +1,7 @@
-"""The network of FedAM and FedCP: features are shared out between a personal and a global head, sample by sample.
+"""Divide features between a personal and a global head, sample by sample: shared by FedAM and FedCP.
 
-The module has the parts `global_body`, `global_head` (frozen while training), `body`, `head` (personal),
-`attention`, and the client's vector `context`; `client.Separated` says which of them move and travel.
-
-How unlike two sets of features of the same samples are.
-
-FedAM's and FedCP's local loop: personal body and head and the attention learn, the global parts are frozen.
+The network has the parts `global_body`, `global_head` (frozen in training), `body`, `head` (personal), `attention`, and
+the client's vector `context`. `SeparationClient` trains the parts and decides which of them travel.
 """
 
 import copy

@@ -27,19 +27,20 @@ class Method(NamedTuple):
     """One entry of the table of methods.
 
     Attributes:
-        factory: makes the `Algorithm`; its keywords are the options of the method.
-        papers: BibTeX entries to cite.
+        factory: makes the `Algorithm`; its keywords are the options of the method. The docstring of its module
+            holds the BibTeX entry of the paper.
         family: heading under which the documentation lists the method.
-        server: what the server sends.
-        client: what the client does with it.
+        server: what the server sends, in a few words.
+        client: what the client does with it, in a few words.
+        cites: methods whose papers are cited too.
 
     """
 
     factory: Callable[..., Algorithm]
-    papers: tuple[str, ...]
     family: Family
     server: str
     client: str
+    cites: tuple[str, ...] = ()
 
 
 METHODS: dict[str, Method] = {}
@@ -47,18 +48,12 @@ METHODS: dict[str, Method] = {}
 
 
 def method(
-    *papers: str, family: Family, server: str, client: str
+    family: Family, server: str, client: str, *, cites: tuple[str, ...] = ()
 ) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
-    """Register the decorated factory under its own name.
-
-    Args:
-        papers: BibTeX entries of the papers to cite.
-        family: heading under which the documentation lists the method.
-        server: what the server sends, in a few words.
-        client: what the client does with it, in a few words.
+    """Register the decorated factory under its own name; see `Method` for the arguments.
 
     Raises:
-        ValueError: the name is taken.
+        ValueError: another factory has the name.
 
     """
 
@@ -66,7 +61,7 @@ def method(
         name = factory.__name__
         if name in METHODS:
             raise ValueError(f"method: got {name!r} twice, expected one factory per name")
-        METHODS[name] = Method(factory, papers, family, server, client)
+        METHODS[name] = Method(factory, family, server, client, cites)
         return factory
 
     return register

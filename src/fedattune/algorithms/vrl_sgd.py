@@ -1,11 +1,21 @@
-"""VRL-SGD. Liang et al., 2019, https://arxiv.org/abs/1912.12844.
+"""VRL-SGD.
 
-client   x_i <- x_i - lr (g(x_i) - D_i), k steps;  then, when the mean xhat comes back,
-         D_i <- D_i + (xhat - x_i) / (k lr),  x_i <- xhat                                 (Algorithm 1)
-server   xhat <- mean_i x_i over all clients
-Defined for rounds in which all clients take part: then sum_i D_i = 0. With warm-up the first round has k = 1.
+    @misc{liang2019variance,
+      author = {Liang, Xianfeng and Shen, Shuheng and Liu, Jingchang and Pan, Zhen and Chen, Enhong and
+        Cheng, Yifei},
+      title = {Variance Reduced Local {SGD} with Lower Communication Complexity},
+      year = {2019},
+      eprint = {1912.12844},
+      archiveprefix = {arXiv}
+    }
 
-VRL-SGD's correction: local gradients without what sets the client apart from the mean.
+Algorithm 1:
+
+    client   x_i <- x_i - lr (g(x_i) - D_i), k steps;  when the mean xhat comes back,
+             D_i <- D_i + (xhat - x_i) / (k lr),  x_i <- xhat
+    server   xhat <- mean_i x_i over all clients
+
+The method needs all clients in every round: then sum_i D_i = 0. With warm-up, the first round has k = 1.
 """
 
 from dataclasses import dataclass
@@ -19,17 +29,6 @@ from ..core.payload import LocalState
 from ..server import Average
 from ..server.average import Weighting
 from .table import Family, method
-
-PAPER = r"""
-@misc{liang2019variance,
-  author = {Liang, Xianfeng and Shen, Shuheng and Liu, Jingchang and Pan, Zhen and Chen, Enhong and
-    Cheng, Yifei},
-  title = {Variance Reduced Local {SGD} with Lower Communication Complexity},
-  year = {2019},
-  eprint = {1912.12844},
-  archiveprefix = {arXiv}
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class VarianceCorrection(Correction):
         return local.local_state["D"] + choose(was_there, change, change.zeros())
 
 
-@method(PAPER, family=Family.GLOBAL, server="one average", client="SGD corrected for the client's drift")
+@method(Family.GLOBAL, "one average", "SGD corrected for the client's drift")
 def vrl_sgd(*, warmup: bool = False, weighting: Weighting = "uniform") -> Algorithm:
     """One average; clients take out of their gradients what sets them apart from the mean."""
     return Algorithm(

@@ -1,9 +1,10 @@
 """Cite the papers behind methods, data, partitions and models, as BibTeX.
 
-The entries of methods stand in the methods' files; all other entries stand in `citations.bib`.
+The entries of methods stand in the docstrings of the methods' files; all other entries stand in `citations.bib`.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -70,11 +71,10 @@ class UsedItem(NamedTuple):
 @cache
 def load_entries() -> dict[str, str]:
     """Return the text of every BibTeX entry, by key."""
-    from ..algorithms import METHODS
-
     file = Path(__file__).with_suffix(".bib").read_text(encoding="utf-8")
-    text = "\n".join([file, *(paper for entry in METHODS.values() for paper in entry.papers)])
-    return {found[1]: found[0] for found in ENTRY.finditer(text)}
+    return {
+        found[1]: found[0] for text in (file, *_method_texts().values()) for found in ENTRY.finditer(text)
+    }
 
 
 @cache
@@ -83,12 +83,23 @@ def load_tables() -> dict[str, dict[str, Keys]]:
     from ..algorithms import METHODS
     from ..algorithms.combined import PART_METHODS
 
+    own = {name: tuple(found[1] for found in ENTRY.finditer(text)) for name, text in _method_texts().items()}
     methods = {
-        name: tuple(found[1] for found in ENTRY.finditer("\n".join(entry.papers)))
+        name: tuple(dict.fromkeys(key for one in (name, *entry.cites) for key in own[one]))
         for name, entry in METHODS.items()
     }
     parts = {part: methods[name] for part, name in PART_METHODS.items()}
     return {"method": methods, "part": parts, "data": SOURCES, "partition": PARTITIONS, "model": MODELS}
+
+
+def _method_texts() -> dict[str, str]:
+    """Return method -> docstring of its file, which holds the BibTeX entry without indentation."""
+    from ..algorithms import METHODS
+
+    return {
+        name: re.sub("^    ", "", sys.modules[entry.factory.__module__].__doc__ or "", flags=re.MULTILINE)
+        for name, entry in METHODS.items()
+    }
 
 
 def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
