@@ -79,16 +79,18 @@ class Half:
 
 
 def test_every_method_has_a_page_of_its_own_and_a_family() -> None:
-    made = methods.pages()
+    made = methods.make_pages()
     assert {f"algorithms/{name}.md" for name in ALGORITHMS} <= made.keys()
-    assert sorted(name for names in methods.families().values() for name in names) == sorted(ALGORITHMS)
+    assert sorted(name for names in methods.group_by_family().values() for name in names) == sorted(
+        ALGORITHMS
+    )
     for listed in (made["algorithms/index.md"], made["algorithms/SUMMARY.md"]):
         assert sorted({*re.findall(r"\((\w+)\.md\)", listed)} - {"index"}) == sorted(ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_page_of_a_method_has_docstring_signature_paper_and_what_is_written(name: str) -> None:
-    factory, text = ALGORITHMS[name], methods.page(name, ALGORITHMS[name])
+    factory, text = ALGORITHMS[name], methods.make_page(name, ALGORITHMS[name])
     flat = " ".join(text.split())
     assert summarize(factory) in flat
     assert " ".join(reference.clean_docstring(factory).split()) in flat
@@ -99,7 +101,7 @@ def test_page_of_a_method_has_docstring_signature_paper_and_what_is_written(name
     for key in load_tables()["method"][name]:
         assert load_entries()[key].splitlines()[0] in text
         assert re.search(r"arXiv|doi|20\d\d", text)
-    others = [one for one in links.list_methods(methods._page_of()[name]) if one != name]
+    others = [one for one in links.list_methods(methods.find_written_pages()[name]) if one != name]
     for other in others:
         assert f"({other}.md)" in text
         assert f"## `{other}`" not in text
@@ -108,10 +110,10 @@ def test_page_of_a_method_has_docstring_signature_paper_and_what_is_written(name
 def test_results_on_the_pages_are_those_of_the_tables() -> None:
     without = []
     for name, factory in ALGORITHMS.items():
-        text = methods.page(name, factory)
+        text = methods.make_page(name, factory)
         sections = re.split(r"^### ", text, flags=re.MULTILINE)
         lines = 0
-        for results in methods.studies():
+        for results in methods.load_studies():
             study = results.study
             table = (ROOT / "results" / study.name / "table.md").read_text("utf-8")
             page = next((one for one in sections if f"](../studies/{study.name}.md)" in one), "")

@@ -1,4 +1,4 @@
-"""A page for every method: what its code says of itself, the page on its paper, and the committed results."""
+"""Make a page for every method: its docstring, the written page on its paper, and the committed results."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -19,42 +19,41 @@ from . import links
 from .reference import clean_docstring
 
 POINTS = {
-    "received": "`received`: the model that a client holds after communication, before it trains on it",
+    "received": "`received`: the model that a client holds after communication, before local training",
     "trained": "`trained`: the model that a client holds after local training",
 }
 
 
-def pages() -> dict[str, str]:
-    """Path on the site -> text: the page of every method, their list, and the tables of all studies."""
-    made = {f"algorithms/{name}.md": page(name, factory) for name, factory in ALGORITHMS.items()}
-    made |= {"algorithms/index.md": _index(), "algorithms/SUMMARY.md": _navigation()}
-    return made | dict(_studies())
+def make_pages() -> dict[str, str]:
+    """Return the pages of all methods, their index, and the tables of all studies, by path on the site."""
+    texts = {f"algorithms/{name}.md": make_page(name, factory) for name, factory in ALGORITHMS.items()}
+    texts |= {"algorithms/index.md": _make_index(), "algorithms/SUMMARY.md": _make_navigation()}
+    return texts | dict(_make_study_pages())
 
 
-def page(name: str, factory: Callable[..., Algorithm]) -> str:
-    """The page of one method."""
+def make_page(name: str, factory: Callable[..., Algorithm]) -> str:
+    """Return the page of one method."""
     first, _, more = clean_docstring(factory).partition("\n\n")
-    said = ", ".join(f"{option.name}={option.default!r}" for option in list_options(factory))
-    written = _written(name)
+    keywords = ", ".join(f"{option.name}={option.default!r}" for option in list_options(factory))
     facts = [
-        f"| Paper | {'; '.join(map(_paper, _keys(name))) or 'none'} |",
+        f"| Paper | {'; '.join(map(_format_paper, _list_papers(name))) or 'none'} |",
         f"| Scored at | {POINTS[factory().headline]} |",
         f"| Command line | `fedattune compare --algorithms local,{name}` |",
-        f'| Python | `fedattune.fit("{name}", data)`, or with the object that `fedattune.algorithms.{name}()` makes |',
+        f'| Python | `fedattune.fit("{name}", data)`, or with the object of `fedattune.algorithms.{name}()` |',
     ]
     return "\n".join(
         [
             f"# `{name}`", "", " ".join(first.split()), "", *([more, ""] if more else []),
             "| | |", "|---|---|", *facts, "",
-            "```text", _wrapped(f"{name}({'*, ' if said else ''}{said})"), "```", "",
-            *_bibtex(name),
-            written, "",
-            "## Results in the repository", "", *_results(name),
+            "```text", _wrap_signature(f"{name}({'*, ' if keywords else ''}{keywords})"), "```", "",
+            *_format_bibtex(name),
+            _read_written_page(name), "",
+            "## Results in the repository", "", *_format_results(name),
         ]
     )  # fmt: skip
 
 
-def _wrapped(signature: str) -> str:
+def _wrap_signature(signature: str) -> str:
     if len(signature) < 90:
         return signature
     head, _, rest = signature.partition("(")
@@ -62,102 +61,102 @@ def _wrapped(signature: str) -> str:
 
 
 @cache
-def _page_of() -> dict[str, Path]:
+def find_written_pages() -> dict[str, Path]:
+    """Return the written page of every method."""
     return {name: file for file in sorted(links.ALGORITHMS.glob("*.md")) for name in links.list_methods(file)}
 
 
-def _written(name: str) -> str:
-    """The page in docs/algorithms without its title and without the options of its other methods."""
-    file = _page_of()[name]
+def _read_written_page(name: str) -> str:
+    """Read the page in docs/algorithms, without its title and without the options of its other methods."""
+    file = find_written_pages()[name]
     text = links.rewrite_links(
         file.read_text(encoding="utf-8"), f"docs/algorithms/{file.name}", f"algorithms/{name}.md"
     )
     title, _, text = text.partition("\n")
     head, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
-    kept = []
+    chosen = []
     for section in sections:
-        found = links.HEADING.match(section)
-        if found is None:
-            kept.append(section)
-        elif found[1] == name:
-            kept.append(section.replace(f"## `{name}`", "## Options", 1))
-    others = [f"[`{one}`]({one}.md)" for one in links.list_methods(file) if one != name]
-    beside = f"Of the same page: {', '.join(others)}.\n\n" if others else ""
-    return f"## {title.removeprefix('# ')}\n\n{beside}{head.strip()}\n\n{''.join(kept)}".rstrip()
+        heading = links.HEADING.match(section)
+        if heading is None:
+            chosen.append(section)
+        elif heading[1] == name:
+            chosen.append(section.replace(f"## `{name}`", "## Options", 1))
+    others = [f"[`{other}`]({other}.md)" for other in links.list_methods(file) if other != name]
+    siblings = f"Methods of the same paper: {', '.join(others)}.\n\n" if others else ""
+    return f"## {title.removeprefix('# ')}\n\n{siblings}{head.strip()}\n\n{''.join(chosen)}".rstrip()
 
 
-def _keys(name: str) -> tuple[str, ...]:
+def _list_papers(name: str) -> tuple[str, ...]:
     return load_tables()["method"][name]
 
 
-def _field(entry: str, name: str) -> str:
+def _read_field(entry: str, name: str) -> str:
+    """Return a field of a BibTeX entry as plain text; empty if the entry lacks the field."""
     found = re.search(rf"^  {name} = \{{(.*?)\}},?$", entry, re.MULTILINE | re.DOTALL)
     return " ".join(re.sub(r"[{}\\\"]", "", found[1]).split()) if found else ""
 
 
-def _paper(key: str) -> str:
+def _format_paper(key: str) -> str:
     entry = load_entries()[key]
-    first = _field(entry, "author").split(" and ")
-    authors = first[0].partition(",")[0] + (" et al." if len(first) > 2 else "")
-    if len(first) == 2:
-        authors += " and " + first[1].partition(",")[0]
-    where = _field(entry, "booktitle") or _field(entry, "journal")
-    printed = f"{authors}, *{_field(entry, 'title')}*, {where + ', ' if where else ''}{_field(entry, 'year')}"
-    number = _field(entry, "eprint")
-    return printed + (f", [arXiv {number}](https://arxiv.org/abs/{number})" if number else "")
+    names = [name.partition(",")[0] for name in _read_field(entry, "author").split(" and ")]
+    authors = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
+    venue = _read_field(entry, "booktitle") or _read_field(entry, "journal")
+    text = f"{authors}, *{_read_field(entry, 'title')}*, {venue + ', ' if venue else ''}{_read_field(entry, 'year')}"
+    number = _read_field(entry, "eprint")
+    return text + (f", [arXiv {number}](https://arxiv.org/abs/{number})" if number else "")
 
 
-def _bibtex(name: str) -> list[str]:
-    if not _keys(name):
+def _format_bibtex(name: str) -> list[str]:
+    if not _list_papers(name):
         return []
-    text = "\n\n".join(load_entries()[key] for key in _keys(name))
+    text = "\n\n".join(load_entries()[key] for key in _list_papers(name))
     block = "\n".join(f"    {line}".rstrip() for line in f"```text\n{text}\n```".splitlines())
     return ['??? note "BibTeX"', "", block, ""]
 
 
 @cache
-def studies() -> tuple[StudyResults, ...]:
+def load_studies() -> tuple[StudyResults, ...]:
     """Read the committed results of all studies."""
-    found = []
+    loaded = []
     for name in STUDIES:
         folder = links.ROOT / "results" / name
         if folder.is_dir():
-            found.append(StudyResults(load_study(name), Records(folder)))
-    return tuple(found)
+            loaded.append(StudyResults(load_study(name), Records(folder)))
+    return tuple(loaded)
 
 
-def _results(name: str) -> list[str]:
+def _format_results(name: str) -> list[str]:
     out = []
     short = False
-    for results in studies():
+    for results in load_studies():
         study = results.study
-        mine = [one for cell, one in results.outcomes.items() if study.source_row(cell).algorithm == name]
-        if not mine:
+        outcomes = [one for cell, one in results.outcomes.items() if study.source_row(cell).algorithm == name]
+        if not outcomes:
             continue
-        short |= any(results.shortfalls(one) for one in mine)
-        out += [f"### {study.title}", "", *_of_study(results, mine), ""]
+        short |= any(results.shortfalls(one) for one in outcomes)
+        out += [f"### {study.title}", "", *_format_outcomes(results, outcomes), ""]
     if not out:
         return ["No study in the repository has a row of this method.", ""]
     note = [
         '!!! warning "Shortened runs"', "",
-        "    Where the last column names fewer rounds or seeds than the paper has, a number tells how the",
-        "    method starts, not where it ends, and says nothing for or against the printed one.", "",
+        "    The last column names missing rounds or seeds. A shortened run shows the start of training. It neither",
+        "    supports nor contradicts the printed number.", "",
     ]  # fmt: skip
     head = [
-        "Test accuracies in %, made from the raw results under `results/` when this site is built. `Local` is the same",
-        "clients, each training alone. How to read them: [The papers' numbers and ours](../papers.md).", "",
+        "Test accuracies in %, from the raw results under `results/`. `Local` is the same clients, each training",
+        "alone. [The papers' numbers and ours](../papers.md) explains the tables.", "",
     ]  # fmt: skip
     return [*head, *(note if short else []), *out]
 
 
-def _of_study(results: StudyResults, mine: list[Outcome]) -> Iterator[str]:
+def _format_outcomes(results: StudyResults, outcomes: list[Outcome]) -> Iterator[str]:
     study = results.study
     printed = f"paper's gap to {study.gap_to}, ours" if study.gap_to else "paper's"
     yield f"{describe_measure(study)} [The whole table](../studies/{study.name}.md)."
     yield ""
     yield f"| data | row | point | {printed} | ours | Local | lacks |"
     yield "|---|---|---|---|---|---|---|"
-    for one in mine:
+    for one in outcomes:
         alone = next(
             (
                 o
@@ -167,13 +166,13 @@ def _of_study(results: StudyResults, mine: list[Outcome]) -> Iterator[str]:
             None,
         )
         cells = (
-            one.cell.column, one.cell.row, one.point, _beside(results, one), _number(one),
-            _number(alone) if alone else "–", "; ".join(results.shortfalls(one)) or "nothing",
+            one.cell.column, one.cell.row, one.point, _format_paper_value(results, one), _format_value(one),
+            _format_value(alone) if alone else "–", "; ".join(results.shortfalls(one)) or "nothing",
         )  # fmt: skip
         yield f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |"
 
 
-def _beside(results: StudyResults, one: Outcome) -> str:
+def _format_paper_value(results: StudyResults, one: Outcome) -> str:
     printed, _ = results.study.paper_value(one.cell)
     if printed is None:
         return "–"
@@ -184,60 +183,61 @@ def _beside(results: StudyResults, one: Outcome) -> str:
     return f"{printed:.2f}" + ("" if off is None else f" ({off:+.2f})".replace("-", "−"))
 
 
-def _number(one: Outcome) -> str:
+def _format_value(one: Outcome) -> str:
     if one.value is None:
         return "diverged"
     return f"{one.value.mean:.2f}" + (f" ±{one.value.std:.2f}" if one.n_seeds > 1 else "")
 
 
-def families() -> dict[Family, list[str]]:
-    """Return family -> its methods, in the order of the table of methods."""
+def group_by_family() -> dict[Family, list[str]]:
+    """Return the methods of every family, in the order of the table of methods."""
     return {family: [name for name, one in METHODS.items() if one.family == family] for family in Family}
 
 
-def table() -> str:
-    """Write the table of all methods that docs/concepts/methods.md holds."""
+def make_table() -> str:
+    """Return the table of all methods that docs/concepts/methods.md holds."""
     lines = ["| method | the server sends | the client | scored at |", "|---|---|---|---|"]
     for name, one in METHODS.items():
-        link = f"[`{name}`](../algorithms/{_page_of()[name].name})"
+        link = f"[`{name}`](../algorithms/{find_written_pages()[name].name})"
         lines.append(f"| {link} | {one.server} | {one.client} | {one.factory().headline} |")
     return "\n".join(lines)
 
 
-def _index() -> str:
+def _make_index() -> str:
     lines = [
         "# Methods", "",
         f"`--algorithms` takes {len(ALGORITHMS)} names. [Which method when](../concepts/methods.md) helps to choose.",
         "Each page lists the paper, the equations, the traffic, all options, every deviation from the paper and its",
         "public code, and our results.", "",
     ]  # fmt: skip
-    for family, names in families().items():
+    for family, names in group_by_family().items():
         lines += [f"## {family}", ""]
         lines += [f"- [`{name}`]({name}.md): {summarize(ALGORITHMS[name])}" for name in names]
         lines.append("")
     return "\n".join(lines)
 
 
-def _navigation() -> str:
+def _make_navigation() -> str:
     lines = ["- [All methods](index.md)"]
-    for family, names in families().items():
+    for family, names in group_by_family().items():
         lines += [f"- {family}", *(f"    - [{name}]({name}.md)" for name in names)]
     return "\n".join(lines) + "\n"
 
 
-def _studies() -> Iterator[tuple[str, str]]:
+def _make_study_pages() -> Iterator[tuple[str, str]]:
     lines = [
         "# Results in the repository", "",
-        "Each page is printed by `fedattune reproduce` from the raw results beside it under `results/`. What they say:",
-        "[The papers' numbers and ours](../papers.md). How to make them: [Reproducing](../reproduce.md).", "",
-        "| study | what it lacks |", "|---|---|",
+        "`fedattune reproduce` makes each page from the raw results under `results/`.",
+        "[The papers' numbers and ours](../papers.md) discusses the results.",
+        "[Reproducing](../reproduce.md) describes the runs.", "",
+        "| study | missing |", "|---|---|",
     ]  # fmt: skip
-    for results in studies():
+    for results in load_studies():
         study = results.study
         page = f"studies/{study.name}.md"
         file = f"results/{study.name}/table.md"
         text = links.rewrite_links((links.ROOT / file).read_text(encoding="utf-8"), file, page)
-        if figure(study.name).exists():
+        if find_figure(study.name).exists():
             text = f"{text.rstrip()}\n\n## Figure\n\n![{study.title}]({study.name}.svg)\n"
         yield page, text
         short = {phrase for one in results.outcomes.values() for phrase in results.shortfalls(one)}
@@ -250,19 +250,19 @@ def _studies() -> Iterator[tuple[str, str]]:
         lines.append(f"| [{study.title}]({study.name}.md) | {lack} |")
     yield "studies/index.md", "\n".join(lines) + "\n"
     names = ["- [All studies](index.md)"]
-    names += [f"- [{s.study.title.split(' (')[0]}]({s.study.name}.md)" for s in studies()]
+    names += [f"- [{s.study.title.split(' (')[0]}]({s.study.name}.md)" for s in load_studies()]
     yield "studies/SUMMARY.md", "\n".join(names) + "\n"
 
 
-def figure(study: str) -> Path:
-    """The picture of a study."""
+def find_figure(study: str) -> Path:
+    """Return the path of a study's picture."""
     return links.ROOT / "results" / study / "figure.svg"
 
 
-def figures() -> dict[str, bytes]:
-    """Path on the site -> the pictures of all studies."""
+def load_figures() -> dict[str, bytes]:
+    """Return the pictures of all studies by path on the site."""
     return {
-        f"studies/{name}.svg": figure(name).read_bytes()
-        for name in (results.study.name for results in studies())
-        if figure(name).exists()
+        f"studies/{name}.svg": find_figure(name).read_bytes()
+        for name in (results.study.name for results in load_studies())
+        if find_figure(name).exists()
     }

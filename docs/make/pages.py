@@ -14,7 +14,7 @@ The programs of the folder `examples`. Tests run all of them.
 def make_all() -> dict[str, bytes]:
     """Return the content of every page and picture by its path on the site."""
     texts = generate_pages() | _rewrite_pages()
-    return {path: text.encode() for path, text in texts.items()} | methods.figures()
+    return {path: text.encode() for path, text in texts.items()} | methods.load_figures()
 
 
 def generate_pages() -> dict[str, str]:
@@ -23,7 +23,7 @@ def generate_pages() -> dict[str, str]:
         "commands.md": commands.make_page(),
         "examples.md": _make_examples(),
         "license.md": "# License\n\n```text\n" + (links.ROOT / "LICENSE").read_text("utf-8") + "```\n",
-        **methods.pages(),
+        **methods.make_pages(),
         **reference.make_pages(),
     }
 
