@@ -100,3 +100,21 @@ def compared(folder: Path) -> Path:
             moved=100,
         )
     return folder
+
+
+HALF = {1: (5, 10, 5, 20), 2: (5, 12, 5, 20)}
+BETTER = {1: (6, 10, 5, 20), 2: (9, 12, 5, 20)}
+
+
+def experiment(folder: Path, names: str = "local, fedavg", seeds: int = 1) -> Path:
+    """Write an experiment of ten rounds that has not begun, and return `folder`."""
+    folder.mkdir(exist_ok=True)
+    lines = [f"algorithms: [{names}]", f"seeds: {seeds}", "seed: 0", "rounds: 10"]
+    (folder / "experiment.yaml").write_text("\n".join(lines) + "\n")
+    (folder / "command.txt").write_text("compare\n")
+    return folder
+
+
+def going(folder: Path, name: str, correct: dict[int, Any], **more: Any) -> Path:
+    """Write a run that still trains."""
+    return craft(folder, name, correct, finished=False, rounds=10, moved=500, definition="", **more)

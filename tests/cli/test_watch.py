@@ -18,126 +18,14 @@ from rich.console import Console
 
 import fedattune.analysis.report
 from cli_helpers import Done
-from crafted import craft
-from fedattune import RunError
-from fedattune.analysis.monitor import RunMonitor, RunStatus
+from crafted import BETTER, HALF, craft, experiment, going
+from fedattune.analysis.monitor import RunStatus
 from fedattune.cli import watch as watching_command
 from fedattune.cli.watch import _format_duration, fit_terminal, print_changes, print_status
 from fedattune.core.io import write_json
 from fedattune.training.storage import RoundRecord, RunStore
 
 Cli = Callable[..., Done]
-HALF = {1: (5, 10, 5, 20), 2: (5, 12, 5, 20)}
-BETTER = {1: (6, 10, 5, 20), 2: (9, 12, 5, 20)}
-
-
-def experiment(folder: Path, names: str = "local, fedavg", seeds: int = 1, **more: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    lines = [f"algorithms: [{names}]", f"seeds: {seeds}", "seed: 0", "rounds: 10"]
-    (folder / "experiment.yaml").write_text("\n".join(lines) + "\n")
-    (folder / "command.txt").write_text("compare\n")
-    return folder
-
-
-def going(folder: Path, name: str, correct: dict[int, Any], **more: Any) -> Path:
-    return craft(folder, name, correct, finished=False, rounds=10, moved=500, definition="", **more)
-
-
-def shown(folder: Path) -> dict[str, RunStatus]:
-    return {line.method: line for line in RunMonitor(folder).lines()}
-
-
-def test_an_experiment_is_all_waiting_before_its_first_round(tmp_path: Path) -> None:
-    lines = RunMonitor(experiment(tmp_path / "out", seeds=2)).lines()
-    assert [(line.method, line.seed, line.state) for line in lines] == [
-        (name, seed, "waiting") for name in ("local", "fedavg") for seed in (0, 1)
-    ]
-    assert {line.rounds for line in lines} == {10}
-
-
-def test_what_is_seen_of_a_running_one_beside_local(tmp_path: Path) -> None:
-    out = experiment(tmp_path / "out", "local, fedavg, ditto")
-    craft(out, "local", HALF | {10: (1, 2, 3, 4)}, rounds=10)
-    going(out, "fedavg", BETTER)
-    lines = shown(out)
-    assert [line.state for line in lines.values()] == ["finished", "running", "waiting"]
-    run = lines["fedavg"]
-    assert (run.round, run.rounds, run.bytes, run.seconds) == (2, 10, 2_000, 4.0)
-    assert run.accuracy == pytest.approx((0.9 + 0.6 + 0.5 + 0.5) / 4)
-    assert run.worst10 == 0.5
-    assert run.gain == pytest.approx(0.1)  # to local in round 2, not in its last one
-    assert run.left == pytest.approx(16.0)
-    assert lines["local"].gain is None
-    assert lines["local"].left is None
-
-
-def test_only_new_rounds_are_read_and_a_run_that_was_taken_back_is_read_again(tmp_path: Path) -> None:
-    out = experiment(tmp_path / "out")
-    going(out, "fedavg", {1: (5, 10, 5, 20), 2: (5, 12, 5, 20)})
-    look = RunMonitor(out)
-    assert look.lines()[1].round == 2
-    store = RunStore(out / "fedavg" / "seed-0" / "metrics.sqlite")
-    store.add_round(RoundRecord(3, 9.0, 700, 800, 60, [1], [0, 2]))
-    store.commit()
-    line = look.lines()[1]
-    assert (line.round, line.seconds, line.bytes, line.diverged, line.absent) == (3, 9.0, 1_500, 1, 2)
-    assert line.accuracy == pytest.approx(0.525)  # round 3 was not evaluated
-    store.forget_after(1)
-    line = look.lines()[1]
-    assert (line.round, line.diverged, line.absent) == (1, 0, 0)
-    assert line.accuracy == pytest.approx(0.5)
-    assert look.lines()[1] == line or look.lines()[1].quiet > line.quiet
-    store.close()
-
-
-def test_without_anything_new_for_long_it_may_have_been_stopped(tmp_path: Path) -> None:
-    out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
-    folder = out / "fedavg" / "seed-0"
-
-    def age(seconds: float) -> None:
-        for file in folder.iterdir():
-            os.utime(file, (time.time() - seconds,) * 2)
-
-    age(50)
-    assert shown(out)["fedavg"].state == "running"
-    age(100)
-    assert shown(out)["fedavg"].state == "stopped?"
-    (folder / "metrics.sqlite").unlink()  # in its first round, which may take long
-    age(300)
-    assert shown(out)["fedavg"].state == "running"
-
-
-def test_a_failed_run_is_failed_until_it_goes_on(tmp_path: Path) -> None:
-    out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
-    craft(out, "local", HALF, rounds=2)
-    failed = [{"algorithm": "fedavg", "seed": 0, "error": "it diverged"}]
-    (out / "result.json").write_text(json.dumps({"failed": failed}))
-    line = shown(out)["fedavg"]
-    assert (line.state, line.why) == ("failed", "fedavg failed with seed 0: it diverged")
-    before = time.time() - 20
-    os.utime(out / "result.json", (before, before))
-    assert shown(out)["fedavg"].state == "running"
-
-
-def test_a_single_run_by_its_own_folder_and_folders_without_an_experiment(tmp_path: Path) -> None:
-    craft(tmp_path, "fedavg", HALF, rounds=2)
-    going(tmp_path, "ditto", HALF, seed=3)
-    assert [(line.method, line.seed) for line in RunMonitor(tmp_path / "ditto" / "seed-3").lines()] == [
-        ("ditto", 3)
-    ]
-    assert [(line.method, line.state) for line in RunMonitor(tmp_path).lines()] == [
-        ("ditto", "running"),
-        ("fedavg", "finished"),
-    ]
-
-
-def test_a_damaged_run_is_said(tmp_path: Path) -> None:
-    out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
-    look = RunMonitor(out)
-    look.lines()
-    (out / "fedavg" / "seed-0" / "metrics.sqlite").write_text("nonsense" * 1000)
-    with pytest.raises(RunError, match=r"cannot read .*metrics\.sqlite"):
-        look.lines()
 
 
 # --- what is printed ----------------------------------------------------------------------------------
@@ -159,7 +47,7 @@ MANY = [
         RunStatus(f"method{i}", 0, "finished", 300, 300, 0.95, 0.8, 0.01, 10**7, 400.0, absent=3)
         for i in range(20)
     ),
-    RunStatus("running-one", 0, "running", 10, 300, 0.9, 0.7, -0.05, 10**6, 20.0, 580.0, absent=1),
+    RunStatus("running-one", 0, "running", 10, 300, 0.9, 0.7, -0.05, 10**6, 20.0, absent=1),
     *(RunStatus(f"waiting{i}", 0, "waiting", 0, 300) for i in range(10)),
 ]
 
@@ -201,7 +89,7 @@ def test_plain_lines_only_of_what_changed() -> None:
         return console.file.getvalue()
 
     first = [
-        RunStatus("local", 0, "running", 3, 9, 0.5, 0.25, None, 0, 3.0, 6.0),
+        RunStatus("local", 0, "running", 3, 9, 0.5, 0.25, None, 0, 3.0),
         RunStatus("fedavg", 0, "waiting", 0, 9),
     ]
     assert told(first, []) == (
@@ -211,7 +99,7 @@ def test_plain_lines_only_of_what_changed() -> None:
     assert told(first, first) == ""
     after = [
         first[0],
-        RunStatus("fedavg", 0, "failed", 2, 9, absent=4, diverged=1, why="fedavg failed with seed 0: x"),
+        RunStatus("fedavg", 0, "failed", 2, 9, absent=4, diverged=1, failure="fedavg failed with seed 0: x"),
     ]
     assert told(after, first) == (
         "fedavg: failed, round 2 of 9, 0 B, 0 s so far, 4 absent, 1 diverged; fedavg failed with seed 0: x\n"

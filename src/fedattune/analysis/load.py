@@ -70,27 +70,31 @@ class Runs:
         return found
 
 
-def read_run(path: Path) -> RunMetrics | None:
-    """The numbers of one run, which may still be trained; None before its first round is stored.
+def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
+    """Read the metrics of one run, which may still train; None before its first round is stored.
+
+    Args:
+        path: the run's folder.
+        copy: copy the store into memory; without it, one answer may be newer than the one before.
 
     Raises:
         RunError: there is no run, or it is damaged.
 
     """
     folder = RunFolder(path)
-    config = read_json(folder.config)
     finished = folder.is_finished
-    if not folder.metrics.exists() or not (finished or folder.facts.exists()):
+    file = folder.result if finished else folder.facts
+    if not folder.metrics.exists() or not file.exists():
         return None
-    said = folder.result if finished else folder.facts
-    store = RunStore.load_copy(folder.metrics)
+    config = read_json(folder.config)
+    store = RunStore.load_copy(folder.metrics) if copy else RunStore.open_read_only(folder.metrics)
     try:
-        facts = read_json(said)
+        facts = read_json(file)
         run = RunMetrics(config, {"notes": [], **(facts["facts"] if finished else facts)}, store, finished)
         _ = run.settings, run.algorithm, run.facts["clients"], run.headline
     except (AttributeError, KeyError, TypeError, ValidationError) as error:
         raise RunError(
-            f"{path} is damaged, or of another version of FedAttune: {said.name} or {folder.config.name} lacks what "
+            f"{path} is damaged, or of another version of FedAttune: {file.name} or {folder.config.name} lacks what "
             f"belongs there ({summarize_error(error)})"
         ) from error
     return run if store.rounds() else None

@@ -1,48 +1,42 @@
-"""Runs as they stand while they train: one line each, read beside the process that writes them."""
+"""The status of runs while they train, read beside the process that writes them."""
 
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core.errors import RunError
 from ..core.io import read_json
 from ..training.metrics import summarise
-from ..training.storage import RunStore
 from ..training.storage.folder import RunFolder
 from .compare import BASELINE
-from .load import find_run_folders, list_planned_runs, read_failures
+from .load import find_run_folders, list_planned_runs, read_failures, read_run
 
 RunState = Literal["running", "waiting", "stopped?", "finished", "failed"]
 
-
 QUIET_S, QUIET_ROUNDS = 60.0, 10.0
 """Seconds, and rounds' worth of seconds, without anything new after which a run is taken for stopped."""
-
-
 FIRST_ROUND_S = 600.0
-"""The same for the first round, of which nobody knows how long it takes."""
+"""Seconds without a first round, whose length nobody knows, after which a run is taken for stopped."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where one run stands.
+    """The status of one run.
 
     Attributes:
-        method, seed: which run.
-        state: waiting for its turn, running, without anything new for so long that it may have been stopped, finished,
-            or failed.
+        method, seed: the run.
+        state: `stopped?` if nothing new was seen for long.
         round, rounds: the last round seen, 0 before the first, and all rounds.
-        accuracy, worst10: test accuracy at the headline point at the last evaluation seen, a fraction: mean over
-            clients, and over the worst tenth of them.
-        gain: difference of the mean to that of `local` with the same seed in the same round, a fraction.
+        accuracy: mean test accuracy over clients at the headline point at the last evaluation, a fraction.
+        worst10: the same over the worst tenth of the clients.
+        gain: difference of the mean to `local` with the same seed in the same round, a fraction.
         bytes: sent in both directions.
-        seconds, left: trained so far, and about how long it will take from here.
+        seconds: trained so far.
         diverged, absent: clients and rounds in which training was not finite, or no answer came.
         quiet: seconds since something new was seen.
-        why: of a failed run.
+        failure: the reason of a failed run.
 
     """
 
@@ -56,168 +50,105 @@ class RunStatus:
     gain: float | None = None
     bytes: int = 0
     seconds: float = 0.0
-    left: float | None = None
     diverged: int = 0
     absent: int = 0
     quiet: float = 0.0
-    why: str = ""
+    failure: str = ""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """About how long a running run will take from here."""
+        if self.state != "running" or not self.round:
+            return None
+        return self.seconds / self.round * (self.rounds - self.round)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.state in ("finished", "failed")
 
 
-class RunMonitor:
-    """What is seen of the runs in a folder, again and again.
+def read_statuses(path: Path) -> list[RunStatus]:
+    """Read the status of every run in a folder, begun or not, in the order in which they were asked for.
 
-    A look asks the store of each run that has changed for its new rounds alone and copies nothing, so that training
-    hardly waits for it. Rounds are seen when they are committed: at every checkpoint, and about every two
-    seconds (`rounds.SHOWN_AFTER`) where rounds are shorter than that.
+    Stores are not copied, so that training hardly waits for the answer. Rounds are seen when they are committed: at
+    every checkpoint, and about every two seconds if rounds are shorter.
 
     Raises:
-        RunError: there is no such folder, or neither runs nor an experiment are in it.
+        RunError: there is no such folder, it holds neither runs nor an experiment, or a run is damaged.
 
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._seen: dict[Path, _RunReader] = {}
-        for _ in self._expected():
-            pass
-
-    def lines(self) -> list[RunStatus]:
-        """One line per method and seed, in the order in which they were asked for.
-
-        Raises:
-            RunError: a run is damaged.
-
-        """
-        failed = read_failures(self.path)
-        ended = _modified_at(self.path / "result.json")
-        found: dict[Path, tuple[str, int, _RunReader]] = {}
-        for folder, method, seed, rounds in self._expected():
-            seen = self._seen.setdefault(folder, _RunReader(folder))
-            seen.look()
-            found[folder] = method, seed, seen
-            seen.rounds = seen.rounds or rounds
-        alone = {seed: seen.means for method, seed, seen in found.values() if method == BASELINE}
-        lines = []
-        for folder, (method, seed, seen) in found.items():
-            # One that goes on after it failed is of a comparison that was resumed.
-            why = failed.get(folder, "") if seen.changed <= ended else ""
-            lines.append(seen.line(method, seed, alone.get(seed, {}), why))
-        return lines
-
-    def _expected(self) -> Iterator[tuple[Path, str, int, int]]:
-        """Folder, method, seed and rounds of all runs, begun or not."""
-        asked = list(list_planned_runs(self.path))
-        yield from asked
-        if not asked:
-            for folder in find_run_folders(self.path):
-                config = read_json(RunFolder(folder).config)
-                name, seed = config.get("algorithm", folder.parent.name), config.get("seed", 0)
-                yield folder, str(name), int(seed), int(config.get("rounds", 0))
-
-
-@dataclass
-class _RunReader:
-    """What was read of one run so far."""
-
-    folder: Path
-    round: int = 0
-    rounds: int = 0
-    means: dict[int, float] = field(default_factory=dict)  # evaluated round -> mean at the headline point
-    worst10: float | None = None
-    accuracy: float | None = None
-    bytes: int = 0
-    seconds: float = 0.0
-    diverged: int = 0
-    absent: int = 0
-    finished: bool = False
-    changed: float = 0.0  # when something was last written, by the clock of the file system
-    stamp: Any = None
-
-    def look(self) -> None:
-        """Read what is new."""
-        kept = RunFolder(self.folder)
-        finished = kept.is_finished
-        self.changed = max(_modified_at(kept.metrics), _modified_at(kept.config))
-        stamp = (self.changed, kept.metrics.stat().st_size if kept.metrics.exists() else 0)
-        if stamp != self.stamp and kept.metrics.exists() and kept.facts.exists():
-            try:
-                facts, config = read_json(kept.facts), read_json(kept.config)
-                if "headline" not in facts:
-                    raise RunError(f"{kept.facts} is damaged: it lacks the headline")
-                self._read(kept.metrics, str(facts["headline"]))
-                self.rounds = int(config.get("rounds", 0))
-            except RunError:
-                if self.round or finished or time.time() - self.changed > QUIET_S:
-                    raise
-                return  # it is being made at this moment
-            self.stamp = stamp
-        self.finished = finished
-
-    def _read(self, metrics: Path, headline: str) -> None:
-        with closing(RunStore.open_read_only(metrics)) as store:
-            records = store.rounds(self.round)
-            if not records and self.round:  # it was resumed from an earlier round
-                self.round, self.diverged, self.absent, self.means = 0, 0, 0, {}
-                records = store.rounds()
-            if self.round:
-                del records[0]  # known already
-            if not records:
-                return
-            self.diverged += sum(len(record.dropped) for record in records)
-            self.absent += sum(len(record.absent) for record in records)
-            last = records[-1]
-            new = {
-                r: mean
-                for r, mean in store.mean_accuracies(headline, self.round + 1).items()
-                if r <= last.round
-            }
-            self.means |= new
-            if new:
-                latest = max(new)
-                for r, point, (n, correct, loss) in store.scores("test", latest):
-                    if (r, point) == (latest, headline):
-                        found = summarise(n.astype(int), correct.astype(int), loss)
-                        self.accuracy, self.worst10 = found["acc_uniform"], found["acc_worst10"]
-            self.round, self.seconds = last.round, last.seconds
-            self.bytes = last.bytes_up + last.bytes_down
-
-    def line(self, method: str, seed: int, alone: dict[int, float], why: str) -> RunStatus:
-        """Where the run stands, beside the means of `local` by round."""
-        quiet = max(0.0, time.time() - self.changed) if self.changed else 0.0
-        each = self.seconds / self.round if self.round else 0.0
-        limit = max(QUIET_S, QUIET_ROUNDS * each) if self.round else FIRST_ROUND_S
+    failures, failed_at = read_failures(path), _read_time(path / "result.json")
+    means: dict[tuple[str, int], dict[int, float]] = {}
+    statuses = []
+    for folder, method, seed, rounds in _list_runs(path):
+        changed = max(map(_read_time, (RunFolder(folder).metrics, RunFolder(folder).config)))
+        # A failed run that goes on is of a comparison that was resumed.
+        failure = failures.get(folder, "") if changed <= failed_at else ""
+        found, means[method, seed] = _read_progress(folder)
+        quiet = max(0.0, time.time() - changed) if changed else 0.0
+        status = RunStatus(
+            method, seed, "running", **{"rounds": rounds, **found}, quiet=quiet, failure=failure
+        )
+        limit = FIRST_ROUND_S
+        if status.round:
+            limit = max(QUIET_S, QUIET_ROUNDS * status.seconds / status.round)
         state: RunState = "running"
-        if self.finished:
+        if RunFolder(folder).is_finished:
             state = "finished"
-        elif why:
+        elif failure:
             state = "failed"
-        elif not self.changed:
+        elif not changed:
             state = "waiting"
         elif quiet > limit:
             state = "stopped?"
-        last = max(self.means, default=None)
-        compared = last is not None and method != BASELINE and last in alone
-        return RunStatus(
-            method,
-            seed,
-            state,
-            self.round,
-            self.rounds,
-            self.accuracy,
-            self.worst10,
-            self.means[last] - alone[last] if last is not None and compared else None,
-            self.bytes,
-            self.seconds,
-            each * (self.rounds - self.round) if state == "running" and self.round else None,
-            self.diverged,
-            self.absent,
-            quiet,
-            why,
-        )
+        statuses.append(replace(status, state=state))
+    return [_add_gain(status, means) for status in statuses]
 
 
-def _modified_at(file: Path) -> float:
-    """When a file was last written, in seconds; 0 if there is none."""
+def _list_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
+    """Yield folder, method, seed and rounds of all runs, begun or not."""
+    planned = list(list_planned_runs(path))
+    yield from planned
+    for folder in () if planned else find_run_folders(path):
+        config = read_json(RunFolder(folder).config)
+        yield folder, str(config["algorithm"]), int(config["seed"]), int(config["rounds"])
+
+
+def _read_progress(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
+    """Read the fields of a run's status that its store holds, and evaluated round -> mean test accuracy."""
+    run = read_run(folder, copy=False)
+    if run is None:
+        return {}, {}
+    with closing(run.store) as store:
+        records = store.rounds()
+        last = records[-1]
+        found: dict[str, Any] = {
+            "round": last.round,
+            "rounds": int(run.config["rounds"]),
+            "bytes": last.bytes_up + last.bytes_down,
+            "seconds": last.seconds,
+            "diverged": sum(len(record.dropped) for record in records),
+            "absent": sum(len(record.absent) for record in records),
+        }
+        means = {r: mean for r, mean in store.mean_accuracies(run.headline).items() if r <= last.round}
+        for r, point, (n, correct, loss) in store.scores("test", max(means, default=last.round)):
+            if r in means and point == run.headline:
+                metrics = summarise(n.astype(int), correct.astype(int), loss)
+                found |= {"accuracy": metrics["acc_uniform"], "worst10": metrics["acc_worst10"]}
+    return found, means
+
+
+def _add_gain(status: RunStatus, means: dict[tuple[str, int], dict[int, float]]) -> RunStatus:
+    """Compare a run with `local` at its last evaluation."""
+    mine, local = means[status.method, status.seed], means.get((BASELINE, status.seed), {})
+    last = max(mine, default=0)
+    has_gain = status.method != BASELINE and last in mine and last in local
+    return replace(status, gain=mine[last] - local[last]) if has_gain else status
+
+
+def _read_time(file: Path) -> float:
+    """Read when a file was last written, in seconds; 0 if there is none."""
     try:
         return file.stat().st_mtime
     except OSError:

@@ -1,0 +1,108 @@
+"""The status of runs that wait, train, were stopped, failed or finished."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from crafted import BETTER, HALF, craft, experiment, going
+from fedattune import RunError
+from fedattune.analysis.monitor import RunStatus, read_statuses
+from fedattune.training.storage import RoundRecord, RunStore
+
+
+def shown(folder: Path) -> dict[str, RunStatus]:
+    return {line.method: line for line in read_statuses(folder)}
+
+
+def test_an_experiment_is_all_waiting_before_its_first_round(tmp_path: Path) -> None:
+    lines = read_statuses(experiment(tmp_path / "out", seeds=2))
+    assert [(line.method, line.seed, line.state) for line in lines] == [
+        (name, seed, "waiting") for name in ("local", "fedavg") for seed in (0, 1)
+    ]
+    assert {line.rounds for line in lines} == {10}
+
+
+def test_what_is_seen_of_a_running_one_beside_local(tmp_path: Path) -> None:
+    out = experiment(tmp_path / "out", "local, fedavg, ditto")
+    craft(out, "local", HALF | {10: (1, 2, 3, 4)}, rounds=10)
+    going(out, "fedavg", BETTER)
+    lines = shown(out)
+    assert [line.state for line in lines.values()] == ["finished", "running", "waiting"]
+    run = lines["fedavg"]
+    assert (run.round, run.rounds, run.bytes, run.seconds) == (2, 10, 2_000, 4.0)
+    assert run.accuracy == pytest.approx((0.9 + 0.6 + 0.5 + 0.5) / 4)
+    assert run.worst10 == 0.5
+    assert run.gain == pytest.approx(0.1)  # to local in round 2, not in its last one
+    assert run.seconds_left == pytest.approx(16.0)
+    assert lines["local"].gain is None
+    assert lines["local"].seconds_left is None
+
+
+def test_only_new_rounds_are_read_and_a_run_that_was_taken_back_is_read_again(tmp_path: Path) -> None:
+    out = experiment(tmp_path / "out")
+    going(out, "fedavg", {1: (5, 10, 5, 20), 2: (5, 12, 5, 20)})
+    assert read_statuses(out)[1].round == 2
+    store = RunStore(out / "fedavg" / "seed-0" / "metrics.sqlite")
+    store.add_round(RoundRecord(3, 9.0, 700, 800, 60, [1], [0, 2]))
+    store.commit()
+    line = read_statuses(out)[1]
+    assert (line.round, line.seconds, line.bytes, line.diverged, line.absent) == (3, 9.0, 1_500, 1, 2)
+    assert line.accuracy == pytest.approx(0.525)  # round 3 was not evaluated
+    store.forget_after(1)
+    line = read_statuses(out)[1]
+    assert (line.round, line.diverged, line.absent) == (1, 0, 0)
+    assert line.accuracy == pytest.approx(0.5)
+    assert read_statuses(out)[1] == line or read_statuses(out)[1].quiet > line.quiet
+    store.close()
+
+
+def test_without_anything_new_for_long_it_may_have_been_stopped(tmp_path: Path) -> None:
+    out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
+    folder = out / "fedavg" / "seed-0"
+
+    def age(seconds: float) -> None:
+        for file in folder.iterdir():
+            os.utime(file, (time.time() - seconds,) * 2)
+
+    age(50)
+    assert shown(out)["fedavg"].state == "running"
+    age(100)
+    assert shown(out)["fedavg"].state == "stopped?"
+    (folder / "metrics.sqlite").unlink()  # in its first round, which may take long
+    age(300)
+    assert shown(out)["fedavg"].state == "running"
+
+
+def test_a_failed_run_is_failed_until_it_goes_on(tmp_path: Path) -> None:
+    out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
+    craft(out, "local", HALF, rounds=2)
+    failed = [{"algorithm": "fedavg", "seed": 0, "error": "it diverged"}]
+    (out / "result.json").write_text(json.dumps({"failed": failed}))
+    line = shown(out)["fedavg"]
+    assert (line.state, line.failure) == ("failed", "fedavg failed with seed 0: it diverged")
+    before = time.time() - 20
+    os.utime(out / "result.json", (before, before))
+    assert shown(out)["fedavg"].state == "running"
+
+
+def test_a_single_run_by_its_own_folder_and_folders_without_an_experiment(tmp_path: Path) -> None:
+    craft(tmp_path, "fedavg", HALF, rounds=2)
+    going(tmp_path, "ditto", HALF, seed=3)
+    assert [(line.method, line.seed) for line in read_statuses(tmp_path / "ditto" / "seed-3")] == [
+        ("ditto", 3)
+    ]
+    assert [(line.method, line.state) for line in read_statuses(tmp_path)] == [
+        ("ditto", "running"),
+        ("fedavg", "finished"),
+    ]
+
+
+def test_a_damaged_run_is_said(tmp_path: Path) -> None:
+    out = going(experiment(tmp_path / "out"), "fedavg", BETTER)
+    read_statuses(out)
+    (out / "fedavg" / "seed-0" / "metrics.sqlite").write_text("nonsense" * 1000)
+    with pytest.raises(RunError, match=r"cannot read .*metrics\.sqlite"):
+        read_statuses(out)
