@@ -15,7 +15,6 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
 from fedattune.models import make_model
 from fedattune.models.files import wrap_model
-from fedattune.training.engine.base import take_rows
 from fedattune.training.loop import RoundLoop
 from fedattune.training.sampling import sample_cohort, sample_newcomers
 from federations import make_federation
@@ -40,7 +39,7 @@ def held(run: RoundLoop, ids: list[int]) -> dict[str, Params]:
         "buffers": run.place.clients.buffers,
         **run.place.clients.memory,
     }
-    return take_rows(own, rows)
+    return {k: v.rows(rows) for k, v in own.items()}
 
 
 def same(a: dict[str, Params], b: dict[str, Params]) -> bool:

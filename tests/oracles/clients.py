@@ -6,9 +6,13 @@ import torch
 from torch import Tensor
 
 from fedattune import Algorithm, Params, Payload
-from fedattune.core.params import stack
 from fedattune.core.payload import LocalState, ServerState
 from oracles.quadratic import params, run
+
+
+def stack(models: list[Params]) -> Params:
+    """One stack of models."""
+    return Params({k: torch.stack([m[k] for m in models]) for k in models[0]})
 
 
 class Clients:

@@ -2,14 +2,15 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ...core.algorithm import ClientUpdate
-from ...core.params import Params
+from ...core.params import Params, take
 from ...core.payload import Batch, Grad, LocalState, Loss, Payload
 from ...core.task import Task, cross_entropy, sample_losses
 from ...data import Federation
@@ -36,13 +37,8 @@ class ClientInputs(NamedTuple):
 
     def rows(self, ids: Tensor | int) -> "ClientInputs":
         """Select the inputs of some clients."""
-        return ClientInputs(
-            self.sent.rows(ids),
-            take_rows(self.local_state, ids),
-            self.buffers.rows(ids),
-            self.fresh[ids],
-            self.is_uploaded[ids],
-        )
+        some: ClientInputs = tree_map(partial(take, ids=ids), self)
+        return some
 
 
 class ClientOutputs(NamedTuple):
@@ -55,15 +51,13 @@ class ClientOutputs(NamedTuple):
 
     def rows(self, ids: Tensor) -> "ClientOutputs":
         """Select the outputs of some clients."""
-        return ClientOutputs(
-            self.upload.rows(ids), take_rows(self.local_state, ids), self.buffers.rows(ids), self.n_steps[ids]
-        )
+        some: ClientOutputs = tree_map(partial(take, ids=ids), self)
+        return some
 
     def find_finite(self) -> Tensor:
         """Find the clients (C,) whose upload and local state are finite."""
-        parts = [self.upload.params, *self.upload.extra.values(), *self.local_state.values(), self.buffers]
         # The sum is finite if all values are; to test each value takes 50 times as long.
-        sums = [v.reshape(len(v), -1).sum(1).isfinite() for part in parts for v in part.values()]
+        sums = [v.reshape(len(v), -1).sum(1).isfinite() for v in tree_leaves(self)]
         return torch.stack(sums).all(0)
 
 
@@ -177,24 +171,3 @@ def score_samples(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Find the correct predictions (B,) and the cross-entropy (B,) of samples."""
     largest, label = logits.max(1, keepdim=True)
     return label.squeeze(1) == y, sample_losses(logits, y, largest)
-
-
-def take_rows(memory: LocalState, ids: Tensor | int | slice) -> LocalState:
-    """Select rows of every part of a local state."""
-    return {k: v.rows(ids) for k, v in memory.items()}
-
-
-def join_outputs(
-    results: Sequence[ClientOutputs], how: Callable[[Sequence[Params]], Params]
-) -> ClientOutputs:
-    """Merge several outputs; `how` merges the tensors (stacks single clients, concatenates chunks)."""
-    uploads, memories, buffers, n_steps = zip(*results, strict=True)
-    return ClientOutputs(
-        Payload(
-            how([u.params for u in uploads]),
-            {k: how([u.extra[k] for u in uploads]) for k in uploads[0].extra},
-        ),
-        {k: how([m[k] for m in memories]) for k in memories[0]},
-        how(buffers),
-        how([Params(n=n) for n in n_steps])["n"],
-    )

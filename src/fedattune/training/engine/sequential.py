@@ -6,12 +6,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ...core.algorithm import ClientUpdate
 from ...core.hardware import seeded_rng
-from ...core.params import Params, stack
+from ...core.params import Params
 from ...core.payload import Batch
-from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, join_outputs, score_samples
+from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, score_samples
 from .batches import LocalTraining
 
 
@@ -29,7 +30,8 @@ class SequentialEngine(Engine):
                 with seeded_rng(work.rng_seed(client), self.device):
                     own = inputs.rows(row)
                     results.append(self._train_one(rule, client, parts[client], own, work))
-        return join_outputs(results, stack)
+        outputs: ClientOutputs = tree_map(lambda *clients: torch.stack(clients), *results)
+        return outputs
 
     def _train_one(
         self,

@@ -22,11 +22,11 @@ from ...core.hardware import (
     seeded_rng,
     use_threads,
 )
-from ...core.params import Params, concatenate
+from ...core.params import Params, take
 from ...core.payload import Batch
 from ...core.task import Task
 from ...data import Federation
-from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, join_outputs, take_rows
+from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores
 from .batches import LocalTraining
 from .evaluator import Evaluator
 from .recorder import RecordedStep, StepFunction, StepRecorder, copy_dense
@@ -59,7 +59,9 @@ class VectorizedEngine(Engine):
         """Train chunk by chunk."""
         parts = self.federation.part(work.part)
         todo = [
-            work.client_batches(rule, client, parts[client], take_rows(inputs.local_state, row))
+            work.client_batches(
+                rule, client, parts[client], tree_map(partial(take, ids=row), inputs.local_state)
+            )
             for row, client in enumerate(ids.tolist())
         ]
         batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
@@ -75,7 +77,8 @@ class VectorizedEngine(Engine):
                 results.append(self._train_chunk(rule, mine, before, some, work))
         if len(results) == 1 and done == sorted(done):
             return results[0]
-        return join_outputs(results, concatenate).rows(torch.tensor(np.argsort(done), device=self.device))
+        outputs: ClientOutputs = tree_map(lambda *chunks: torch.cat(chunks), *results)
+        return outputs.rows(torch.tensor(np.argsort(done), device=self.device))
 
     def _chunks(
         self, batches: list[NDArray[np.int64]], probed: list[NDArray[np.int64]], inputs: ClientInputs
