@@ -1,4 +1,4 @@
-"""One client's samples in one file, so that the clients of a federation can be handed out to nodes."""
+"""Files of one client's samples each, so that the clients of a federation can be handed out to nodes."""
 
 import json
 import re
@@ -23,27 +23,28 @@ from .tables.scaling import constants_from_card, constants_to_card
 from .types import Array
 
 CLIENT_SUFFIX = ".safetensors"
-
-
 CLIENT_FILE_KIND = "fedattune client 1"
-"""What a file says that it holds, and in which version."""
-
-
+"""The mark of such a file, with the version of its format."""
 CLIENT_TENSORS = ("x", "y", *PARTS)
 
 
 class ClientFile(NamedTuple):
-    """What is in one client's file: a federation of that client, and its number in the one that it comes from."""
+    """The content of a client's file: a federation of that client, and the client's number in the whole federation."""
 
     federation: Federation
     number: int
 
 
 def deal_clients(n_clients: int, nodes: int, *, blocks: bool = False) -> list[list[int]]:
-    """The numbers of each node's clients, dealt out in turn or, with `blocks`, in stretches of equal length.
+    """Deal clients out to nodes, and return the numbers of each node's clients.
+
+    Args:
+        n_clients: number of clients.
+        nodes: number of nodes.
+        blocks: give each node consecutive clients; by default the nodes take turns.
 
     Raises:
-        ConfigError: fewer clients than nodes, or no nodes.
+        ConfigError: there are fewer clients than nodes, or no nodes.
 
     """
     if not 1 <= nodes <= n_clients:
@@ -58,13 +59,20 @@ def deal_clients(n_clients: int, nodes: int, *, blocks: bool = False) -> list[li
 def export_clients(federation: Federation, folder: Path | str, groups: Sequence[Sequence[int]]) -> list[Path]:
     """Write the clients numbered in each group to a folder of its own, which is one node's `data`.
 
-    The folders are called node-0, node-1, ..., and are returned; a client's file is NUMBER-NAME.safetensors. It
-    holds only that client's samples as the federation keeps them, its parts in their order and the schema, so that
-    training on it equals training in the whole federation.
+    A client's file NUMBER-NAME.safetensors holds only that client's samples as the federation keeps them, the parts in
+    their order, and the schema. So training on the file equals training in the whole federation.
+
+    Args:
+        federation: the federation.
+        folder: parent of the new folders.
+        groups: numbers of each node's clients.
+
+    Returns:
+        The folders node-0, node-1, ...
 
     Raises:
-        ConfigError: a group is empty, or numbers that are no clients or are named twice.
-        DataError: there are such files already, or they cannot be written.
+        ConfigError: a group is empty, a number is no client, or a number appears twice.
+        DataError: a folder has such files already, or they cannot be written.
 
     """
     times = Counter(u for group in groups for u in group)
@@ -75,19 +83,19 @@ def export_clients(federation: Federation, folder: Path | str, groups: Sequence[
             "named once"
         )
     folders = [Path(folder) / f"node-{node}" for node in range(len(groups))]
-    for place, group in zip(folders, groups, strict=True):
+    for node, group in zip(folders, groups, strict=True):
         if not group:
-            raise ConfigError(f"{place.name} has no clients; every node needs at least one")
-        if any(place.glob(f"*{CLIENT_SUFFIX}")):
-            raise DataError(f"{place} already holds clients; delete it first or take another folder")
+            raise ConfigError(f"{node.name} has no clients; every node needs at least one")
+        if any(node.glob(f"*{CLIENT_SUFFIX}")):
+            raise DataError(f"{node} already holds clients; delete it first or take another folder")
     schema = infer_schema(federation)
-    for place, group in zip(folders, groups, strict=True):
+    for node, group in zip(folders, groups, strict=True):
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            node.mkdir(parents=True, exist_ok=True)
             for u in group:
-                _write_client(place, federation, u, schema)
+                _write_client(node, federation, u, schema)
         except (OSError, SafetensorError) as error:
-            raise DataError(f"cannot write clients to {place}: {error}") from error
+            raise DataError(f"cannot write clients to {node}: {error}") from error
     return folders
 
 
@@ -97,7 +105,7 @@ def _write_client(folder: Path, federation: Federation, number: int, schema: Sch
     ends = np.cumsum([0, *(len(getattr(client, part)) for part in PARTS)]).tolist()
     tensors = {"x": federation.x[rows].cpu().contiguous(), "y": federation.y[rows].cpu()}
     for part, start, stop in zip(PARTS, ends, ends[1:], strict=False):
-        tensors[part] = torch.arange(start, stop)  # places in the client's own rows
+        tensors[part] = torch.arange(start, stop)  # positions in the client's own rows
     about = {"kind": CLIENT_FILE_KIND, "name": client.name, "number": str(number), "schema": schema.to_json()}
     if client.name in federation.preparation:
         about["preparation"] = json.dumps(
@@ -109,10 +117,10 @@ def _write_client(folder: Path, federation: Federation, number: int, schema: Sch
 
 
 def read_client(path: Path) -> ClientFile:
-    """The client in a file that `export_clients` wrote.
+    """Read the client in a file that `export_clients` wrote.
 
     Raises:
-        DataError: there is no such file, it is none of these, or its content does not fit together.
+        DataError: there is no such file, it is of another kind, or its content does not fit together.
 
     """
     if not path.is_file():
@@ -144,7 +152,7 @@ def read_client(path: Path) -> ClientFile:
 def _read_preparation(
     path: Path, about: dict[str, str], client: Federation, schema: Schema
 ) -> dict[str, Array]:
-    """The client's constants by its name; files of older versions have none."""
+    """Read a table's constants by the client's name; files of other data have none."""
     if "preparation" not in about:
         return {}
     try:
@@ -154,7 +162,7 @@ def _read_preparation(
 
 
 def _build_federation(path: Path, name: str, schema: Schema, found: dict[str, Array]) -> Federation:
-    """A federation of the one client."""
+    """Build the federation of the one client."""
     data = Dataset(name=str(path), x=found["x"], y=found["y"], classes=schema.classes)
     if data.x.shape[1:] != schema.input_shape:
         raise DataError(

@@ -1,13 +1,9 @@
-"""Labelled samples before they are divided among clients.
-
-Samples gathered from where they are kept, and normalised on the way.
-"""
+"""Labelled samples before they are divided among clients."""
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,39 +11,50 @@ from ..core.errors import DataError
 from .schema import Schema
 from .types import Array, Index
 
-if TYPE_CHECKING:
-    from .schema import Schema
-
 Encoder = Callable[[list[Index], list[Index]], tuple[Array, list[Array]]]
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples, their labels and, where they have one, their natural clients.
+    """Samples, their labels and, where they have any, their natural clients.
 
-    The model's input is `(x - shift) * scale`. A table whose features are fitted on each client's own
-    training part has `encode` instead: `encode(train, rows)` takes the training rows and all rows of each
-    client and returns the features, float32 (n, F), and each client's constants (see `preparation`); `x` then only
-    holds the raw values, NaN where missing.
+    The model's input is `(x - shift) * scale`. A table's features are fitted on each client's own training part, so a
+    table has `encode` instead, and `x` holds the raw values, NaN where missing.
+
+    Args:
+        name: name of the data.
+        x: samples (n, *shape), uint8 or float32.
+        y: class numbers (n,), int64.
+        classes: names of the classes.
+        shift: subtracted from the samples, float32, broadcastable to one sample.
+        scale: multiplied with the shifted samples, likewise.
+        owner: number of each sample's natural client, (n,), int64.
+        owners: names of the natural clients.
+        encode: takes the training rows and all rows of each client; returns features, float32 (n, F), and each
+            client's constants (see `tables.scaling`).
+        notes: sentences for the user.
+        allows_one_class: whether natural clients of a single class belong to the definition, as in `synthetic`.
+        known_fingerprint: fingerprint of x and y, where reading them has found it.
+        schema: columns and categories of a table.
 
     Raises:
-        DataError: lengths that differ, values that are not finite, labels that are no class.
+        DataError: lengths differ, values are not finite, or a label is no class.
 
     """
 
     name: str
-    x: Array  # (n, *shape), uint8 or float32
-    y: Array  # (n,), int64
+    x: Array
+    y: Array
     classes: tuple[str, ...]
-    shift: Array | None = None  # float32, broadcastable to x[0]
+    shift: Array | None = None
     scale: Array | None = None
-    owner: Array | None = None  # (n,), int64: number of the natural client of each sample
+    owner: Array | None = None
     owners: tuple[str, ...] = ()
     encode: Encoder | None = None
-    notes: tuple[str, ...] = ()  # sentences for the user
-    allows_one_class: bool = False  # natural clients with one class are part of the definition (synthetic)
-    known_fingerprint: str = ""  # the fingerprint of x and y, where reading them has found it
-    schema: Schema | None = None  # of a table: its columns and categories
+    notes: tuple[str, ...] = ()
+    allows_one_class: bool = False
+    known_fingerprint: str = ""
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or (self.owner is not None and len(self.owner) != len(self.y)):
@@ -65,12 +72,12 @@ class Dataset:
 
     @property
     def default_partition(self) -> str:
-        """The partition used when none is asked for: natural clients where there are any."""
+        """The partition to use by default: the natural clients where there are any."""
         return "dirichlet" if self.owner is None else "by_column"
 
     @property
     def default_clients(self) -> int:
-        """Number of clients used when none is asked for: 20 for large image sets, else 10."""
+        """The number of clients to use by default: 20 for large image sets, else 10."""
         return 20 if self.x.ndim > 2 and len(self.x) >= 10_000 else 10
 
     @cached_property
@@ -80,7 +87,7 @@ class Dataset:
 
 
 def hash_arrays(*arrays: Array) -> str:
-    """SHA-256 of the arrays' types, shapes and bytes, in hexadecimal digits."""
+    """Return the SHA-256 of the arrays' types, shapes and bytes, in hexadecimal digits."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -105,7 +112,7 @@ def _check_features(name: str, x: Array) -> None:
         raise DataError(f"{name}: samples must have the shape (n, features...), got {x.shape}")
     if x.dtype == np.uint8:
         return
-    # a finite sum proves all values finite without a temporary array; float64 cannot overflow here
+    # A finite sum proves all values finite without a temporary array; float64 cannot overflow here.
     with np.errstate(invalid="ignore"):  # inf - inf
         total = x.sum(dtype=np.float64)
     if not np.isfinite(total):

@@ -1,4 +1,4 @@
-"""What a model's inputs are made of, kept with the run so that its models can be used on new data."""
+"""The description of a model's inputs, kept with a run so that its models can be used on new data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ CONSTANTS_KEY = "constants"
 
 @dataclass(frozen=True, eq=False)
 class InputSpec:
-    """The schema of a run's data and, of a table, the constants of each evaluated client, float64 (M, 3, K).
+    """The schema of a run's data and, for a table, the constants of each evaluated client, float64 (M, 3, K).
 
-    There are no constants where features came without them, as in clients' files of older versions.
+    A table has no constants where its features came without them.
     """
 
     schema: Schema
@@ -32,7 +32,7 @@ class InputSpec:
     def from_federation(
         cls, federation: Federation | FederationInfo, clients: Sequence[int]
     ) -> "InputSpec | None":
-        """Those of some clients by their numbers; None where the data are elsewhere, or no schema describes them."""
+        """Describe the inputs of some clients; None where the data are elsewhere, or no schema can describe them."""
         if not isinstance(federation, Federation):
             return None
         try:
@@ -45,13 +45,13 @@ class InputSpec:
         return cls(schema, np.stack([federation.preparation[name] for name in names]))
 
     def save(self, file: Path) -> None:
-        """Write them to a safetensors file: ten thousand clients of 50 columns are 12 MB."""
+        """Write the description to a safetensors file: ten thousand clients of 50 columns are 12 MB."""
         tensors = {} if self.constants is None else {CONSTANTS_KEY: torch.from_numpy(self.constants)}
         save_tensors(file, copy_tensors(tensors), {"schema": self.schema.to_json()})
 
     @classmethod
     def load(cls, file: Path) -> "InputSpec | None":
-        """Read them; None where there are none, as in runs of older versions.
+        """Read the description; None where a run has none, because the data were elsewhere.
 
         Raises:
             RunError: the file is damaged.
@@ -64,17 +64,14 @@ class InputSpec:
         return cls(Schema.from_json(meta["schema"]), None if found is None else found.numpy())
 
     def card(self, row: int) -> dict[str, Any]:
-        """What a client's model file says of its input: the schema, and of a table the client's constants.
-
-        `row` is the client's place among those that were evaluated.
-        """
+        """Return the schema and the constants of the evaluated client number `row`, for the client's model file."""
         constants = None if self.constants is None else self.constants[row]
         return make_input_card(self.schema, constants)
 
 
 def make_input_card(schema: Schema, constants: Array | None) -> dict[str, Any]:
-    """The schema and a client's constants (3, K), for JSON."""
-    said: dict[str, Any] = {"schema": schema.model_dump(mode="json", exclude_defaults=True)}
+    """Return the schema and a client's constants (3, K) for JSON."""
+    card: dict[str, Any] = {"schema": schema.model_dump(mode="json", exclude_defaults=True)}
     if constants is not None:
-        said["preparation"] = constants_to_card(constants, schema.numbers)
-    return said
+        card["preparation"] = constants_to_card(constants, schema.numbers)
+    return card

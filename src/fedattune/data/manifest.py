@@ -1,11 +1,11 @@
-"""Saved partitions: JSON files that say which client has which samples."""
+"""Saved partitions: JSON files that list each client's samples."""
 
 import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ..core.errors import DataError
 from ..core.io import write_text
@@ -15,23 +15,20 @@ from .federated import Federation
 RowList = list[Annotated[int, Field(ge=0)]]
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Data(BaseModel, extra="forbid", strict=True):
     name: str
     n: int
     fingerprint: str
 
 
-class _Client(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Client(BaseModel, extra="forbid", strict=True):
     name: str
     train: RowList
     validation: RowList
     test: RowList
 
 
-class _Manifest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Manifest(BaseModel, extra="forbid", strict=True):
     hash: str
     data: _Data
     partition: dict[str, Any]
@@ -39,18 +36,18 @@ class _Manifest(BaseModel):
 
 
 def find_home() -> Path:
-    """The folder for caches and saved partitions: FEDATTUNE_HOME, or .cache/fedattune in the user's home."""
-    given = os.environ.get("FEDATTUNE_HOME")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "fedattune"
+    """Return the folder for caches and saved partitions: FEDATTUNE_HOME, or .cache/fedattune in the user's home."""
+    folder = os.environ.get("FEDATTUNE_HOME")
+    return Path(folder).expanduser() if folder else Path.home() / ".cache" / "fedattune"
 
 
 def list_partitions() -> list[str]:
-    """Names of the partitions saved under `find_home()`."""
+    """Return the names of the partitions saved under `find_home()`."""
     return sorted(path.stem for path in (find_home() / "partitions").glob("*.json"))
 
 
 def resolve_manifest_path(name_or_path: str | Path) -> Path:
-    """Where a manifest is: a path if it ends in .json or has folders, else a name under `find_home()`."""
+    """Return the path of a manifest: as given if it ends in .json or has folders, else under `find_home()`."""
     path = Path(name_or_path)
     if path.suffix == ".json" or len(path.parts) > 1:
         return path
@@ -61,7 +58,7 @@ def save_manifest(federation: Federation, name_or_path: str | Path) -> Path:
     """Write the federation's manifest and return its path.
 
     Raises:
-        DataError: a different one exists under that name, or the file cannot be written.
+        DataError: another manifest has that name, or the file cannot be written.
 
     """
     path = resolve_manifest_path(name_or_path)
@@ -94,10 +91,10 @@ def load_manifest(name_or_path: str | Path) -> dict[str, Any]:
 
 
 def check_manifest(manifest: Any, where: str = "the partition") -> dict[str, Any]:
-    """The manifest, if it has the right form and its hash is that of its content.
+    """Return the manifest after a check of its form and its hash; `where` names it in messages.
 
     Raises:
-        DataError: it has not.
+        DataError: the manifest has another form, or its content has another hash.
 
     """
     try:
@@ -107,5 +104,5 @@ def check_manifest(manifest: Any, where: str = "the partition") -> dict[str, Any
         key = ".".join(str(k) for k in first["loc"])
         raise DataError(f"{where} is not a saved partition: {key or 'content'}: {first['msg']}") from error
     if hash_manifest(checked) != checked["hash"]:
-        raise DataError(f"{where} has been changed since it was saved: its hash is not that of its content")
+        raise DataError(f"{where} has been changed since it was saved: its hash does not match its content")
     return checked

@@ -1,20 +1,19 @@
-"""The data of one node of a real federation, as its own configuration names them."""
+"""The data of one node of a real federation, which the node's own configuration names."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from pydantic import ConfigDict, ValidationError
 
 from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.options import Count, StrictSchema, describe_errors
-from .build import federate
+from .build import federate, load_federation
 from .client_files import CLIENT_SUFFIX, read_client
 from .combine import combine_federations, fit_to_schema, select_clients
-from .dataset import Dataset
 from .federated import Federation
 from .images.hub import HUB_IDS
 from .schema import Schema, merge_schemas
@@ -23,25 +22,27 @@ from .splits import check_fractions
 from .tables import load_table
 from .tables.file import TABLE_SUFFIXES
 
-SplitFractions = tuple[float, float, int]  # test, validation and the seed of the partition
-
-
-ClientNumbers = tuple[int | None, ...]
-
-
 NON_DATA_KEYS = ("state", "partition-id", "num-partitions")
 """Keys of a node's configuration that are not about its data."""
 
 
+class Split(TypedDict):
+    """The split of a client's samples into parts: the arguments of `federate` that decide it."""
+
+    test: float
+    validation: float
+    seed: int
+
+
 class NodeData(NamedTuple):
-    """A node's clients with its own samples only, and their numbers in the whole federation where those are known."""
+    """A node's clients with their own samples only, and their numbers in the whole federation, None where unknown."""
 
     federation: Federation
-    numbers: ClientNumbers
+    numbers: tuple[int | None, ...]
 
 
 class NodeConfig(StrictSchema):
-    """A node's configuration, as far as it is about data; in the keys, hyphens take the place of underscores."""
+    """The part of a node's configuration that is about data; keys have hyphens in place of underscores."""
 
     model_config = ConfigDict(
         extra="forbid", coerce_numbers_to_str=True, alias_generator=lambda name: name.replace("_", "-")
@@ -67,60 +68,66 @@ def load_node(
     seed: int,
     data_dir: Path | str | None = None,
 ) -> NodeData:
-    """Load the data of one node: its clients, and no sample of any other.
+    """Load the data of one node: its clients, and no sample of any other client.
 
-    The configuration is what `flower-supernode --node-config` takes. Its key `data` is one of
+    The configuration's key `data` is one of
 
-    - a table (.csv, .parquet), with `client-column` of several clients, without one of the client called `name`
-    - a folder, each file in it a client called like the file: tables of one kind, or files of `export_clients`
+    - a table (.csv, .parquet) of several clients with `client-column`, or of the one client called `name`
+    - a folder where each file is a client called like the file: tables of one kind, or files of `export_clients`
     - one file of `export_clients`
-    - for trials, a known data set such as digits, with `partition` and `clients`, of which `take`, such as
-      "0 5 10", names the clients of this node by their numbers
+    - for trials, a known data set such as digits, with `partition` and `clients`; `take`, such as "0 5 10", lists the
+      numbers of this node's clients
 
-    A table has its class in the column `target`, by default that of the schema. `test` and `validation` may be
-    given there, too, and then count for this node. Without a schema, a node agrees only with itself.
+    A table has its class in the column `target`, by default the schema's. The keys `test` and `validation` count for
+    this node only.
+
+    Args:
+        config: values of `flower-supernode --node-config`.
+        schema: the schema that all nodes share; without a schema, only the node's own clients must agree.
+        test: fraction of a client's samples for testing.
+        validation: fraction of a client's training samples for validation.
+        seed: seed of the split into parts.
+        data_dir: folder to look in for known image sets.
 
     Raises:
-        ConfigError: keys that are unknown, missing or do not go with the data.
+        ConfigError: a key is unknown or missing, or does not go with the data.
         DataError: the data cannot be found, read or divided, or do not fit the schema.
 
     """
-    told = _read_config(config)
-    fractions = (
-        test if told.test is None else told.test,
-        validation if told.validation is None else told.validation,
-        seed,
+    node = _read_config(config)
+    split = Split(
+        test=test if node.test is None else node.test,
+        validation=validation if node.validation is None else node.validation,
+        seed=seed,
     )
-    check_fractions(*fractions)
-    if told.data in SOURCES or told.data in HUB_IDS.values():
-        _refuse_keys(told, "a table", "target", "client_column")
-        found = _take_clients(told, fractions, data_dir)
+    check_fractions(**split)
+    if node.data in SOURCES or node.data in HUB_IDS.values():
+        _refuse_keys(node, "a table", "target", "client_column")
+        found = _take_clients(node, split, data_dir)
     else:
-        _refuse_keys(told, "a known data set", "partition", "clients", "take")
-        files = _find_files(told.data)
+        _refuse_keys(node, "a known data set", "partition", "clients", "take")
+        files = _find_files(node.data)
         if files[0].suffix.lower() == CLIENT_SUFFIX:
-            _refuse_keys(told, "a table", "target", "client_column")
-            _refuse_keys(told, "data that are not divided yet", "test", "validation")
-            found = _read_clients(told.data, files)
+            _refuse_keys(node, "a table", "target", "client_column")
+            _refuse_keys(node, "data that are not divided yet", "test", "validation")
+            found = _read_clients(node.data, files)
         else:
-            found = _read_tables(told, files, schema, fractions)
-    return (
-        found
-        if schema is None
-        else found._replace(federation=fit_to_schema(found.federation, schema, told.data))
-    )
+            found = _read_tables(node, files, schema, split)
+    if schema is None:
+        return found
+    return found._replace(federation=fit_to_schema(found.federation, schema, node.data))
 
 
 def _read_config(config: Mapping[str, Any]) -> NodeConfig:
     known = [*(field.alias or name for name, field in NodeConfig.model_fields.items()), *NON_DATA_KEYS]
-    given = {key: value for key, value in config.items() if key not in NON_DATA_KEYS}
-    if "data" not in given and set(given) <= set(known):
+    values = {key: value for key, value in config.items() if key not in NON_DATA_KEYS}
+    if "data" not in values and set(values) <= set(known):
         raise ConfigError(
             "the node's configuration has no data; name a table, a folder or a known data set, such as "
             "data='ward.csv'"
         )
     try:
-        return NodeConfig.model_validate(given)
+        return NodeConfig.model_validate(values)
     except ValidationError as error:
         phrases = describe_errors(
             error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, known)}"
@@ -128,21 +135,21 @@ def _read_config(config: Mapping[str, Any]) -> NodeConfig:
         raise ConfigError(f"the node's configuration: {'; '.join(phrases)}") from error
 
 
-def _refuse_keys(told: NodeConfig, only: str, *fields: str) -> None:
+def _refuse_keys(node: NodeConfig, only: str, *fields: str) -> None:
     """Refuse keys that go only with other data."""
-    given = [field.replace("_", "-") for field in fields if getattr(told, field) is not None]
+    given = [field.replace("_", "-") for field in fields if getattr(node, field) is not None]
     if given:
         raise ConfigError(
-            f"the node's configuration: {' and '.join(given)} goes only with {only}, not with {told.data!r}"
+            f"the node's configuration: {' and '.join(given)} goes only with {only}, not with {node.data!r}"
         )
 
 
 def _find_files(data: str) -> list[Path]:
-    """The files that a node's data are in, all of one kind.
+    """Find the files of a node's data, all of one kind.
 
     Raises:
         ConfigError: there is no such file or folder.
-        DataError: the folder holds none, or several kinds.
+        DataError: the folder holds no such files, or files of several kinds.
 
     """
     path = Path(data).expanduser()
@@ -178,21 +185,19 @@ def _read_clients(data: str, files: Sequence[Path]) -> NodeData:
     return NodeData(combine_federations(data, [client.federation for client in clients]), tuple(numbers))
 
 
-def _read_tables(
-    told: NodeConfig, files: Sequence[Path], schema: Schema | None, fractions: SplitFractions
-) -> NodeData:
-    target = told.target or (schema.target if schema else None)
+def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None, split: Split) -> NodeData:
+    target = node.target or (schema.target if schema else None)
     if target is None:
         raise ConfigError(f"the table {files[0]} needs the column to predict: add target='COLUMN'")
-    whole = Path(told.data).expanduser() == files[0]
-    if whole and told.client_column is not None:
-        tables = [load_table(files[0], schema, client_column=told.client_column, target=target)]
+    is_file = Path(node.data).expanduser() == files[0]
+    if is_file and node.client_column is not None:
+        tables = [load_table(files[0], schema, client_column=node.client_column, target=target)]
     else:
-        if told.client_column is not None:
+        if node.client_column is not None:
             raise ConfigError(
-                f"client-column goes only with one table; in the folder {told.data!r} each table is a client"
+                f"client-column goes only with one table; in the folder {node.data!r} each table is a client"
             )
-        if whole and told.name is None:
+        if is_file and node.name is None:
             raise ConfigError(
                 f"the table {files[0]} needs the client's name, name='...', or the column that names several "
                 "clients, client-column='COLUMN'"
@@ -201,37 +206,23 @@ def _read_tables(
         if schema is None and len(files) > 1:
             joint = merge_schemas([found.schema for found in tables if found.schema is not None])
             tables = [load_table(file, joint, client_column=None, target=target) for file in files]
-        names = [told.name or ""] if whole else [file.stem for file in files]
-        tables = [_one_client(found, name) for found, name in zip(tables, names, strict=True)]
-    test, validation, seed = fractions
-    pieces = [
-        federate(found, partition="by_column", test=test, validation=validation, seed=seed, min_clients=1)
-        for found in tables
-    ]
-    federation = combine_federations(told.data, pieces)
+        names = [node.name or ""] if is_file else [file.stem for file in files]
+        tables = [
+            replace(found, owner=np.zeros(len(found.y), dtype=np.int64), owners=(name,))
+            for found, name in zip(tables, names, strict=True)
+        ]
+    pieces = [federate(found, partition="by_column", min_clients=1, **split) for found in tables]
+    federation = combine_federations(node.data, pieces)
     return NodeData(federation, (None,) * federation.n_clients)
 
 
-def _one_client(found: Dataset, name: str) -> Dataset:
-    return replace(found, owner=np.zeros(len(found.y), dtype=np.int64), owners=(name,))
-
-
-def _take_clients(told: NodeConfig, fractions: SplitFractions, data_dir: Path | str | None) -> NodeData:
-    """Those clients of a known data set that this node takes."""
-    from .build import load_federation  # this module is one of those that it needs
-
-    test, validation, seed = fractions
+def _take_clients(node: NodeConfig, split: Split, data_dir: Path | str | None) -> NodeData:
+    """Load the clients of a known data set that this node takes."""
     whole = load_federation(
-        told.data,
-        partition=told.partition,
-        clients=told.clients,
-        data_dir=data_dir,
-        test=test,
-        validation=validation,
-        seed=seed,
+        node.data, partition=node.partition, clients=node.clients, data_dir=data_dir, **split
     )
     words = (
-        re.split(r"[\s,]+", told.take.strip()) if told.take is not None else map(str, range(whole.n_clients))
+        re.split(r"[\s,]+", node.take.strip()) if node.take is not None else map(str, range(whole.n_clients))
     )
     numbers = []
     for word in words:
@@ -241,5 +232,5 @@ def _take_clients(told: NodeConfig, fractions: SplitFractions, data_dir: Path | 
             )
         numbers.append(int(word))
     if len(set(numbers)) < len(numbers):
-        raise ConfigError(f"take: a client is named twice in {told.take!r}")
+        raise ConfigError(f"take: a client is named twice in {node.take!r}")
     return NodeData(select_clients(whole, np.array(numbers)), tuple(numbers))

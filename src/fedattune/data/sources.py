@@ -1,4 +1,4 @@
-"""Data that is known by name, and `load`, which also takes table files."""
+"""Data sets known by name, and `load_data`, which also reads tables."""
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -30,8 +30,8 @@ def synthetic(
 ) -> Dataset:
     """Synthetic(alpha, beta): 60 features, 10 classes, one softmax model per client.
 
-    `alpha` is the deviation between the clients' models, `beta` between their features. The order of the
-    draws is that of FedMCSA's code, so seed 0 gives its data: 250 to 25,810 samples, 205,795 in all.
+    `alpha` is the deviation between the clients' models, `beta` between their features. Numbers are drawn in the
+    order of FedMCSA's code, so seed 0 gives FedMCSA's data: 250 to 25,810 samples, 205,795 in all.
 
     Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
     """
@@ -78,10 +78,10 @@ def digits(_data_dir: Path | None) -> Dataset:
 
 
 def _digits() -> tuple[Array, Array]:
-    """Images (n, 8, 8) and labels (n,) from scikit-learn's file, for to import scikit-learn takes a second."""
+    """Read images (n, 8, 8) and labels (n,) from scikit-learn's file, because importing scikit-learn takes a second."""
     package = find_spec("sklearn")
     file = Path(package.origin or "").with_name("datasets") / "data" / "digits.csv.gz" if package else None
-    if file is None or not file.is_file():  # it is where scikit-learn has it, which may change
+    if file is None or not file.is_file():  # another version of scikit-learn may keep it elsewhere
         from sklearn.datasets import load_digits
 
         held = load_digits()
@@ -101,11 +101,11 @@ SOURCES: dict[str, Callable[..., Dataset]] = {
     "femnist": femnist,
     "tiny_imagenet": tiny_imagenet,
 }
-"""name -> data set that can be had by its name."""
+"""name -> function that loads the data set."""
 
 
 def is_table(name_or_path: str | Path) -> bool:
-    """Whether this is a table file, or meant to be one, rather than the name of a known set."""
+    """Return whether this is the path of a table, maybe a missing one, rather than the name of a known set."""
     name = str(name_or_path)
     if name in SOURCES or name in HUB_IDS.values():
         return False
@@ -113,10 +113,10 @@ def is_table(name_or_path: str | Path) -> bool:
 
 
 def resolve_source_name(name: str) -> str:
-    """The name in `SOURCES` of the data called so there or on the Hugging Face hub.
+    """Return the name in `SOURCES` of data with this name there or on the Hugging Face hub.
 
     Raises:
-        ConfigError: no such data.
+        ConfigError: there are no such data.
 
     """
     if name in SOURCES:
@@ -142,7 +142,14 @@ def load_data(
     client_column: str | None = None,
     target: str | None = None,
 ) -> Dataset:
-    """The data of that name or hub id, or the table in that file.
+    """Load the data with a name or hub id, or the table in a file.
+
+    Args:
+        name_or_path: name, hub id or path.
+        data_dir: folder to look in for image sets.
+        options: options of the data.
+        client_column: column of a table that names each row's client.
+        target: column of a table to predict.
 
     Raises:
         ConfigError: no such name, options that do not fit, or a table without client column and target.
@@ -159,9 +166,9 @@ def load_data(
             raise ConfigError(f"the table {name} needs {flags}")
         return build("table", load_table, {**(options or {}), **columns}, Path(name))
     name = resolve_source_name(name)
-    given = [key for key, value in columns.items() if value is not None]
-    if given:
+    needless = [key for key, value in columns.items() if value is not None]
+    if needless:
         raise ConfigError(
-            f"{' and '.join(given)} goes only with a table file (.csv, .parquet), not with {name!r}"
+            f"{' and '.join(needless)} goes only with a table file (.csv, .parquet), not with {name!r}"
         )
     return build(name, SOURCES[name], options or {}, folder)

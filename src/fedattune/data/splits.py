@@ -1,4 +1,4 @@
-"""Each client's training, validation and test part."""
+"""Splitting a client's samples into a training, a validation and a test part."""
 
 import numpy as np
 
@@ -15,11 +15,21 @@ def split_parts(
     client: int,
     labels: Array | None = None,
 ) -> tuple[Index, Index, Index]:
-    """Shuffle one client's indices and cut them into training, validation and test part.
+    """Shuffle a client's indices and cut them into a training, a validation and a test part.
 
-    floor((1 - test) n) samples are for training, of which floor(validation * that) at the end for validation.
-    With the `labels` of these samples, (n,), the parts are stratified: every class has its share of each, up to
-    rounding.
+    Of n samples, m = floor((1 - test) n) are for training; the last floor(validation m) of these become the
+    validation part.
+
+    Args:
+        indices: samples of the client, (n,).
+        test: fraction for testing.
+        validation: fraction of the training samples for validation.
+        seed: seed of the partition.
+        client: number of the client, which gives each client its own random stream.
+        labels: class numbers of these samples, (n,). With them, each part has its share of every class, up to rounding.
+
+    Returns:
+        Indices of the three parts.
 
     Raises:
         DataError: the training or the test part would be empty.
@@ -43,41 +53,41 @@ def split_parts(
 
 
 def _draw_stratified(strata: Array, n: int, random: np.random.Generator) -> tuple[Index, Index]:
-    """Draw n of the samples, the same share of every stratum, and return their places and those of the others.
+    """Draw n of the samples, the same share of every stratum; return positions of the drawn and of the other samples.
 
-    Where shares are no whole numbers, the strata with the largest rests get one more, at random among equals.
+    Where shares are no whole numbers, the strata with the largest remainders get one more, at random among equals.
     """
     totals = np.bincount(strata)
     shares = totals * n / max(len(strata), 1)
     quotas = np.floor(shares + 1e-9).astype(np.int64)  # n_c n / m may fall just below a whole number
     lacking = n - int(quotas.sum())
-    rests = np.round(shares - quotas, 9)
-    quotas[np.lexsort((random.random(len(totals)), -rests))[:lacking]] += 1
-    mixed = [random.permutation(places) for places in group_rows(strata)]
-    chosen = np.concatenate([places[:k] for places, k in zip(mixed, quotas, strict=True)])
-    others = np.concatenate([places[k:] for places, k in zip(mixed, quotas, strict=True)])
+    remainders = np.round(shares - quotas, 9)
+    quotas[np.lexsort((random.random(len(totals)), -remainders))[:lacking]] += 1
+    mixed = [random.permutation(rows) for rows in group_rows(strata)]
+    chosen = np.concatenate([rows[:k] for rows, k in zip(mixed, quotas, strict=True)])
+    others = np.concatenate([rows[k:] for rows, k in zip(mixed, quotas, strict=True)])
     return random.permutation(chosen), random.permutation(others)
 
 
 def group_rows(values: Array, n_values: int = 0) -> list[Index]:
-    """The indices of each value 0, 1, ... of an int64 array, in their order."""
+    """Return the indices of each value 0, 1, ... of an int64 array, in their order."""
     order = np.argsort(values, kind="stable")
     ends = np.bincount(values, minlength=n_values).cumsum()
     return np.split(order, ends[:-1])
 
 
 def compute_part_sizes(n: int, test: float, validation: float) -> tuple[int, int, int]:
-    """How many of n samples are for training, validation and testing."""
+    """Return how many of n samples are for training, validation and testing."""
     kept = int((1 - test) * n + 1e-9)  # floor; without the addend 0.7 * 10 could become 6
     n_validation = int(validation * kept + 1e-9)
     return kept - n_validation, n_validation, n - kept
 
 
 def check_fractions(test: float, validation: float, seed: int) -> None:
-    """Refuse fractions and seeds that cannot be.
+    """Refuse impossible fractions and seeds.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: a fraction or the seed is out of its range.
 
     """
     if not 0 < test < 1:
