@@ -1,6 +1,6 @@
-"""Read runs from their folders, finished or not, to be looked at beside each other."""
+"""Runs from their folders, finished or not, side by side."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..core.errors import RunError, did_you_mean, summarize_error
-from ..core.io import read_json
+from ..core.io import natural_key, read_json, read_yaml
 from ..training.metrics import RunMetrics
 from ..training.storage import RunStore
 from ..training.storage.folder import RESUMABLE_SETTINGS, RunFolder
@@ -21,13 +21,22 @@ EXPERIMENT_FILE = "experiment.yaml"
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs on the same clients; `waiting` are folders of runs in which no round is finished yet."""
+    """Runs on the same clients.
+
+    Attributes:
+        results: the metrics of each run, those of `local` first.
+        folders: the folder of each run.
+        failed: a sentence for each failed run.
+        waiting: folders of runs without a finished round.
+        rounds_to: the mean test accuracy to reach, if the experiment names one.
+
+    """
 
     results: list[RunMetrics]
     folders: list[Path]
     failed: list[str]
     waiting: list[Path]
-    rounds_to: float | None = None  # a mean test accuracy that was asked for
+    rounds_to: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -101,162 +110,142 @@ def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
 
 
 def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
-    """The runs in folders that `run` or `compare` wrote, or that are one of their runs.
+    """Read the runs in folders that `run` or `compare` wrote, or that are one of their runs.
 
-    A run that is in two folders counts once. Runs of one method with other options, which are no further seeds of it,
-    are told apart by the folder's name.
+    A run that is in two folders counts once. Runs of one method with other options are not further seeds of it; the
+    folder's name tells them apart.
 
     Args:
         paths: the folders.
-        running: take also runs that are still trained, or that were stopped.
+        running: read also runs that still train, or that were stopped.
 
     Raises:
         RunError: a folder holds no run, none that is finished, or the runs are not of the same clients.
 
     """
-    results: dict[tuple[str, int], RunMetrics] = {}
-    read: list[RunMetrics] = []  # as they call themselves
-    asked: dict[str, dict[str, Any]] = {}  # name -> what its runs have in common
-    folders: list[Path] = []
+    found: dict[tuple[str, int], tuple[RunMetrics, Path]] = {}
+    config_of: dict[str, dict[str, Any]] = {}  # name -> configuration of its runs
+    identities: list[tuple[object, ...]] = []
     failed: list[str] = []
     waiting: list[Path] = []
     seen: set[Path] = set()
-    places = [Path(path) for path in paths]
-    for path in places:
-        given_up = read_failures(path)
-        waiting += [
-            folder for folder, *_ in list_planned_runs(path) if not folder.exists() and folder not in given_up
-        ]
+    folders = [Path(path) for path in paths]
+    for path in folders:
+        failures = read_failures(path)
+        failed += failures.values()
+        planned = [folder for folder, *_ in list_planned_runs(path)]
+        waiting += [folder for folder in planned if not folder.exists() and folder not in failures]
         for folder in find_run_folders(path):
-            if folder.resolve() in seen or folder in given_up:
+            if folder.resolve() in seen or folder in failures:
                 continue
             seen.add(folder.resolve())
             run = read_run(folder)
             if run is None or not (run.finished or running):
                 waiting.append(folder)
                 continue
-            if any(_is_same_run(other, run) for other in read):
+            config, own, seed = _strip_config(run), run.algorithm, run.settings.seed
+            if (own, seed, run.rounds, config) in identities:
                 continue
-            read.append(run)
-            own, seed = run.algorithm, run.settings.seed
+            identities.append((own, seed, run.rounds, config))
             # Every folder is read once, so the last of these names is free.
             label = path if folder == path else path.resolve().name
-            apart = (own, *(f"{own} ({place})" for place in (label, path, folder, len(read))))
-            name = next(
-                name
-                for name in apart
-                if (name, seed) not in results
-                and _defining_config(run) == asked.setdefault(name, _defining_config(run))
-            )
-            results[name, seed] = replace(run, config={**run.config, "algorithm": name})
-            folders.append(folder)
-        failed += [line for line in given_up.values() if line not in failed]
-    if not results and not running:
+            names = (own, *(f"{own} ({apart})" for apart in (label, path, folder, len(identities))))
+            free = (name for name in names if (name, seed) not in found)
+            name = next(name for name in free if config == config_of.setdefault(name, config))
+            found[name, seed] = replace(run, config={**run.config, "algorithm": name}), folder
+    if not found and not running:
         raise RunError(
-            f"{places[0]}: no run is finished yet; look at it with fedattune watch, or go on with it by --resume"
+            f"{folders[0]}: no run is finished yet; look at it with fedattune watch, or go on with it by --resume"
         )
-    found = list(results.values())
-    clients = [one["id"] for one in found[0].facts["clients"]] if found else []
-    for run, folder in zip(found, folders, strict=True):
-        differ = (
-            "data, partition or its seed differ"
-            if run.config.get("split") != found[0].config.get("split")
-            else ""
-        )
-        if not differ and [one["id"] for one in run.facts["clients"]] != clients:
-            differ = "other clients were evaluated: --eval-clients or --held-out differ"
-        if differ:
-            raise RunError(
-                f"{folder} and {folders[0]} are not of the same clients ({differ}), so they cannot be compared; look "
-                "at them one by one"
-            )
-    order = sorted(range(len(found)), key=lambda i: found[i].algorithm != BASELINE)
+    ordered = sorted(found.values(), key=lambda one: one[0].algorithm != BASELINE)
+    _check_clients(list(found.values()))
     return Runs(
-        [found[i] for i in order],
-        [folders[i] for i in order],
-        failed,
+        [run for run, _ in ordered],
+        [folder for _, folder in ordered],
+        list(dict.fromkeys(failed)),
         list(dict.fromkeys(waiting)),
-        read_experiment(places[0]).get("rounds_to"),
+        read_experiment(folders[0]).get("rounds_to"),
     )
 
 
+def _strip_config(run: RunMetrics) -> dict[str, Any]:
+    """Return the configuration of a run without its seed and the settings that change no result."""
+    hidden = {"algorithm", "seed", *RESUMABLE_SETTINGS}
+    return {key: value for key, value in run.config.items() if key not in hidden and value is not None}
+
+
+def _check_clients(found: Sequence[tuple[RunMetrics, Path]]) -> None:
+    """Refuse runs that are not of the same clients."""
+    for run, folder in found[1:]:
+        first, reason = found[0][0], ""
+        if run.config.get("split") != first.config.get("split"):
+            reason = "data, partition or its seed differ"
+        elif [one["id"] for one in run.facts["clients"]] != [one["id"] for one in first.facts["clients"]]:
+            reason = "other clients were evaluated: --eval-clients or --held-out differ"
+        if reason:
+            raise RunError(
+                f"{folder} and {found[0][1]} are not of the same clients ({reason}), so they cannot be compared; look "
+                "at them one by one"
+            )
+
+
 def list_run_files(paths: Sequence[Path]) -> dict[str, Path]:
-    """The files of runs, which no other result may be written over."""
+    """List the files of runs, which no other result may replace: name in a message -> file."""
     files: dict[str, Path] = {}
     for path in paths:
         own = [path / name for name in (EXPERIMENT_FILE, "result.json", "partition.json", "command.txt")]
-        single = [RunFolder(found) for found in (path, *path.glob("*/seed-*"))]
-        own += [
-            file
-            for run in single
-            for file in (
-                *(run.config, run.facts, run.environment, run.metrics, run.models, run.inputs, run.result),
-                *(run.path / "checkpoints").glob("*"),
-            )
-        ]
+        for run in map(RunFolder, (path, *path.glob("*/seed-*"))):
+            own += [run.config, run.facts, run.environment, run.metrics, run.models, run.inputs, run.result]
+            own += (run.path / "checkpoints").glob("*")
         files |= {f"{file.relative_to(path)} of {path}": file for file in own if file.is_file()}
     return files
 
 
 def find_run_folders(path: Path) -> list[Path]:
-    """The folders of single runs, in the order in which they were asked for."""
+    """Find the folders of single runs, in the order of the experiment.
+
+    Raises:
+        RunError: the folder holds neither runs nor an experiment.
+
+    """
     if RunFolder(path).config.is_file():
         return [path]
     found = [file.parent for file in path.glob("*/seed-*/config.json")]
-    found.sort(key=lambda run: (run.parent.name, _seed_of_folder(run), run.name))
     if not found and not (path / EXPERIMENT_FILE).is_file():
         missing = "" if path.exists() else " (there is no such folder)"
         raise RunError(f"{path} holds no run{missing}; give a folder that fedattune run or compare wrote")
-    asked = read_experiment(path).get("algorithms", [])
-    names = asked.split(",") if isinstance(asked, str) else list(asked)
+    names = _list_methods(read_experiment(path))
+    found.sort(key=lambda run: (run.parent.name, natural_key(run.name)))
     found.sort(key=lambda run: names.index(run.parent.name) if run.parent.name in names else len(names))
     return found
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """What the comparison in a folder was asked to do; empty where it holds a single run."""
-    from ..core.io import read_yaml
-
+    """Read the options of the experiment in a folder; none if it holds a single run."""
     return read_yaml(path / EXPERIMENT_FILE) if (path / EXPERIMENT_FILE).is_file() else {}
 
 
+def _list_methods(experiment: Mapping[str, Any]) -> list[str]:
+    names = experiment.get("algorithms", [])
+    return names.split(",") if isinstance(names, str) else list(names)
+
+
 def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
-    """Folder, method, seed and rounds of the runs that the comparison in a folder was asked for, begun or not."""
-    asked = read_experiment(path)
-    names, first = asked.get("algorithms", []), int(asked.get("seed", 0))
-    for name in names.split(",") if isinstance(names, str) else names:
-        for seed in range(first, first + int(asked.get("seeds", 1))):
-            yield path / name / f"seed-{seed}", name, seed, int(asked.get("rounds", 0))
-
-
-def _seed_of_folder(folder: Path) -> int:
-    """The seed by the folder's name, so that 2 comes before 10."""
-    number = folder.name.removeprefix("seed-")
-    return int(number) if number.isdecimal() else -1
-
-
-def _defining_config(run: RunMetrics) -> dict[str, Any]:
-    """What a run was asked to do, but for its seed and what changes no result."""
-    hidden = {"algorithm", "seed", *RESUMABLE_SETTINGS}
-    return {key: value for key, value in run.config.items() if key not in hidden and value is not None}
-
-
-def _is_same_run(one: RunMetrics, other: RunMetrics) -> bool:
-    """Whether both are the same run, which would give the same numbers."""
-    names = (
-        (one.algorithm, one.settings.seed, one.rounds),
-        (other.algorithm, other.settings.seed, other.rounds),
-    )
-    return names[0] == names[1] and _defining_config(one) == _defining_config(other)
+    """Yield folder, method, seed and rounds of the runs of the experiment in a folder, begun or not."""
+    experiment = read_experiment(path)
+    first, rounds = int(experiment.get("seed", 0)), int(experiment.get("rounds", 0))
+    for name in _list_methods(experiment):
+        for seed in range(first, first + int(experiment.get("seeds", 1))):
+            yield path / name / f"seed-{seed}", name, seed, rounds
 
 
 def read_failures(path: Path) -> dict[Path, str]:
-    """The runs of a comparison that did not come to an end, and what it says of them."""
+    """Read the runs of a comparison that failed: folder -> a sentence on the error."""
     file = path / "result.json"
-    found = read_json(file).get("failed", []) if file.is_file() else []
+    failed = read_json(file).get("failed", []) if file.is_file() else []
     return {
-        path
-        / one["algorithm"]
-        / f"seed-{one['seed']}": f"{one['algorithm']} failed with seed {one['seed']}: {one['error']}"
-        for one in found
+        path / one["algorithm"] / f"seed-{one['seed']}": (
+            f"{one['algorithm']} failed with seed {one['seed']}: {one['error']}"
+        )
+        for one in failed
     }
