@@ -27,6 +27,11 @@ def weighted_sum(p: Tensor, stack: Params) -> Params:
     return stack.map(lambda a: torch.tensordot(p.to(a.dtype), a, 1))
 
 
+def average_statistics(uploaded: Params, n: Tensor) -> Params:
+    """Average BatchNorm statistics (C, ...) over clients, weighted by their sample counts n (C,)."""
+    return weighted_sum(compute_shares(n, "samples"), uploaded)
+
+
 def mean_update(p: Tensor, sent: Params, received: Params) -> Params:
     """sum_k p_k (received_k - sent_k) over C models, whose differences are held for one tensor at a time; p (C,)."""
     return received.map(lambda a, b: torch.tensordot(p.to(a.dtype), a - b, 1), sent)

@@ -1,6 +1,6 @@
-"""What lives on the clients between rounds: memory, personal tensors, buffers, and what they were last sent."""
+"""The state of clients between rounds: local state, personal tensors, buffers, and the last payloads."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..core.algorithm import Algorithm
 from ..core.params import Params
 from ..core.payload import LocalState, Payload
-from ..core.task import Task
+from .context import RunContext
 from .engine import ClientInputs, ClientOutputs
 from .storage.rows import RowStack, RowStorage, pick_rows
 
@@ -20,161 +19,183 @@ ModelRule = Callable[[Payload, LocalState, Tensor], Params]
 
 
 Sender = Callable[[Tensor], Payload]
-"""What the server sends to clients with these numbers now, one row each."""
+"""Gives the payload that the server would send to clients with these numbers now, one row each."""
 
 
 FIRST_PAYLOADS_CHUNK = 1000
-"""Clients whose first payload is made together where payloads are kept on disk."""
+"""Clients whose first payload is made together if payloads are kept on disk."""
 
 
 @dataclass
 class ClientStates:
-    """The state of the M clients of one place, one row per client on every tensor.
+    """The state of the M clients of one backend, one row per client on every tensor.
 
     Attributes:
-        members: (M,) their numbers among all N clients, sorted; clients are named by these numbers.
-        memory: what the client rule keeps.
+        client_ids: (M,) their numbers among all N clients, sorted; clients are named by these numbers.
+        local_state: the local state of the client rule, by name.
         personal: the parameters that never leave a client.
         buffers: the model's buffers (running statistics), which stay on the client.
-        sent: the last payload each client was sent; kept only where the server answers uploads (`reply`).
+        sent: the last payload of each client; kept only if the server answers uploads (`reply`).
         fresh: (M,) whether that payload arrived since the client last trained.
         names: the model's parameters in their order.
-        common: the averaged BatchNorm statistics that clients are sent; empty where these stay local.
-        room: where rows are kept.
+        statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
+        storage: where rows are kept.
 
     """
 
-    members: Tensor
-    memory: dict[str, RowStack]
+    client_ids: Tensor
+    local_state: dict[str, RowStack]
     personal: RowStack
     buffers: RowStack
     sent: Payload | None
     fresh: Tensor
     names: list[str]
-    common: Params
-    room: RowStorage
+    statistics: Params
+    storage: RowStorage
 
     @classmethod
     def start(
         cls,
-        algorithm: Algorithm,
-        task: Task,
-        send: Sender | None,
-        members: Tensor,
-        room: RowStorage,
+        context: RunContext,
+        client_ids: Tensor,
+        storage: RowStorage,
         *,
-        averaged: Iterable[str] = (),
+        send: Sender | None = None,
         own_buffers: Params | None = None,
     ) -> "ClientStates":
-        """Clients `members` (M,) before the first round; they hold the initial model.
+        """Make the state before the first round, in which clients hold the initial model.
 
-        Buffers `averaged` are shared; `own_buffers` (M, ...) differ between clients. Without `send`, the first
-        payloads are to come by `hold`.
+        Args:
+            context: the run.
+            client_ids: (M,) numbers of the clients, sorted.
+            storage: where rows are kept.
+            send: gives the first payloads; without it, they come later by `store_payload`.
+            own_buffers: buffers (M, ...) that differ between clients.
+
         """
-        w0 = task.params
+        algorithm, task = context.algorithm, context.task
         own, first = own_buffers or Params(), task.buffers
         if own:
             first = Params({**first, **own.rows(0)})
-        keeps = send is not None and algorithm.participation.receive == "reply"
+        local_state = algorithm.client.init_local_state(task.params)
+        personal = task.params.only(algorithm.personal.names(task.model))
         return cls(
-            members=members,
-            memory={
-                k: room.allocate(f"clients/memory/{k}", v)
-                for k, v in algorithm.client.init_local_state(w0).items()
-            },
-            personal=room.allocate("clients/personal", w0.only(algorithm.personal.names(task.model))),
-            buffers=room.allocate("clients/buffers", first, own),
-            sent=_make_first_payloads(send, members, room) if send and keeps else None,
-            fresh=torch.zeros(len(members), dtype=torch.bool, device=members.device),
-            names=list(w0),
-            common=task.buffers.only(averaged),
-            room=room,
+            client_ids=client_ids,
+            local_state={k: storage.allocate(f"clients/local_state/{k}", v) for k, v in local_state.items()},
+            personal=storage.allocate("clients/personal", personal),
+            buffers=storage.allocate("clients/buffers", first, own),
+            sent=_make_first_payloads(send, client_ids, storage) if send and context.is_answered else None,
+            fresh=torch.zeros(len(client_ids), dtype=torch.bool, device=client_ids.device),
+            names=list(task.params),
+            statistics=context.initial_statistics,
+            storage=storage,
         )
 
     def tree(self) -> dict[str, Any]:
-        """Everything as a nest of dicts, for a checkpoint."""
-        sent = {} if self.sent is None else {"params": self.sent.params, "extra": self.sent.extra}
+        """Return everything as a nest of dicts, for a checkpoint."""
         return {
-            "memory": self.memory,
+            "local_state": self.local_state,
             "personal": self.personal,
             "buffers": self.buffers,
-            "sent": sent,
+            "sent": {} if self.sent is None else self.sent._asdict(),
             "fresh": self.fresh,
-            "common": self.common,
+            "statistics": self.statistics,
         }
 
-    def load(self, tree: dict[str, Any]) -> None:
-        """Take over what a checkpoint holds."""
-        self.memory, self.personal, self.buffers = tree["memory"], tree["personal"], tree["buffers"]
-        self.fresh, self.common = tree["fresh"], tree["common"]
+    def load_tree(self, tree: dict[str, Any]) -> None:
+        """Take over the state of a checkpoint."""
+        self.local_state, self.personal, self.buffers = tree["local_state"], tree["personal"], tree["buffers"]
+        self.fresh, self.statistics = tree["fresh"], tree["statistics"]
         if self.sent is not None:
-            self.sent = Payload(tree["sent"]["params"], tree["sent"]["extra"])
+            self.sent = Payload(**tree["sent"])
 
-    def at(self, ids: Tensor) -> Tensor:
-        """The rows of clients `ids`."""
-        return ids if self._are_all else torch.searchsorted(self.members, ids)
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """Return the rows of clients `ids`."""
+        return ids if self._are_all else torch.searchsorted(self.client_ids, ids)
 
     @cached_property
     def _are_all(self) -> bool:
         """Whether a client's number is its row."""
-        return int(self.members[-1]) == len(self.members) - 1
+        return int(self.client_ids[-1]) == len(self.client_ids) - 1
 
-    def hold(self, ids: Tensor, payload: Payload) -> None:
-        """Let clients `ids` keep what they are sent until it is replaced."""
+    def store_payload(self, ids: Tensor, payload: Payload) -> None:
+        """Keep the payload of clients `ids` until another one replaces it."""
         if self.sent is None:
-            self.sent = _allocate_payloads(payload.rows(0), self.room)
-        self.sent.params.put_rows(self.at(ids), payload.params)
-        for k, v in self.sent.extra.items():
-            v.put_rows(self.at(ids), payload.extra[k])
+            self.sent = _allocate_payloads(payload.rows(0), self.storage)
+        put_payload_rows(self.sent, self.rows_of(ids), payload)
 
-    def arrived(self, ids: Tensor, payload: Payload, common: Params | None = None) -> None:
-        """Note what clients `ids` were sent; `common` are the common statistics of each, if they were others then."""
+    def receive(self, ids: Tensor, payload: Payload, statistics: Params | None = None) -> None:
+        """Give clients `ids` a payload, with the averaged BatchNorm statistics.
+
+        Args:
+            ids: (C,) numbers of the clients.
+            payload: one row each.
+            statistics: (C, ...) the statistics that came with it, if they are not today's.
+
+        """
         if self.sent is not None:
-            self.hold(ids, payload)
-        rows = self.at(ids)
+            self.store_payload(ids, payload)
+        rows = self.rows_of(ids)
         self.fresh[rows] = True
-        if self.common:
-            self.buffers.only(self.common).put_rows(rows, common or self.common.repeat(len(ids)))
+        if self.statistics:
+            self.buffers.only(self.statistics).put_rows(rows, statistics or self.statistics.repeat(len(ids)))
 
     def held_buffers(self, ids: Tensor) -> Params:
-        """The buffers (E, ...) that clients `ids` hold."""
-        return pick_rows(self.buffers, self.at(ids), len(self.fresh))
+        """Return the buffers (E, ...) that clients `ids` hold."""
+        return pick_rows(self.buffers, self.rows_of(ids), len(self.fresh))
 
     def received_buffers(self, ids: Tensor) -> Params:
-        """Buffers (E, ...) of clients `ids` if all were sent the common ones now; under `reply`, those they hold."""
-        if not self.common or self.sent is not None:
-            return self.held_buffers(ids)
-        return Params({**self.held_buffers(ids), **self.common.repeat(len(ids))})
+        """Return the buffers (E, ...) of clients `ids` if all were sent today's averaged statistics.
 
-    def inputs(self, ids: Tensor, payload: Payload, is_uploaded: Tensor) -> ClientInputs:
-        """Collect the start of training for clients `ids`; `payload` is the last one they were sent."""
-        rows = self.at(ids)
+        A server that answers uploads sends them to the cohort alone: then these are the buffers that clients hold.
+        """
+        if not self.statistics or self.sent is not None:
+            return self.held_buffers(ids)
+        return Params({**self.held_buffers(ids), **self.statistics.repeat(len(ids))})
+
+    def training_inputs(self, ids: Tensor, payload: Payload, is_uploaded: Tensor) -> ClientInputs:
+        """Return the state from which clients `ids` (C,) start training.
+
+        Args:
+            ids: numbers of the clients.
+            payload: the last payload of each, one row per client.
+            is_uploaded: (C,) see `RoundContext`.
+
+        """
+        rows = self.rows_of(ids)
         return ClientInputs(
-            self._whole(payload, self.personal.rows(rows)),
-            {k: v.rows(rows) for k, v in self.memory.items()},
+            self._add_personal(payload, self.personal.rows(rows)),
+            {k: v.rows(rows) for k, v in self.local_state.items()},
             self.buffers.rows(rows),
             self.fresh[rows],
             is_uploaded,
         )
 
-    def _whole(self, payload: Payload, own: Params) -> Payload:
-        """The payload with the parameters that never left the clients."""
+    def _add_personal(self, payload: Payload, own: Params) -> Payload:
+        """Return the payload with the parameters that never left the clients."""
         return payload._replace(
             params=Params({k: own[k] if k in own else payload.params[k] for k in self.names})
         )
 
-    def keep(self, ids: Tensor, trained: ClientOutputs) -> None:
-        """Store what training left on clients `ids`."""
-        rows = self.at(ids)
-        for k, v in self.memory.items():
+    def store_trained(self, ids: Tensor, trained: ClientOutputs) -> None:
+        """Keep the local state, personal tensors and buffers that training left on clients `ids`."""
+        rows = self.rows_of(ids)
+        for k, v in self.local_state.items():
             v.put_rows(rows, trained.local_state[k])
         self.personal.put_rows(rows, trained.upload.params)
         self.buffers.put_rows(rows, trained.buffers)
         self.fresh[rows] = False
 
     def models(self, rule: ModelRule, ids: Tensor, send: Sender) -> Params:
-        """The model (E, ...) that `rule` gives clients `ids`; `send` is asked where nothing was kept."""
-        n, rows = len(self.fresh), self.at(ids)
+        """Return the models (E, ...) that a rule gives clients.
+
+        Args:
+            rule: makes a client's model from its payload, its local state, and whether the payload is fresh.
+            ids: (E,) numbers of the clients.
+            send: gives the payloads if clients keep none.
+
+        """
+        n, rows = len(self.fresh), self.rows_of(ids)
         if self.sent is not None:
             sent = Payload(
                 pick_rows(self.sent.params, rows, n),
@@ -183,52 +204,64 @@ class ClientStates:
             fresh = self.fresh[rows]
         else:
             sent, fresh = send(ids), torch.ones_like(ids, dtype=torch.bool)
-        if not self.memory and not self.personal:
+        if not self.local_state and not self.personal:
             return rule(sent, {}, fresh)  # one model for all stays one model
-        memory = {k: pick_rows(v, rows, n) for k, v in self.memory.items()}
-        models: Params = vmap(rule)(self._whole(sent, pick_rows(self.personal, rows, n)), memory, fresh)
+        local_state = {k: pick_rows(v, rows, n) for k, v in self.local_state.items()}
+        whole = self._add_personal(sent, pick_rows(self.personal, rows, n))
+        models: Params = vmap(rule)(whole, local_state, fresh)
         return models
 
 
 def copy_rows(stack: Params) -> Params:
-    """A copy whose rows can be written one by one."""
+    """Copy a stack, so that its rows can be written one by one."""
     return stack.map(lambda a: a.clone(memory_format=torch.contiguous_format))
 
 
-def _make_first_payloads(send: Sender, members: Tensor, room: RowStorage) -> Payload:
-    """What each client was sent before the first round."""
-    if not room.disk:
-        first = send(members)
-        return Payload(copy_rows(first.params), {k: copy_rows(v) for k, v in first.extra.items()})
-    one = send(members[:1]).rows(0)
-    sent = _allocate_payloads(one, room)
-    numbers = torch.arange(len(members), device=members.device)
-    stretches: list[Tensor] = list(numbers.split(FIRST_PAYLOADS_CHUNK))  # type: ignore[no-untyped-call]
-    differ = 0
-    for number, rows in enumerate([stretches[-1], *stretches[:-1]]):
-        payload = send(members[rows])
-        differ += _write_differing_rows(sent.params, one.params, rows, payload.params)
+def copy_payload_rows(payload: Payload) -> Payload:
+    """Copy payloads, so that their rows can be written one by one."""
+    return Payload(copy_rows(payload.params), {k: copy_rows(v) for k, v in payload.extra.items()})
+
+
+def put_payload_rows(stack: Payload, rows: Tensor, new: Payload) -> None:
+    """Write the payloads `new` in place of some rows of a stack of payloads."""
+    stack.params.put_rows(rows, new.params)
+    for key, part in stack.extra.items():
+        part.put_rows(rows, new.extra[key])
+
+
+def _make_first_payloads(send: Sender, client_ids: Tensor, storage: RowStorage) -> Payload:
+    """Return the payload of each client before the first round."""
+    if not storage.disk:
+        return copy_payload_rows(send(client_ids))
+    one = send(client_ids[:1]).rows(0)
+    sent = _allocate_payloads(one, storage)
+    rows = torch.arange(len(client_ids), device=client_ids.device)
+    chunks: list[Tensor] = list(rows.split(FIRST_PAYLOADS_CHUNK))  # type: ignore[no-untyped-call]
+    n_different = 0
+    for number, chunk in enumerate([chunks[-1], *chunks[:-1]]):
+        payload = send(client_ids[chunk])
+        n_different += _write_differing_rows(sent.params, one.params, chunk, payload.params)
         for k, v in sent.extra.items():
-            differ += _write_differing_rows(v, one.extra[k], rows, payload.extra[k])
+            n_different += _write_differing_rows(v, one.extra[k], chunk, payload.extra[k])
         # A rule draws something for each client, or sends all the same at first: of 2,000, one would have shown.
-        if number == 1 and not differ:
+        if number == 1 and not n_different:
             break
     return sent
 
 
-def _allocate_payloads(one: Payload, room: RowStorage) -> Payload:
-    """Room for a payload of each client, that of `one` at first."""
+def _allocate_payloads(one: Payload, storage: RowStorage) -> Payload:
+    """Make room for a payload of each client, which is `one` at first."""
     return Payload(
-        cast(Params, room.allocate("clients/sent/params", one.params)),
-        {k: cast(Params, room.allocate(f"clients/sent/extra/{k}", v)) for k, v in one.extra.items()},
+        cast(Params, storage.allocate("clients/sent/params", one.params)),
+        {k: cast(Params, storage.allocate(f"clients/sent/extra/{k}", v)) for k, v in one.extra.items()},
     )
 
 
 def _write_differing_rows(stack: RowStack, first: Params, at: Tensor, rows: Params) -> int:
-    """Write those rows that differ from the first one, as equal ones take no space; how many these are."""
-    other = torch.zeros(len(at), dtype=torch.bool, device=at.device)
+    """Write the rows that differ from the first one, as equal rows take no space; return their number."""
+    differs = torch.zeros(len(at), dtype=torch.bool, device=at.device)
     for k, v in rows.items():
-        other |= (v != first[k]).reshape(len(at), -1).any(1)
-    if other.any():
-        stack.put_rows(at[other], rows.rows(other.nonzero().flatten()))
-    return int(other.sum())
+        differs |= (v != first[k]).reshape(len(at), -1).any(1)
+    if differs.any():
+        stack.put_rows(at[differs], rows.rows(differs.nonzero().flatten()))
+    return int(differs.sum())

@@ -1,12 +1,78 @@
-"""Progress of a run."""
+"""What a run is made of: everything that is settled before the first round and never changes."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.algorithm import Algorithm
+from ..core.params import Params
+from ..core.settings import Settings
+from ..core.task import Task
+from ..data import Federation
+from ..data.federated import FederationInfo
 
 
 class Progress(NamedTuple):
-    """Where a run stands; `accuracy` is the mean over clients at the headline point, at the last evaluation."""
+    """The position of a run.
+
+    Attributes:
+        round: number of the last finished round, from 1.
+        rounds: number of rounds in all.
+        accuracy: mean test accuracy over clients at the headline point, at the last evaluation.
+        seconds: wall-clock time since the run began.
+
+    """
 
     round: int
     rounds: int
     accuracy: float | None
     seconds: float
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The parts of a run that all its rounds share; it is handed to everything that takes part in a round.
+
+    Attributes:
+        algorithm: the method, with what the settings decide for all methods alike.
+        settings: rounds, learning rate and so on.
+        task: the model that is trained, and its loss.
+        federation: the clients' data, or the facts that a server knows about data elsewhere.
+        all_ids: (N,) numbers of all clients.
+        eval_ids: (E,) numbers of the clients that are evaluated, sorted.
+        n_train: (N,) training samples of every client.
+        shares_parameters: whether any parameter leaves the clients.
+
+    """
+
+    algorithm: Algorithm
+    settings: Settings
+    task: Task
+    federation: Federation | FederationInfo
+    all_ids: Tensor
+    eval_ids: Tensor
+    n_train: Tensor
+    shares_parameters: bool
+
+    @property
+    def n_clients(self) -> int:
+        """Number of clients N."""
+        return len(self.all_ids)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all tensors of the run."""
+        return self.all_ids.device
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the server answers each upload right after aggregation."""
+        return self.algorithm.participation.receive == "reply"
+
+    @property
+    def initial_statistics(self) -> Params:
+        """The BatchNorm statistics that are averaged over clients, before the first round; empty if none are."""
+        averages = self.shares_parameters and self.algorithm.bn_buffers == "average"
+        return self.task.buffers.only(self.task.bn_statistics if averages else ())

@@ -53,8 +53,8 @@ class LocalEvaluation:
     """Evaluates clients at the two points and keeps the models that it evaluated last.
 
     Attributes:
-        judged: the E clients that are evaluated, sorted.
-        deployed: models and buffers (E, ...) that were evaluated last at the headline point.
+        eval_ids: the E clients that are evaluated, sorted.
+        headline_models: models and buffers (E, ...) that were evaluated last at the headline point.
 
     """
 
@@ -62,15 +62,15 @@ class LocalEvaluation:
     engine: Engine
     federation: Federation
     clients: ClientStates
-    judged: Tensor
-    deployed: tuple[RowStack, RowStack] = field(default_factory=lambda: (Params(), Params()))
+    eval_ids: Tensor
+    headline_models: tuple[RowStack, RowStack] = field(default_factory=lambda: (Params(), Params()))
 
-    def of_trained(self, ids: Tensor, trained: ClientOutputs) -> ClientModels | None:
+    def select_trained(self, ids: Tensor, trained: ClientOutputs) -> ClientModels | None:
         """The models of those clients `ids` that are evaluated, after local training; None if there are none."""
         if self.algorithm.adapt:
             return None  # then `trained` is the received model after fine-tuning
-        if not torch.equal(ids, self.judged):
-            rows = torch.isin(ids, self.judged, assume_unique=True).nonzero().flatten()
+        if not torch.equal(ids, self.eval_ids):
+            rows = torch.isin(ids, self.eval_ids, assume_unique=True).nonzero().flatten()
             ids, trained = ids[rows], trained.rows(rows)
         if not len(ids):
             return None
@@ -80,7 +80,7 @@ class LocalEvaluation:
             trained.buffers,
         )
 
-    def trained(self, done: Sequence[ClientModels], send: Sender) -> list[PointScores]:
+    def evaluate_trained(self, done: Sequence[ClientModels], send: Sender) -> list[PointScores]:
         """The scores of clients after local training: of the models that `done` has, those of the others rest."""
         if self.algorithm.adapt:
             return []
@@ -105,7 +105,7 @@ class LocalEvaluation:
 
         return self._score("trained", map(models, self._stretches()))
 
-    def received(
+    def evaluate_received(
         self,
         send: Sender,
         w: Params | None,
@@ -132,10 +132,10 @@ class LocalEvaluation:
         if (
             len(stretches) > 1
             and not rule.is_ready_after_probe
-            and _is_one_model(models(self.judged[:2]).params)
+            and _is_one_model(models(self.eval_ids[:2]).params)
         ):
-            whole = [self.judged]  # one model for all takes no memory
-        made = [models(self.judged)] if len(whole) == 1 else []
+            whole = [self.eval_ids]  # one model for all takes no memory
+        made = [models(self.eval_ids)] if len(whole) == 1 else []
         found = self._score("received", made or map(models, whole))
         found += self._global(w, found, mean_buffers, bool(made) and _is_one_model(made[0].params))
         if adapt:
@@ -151,7 +151,7 @@ class LocalEvaluation:
     def _stretches(self) -> Sequence[Tensor]:
         """The evaluated clients, in stretches whose personal models fit into memory."""
         size = max(1, MODEL_CHUNK_BYTES // max(1, self.engine.task.params.nbytes()))
-        return list(self.judged.split(size))  # type: ignore[no-untyped-call]
+        return list(self.eval_ids.split(size))  # type: ignore[no-untyped-call]
 
     def _probed(self, send: Sender, work: LocalTraining, ids: Tensor, buffers: Params) -> Params:
         """The models of clients `ids` as their next round would begin with them."""
@@ -160,8 +160,8 @@ class LocalEvaluation:
         numbers = torch.arange(len(ids), device=ids.device)
         for rows in numbers.split(PROBE_CHUNK):  # type: ignore[no-untyped-call]
             some, kept = ids[rows], self.clients.sent
-            sent = send(some) if kept is None else kept.rows(self.clients.at(some))
-            inputs = self.clients.inputs(some, sent, torch.zeros_like(some, dtype=torch.bool))
+            sent = send(some) if kept is None else kept.rows(self.clients.rows_of(some))
+            inputs = self.clients.training_inputs(some, sent, torch.zeros_like(some, dtype=torch.bool))
             done = self.engine.train(rule, some, inputs._replace(buffers=buffers.rows(rows)), work)
             models.append(vmap(rule.trained_model)(done.upload, done.local_state))
         return concatenate(models)
@@ -186,18 +186,18 @@ class LocalEvaluation:
         first = personal.rows(0)
         whole = Params({k: w[k] if k in w else torch.zeros_like(first[k]) for k in self.clients.names})
         if self.clients.buffers or not alike:
-            n = len(self.judged)
+            n = len(self.eval_ids)
             if mean_buffers is None:
                 total = self.total_buffers()
                 mean_buffers = total.map(lambda b: b / n)
             # Without shared statistics, those of the clients' mean stand in.
             buffers = mean_buffers.map(lambda b, like: b.to(like.dtype), self.clients.buffers.rows(0))
-            scores = self.engine.evaluate(whole.repeat(n), buffers.repeat(n), "test", self.judged)
-        return [PointScores("global", "test", self.judged, scores)]
+            scores = self.engine.evaluate(whole.repeat(n), buffers.repeat(n), "test", self.eval_ids)
+        return [PointScores("global", "test", self.eval_ids, scores)]
 
     def total_buffers(self) -> Params:
         """The sum over evaluated clients of their buffers after communication, in float64."""
-        return self.clients.received_buffers(self.judged).map(lambda b: b.double().sum(0))
+        return self.clients.received_buffers(self.eval_ids).map(lambda b: b.double().sum(0))
 
     def _score(
         self,
@@ -214,23 +214,23 @@ class LocalEvaluation:
             if point == self.algorithm.headline:
                 self._deploy(piece)
         return [
-            PointScores(point, part, self.judged, Scores(*map(torch.cat, zip(*some, strict=True))))
+            PointScores(point, part, self.eval_ids, Scores(*map(torch.cat, zip(*some, strict=True))))
             for part, some in scores.items()
         ]
 
     def _deploy(self, piece: ClientModels) -> None:
         """Keep what was evaluated; on disk if it is too much to be made at once."""
-        if len(piece.ids) == len(self.judged):
-            self.deployed = piece.params, piece.buffers
+        if len(piece.ids) == len(self.eval_ids):
+            self.headline_models = piece.params, piece.buffers
             return
-        rows = torch.searchsorted(self.judged, piece.ids)
+        rows = torch.searchsorted(self.eval_ids, piece.ids)
         if not int(rows[0]):
-            room = RowStorage(len(self.judged), disk=True)
-            self.deployed = (
-                room.allocate("deployed", piece.params.rows(0)),
-                room.allocate("deployed", piece.buffers.rows(0)),
+            room = RowStorage(len(self.eval_ids), disk=True)
+            self.headline_models = (
+                room.allocate("headline_models", piece.params.rows(0)),
+                room.allocate("headline_models", piece.buffers.rows(0)),
             )
-        for stack, new in zip(self.deployed, piece[1:], strict=True):
+        for stack, new in zip(self.headline_models, piece[1:], strict=True):
             stack.put_rows(rows, new)
 
 

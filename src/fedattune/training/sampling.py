@@ -1,4 +1,6 @@
-"""Who is asked in which round, and on what device: what is settled before the first round."""
+"""Random choices of clients, and the numbers of all random streams of a run."""
+
+from enum import IntEnum
 
 import numpy as np
 import torch
@@ -9,45 +11,59 @@ from ..core.settings import Settings
 from ..data import Federation
 from ..data.federated import FederationInfo
 
-COHORTS, TRAINING, ADAPTATION, ABSENCE, HELD_OUT, EVALUATED = 1, 2, 3, 4, 5, 6
-"""Streams of random numbers drawn from one seed."""
+
+class Stream(IntEnum):
+    """Random streams drawn from one seed; each has its own number, so that no two see the same draws.
+
+    The seed of a stream is the list of the run's seed (or the split's), the stream, and what it is drawn for: the
+    round, the client, or both. A run with probes also uses PROBE plus the number of the stream that it probes for.
+    """
+
+    COHORT = 1
+    TRAINING = 2
+    ADAPTATION = 3
+    DROPOUT = 4
+    NEWCOMERS = 5
+    EVALUATION = 6
+    PROBE_SPLIT = 101
+    PROBE = 102
 
 
 EVALUATE_ALL_UP_TO, DEFAULT_EVAL_CLIENTS = 10_000, 1_000
-"""Of more clients than the first number only the second many are evaluated, unless the settings say how many."""
+"""Number of clients up to which all are evaluated by default, and the number evaluated of more clients."""
 
 
 def sample_cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
-    """The clients asked in round r, sorted; drawn from the seed alone, so the same for every algorithm."""
-    rng = np.random.default_rng([settings.seed, COHORTS, r])
+    """Draw the cohort of round r, sorted, from the seed alone: it is the same for every algorithm."""
+    rng = np.random.default_rng([settings.seed, Stream.COHORT, r])
     return torch.from_numpy(np.sort(rng.choice(n_clients, settings.cohort_size(n_clients), replace=False)))
 
 
 def sample_dropouts(settings: Settings, n_clients: int, r: int) -> Tensor:
-    """(N,) which clients would drop out in round r, if they were asked; from the seed alone."""
+    """Draw, from the seed alone, the clients (N,) bool that drop out in round r if they are in its cohort."""
     if not settings.drop_out:
         return torch.from_numpy(np.zeros(n_clients, dtype=np.bool_))  # takes no memory before it is written
-    rng = np.random.default_rng([settings.seed, ABSENCE, r])
+    rng = np.random.default_rng([settings.seed, Stream.DROPOUT, r])
     return torch.from_numpy(rng.random(n_clients) < settings.drop_out)
 
 
 def sample_eval_ids(settings: Settings, federation: Federation | FederationInfo) -> Tensor:
-    """The clients that are evaluated, sorted: the same in every round and for every method and seed."""
+    """Draw the clients that are evaluated, sorted: the same in every round and for every method and seed."""
     n = federation.n_clients
-    few = settings.eval_clients or (n if n <= EVALUATE_ALL_UP_TO else DEFAULT_EVAL_CLIENTS)
-    if few >= n:
+    n_evaluated = settings.eval_clients or (n if n <= EVALUATE_ALL_UP_TO else DEFAULT_EVAL_CLIENTS)
+    if n_evaluated >= n:
         return torch.arange(n)
-    rng = np.random.default_rng([_get_split_seed(federation), EVALUATED])
-    return torch.from_numpy(np.sort(rng.choice(n, few, replace=False)))
+    rng = np.random.default_rng([_get_split_seed(federation), Stream.EVALUATION])
+    return torch.from_numpy(np.sort(rng.choice(n, n_evaluated, replace=False)))
 
 
 def sample_newcomers(settings: Settings, federation: Federation) -> list[int]:
-    """The clients that take no part in training and join afterwards, sorted.
+    """Draw the clients that take no part in training and join afterwards, sorted.
 
-    They are drawn from the seed of the split, so that runs with several seeds hold out the same.
+    The seed of the split draws them, so that runs with several seeds hold out the same clients.
 
     Raises:
-        ConfigError: none would be left to train.
+        ConfigError: no client would be left to train.
 
     """
     n = federation.n_clients
@@ -55,7 +71,7 @@ def sample_newcomers(settings: Settings, federation: Federation) -> list[int]:
         raise ConfigError(
             f"held_out: got {settings.held_out}, expected fewer than the {n} clients that there are"
         )
-    rng = np.random.default_rng([_get_split_seed(federation), HELD_OUT])
+    rng = np.random.default_rng([_get_split_seed(federation), Stream.NEWCOMERS])
     return sorted(int(i) for i in rng.choice(n, settings.held_out, replace=False))
 
 

@@ -9,14 +9,17 @@ from torch import Tensor, nn
 
 from ..core.algorithm import Algorithm
 from ..core.errors import ConfigError
+from ..core.hardware import resolve_device
 from ..core.params import Params
 from ..core.payload import Broadcast, ServerState
 from ..core.selectors import AnyOf, BatchNorms
 from ..core.settings import Settings
 from ..core.task import Task
 from ..data import Federation
+from ..data.federated import FederationInfo
 from ..models.files import wrap_model
-from .sampling import sample_newcomers
+from .context import RunContext
+from .sampling import sample_eval_ids, sample_newcomers
 from .storage.rows import LazyModel, drop_laziness
 
 
@@ -33,15 +36,47 @@ def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
     )
 
 
-def init_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> tuple[ServerState, Params]:
-    """The server's first state, its random parts drawn from the seed alone, and the tensors that are shared.
+def make_context(
+    algorithm: Algorithm, federation: Federation | FederationInfo, model: nn.Module, settings: Settings
+) -> RunContext:
+    """Settle everything that all rounds of a run share.
+
+    Args:
+        algorithm: the method.
+        federation: the clients' data, or the facts that a server knows about data elsewhere.
+        model: the model that is trained, with its initial weights: the user's, or one that the method made of it.
+        settings: settings of the run.
+
+    """
+    device = resolve_device(settings)
+    algorithm = apply_settings(algorithm, settings)
+    task = Task(model, settings.mixed_precision != "off").to(device, getattr(torch, settings.dtype))
+    return RunContext(
+        algorithm,
+        settings,
+        task,
+        federation.to(device),
+        all_ids=torch.arange(federation.n_clients, device=device),
+        eval_ids=sample_eval_ids(settings, federation).to(device),
+        n_train=federation.sizes("train").to(device),
+        shares_parameters=bool(get_shared_parameters(algorithm, task)),
+    )
+
+
+def get_shared_parameters(algorithm: Algorithm, task: Task) -> Params:
+    """Return the initial parameters without those that never leave a client."""
+    return task.params.without(algorithm.personal.names(task.model))
+
+
+def init_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> ServerState:
+    """Make the server's first state, its random parts drawn from the seed alone.
 
     Copies of one model for every client take no memory yet: see `RowStorage.allocate_server`.
     """
-    shared = task.params.without(algorithm.personal.names(task.model))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return drop_laziness(algorithm.server.init(LazyModel(shared), n_clients)), shared
+        shared = LazyModel(get_shared_parameters(algorithm, task))
+        return drop_laziness(algorithm.server.init(shared, n_clients))
 
 
 def check_compatible(algorithm: Algorithm, server: ServerState, ids: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Where clients are, as the round loop sees it: orders, reports and scores."""
+"""A backend trains and evaluates clients, wherever they are; the round loop talks to it in requests and replies."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -7,45 +7,46 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.params import Params
-from ...core.payload import Payload
+from ...core.params import Params, concatenate
+from ...core.payload import Payload, concatenate_payloads
 from ..client_state import Sender
 from ..evaluation import PointScores
 from ..storage.rows import RowStack
 
 
 class TrainRequest(NamedTuple):
-    """What clients are told to do in one round.
+    """A request to train clients in one round.
 
     Attributes:
         round: number of the round, from 1.
-        ids: clients that are sent something or train.
-        asked: clients that are asked to upload; not all of them are among `ids`, nor the reverse.
-        away: those of the asked that are gone before they train.
-        learns: whether the server learns from uploads.
+        ids: clients that train or are sent something.
+        cohort: clients that are asked to upload; not all of them need be among `ids`, nor the reverse.
+        dropouts: clients of the cohort that are gone before they train.
+        update_server: whether the server learns from uploads.
         evaluate: whether clients are evaluated after training.
 
     """
 
     round: int
     ids: Tensor
-    asked: Tensor
-    away: Tensor
-    learns: bool
+    cohort: Tensor
+    dropouts: Tensor
+    update_server: bool
     evaluate: bool
 
 
 class TrainReply(NamedTuple):
-    """What came of an order.
+    """The outcome of a request to train.
 
     Attributes:
-        ids: clients that upload.
-        sent: what they had been sent.
-        upload: what they upload.
-        buffers: their buffers, where the BatchNorm statistics are averaged.
-        n_trained, steps: clients whose training went well, and the steps that all did.
-        dropped: clients whose training was not finite.
-        lost: clients that were reached in vain, and those whose upload was refused, with the reason.
+        ids: (C,) clients that upload.
+        sent: the payloads that these clients had been sent.
+        upload: their uploads.
+        buffers: their BatchNorm statistics, if these are averaged.
+        n_trained: clients whose training went well.
+        steps: local steps of all clients.
+        diverged: clients whose training was not finite.
+        faults: the reason for each client that could not be reached, or whose upload was refused.
 
     """
 
@@ -55,21 +56,42 @@ class TrainReply(NamedTuple):
     buffers: Params
     n_trained: int = 0
     steps: int = 0
-    dropped: Sequence[int] = ()
-    lost: Mapping[int, str] = {}
+    diverged: Sequence[int] = ()
+    faults: Mapping[int, str] = {}
+
+    @classmethod
+    def merge(cls, replies: Sequence["TrainReply"]) -> "TrainReply":
+        """Put the replies to the parts of one request after each other."""
+        if len(replies) == 1:
+            return replies[0]
+        uploaded = [reply for reply in replies if len(reply.ids)] or replies[:1]
+        return cls(
+            torch.cat([reply.ids for reply in uploaded]),
+            concatenate_payloads([reply.sent for reply in uploaded]),
+            concatenate_payloads([reply.upload for reply in uploaded]),
+            concatenate([reply.buffers for reply in uploaded]),
+            sum(reply.n_trained for reply in replies),
+            sum(reply.steps for reply in replies),
+            [i for reply in replies for i in reply.diverged],
+            {i: reason for reply in replies for i, reason in reply.faults.items()},
+        )
 
 
 class Backend(ABC):
-    """Where clients are: in this process, or behind a network. Clients are named by their numbers among all."""
+    """Clients in this process or behind a network, named by their numbers among all clients.
 
-    common: Params
-    """The averaged BatchNorm statistics that clients are sent; empty where these stay local."""
+    Attributes:
+        statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
+        max_clients: number of clients to train per request; ignored if the cohort is larger.
+        saves_every_round: whether a checkpoint follows every round, as remote clients cannot be taken back far.
+        notes: sentences about the run that only the backend knows.
 
-    at_once: int
-    """Clients that are better not exceeded in one order, unless more upload."""
+    """
 
-    commits_every_round = False
-    """Whether a checkpoint follows every round, since clients elsewhere cannot be taken back far."""
+    statistics: Params
+    max_clients: int
+    saves_every_round = False
+    notes: list[str]
 
     @property
     @abstractmethod
@@ -78,44 +100,47 @@ class Backend(ABC):
 
     @property
     @abstractmethod
-    def deployed(self) -> tuple[RowStack, RowStack]:
-        """Models and buffers evaluated last at the headline point; empty where these stay with the clients."""
+    def headline_models(self) -> tuple[RowStack, RowStack]:
+        """Models and buffers (E, ...) evaluated last at the headline point; empty if they stay with the clients."""
 
     @abstractmethod
-    def arrived(self, ids: Tensor, payload: Payload) -> None:
-        """Give clients `ids` what the server answers to their uploads."""
+    def receive(self, ids: Tensor, payload: Payload) -> None:
+        """Give clients `ids` the server's answers to their uploads, one row each."""
 
     @abstractmethod
-    def train(self, order: TrainRequest, payload: Payload | None, send: Sender) -> TrainReply:
-        """Train clients; `payload` is what clients `order.ids` are sent, None where they keep what they were sent."""
+    def train(self, request: TrainRequest, payload: Payload | None, send: Sender) -> TrainReply:
+        """Train clients.
+
+        Args:
+            request: the clients and the round.
+            payload: what clients `request.ids` are sent, one row each; None if they keep what they were sent.
+            send: gives the payload of other clients, which are evaluated without training.
+
+        Returns:
+            The uploads, and the clients that failed.
+
+        """
 
     @abstractmethod
-    def trained(self, r: int, send: Sender) -> list[PointScores]:
-        """The scores after the local training of round r."""
+    def evaluate_trained(self, r: int, send: Sender) -> list[PointScores]:
+        """Return the scores after the local training of round r."""
 
     @abstractmethod
-    def received(self, r: int, send: Sender, w: Params | None) -> list[PointScores]:
-        """The scores after the communication of round r, and those of the global model w, if there is one."""
+    def evaluate_received(self, r: int, send: Sender, w: Params | None) -> list[PointScores]:
+        """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
 
     @abstractmethod
-    def tree(self) -> dict[str, Any]:
-        """What a checkpoint holds of the clients."""
+    def state_tree(self) -> dict[str, Any]:
+        """Return the state of the clients as a nest of dicts, for a checkpoint."""
 
     @abstractmethod
-    def load(self, tree: dict[str, Any]) -> None:
-        """Take over what a checkpoint holds."""
-
-    def average_buffers(self, uploaded: Params, n: Tensor) -> None:
-        """Make the weighted mean of what the cohort uploaded (C, ...) the common statistics; n (C,) samples."""
-        p = n.double() / n.sum()
-        self.common = Params(
-            {k: torch.tensordot(p.to(v.dtype), uploaded[k], 1) for k, v in self.common.items()}
-        )
+    def load_state_tree(self, tree: dict[str, Any]) -> None:
+        """Take over the state of a checkpoint."""
 
 
-def find_rows(ids: Tensor, some: Tensor, n: int) -> Tensor | None:
-    """The places in `ids` of those that are among `some` of n clients; None if all are."""
-    if len(some) == n:
+def find_rows(ids: Tensor, chosen: Tensor, n_clients: int) -> Tensor | None:
+    """Return the positions in `ids` of the clients that are among `chosen` of all clients; None if all are."""
+    if len(chosen) == n_clients:
         return None
-    found = torch.isin(ids, some, assume_unique=True)
+    found = torch.isin(ids, chosen, assume_unique=True)
     return None if bool(found.all()) else found.nonzero().flatten()

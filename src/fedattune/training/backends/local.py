@@ -1,153 +1,166 @@
-"""The clients of one place: their data, what lives on them, and the engine that trains and evaluates them."""
+"""The backend of clients in this process: their data, their state, and the engine that trains and evaluates them."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...core.algorithm import Algorithm
 from ...core.params import Params
 from ...core.payload import Payload
-from ...core.settings import Settings
-from ...core.task import Task
 from ...data import Federation
 from ..client_state import ClientStates, Sender
+from ..context import RunContext
 from ..engine import LocalTraining, make_engine
 from ..evaluation import ClientModels, LocalEvaluation, PointScores
-from ..sampling import ADAPTATION, TRAINING, sample_eval_ids
+from ..sampling import Stream
 from ..setup import resolve_weight_decay
 from ..storage.rows import RowStack, RowStorage
 from .base import Backend, TrainReply, TrainRequest, find_rows
 
 TRAIN_CHUNK_BYTES = 1 << 30
-"""Bytes of models that are trained together in one turn, unless more clients than that upload."""
+"""Bytes of models that are trained together, unless more clients than that upload."""
 
 
 class LocalBackend(Backend):
-    """Clients in this process.
+    """Train and evaluate clients in this process.
 
-    `members` (M,) are their numbers among all clients, by default everybody's; the federation has an entry for all,
-    and data for these. `send` gives the first payloads, unless they are to come later. A site that is made anew for
-    every round says `lasts=1`, so that the engine prepares for no more.
+    Attributes:
+        client_ids: (M,) numbers of the clients among all N, sorted.
+        states: what lives on these clients.
+        evaluation: evaluates them.
+
     """
 
     def __init__(
         self,
-        algorithm: Algorithm,
-        federation: Federation,
-        task: Task,
-        settings: Settings,
-        room: RowStorage,
+        context: RunContext,
+        storage: RowStorage,
         *,
-        members: Tensor | None = None,
         send: Sender | None = None,
-        averages_buffers: bool = False,
-        lasts: int | None = None,
+        client_ids: Tensor | None = None,
+        planned_rounds: int | None = None,
     ) -> None:
-        self.algorithm, self.settings, self.task = algorithm, settings, task
-        self.n_clients = federation.n_clients
-        self.at_once = max(1, TRAIN_CHUNK_BYTES // max(1, task.params.nbytes()))
-        where = federation.device
-        self.members = torch.arange(self.n_clients, device=where) if members is None else members
-        sizes = federation.sizes("train")[self.members.cpu()]
-        cohort = settings.cohort_size(self.n_clients)
-        steps = (
-            settings.all_steps(float(sizes.double().mean())) // settings.rounds * (lasts or settings.rounds)
-        )
+        """Make engine and state.
+
+        Args:
+            context: the run; its federation has an entry for all clients, and data for the clients of this backend.
+            storage: where rows of clients are kept.
+            send: gives the first payloads; without it, they come later.
+            client_ids: (M,) numbers of the clients, sorted; by default all.
+            planned_rounds: rounds for which the engine prepares; by default all of the run.
+
+        """
+        federation, settings, task = context.federation, context.settings, context.task
+        assert isinstance(federation, Federation)  # there are no data to train on in the facts about a federation
+        self.context, self.storage, self.notes = context, storage, []
+        self.max_clients = max(1, TRAIN_CHUNK_BYTES // max(1, task.params.nbytes()))
+        self.client_ids = context.all_ids if client_ids is None else client_ids
+        n_samples = float(context.n_train[self.client_ids].double().mean())
         self.engine = make_engine(
             settings.engine,
             task,
             federation,
-            steps=steps,
-            cohort=min(cohort, len(self.members)),
+            steps=settings.all_steps(n_samples) // settings.rounds * (planned_rounds or settings.rounds),
+            cohort=min(settings.cohort_size(context.n_clients), len(self.client_ids)),
         )
         own_buffers = None
-        if algorithm.network:
-            counts = torch.from_numpy(federation.label_counts("train")).to(where, self.engine.dtype)
-            own_buffers = algorithm.network.client_buffers(counts[self.members])
-        self.clients = ClientStates.start(
-            algorithm,
-            task,
-            send,
-            self.members,
-            room,
-            averaged=task.bn_statistics if averages_buffers else (),
-            own_buffers=own_buffers,
+        if network := context.algorithm.network:
+            counts = torch.from_numpy(federation.label_counts("train"))
+            own_buffers = network.client_buffers(
+                counts.to(context.device, self.engine.dtype)[self.client_ids]
+            )
+        self.states = ClientStates.start(
+            context, self.client_ids, storage, send=send, own_buffers=own_buffers
         )
-        judged = sample_eval_ids(settings, federation).to(where)
-        mine = judged[torch.isin(judged, self.members)]
-        self.evaluation = LocalEvaluation(algorithm, self.engine, federation, self.clients, mine)
-        self._models: list[ClientModels] = []
+        eval_ids = context.eval_ids[torch.isin(context.eval_ids, self.client_ids)]
+        self.evaluation = LocalEvaluation(context.algorithm, self.engine, federation, self.states, eval_ids)
+        self._trained_models: list[ClientModels] = []
 
     @property
     def personal(self) -> Params:
         """The tensors that never leave a client, of one client."""
-        return self.clients.personal.rows(0)
+        return self.states.personal.rows(0)
 
     @property
-    def common(self) -> Params:
+    def statistics(self) -> Params:  # type: ignore[override]
         """The averaged BatchNorm statistics that clients are sent."""
-        return self.clients.common
+        return self.states.statistics
 
-    @common.setter
-    def common(self, new: Params) -> None:
-        self.clients.common = new
+    @statistics.setter
+    def statistics(self, new: Params) -> None:
+        self.states.statistics = new
 
     @property
-    def deployed(self) -> tuple[RowStack, RowStack]:
-        """Models and buffers that were evaluated last at the headline point."""
-        return self.evaluation.deployed
+    def headline_models(self) -> tuple[RowStack, RowStack]:
+        """Models and buffers (E, ...) that were evaluated last at the headline point."""
+        return self.evaluation.headline_models
 
-    def arrived(self, ids: Tensor, payload: Payload) -> None:
-        """Give clients `ids` what the server answers to their uploads."""
-        self.clients.arrived(ids, payload)
+    def receive(self, ids: Tensor, payload: Payload) -> None:
+        """Give clients `ids` the server's answers to their uploads."""
+        with self.storage.sharing_cores():
+            self.states.receive(ids, payload)
 
-    def train(self, order: TrainRequest, payload: Payload | None, send: Sender) -> TrainReply:
-        """Train clients, and keep what is theirs."""
-        ids = order.ids
+    def train(self, request: TrainRequest, payload: Payload | None, send: Sender) -> TrainReply:
+        """Train clients, and keep what stays with them."""
+        with self.storage.sharing_cores():
+            return self._train(request, payload)
+
+    def _train(self, request: TrainRequest, payload: Payload | None) -> TrainReply:
+        states, ids = self.states, request.ids
         if payload is None:
-            assert self.clients.sent is not None
-            payload = self.clients.sent.rows(self.clients.at(ids))
+            assert states.sent is not None
+            payload = states.sent.rows(states.rows_of(ids))
         else:
-            self.clients.arrived(ids, payload)
-        if len(order.away):  # nothing of their round is kept, so it need not be computed
-            here = (~torch.isin(ids, order.away)).nonzero().flatten()
+            states.receive(ids, payload)
+        if len(request.dropouts):  # nothing of their round is kept, so it need not be computed
+            here = (~torch.isin(ids, request.dropouts)).nonzero().flatten()
             ids, payload = ids[here], payload.rows(here)
         if not len(ids):
             return TrainReply(ids, payload, payload, Params())
-        inputs = self.clients.inputs(ids, payload, torch.isin(ids, order.asked) & order.learns)
-        trained = self.engine.train(self.algorithm.client, ids, inputs, self.work(order.round, TRAINING))
-        good, steps = trained.find_finite(), int(trained.n_steps.sum())
-        dropped = ids[~good].tolist()
-        if dropped:  # they keep what they had, and upload nothing
-            rows = good.nonzero().flatten()
+        uploads = torch.isin(ids, request.cohort) & request.update_server
+        inputs = states.training_inputs(ids, payload, uploads)
+        plan = self.plan_training(request.round, Stream.TRAINING)
+        trained = self.engine.train(self.context.algorithm.client, ids, inputs, plan)
+        is_finite, steps = trained.find_finite(), int(trained.n_steps.sum())
+        diverged = ids[~is_finite].tolist()
+        if diverged:  # they keep what they had, and upload nothing
+            rows = is_finite.nonzero().flatten()
             ids, trained, payload = ids[rows], trained.rows(rows), payload.rows(rows)
-        if order.evaluate and len(ids) and (models := self.evaluation.of_trained(ids, trained)):
-            self._models.append(models)
+        if request.evaluate and len(ids) and (models := self.evaluation.select_trained(ids, trained)):
+            self._trained_models.append(models)
         if len(ids):
-            self.clients.keep(ids, trained)
-        n_trained, uploading = len(ids), find_rows(ids, order.asked, self.n_clients)
+            states.store_trained(ids, trained)
+        n_trained, uploading = len(ids), find_rows(ids, request.cohort, self.context.n_clients)
         if uploading is not None:
             ids, payload, trained = ids[uploading], payload.rows(uploading), trained.rows(uploading)
-        upload = trained.upload._replace(params=trained.upload.params.without(self.clients.personal))
-        buffers = trained.buffers.only(self.common)
-        return TrainReply(ids, payload, upload, buffers, n_trained, steps, dropped)
+        upload = trained.upload._replace(params=trained.upload.params.without(states.personal))
+        buffers = trained.buffers.only(states.statistics)
+        return TrainReply(ids, payload, upload, buffers, n_trained, steps, diverged)
 
-    def trained(self, r: int, send: Sender) -> list[PointScores]:
-        """The scores after the local training of round r."""
-        done, self._models = self._models, []
-        return self.evaluation.trained(done, send)
+    def evaluate_trained(self, r: int, send: Sender) -> list[PointScores]:
+        """Return the scores after the local training of round r."""
+        models, self._trained_models = self._trained_models, []
+        return self.evaluation.evaluate_trained(models, send)
 
-    def received(
+    def evaluate_received(
         self, r: int, send: Sender, w: Params | None, mean_buffers: Params | None = None
     ) -> list[PointScores]:
-        """The scores after the communication of round r, and those of the global model w, if there is one."""
-        work, adaptation = self.work(r + 1, TRAINING), self.work(r, ADAPTATION)
-        return self.evaluation.received(send, w, work, adaptation, mean_buffers)
+        """Return the scores after the communication of round r, and of the global model.
 
-    def work(self, r: int, stream: int) -> LocalTraining:
-        """What a client does in round r."""
-        settings = self.settings
+        Args:
+            r: number of the round.
+            send: gives the payloads if clients keep none.
+            w: the global model, if there is one.
+            mean_buffers: its buffers; by default the mean of the buffers that clients have here.
+
+        """
+        training = self.plan_training(r + 1, Stream.TRAINING)
+        adaptation = self.plan_training(r, Stream.ADAPTATION)
+        return self.evaluation.evaluate_received(send, w, training, adaptation, mean_buffers)
+
+    def plan_training(self, r: int, stream: int) -> LocalTraining:
+        """Return the local training of a client in round r, whose batches come from a random stream."""
+        settings = self.context.settings
         return LocalTraining(
             seed=settings.seed,
             stream=stream,
@@ -156,16 +169,16 @@ class LocalBackend(Backend):
             batch_size=settings.batch_size,
             steps=settings.local_steps,
             epochs=settings.epochs,
-            weight_decay=resolve_weight_decay(self.algorithm, settings),
-            drop_last=self.task.uses_batch_statistics,
-            cohort=settings.cohort_size(self.n_clients),
-            personal=tuple(self.clients.personal),
+            weight_decay=resolve_weight_decay(self.context.algorithm, settings),
+            drop_last=self.context.task.uses_batch_statistics,
+            cohort=settings.cohort_size(self.context.n_clients),
+            personal=tuple(self.states.personal),
         )
 
-    def tree(self) -> dict[str, Any]:
-        """What a checkpoint holds of the clients."""
-        return self.clients.tree()
+    def state_tree(self) -> dict[str, Any]:
+        """Return the state of the clients as a nest of dicts, for a checkpoint."""
+        return self.states.tree()
 
-    def load(self, tree: dict[str, Any]) -> None:
-        """Take over what a checkpoint holds."""
-        self.clients.load(tree)
+    def load_state_tree(self, tree: dict[str, Any]) -> None:
+        """Take over the state of a checkpoint."""
+        self.states.load_tree(tree)

@@ -1,4 +1,4 @@
-"""The far end of a spread cohort: what a site makes of the parcels it gets."""
+"""The far end of a remote backend: a worker answers the server's messages with a local backend of its own."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,15 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ...core.algorithm import Algorithm
-from ...core.hardware import resolve_device
 from ...core.io import flatten_tree
 from ...core.params import Params
 from ...core.payload import Payload, concatenate_payloads
 from ...core.settings import Settings
-from ...core.task import Task
 from ...data import Federation
 from ..client_state import Sender
-from ..setup import apply_settings
+from ..setup import make_context
 from ..storage.rows import RowStorage, load_rows, row_bytes
 from .base import TrainRequest
 from .local import LocalBackend
@@ -28,85 +26,85 @@ def open_backend(
     federation: Federation,
     model: nn.Module,
     settings: Settings,
-    members: Sequence[int],
+    client_ids: Sequence[int],
+    *,
     folder: Path | None = None,
-    lasts: int | None = None,
+    planned_rounds: int | None = None,
 ) -> LocalBackend:
-    """A site with clients `members` of the federation, which has data for these alone.
+    """Make the backend of some clients of a federation.
 
-    `model` is what is trained; rows of clients that are kept on disk are in `folder`. `lasts` is of `LocalBackend`.
+    Args:
+        algorithm: the method.
+        federation: an entry for all clients, and data for the clients of this backend.
+        model: the model that is trained, with its initial weights.
+        settings: settings of the run.
+        client_ids: numbers of the clients.
+        folder: where rows of clients are kept that go on disk; by default in temporary files.
+        planned_rounds: rounds for which the engine prepares; by default all of the run.
+
     """
-    where = resolve_device(settings)
     settings = settings.model_copy(update={"engine": "auto" if settings.engine == "ray" else settings.engine})
-    algorithm = apply_settings(algorithm, settings)
-    task = Task(model, settings.mixed_precision != "off").to(where, getattr(torch, settings.dtype))
-    shares = bool(task.params.without(algorithm.personal.names(task.model)))
+    context = make_context(algorithm, federation, model, settings)
+    size = row_bytes(context.algorithm, context.task, {})
     return LocalBackend(
-        algorithm,
-        federation.to(where),
-        task,
-        settings,
-        RowStorage.choose(settings, len(members), row_bytes(algorithm, task, {}), folder),
-        members=torch.tensor(sorted(members), dtype=torch.int64, device=where),
-        averages_buffers=shares and algorithm.bn_buffers == "average",
-        lasts=lasts,
+        context,
+        RowStorage.choose(settings, len(client_ids), size, folder),
+        client_ids=torch.tensor(sorted(client_ids), dtype=torch.int64, device=context.device),
+        planned_rounds=planned_rounds,
     )
 
 
-def handle_message(site: LocalBackend, parcel: WorkerMessage) -> WorkerMessage:
-    """Do what a parcel says, and return what is asked for.
+def handle_message(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
+    """Do what a message says, and return the reply.
 
-    A parcel may carry answers to earlier uploads, which are taken first, and the common BatchNorm statistics.
+    A message may carry answers to earlier uploads, which are taken first, and the averaged BatchNorm statistics.
     """
-    head, parcel = parcel.head, parcel.to(site.members.device)
-    if site.common:
-        site.common = parcel.get("common")
-    if held := head.get("held"):
-        ids, payload = _make_id_tensor(held, site), parcel.payload("held")
-        first = torch.tensor(head["first"], device=ids.device)
-        site.clients.hold(ids, payload)
-        if len(rows := (~first).nonzero().flatten()):
-            common = parcel.get("then_common").rows(rows)
-            site.clients.arrived(ids[rows], payload.rows(rows), common or None)
+    head, message = message.head, message.to(backend.client_ids.device)
+    if backend.statistics:
+        backend.statistics = message.get("statistics")
+    if pending := head.get("pending"):
+        ids, payload = _make_id_tensor(pending, backend), message.payload("pending")
+        is_first = torch.tensor(head["pending_first"], device=ids.device)
+        backend.states.store_payload(ids, payload)
+        if len(rows := (~is_first).nonzero().flatten()):
+            statistics = message.get("pending_statistics").rows(rows)
+            backend.states.receive(ids[rows], payload.rows(rows), statistics or None)
     return {
         "train": _handle_train,
         "evaluate": _handle_evaluate,
         "buffers": _handle_buffers,
         "models": _handle_models,
         "state": _handle_state,
-    }[head["kind"]](site, parcel)
+    }[head["kind"]](backend, message)
 
 
-def _handle_train(site: LocalBackend, parcel: WorkerMessage) -> WorkerMessage:
-    head = parcel.head
-    ids, asked, away = (_make_id_tensor(head[key], site) for key in ("ids", "asked", "away"))
-    order = TrainRequest(head["round"], ids, asked, away, head["learns"], head["evaluate"])
-    payload = None if head["kept"] else parcel.payload("sent")
-    reply = WorkerMessage({"kind": "trained", "round": order.round})
+def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
+    head = message.head
+    ids, cohort, dropouts = (_make_id_tensor(head[key], backend) for key in ("ids", "cohort", "dropouts"))
+    request = TrainRequest(head["round"], ids, cohort, dropouts, head["update_server"], head["evaluate"])
+    payload = None if head["is_answered"] else message.payload("sent")
+    reply = WorkerMessage(
+        {"kind": "trained", "round": request.round, "ids": [], "n_trained": 0, "steps": 0, "diverged": []}
+    )
     if len(ids):
-        report = site.train(order, payload, _make_sender(ids, payload))
+        done = backend.train(request, payload, _make_sender(ids, payload))
         reply.head.update(
-            ids=report.ids.tolist(),
-            n_trained=report.n_trained,
-            steps=report.steps,
-            dropped=list(report.dropped),
+            ids=done.ids.tolist(), n_trained=done.n_trained, steps=done.steps, diverged=list(done.diverged)
         )
-        if len(report.ids):
-            reply.put("upload", report.upload)
-            reply.put("buffers", report.buffers)
-    else:
-        reply.head.update(ids=[], n_trained=0, steps=0, dropped=[])
-    if order.evaluate and len(site.evaluation.judged):
-        others = _make_id_tensor(head["others"], site)
-        known, both = _merge_payloads((ids, payload), (others, parcel.payload("others")))
-        reply.put_scores(site.trained(order.round, _make_sender(known, both)))
+        if len(done.ids):
+            reply.put("upload", done.upload)
+            reply.put("buffers", done.buffers)
+    if request.evaluate and len(backend.evaluation.eval_ids):
+        resting = _make_id_tensor(head["resting"], backend)
+        known, both = _merge_payloads((ids, payload), (resting, message.payload("resting")))
+        reply.put_scores(backend.evaluate_trained(request.round, _make_sender(known, both)))
     return reply
 
 
 def _merge_payloads(
     one: tuple[Tensor, Payload | None], other: tuple[Tensor, Payload]
 ) -> tuple[Tensor, Payload | None]:
-    """What was sent to two lots of clients, sorted."""
+    """Merge the payloads of two groups of clients, sorted by client."""
     if one[1] is None or not len(other[0]):
         return one
     if not len(one[0]):
@@ -115,77 +113,78 @@ def _merge_payloads(
     return known, concatenate_payloads([one[1], other[1]]).rows(order)
 
 
-def _handle_evaluate(site: LocalBackend, parcel: WorkerMessage) -> WorkerMessage:
-    r, judged = parcel.head["round"], site.evaluation.judged
-    w = parcel.get("w") if parcel.head["has_w"] else None
-    mean = parcel.get("mean_buffers") if parcel.head["has_mean"] else None
-    payload = None if parcel.head["kept"] else parcel.payload("sent")
-    reply = WorkerMessage({"kind": "evaluated", "round": r})
-    reply.put_scores(site.received(r, _make_sender(judged, payload), w, mean))
+def _handle_evaluate(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
+    head, eval_ids = message.head, backend.evaluation.eval_ids
+    w = message.get("w") if head["has_w"] else None
+    mean_buffers = message.get("mean_buffers") if head["has_mean"] else None
+    payload = None if head["is_answered"] else message.payload("sent")
+    reply = WorkerMessage({"kind": "evaluated", "round": head["round"]})
+    scores = backend.evaluate_received(head["round"], _make_sender(eval_ids, payload), w, mean_buffers)
+    reply.put_scores(scores)
     return reply
 
 
-def _handle_buffers(site: LocalBackend, _: WorkerMessage) -> WorkerMessage:
+def _handle_buffers(backend: LocalBackend, _: WorkerMessage) -> WorkerMessage:
     reply = WorkerMessage({"kind": "buffers"})
-    reply.tensors.update({f"total/{k}": v for k, v in site.evaluation.total_buffers().items()})
+    reply.tensors.update({f"total/{k}": v for k, v in backend.evaluation.total_buffers().items()})
     return reply
 
 
-def _handle_models(site: LocalBackend, _: WorkerMessage) -> WorkerMessage:
-    reply = WorkerMessage({"kind": "models", "ids": site.evaluation.judged.tolist()})
-    models, buffers = site.deployed
+def _handle_models(backend: LocalBackend, _: WorkerMessage) -> WorkerMessage:
+    reply = WorkerMessage({"kind": "models", "ids": backend.evaluation.eval_ids.tolist()})
+    models, buffers = backend.headline_models
     reply.put("params", load_rows(models))
     reply.put("buffers", load_rows(buffers))
     return reply
 
 
-def _handle_state(site: LocalBackend, parcel: WorkerMessage) -> WorkerMessage:
-    """What lives on the clients; taken over first, where the parcel has it."""
-    if parcel.head["load"]:
-        load_state(site, parcel.get("state"))
+def _handle_state(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
+    """Take over the state of the clients if the message has it; send it otherwise."""
+    if message.head["load"]:
+        load_state(backend, message.get("state"))
         return WorkerMessage({"kind": "state"})
-    state = {k: v for k, v in flatten_tree(export_state(site)).items() if not k.startswith("sent/")}
+    state = {k: v for k, v in flatten_tree(export_state(backend)).items() if not k.startswith("sent/")}
     return WorkerMessage({"kind": "state"}, {f"state/{k}": v for k, v in state.items()})
 
 
-def export_state(site: LocalBackend) -> dict[str, Any]:
-    """A nest of what lives on the clients; all but the common statistics, which come with every parcel."""
-    tree = site.tree()
-    del tree["common"]
+def export_state(backend: LocalBackend) -> dict[str, Any]:
+    """Return the state of the clients as a nest of dicts, without the statistics, which every message brings."""
+    tree = backend.state_tree()
+    del tree["statistics"]
     return {
         **tree,
-        "memory": {k: load_rows(v) for k, v in tree["memory"].items()},
+        "local_state": {k: load_rows(v) for k, v in tree["local_state"].items()},
         "personal": load_rows(tree["personal"]),
         "buffers": load_rows(tree["buffers"]),
     }
 
 
-def load_state(site: LocalBackend, state: Mapping[str, Tensor]) -> None:
-    """Take over what `export_state` gave, by paths such as `memory/w/0.weight`."""
-    clients = site.clients
+def load_state(backend: LocalBackend, state: Mapping[str, Tensor]) -> None:
+    """Take over the state that `export_state` gave, by paths such as `local_state/w/0.weight`."""
+    states = backend.states
 
     def part(name: str) -> Params:
         return Params({k.removeprefix(f"{name}/"): v for k, v in state.items() if k.startswith(f"{name}/")})
 
-    rows = torch.arange(len(site.members), device=site.members.device)
-    for key, stack in clients.memory.items():
-        stack.put_rows(rows, part(f"memory/{key}"))
-    clients.personal.put_rows(rows, part("personal"))
-    clients.buffers.put_rows(rows, part("buffers"))
-    clients.fresh = state["fresh"].clone()
+    rows = torch.arange(len(backend.client_ids), device=backend.client_ids.device)
+    for key, stack in states.local_state.items():
+        stack.put_rows(rows, part(f"local_state/{key}"))
+    states.personal.put_rows(rows, part("personal"))
+    states.buffers.put_rows(rows, part("buffers"))
+    states.fresh = state["fresh"].clone()
     if sent := part("sent"):
-        clients.hold(site.members, unflatten_payload(sent))
+        states.store_payload(backend.client_ids, unflatten_payload(sent))
 
 
-def _make_id_tensor(ids: list[int], site: LocalBackend) -> Tensor:
-    return torch.tensor(ids, dtype=torch.int64, device=site.members.device)
+def _make_id_tensor(ids: list[int], backend: LocalBackend) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64, device=backend.client_ids.device)
 
 
 def _make_sender(known: Tensor, payload: Payload | None) -> Sender:
-    """What the server would send to some of the clients whose payloads came along."""
+    """Make a sender for the clients whose payloads came with a message."""
 
     def send(ids: Tensor) -> Payload:
-        assert payload is not None  # it is asked for only where clients keep nothing
+        assert payload is not None  # it is asked for only if clients keep no payloads
         return payload if torch.equal(ids, known) else payload.rows(torch.searchsorted(known, ids))
 
     return send

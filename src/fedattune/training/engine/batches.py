@@ -12,9 +12,7 @@ from torch import Tensor
 
 from ...core.algorithm import ClientUpdate
 from ...core.payload import LocalState, RoundContext
-
-HELD_OUT, PROBE = 101, 102
-"""Random streams of the samples held out by a rule, and of probing."""
+from ..sampling import Stream
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class LocalTraining:
         probed = samples
         least = 2 if self.drop_last else 1  # a single sample has no batch statistics
         if rule.validation_share and len(samples) > least:
-            order = np.random.default_rng([self.seed, HELD_OUT, client]).permutation(samples)
+            order = np.random.default_rng([self.seed, Stream.PROBE_SPLIT, client]).permutation(samples)
             cut = max(1, min(len(samples) - least, round(rule.validation_share * len(samples))))
             probed, samples = order[:cut], order[cut:]
         repeat, more = rule.passes, self
@@ -90,9 +88,9 @@ class LocalTraining:
         if probes is None:
             return batches, None
         if rule.probe_share < 1:
-            rng = np.random.default_rng([self.seed, PROBE, self.round, client])
+            rng = np.random.default_rng([self.seed, Stream.PROBE, self.round, client])
             probed = rng.permutation(probed)[: max(least, round(rule.probe_share * len(probed)))]
-        stream = PROBE + self.stream
+        stream = Stream.PROBE + self.stream
         pass_ = replace(self, steps=None, epochs=int(probes), stream=stream)
         return batches, pass_.draw_batches(client, probed, 1) if probes else batches[:0]
 

@@ -1,6 +1,7 @@
 """Store one row per client: in memory, or on disk, read and written only for the clients of a round."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeAlias, cast
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError
+from ...core.hardware import use_threads
 from ...core.params import Params
 from ...core.payload import ServerState
 from ...core.settings import Settings
@@ -171,19 +173,29 @@ class LazyModel(Params):
 
 @dataclass(frozen=True)
 class RowStorage:
-    """A factory of stacks of `n` rows: in memory, or in files of `folder` (temporary files without a folder)."""
+    """A factory of stacks of `n` rows: in memory, or in files of `folder` (temporary files without a folder).
+
+    `is_small` says that the operations of a round are too small to gain from more than one core.
+    """
 
     n: int
     disk: bool = False
     folder: Path | None = None
+    is_small: bool = False
 
     @classmethod
-    def choose(cls, settings: Settings, n: int, row_bytes: int, folder: Path | None) -> "RowStorage":
+    def choose(
+        cls, settings: Settings, n: int, row_bytes: int, folder: Path | None, *, is_small: bool = False
+    ) -> "RowStorage":
         """Choose memory or disk by the settings; `row_bytes` is the size of all rows of one client."""
         disk = settings.client_state == "disk"
         if settings.client_state == "auto":
             disk = n * row_bytes > AUTO_MEMORY_BYTES
-        return cls(n, disk, folder)
+        return cls(n, disk, folder, is_small)
+
+    def sharing_cores(self) -> AbstractContextManager[None]:
+        """Leave a core to the rows that are written, for as long as it lasts; small operations would wait for it."""
+        return use_threads(1) if self.disk and self.is_small else nullcontext()
 
     def allocate(self, name: str, row: Params, each: Params | None = None) -> RowStack:
         """Make a writable stack whose rows all equal `row`, except for the tensors in `each` (N, ...)."""

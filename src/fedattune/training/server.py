@@ -1,0 +1,99 @@
+"""The server of a run: its rule, its state, and the last broadcast of that state."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..core.hardware import MIN_PARALLEL_WORK
+from ..core.params import Params
+from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState, Traffic
+from ..server.average import average_statistics
+from .backends.base import TrainReply
+from .context import RunContext
+from .setup import check_compatible, init_server
+from .storage.rows import RowStorage, check_newcomer_memory, row_bytes
+
+
+class Server:
+    """Apply a server rule to its state.
+
+    A broadcast made for an evaluation is remembered until the state changes: the record of who learned from whom, and
+    the next round, take it from there if they are about the same clients. So mixing matrices are computed once.
+
+    Attributes:
+        rule: the method's server rule.
+        state: what the rule keeps between rounds.
+        storage: where rows of all clients are kept.
+
+    """
+
+    def __init__(self, context: RunContext, folder: Path | None) -> None:
+        """Make the first state, with room for its rows in `folder` or, without it, in temporary files.
+
+        Raises:
+            ConfigError: client and server rule do not fit each other, or clients could not join afterwards.
+
+        """
+        settings, task, n = context.settings, context.task, context.n_clients
+        state = init_server(context.algorithm, task, n, settings.seed)
+        is_small = settings.cohort_size(n) * task.params.numel() < MIN_PARALLEL_WORK
+        size = row_bytes(context.algorithm, task, state)
+        self.storage = RowStorage.choose(settings, n, size, folder, is_small=is_small)
+        self.rule, self.state = context.algorithm.server, self.storage.allocate_server(state)
+        self._n_train = context.n_train
+        self._last: tuple[Tensor, Broadcast] | None = None
+        if settings.held_out:
+            check_newcomer_memory(self.state)
+        check_compatible(context.algorithm, self.state, context.all_ids[:1])
+
+    @property
+    def global_model(self) -> Params | None:
+        """The one model for everybody, if the method has one."""
+        return self.rule.global_model(self.state)
+
+    def broadcast(self, ids: Tensor) -> Broadcast:
+        """Return what the server sends to clients `ids` (R,) now, with the mixing matrices behind it."""
+        if self._last and torch.equal(self._last[0], ids):
+            return self._last[1]
+        self._last = None  # two of them may not fit into memory
+        with self.storage.sharing_cores():
+            return self.rule.broadcast(self.state, ids)
+
+    def send(self, ids: Tensor) -> Payload:
+        """Return the payload for clients `ids` (R,), one row each."""
+        return self.broadcast(ids).payload
+
+    def preview(self, ids: Tensor) -> Payload:
+        """As `send`, for an evaluation; the broadcast is remembered."""
+        sent = self.broadcast(ids)
+        self._last = ids, sent
+        return sent.payload
+
+    def take_mixing(self, ids: Tensor) -> MixingMatrices | None:
+        """Return the matrices behind what clients `ids` would be sent now; they are remembered no longer."""
+        sent = self.broadcast(ids)
+        if self._last:
+            self._last = ids, sent._replace(mixing=None)
+        return sent.mixing
+
+    def aggregate(self, reply: TrainReply) -> None:
+        """Make the new state from the uploads of one round."""
+        self._last = None
+        with self.storage.sharing_cores():
+            self.state = self.rule.aggregate(
+                self.state, reply.ids, reply.sent, reply.upload, self._n_train[reply.ids]
+            )
+
+    def average_statistics(self, reply: TrainReply) -> Params:
+        """Return the mean BatchNorm statistics of the clients that uploaded, weighted by their training samples."""
+        return average_statistics(reply.buffers, self._n_train[reply.ids])
+
+    def count_down(self, ids: Tensor, sent: Payload) -> Traffic:
+        """Return the bytes that travel when clients `ids` are `sent` this."""
+        return self.rule.bytes_down(self.state, ids, sent)
+
+    def count_up(self, reply: TrainReply) -> Traffic:
+        """Return the bytes that travelled with the uploads of one round, after their aggregation."""
+        return self.rule.bytes_up(self.state, reply.ids, reply.upload)
