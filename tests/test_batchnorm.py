@@ -101,10 +101,10 @@ def test_a_newcomer_is_given_the_averaged_statistics(ragged: Federation, tmp_pat
     result = fit(ragged, bn_buffers="average", rounds=6, out=tmp_path / "run")
     common = result.buffers["0.1.running_mean"][0]
     new = make_federation([30, 40])
-    assert result.remains
-    from_zero = replace(result, remains=replace(result.remains, statistics=Params()))
+    assert result.trained_server
+    from_zero = replace(result, trained_server=replace(result.trained_server, statistics=Params()))
     given, zero, read = (
-        run.personalize(new, rounds=1, module=network()).buffers["0.1.running_mean"]
+        fedattune.personalize(run, new, rounds=1, module=network()).buffers["0.1.running_mean"]
         for run in (result, from_zero, Result.load(tmp_path / "run"))
     )
     assert torch.allclose(given - zero, 0.9**3 * common, atol=1e-14)

@@ -1,7 +1,5 @@
 """Numbers of a run from what its store holds, on stores made by hand."""
 
-import sqlite3
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,22 +149,3 @@ def test_components_of_mixing_are_in_natural_order() -> None:
     found = store.mixing(2).last()
     assert list(found) == ["0.bias", "1.bias", "4.bias", "11.bias", "head", "layer2.0", "layer10.0"]
     assert np.array_equal(found["head"], np.array([[np.nan, np.nan], [0.25, 0.75]]), equal_nan=True)
-
-
-def test_a_store_from_before_there_were_absences(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.sqlite"
-    with sqlite3.connect(path) as db:
-        db.execute(
-            "CREATE TABLE rounds (round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER,"
-            " steps INTEGER, dropped TEXT)"
-        )
-        db.execute("INSERT INTO rounds VALUES (1, 0.5, 10, 20, 8, '[1]')")
-    db.close()
-    for _ in range(2):  # the second time, nothing is left to mend
-        store = RunStore(path)
-        assert store.rounds()[0] == record(1, dropped=[1])
-        store.close()
-    store = RunStore(path)
-    store.add_round(record(2, absent=[0]))
-    store.commit()
-    assert RunStore(path).rounds()[1].absent == [0]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .models.files import load_model
     from .models.predict import Predictions, predict
     from .training.fit import Progress, fit
+    from .training.newcomers import personalize
     from .training.result import ClientResult, Result
 
 # Names are loaded when first used, so that `fedattune --help` need not wait for PyTorch.
@@ -39,6 +40,7 @@ _MODULE_OF = {
         "models.files": ("load_model",),
         "models.predict": ("Predictions", "predict"),
         "training.fit": ("Progress", "fit"),
+        "training.newcomers": ("personalize",),
         "training.result": ("ClientResult", "Result"),
     }.items()
     for name in names
@@ -87,6 +89,7 @@ __all__ = [
     "load_federation",
     "load_model",
     "models",
+    "personalize",
     "predict",
     "read_runs",
     "write_report",

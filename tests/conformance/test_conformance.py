@@ -209,8 +209,8 @@ def test_personal_tensors_never_leave_the_client(
         fedattune.fit(algorithm, ragged, "dnn", model_options={"hidden": 6}, engine=e, **RUN)
         for e in ("loop", "batched")
     ]
-    assert results[0].remains
-    personal = algorithm.personal.names(results[0].remains.trained)
+    assert results[0].trained_server
+    personal = algorithm.personal.names(results[0].trained_server.trained_model)
     assert personal
     assert not seen & set(personal)
     assert seen >= results[0].models.keys() - set(personal)

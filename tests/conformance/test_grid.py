@@ -102,7 +102,7 @@ def test_the_client_rule_makes_a_difference(server: str, ragged: Federation) -> 
 def test_what_goes_around_generated_models_lets_clients_join(around: Any, ragged: Federation) -> None:
     client = SGD((ControlVariateCorrection(),)) if around is ControlVariateWrapper else SGD()
     algorithm = Algorithm(client, around(PFedHNServer(embedding=2, hidden=4)))
-    joined = run(algorithm, ragged, "batched").personalize(make_federation([20, 30]), rounds=2)
+    joined = fedattune.personalize(run(algorithm, ragged, "batched"), make_federation([20, 30]), rounds=2)
     assert all(v.isfinite().all() for v in joined.models.values())
 
 

@@ -28,16 +28,16 @@ def start(case: Case, federation: Federation, **settings: Any) -> RoundLoop:
     if algorithm.network:
         model = wrap_model(algorithm.network, model, torch.zeros(2, *federation.input_shape), mine.seed)
     config = {"algorithm": case.name, **mine.model_dump()}
-    return RoundLoop(algorithm, federation, model, mine, config, None)
+    return RoundLoop(algorithm, federation, model, mine, config)
 
 
 def held(run: RoundLoop, ids: list[int]) -> dict[str, Params]:
     """A copy of all that clients `ids` hold."""
     rows = torch.tensor(ids, dtype=torch.int64)
     own = {
-        "personal": run.place.clients.personal,
-        "buffers": run.place.clients.buffers,
-        **run.place.clients.memory,
+        "personal": run.backend.states.personal,
+        "buffers": run.backend.states.buffers,
+        **run.backend.states.local_state,
     }
     return {k: v.rows(rows) for k, v in own.items()}
 
@@ -52,15 +52,15 @@ def test_a_client_that_was_never_asked_holds_what_it_started_with(case: Case, ra
     run = start(case, ragged, cohort=2, rounds=2)
     first = held(run, list(range(6)))
     for r in (1, 2):
-        run._round(r, evaluate=True)
-    asked = {i for r in (1, 2) for i in sample_cohort(run.settings, 6, r).tolist()}
+        run.run_round(r, evaluate=True)
+    asked = {i for r in (1, 2) for i in sample_cohort(run.context.settings, 6, r).tolist()}
     never = sorted(set(range(6)) - asked)
     assert never
-    if run.algorithm.participation.train == "cohort":
+    if run.context.algorithm.participation.train == "cohort":
         assert same(held(run, never), {k: v.rows(torch.tensor(never)) for k, v in first.items()})
-    elif first["personal"] or run.place.clients.memory:
+    elif first["personal"] or run.backend.states.local_state:
         assert not same(held(run, never), {k: v.rows(torch.tensor(never)) for k, v in first.items()})
-    models, _ = run.place.deployed
+    models, _ = run.backend.headline_models
     assert all(v.isfinite().all() for v in models.values())
 
 
@@ -71,7 +71,7 @@ def test_what_a_client_did_before_it_dropped_out_is_lost(
     """Its upload never comes: the server knows nothing of it, and it holds what it held before the round."""
     run = start(case, ragged, cohort=4, drop_out=0.5, rounds=6)
     heard: list[set[int]] = []
-    server = type(run.algorithm.server)
+    server = type(run.context.algorithm.server)
     aggregate = server.aggregate
 
     def spy(self: Any, state: Any, ids: Any, *rest: Any) -> Any:
@@ -84,18 +84,18 @@ def test_what_a_client_did_before_it_dropped_out_is_lost(
     for r in range(1, 7):
         before = held(run, everybody)
         heard.clear()
-        run._round(r, evaluate=True)
+        run.run_round(r, evaluate=True)
         away = run.record.absent
         gone += len(away)
         assert not set(away) & {i for ids in heard for i in ids}
         if away:
             rows = torch.tensor(away)
             assert same(held(run, away), {k: v.rows(rows) for k, v in before.items()})
-    assert bool(gone) is run.shares  # alone, nobody is asked for anything
+    assert bool(gone) is run.context.shares_parameters  # alone, nobody is asked for anything
     monkeypatch.undo()
     results = [fit(case.name, ragged, drop_out=0.5, engine=e, options=case.same) for e in ("loop", "batched")]
     assert distance(*results) < 1e-12
-    assert any("dropped out" in note for note in results[0].notes) is run.shares
+    assert any("dropped out" in note for note in results[0].notes) is run.context.shares_parameters
 
 
 @every_method
@@ -104,9 +104,9 @@ def test_clients_that_join_after_training(case: Case, ragged: Federation, tmp_pa
     new = make_federation([30, 44, 25], seed=0)
     settings = {"rounds": 8, "cohort": 6, "options": case.same, **case.learns}
     result = fit(case.name, ragged, out=tmp_path / "run", **settings)
-    assert result.remains
-    state, models = copy.deepcopy(result.remains.server), result.models.map(torch.clone)
-    joined = result.personalize(new, rounds=3)
+    assert result.trained_server
+    state, models = copy.deepcopy(result.trained_server.state), result.models.map(torch.clone)
+    joined = fedattune.personalize(result, new, rounds=3)
     assert all(v.isfinite().all() for v in joined.models.values())
     assert [n.id for n in joined.newcomers] == list(new.names)
     initial = fit(case.name, new, rounds=1, lr=1e-12, options=case.same)
@@ -114,7 +114,7 @@ def test_clients_that_join_after_training(case: Case, ragged: Federation, tmp_pa
     assert initial.final["trained"]
     assert joined.final["trained"]["loss_uniform"] < initial.final["trained"]["loss_uniform"]
     for key, value in state.items():
-        kept = result.remains.server[key]
+        kept = result.trained_server.state[key]
         if isinstance(value, Params):
             assert isinstance(kept, Params)
             assert all(torch.equal(v, kept[name]) for name, v in value.items())
@@ -122,7 +122,7 @@ def test_clients_that_join_after_training(case: Case, ragged: Federation, tmp_pa
             assert isinstance(kept, torch.Tensor)
             assert torch.equal(value, kept)
     assert all(torch.equal(v, result.models[k]) for k, v in models.items())
-    again = fedattune.Result.load(tmp_path / "run").personalize(new, rounds=3)
+    again = fedattune.personalize(fedattune.Result.load(tmp_path / "run"), new, rounds=3)
     assert distance(joined, again) == 0
     assert joined.newcomers == again.newcomers
 
@@ -144,14 +144,14 @@ def test_every_seed_holds_out_the_same_clients(ragged: Federation) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "pfedla", "fedrod", "mocha"])
 def test_one_client_alone_can_join(name: str, ragged: Federation) -> None:
     x, y = torch.randn(30, 5), torch.arange(30) % 3
-    joined = fit(name, ragged).personalize({"mine": (x, y)}, rounds=2)
+    joined = fedattune.personalize(fit(name, ragged), {"mine": (x, y)}, rounds=2)
     assert [n.id for n in joined.newcomers] == ["mine"]
     assert all(v.isfinite().all() for v in joined.model("mine").parameters())
 
 
 def test_a_newcomers_model_is_saved_and_loaded(ragged: Federation, tmp_path: Any) -> None:
     for name in ("fedavg", "fedam"):
-        joined = fit(name, ragged, rounds=1).personalize(make_federation([30, 44]), rounds=1)
+        joined = fedattune.personalize(fit(name, ragged, rounds=1), make_federation([30, 44]), rounds=1)
         (file, _) = joined.save_models(tmp_path / name)
         loaded, own = fedattune.load_model(file), joined.model(0)
         assert all(torch.equal(v, loaded.state_dict()[k]) for k, v in own.state_dict().items())
@@ -174,14 +174,21 @@ def test_corrections_that_need_the_group_leave_newcomers_alone(name: str, ragged
     """The server learns nothing from them, so their control variates would never balance: they take plain steps."""
     result = fit(name, ragged, rounds=6, cohort=6)
     plain = fit("fedavg", ragged, rounds=6, cohort=6, options={"weighting": "uniform"})
-    assert result.remains
-    assert plain.remains
+    assert result.trained_server
+    assert plain.trained_server
     new = make_federation([30, 44])
-    joined = result.personalize(new, rounds=5)
-    by_sgd = replace(
-        plain,
-        remains=replace(plain.remains, server={**plain.remains.server, "w": result.remains.server["w"]}),
-    ).personalize(new, rounds=5)
+    joined = fedattune.personalize(result, new, rounds=5)
+    by_sgd = fedattune.personalize(
+        replace(
+            plain,
+            trained_server=replace(
+                plain.trained_server,
+                state={**plain.trained_server.state, "w": result.trained_server.state["w"]},
+            ),
+        ),
+        new,
+        rounds=5,
+    )
     assert joined.final["trained"] == pytest.approx(by_sgd.final["trained"], abs=1e-12)
 
 
@@ -192,20 +199,20 @@ def test_clients_that_train_unasked_keep_their_control_variates(name: str, ragge
     key = {"scaffold": "c", "vrl_sgd": "D"}[name]
     asked: set[int] = set()
     for r in (1, 2, 3):
-        run._round(r, evaluate=False)
-        asked |= set(sample_cohort(run.settings, 6, r).tolist())
+        run.run_round(r, evaluate=False)
+        asked |= set(sample_cohort(run.context.settings, 6, r).tolist())
         for client in set(range(6)) - asked:
-            assert all((v[client] == 0).all() for v in run.place.clients.memory[key].values())
+            assert all((v[client] == 0).all() for v in run.backend.states.local_state[key].values())
     assert asked != set(range(6))
 
 
 def test_what_is_wrong_with_new_clients_is_said(ragged: Federation) -> None:
     result = fit("fedavg", ragged)
     with pytest.raises(fedattune.DataError, match=r"do not fit the run: got inputs of shape \(7,\)"):
-        result.personalize(make_federation([20, 20], features=7))
+        fedattune.personalize(result, make_federation([20, 20], features=7))
     for rounds in (0, -1, "x", 1.5):
         with pytest.raises(fedattune.ConfigError, match="rounds"):
-            result.personalize(make_federation([20, 20]), rounds=rounds)  # type: ignore[arg-type]
+            fedattune.personalize(result, make_federation([20, 20]), rounds=rounds)  # type: ignore[arg-type]
     with pytest.raises(fedattune.ConfigError, match="held_out: got 6, expected fewer than the 6"):
         fit("fedavg", ragged, held_out=6)
 

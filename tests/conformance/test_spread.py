@@ -21,30 +21,34 @@ from fedattune.models.files import wrap_model
 from fedattune.training.backends.message import WorkerMessage
 from fedattune.training.backends.remote import RemoteBackend
 from fedattune.training.backends.worker import handle_message, open_backend
+from fedattune.training.client_state import Sender
+from fedattune.training.context import RunContext
 from fedattune.training.loop import RoundLoop
 from fedattune.training.storage.folder import RunFolder
 
-SITES = ([0, 3], [1, 2, 4], [5])
+WORKERS = ([0, 3], [1, 2, 4], [5])
 
 
 class Here(RemoteBackend):
-    """Sites in this process, each with its own data, which see nothing but parcels."""
+    """Workers in this process, each with its own data, which see nothing but messages."""
 
-    def __init__(self, run: RoundLoop) -> None:
-        super().__init__(run, [torch.tensor(site) for site in SITES])
-        self.places = [
+    def __init__(self, context: RunContext, send: Sender) -> None:
+        super().__init__(context, [torch.tensor(ids) for ids in WORKERS], send)
+        self.backends = [
             open_backend(
-                run.algorithm,
-                select_samples(run.federation, np.array(site)),
-                run.task.model,
-                run.settings,
-                site,
+                context.algorithm,
+                select_samples(context.federation, np.array(ids)),
+                context.task.model,
+                context.settings,
+                ids,
             )
-            for site in SITES
+            for ids in WORKERS
         ]
 
-    def ask(self, parcels: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
-        return {site: handle_message(self.places[site], parcel) for site, parcel in parcels.items()}
+    def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
+        return {
+            worker: handle_message(self.backends[worker], message) for worker, message in messages.items()
+        }
 
 
 class Normed(nn.Sequential):
@@ -57,7 +61,7 @@ class Normed(nn.Sequential):
 def trained(
     case: Case,
     federation: Federation,
-    spread: Any,
+    make_backend: Any,
     *,
     module: nn.Module | None = None,
     out: Path | None = None,
@@ -71,8 +75,8 @@ def trained(
         module = wrap_model(algorithm.network, module, torch.zeros(2, *federation.input_shape), mine.seed)
     config = {"algorithm": case.name, **mine.model_dump()}
     folder = RunFolder.open(out, config, resume=out.exists()) if out else None
-    run = RoundLoop(algorithm, federation, module, mine, config, folder, spread)
-    return run.go(lambda _: None, stop)
+    loop = RoundLoop(algorithm, federation, module, mine, config, folder, make_backend)
+    return loop.run(lambda _: None, stop)
 
 
 def same_numbers(
@@ -97,7 +101,7 @@ def same_numbers(
 @every_method
 @pytest.mark.parametrize("train", ["method", "all"])
 def test_clients_at_several_sites_give_the_same_numbers(case: Case, train: str, ragged: Federation) -> None:
-    same_numbers(*(trained(case, ragged, spread, train=train) for spread in (None, Here)))
+    same_numbers(*(trained(case, ragged, make_backend, train=train) for make_backend in (None, Here)))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep", "scaffold", "fedbn"])
@@ -123,7 +127,7 @@ def test_clients_at_several_sites_give_the_same_numbers(case: Case, train: str, 
 )
 def test_settings_mean_the_same_everywhere(name: str, settings: dict[str, Any], ragged: Federation) -> None:
     case = next(case for case in CASES if case.name == name)
-    same_numbers(*(trained(case, ragged, spread, **settings) for spread in (None, Here)))
+    same_numbers(*(trained(case, ragged, make_backend, **settings) for make_backend in (None, Here)))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep", "pfedla"])

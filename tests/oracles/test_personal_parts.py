@@ -36,7 +36,7 @@ def test_c11_norms_stay_on_the_client_on_both_engines(ragged: Federation) -> Non
         assert alike == (k not in BN)
     # all but the 8 values of the norm travel: 5 x 4 + 4 + 4 x 3 + 3 = 39
     assert loop.bytes_up == loop.bytes_down == 8 * 39 * 3 * 3
-    state = loop.remains.server["w"]  # type: ignore[union-attr]
+    state = loop.trained_server.state["w"]  # type: ignore[union-attr]
     assert not set(BN) & state.keys()  # type: ignore[union-attr]
     statistics = [loop.model(i).state_dict()["1.running_mean"] for i in range(6)]
     assert all((a - statistics[0]).abs().max() > 1e-3 for a in statistics[1:])
@@ -262,9 +262,9 @@ def test_c13_what_clients_report_adds_up() -> None:
 def test_c13_the_first_round_finds_nothing_and_is_finite() -> None:
     federation = make_federation([20, 30, 40])
     result = fit("fedfomo", federation, rounds=1)
-    assert not result.remains.server["P"].any()  # type: ignore[union-attr]
+    assert not result.trained_server.state["P"].any()  # type: ignore[union-attr]
     again = fit("fedfomo", federation, rounds=2)
-    P = again.remains.server["P"]  # type: ignore[union-attr]
+    P = again.trained_server.state["P"]  # type: ignore[union-attr]
     assert P.isfinite().all()  # type: ignore[union-attr]
     assert (P != 0).sum() == 3 * 2  # type: ignore[union-attr]
     assert not P.diagonal().any()  # type: ignore[union-attr]
@@ -299,11 +299,11 @@ def test_newcomers_profit_and_leave_everybody_else_alone(name: str) -> None:
         clients.append((x, (x @ rule).argmax(1)))
     trained, newcomers = fedattune.federation(clients[:6]), fedattune.federation(clients[6:])
     result = fit(name, trained, cohort=6, rounds=30, steps=5, lr=0.2)
-    assert result.remains
-    server, everyone = result.remains.algorithm.server, torch.arange(6)
-    before = server.broadcast(result.remains.server, everyone).payload.params.map(torch.clone)
-    joined = result.personalize(newcomers, rounds=2)
-    after = server.broadcast(result.remains.server, everyone).payload.params
+    assert result.trained_server
+    server, everyone = result.trained_server.algorithm.server, torch.arange(6)
+    before = server.broadcast(result.trained_server.state, everyone).payload.params.map(torch.clone)
+    joined = fedattune.personalize(result, newcomers, rounds=2)
+    after = server.broadcast(result.trained_server.state, everyone).payload.params
     assert all(torch.equal(before[k], after[k]) for k in before)
     alone = fit("local", newcomers, rounds=2, steps=5, lr=0.2)
     assert joined.metrics["loss_uniform"] < alone.metrics["loss_uniform"]

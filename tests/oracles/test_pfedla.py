@@ -284,15 +284,15 @@ def test_c8_c9_the_bank_holds_what_came_back_and_nobody_else_changes() -> None:
 def test_c8_a_client_that_was_never_asked_is_sent_the_plain_mean(ragged: Federation) -> None:
     result = fit("pfedla", ragged, cohort=2, rounds=2, options={"hn_lr": 1.0})
     heuristic = fit("heurpfedla", ragged, cohort=2, rounds=2)
-    assert result.remains
-    assert heuristic.remains
-    never = (~result.remains.server["seen"]).nonzero().flatten()  # type: ignore[operator]
+    assert result.trained_server
+    assert heuristic.trained_server
+    never = (~result.trained_server.state["seen"]).nonzero().flatten()  # type: ignore[operator]
     assert len(never)
-    for k, theta in result.remains.server["theta"].items():  # type: ignore[union-attr]
+    for k, theta in result.trained_server.state["theta"].items():  # type: ignore[union-attr]
         assert torch.allclose(
             result.models[k][never], theta.mean(0).expand(len(never), *theta.shape[1:]), atol=1e-14
         )
-    start = heuristic.remains.trained.get_parameter("1.weight")
+    start = heuristic.trained_server.trained_model.get_parameter("1.weight")
     assert torch.equal(heuristic.models["1.weight"][never[0]], start)  # the first layer is retained
 
 

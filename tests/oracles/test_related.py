@@ -32,10 +32,13 @@ def gap(a: Params, b: Params) -> float:
 
 def test_e14_ditto_without_lam_is_fedavg_and_local(ragged: Federation) -> None:
     mine, average, alone = fit("ditto", ragged, {"lam": 0}), fit("fedavg", ragged), fit("local", ragged)
-    assert mine.remains
-    assert average.remains
+    assert mine.trained_server
+    assert average.trained_server
     assert gap(mine.models, alone.models) == 0
-    assert gap(cast(Params, mine.remains.server["w"]), cast(Params, average.remains.server["w"])) == 0
+    assert (
+        gap(cast(Params, mine.trained_server.state["w"]), cast(Params, average.trained_server.state["w"]))
+        == 0
+    )
     assert mine.history[-1]["global"] == average.history[-1]["global"]
 
 

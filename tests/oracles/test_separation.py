@@ -65,7 +65,7 @@ def test_d1_both_shares_are_positive_and_sum_to_one() -> None:
 def test_d2_global_parts_stay_as_received_while_training(name: str, ragged: Federation) -> None:
     """And everything else moves: two rounds, so that what is received is not what the personal parts started as."""
     options = {"hidden": 5} if name == "fedam" else {}
-    first = fit(name, ragged, "trained", options=options).remains
+    first = fit(name, ragged, "trained", options=options).trained_server
     assert first
     received = first.server["w"]
     second = fit(name, ragged, "trained", options=options, rounds=2)
@@ -131,9 +131,9 @@ def test_d5_the_global_head_is_a_mixture(ragged: Federation) -> None:
     p = n / n.sum()
     for c in (0.0, 0.3, 1.0):
         result = fit("fedam", ragged, "trained", options={"head_mix": c})
-        assert result.remains
-        first = dict(result.remains.trained.named_parameters())
-        w = result.remains.server["w"]
+        assert result.trained_server
+        first = dict(result.trained_server.trained_model.named_parameters())
+        w = result.trained_server.state["w"]
         assert isinstance(w, Params)
         for k in ("weight", "bias"):
             mean = torch.tensordot(p, result.models[f"head.{k}"], 1)
@@ -145,8 +145,8 @@ def test_d5_the_global_head_is_a_mixture(ragged: Federation) -> None:
 
 def test_d6_of_one_client_the_global_extractor_is_its_own(ragged: Federation) -> None:
     result = fit("fedam", ragged, "trained", cohort=1)
-    assert result.remains
-    w = result.remains.server["w"]
+    assert result.trained_server
+    w = result.trained_server.state["w"]
     assert isinstance(w, Params)
     same = [torch.equal(row, w["global_body.1.weight"]) for row in result.models["body.1.weight"]]
     assert sum(same) == 1
@@ -166,9 +166,9 @@ def test_d7_the_sum_of_the_class_weights_never_moves(ragged: Federation) -> None
     """Gradients of cross-entropy sum to zero over classes, so client_vector=sum is one vector for all, for ever."""
     for kind, alike in (("sum", True), ("absolute", False), ("difference", False)):
         result = fit("fedam", ragged, "received", options={"client_vector": kind}, rounds=4, lr=0.5)
-        assert result.remains
+        assert result.trained_server
         v = result.models["context"]
-        first = make_client_vector("sum", *(result.remains.trained.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
+        first = make_client_vector("sum", *(result.trained_server.trained_model.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
         assert torch.allclose(v, first.expand_as(v), atol=1e-12) is alike
         assert (v.norm(dim=1) - 1).abs().max() < 1e-12
         assert bool(result.notes) is alike
@@ -176,9 +176,9 @@ def test_d7_the_sum_of_the_class_weights_never_moves(ragged: Federation) -> None
 
 def test_d7_the_first_vector_is_drawn_and_the_next_are_the_heads(ragged: Federation) -> None:
     result = fit("fedcp", ragged, "received", cohort=2)
-    assert result.remains
-    drawn = result.remains.trained.context  # type: ignore[union-attr]
-    from_head = make_client_vector("sum", *(result.remains.trained.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
+    assert result.trained_server
+    drawn = result.trained_server.trained_model.context  # type: ignore[union-attr]
+    from_head = make_client_vector("sum", *(result.trained_server.trained_model.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
     assert (drawn - from_head).abs().max() > 1e-3  # type: ignore[operator]
     v = result.models["context"]
     assert [torch.equal(row, drawn) for row in v].count(True) == 4  # type: ignore[arg-type]

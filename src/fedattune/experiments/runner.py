@@ -100,7 +100,7 @@ class _JobRunner:
 
     def _record_result(self, i: int, result: "Result") -> None:
         # A comparison adds no clients afterwards, and server states of many methods can be large.
-        self._outcomes[i] = replace(result, remains=None)
+        self._outcomes[i] = replace(result, trained_server=None)
         self.remaining.remove(i)
 
     def train_in_sequence(self, *, may_leave: bool) -> None:

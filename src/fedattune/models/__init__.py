@@ -59,11 +59,18 @@ def make_model(
         ModelError: the factory is missing or fails, or the model does not fit the data.
 
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = build_model(name, federation.input_shape, federation.n_classes, options or {})
+    model = build_seeded_model(name, federation, options=options, seed=seed)
     check_model(model, federation, batch_size=batch_size, engine=engine)
     return model
+
+
+def build_seeded_model(
+    name: str, federation: Federation, *, options: Mapping[str, Any] | None = None, seed: int = 0
+) -> nn.Module:
+    """Build a model by name, with initial weights that depend on `seed` alone; see `make_model`, which checks it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build_model(name, federation.input_shape, federation.n_classes, options or {})
 
 
 def build_model(

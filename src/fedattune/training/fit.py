@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..core.hardware import check_device
 from ..core.options import build, look_up
 from ..core.settings import Settings
 from ..data import Federation
-from ..models import check_model, make_model
+from ..models import build_seeded_model, check_model
 from .backends.ray import check_ray, open_ray_backend
 from .context import Progress
 from .loop import RoundLoop
@@ -25,7 +25,47 @@ from .setup import build_trained_module, hold_out_newcomers
 from .storage.folder import RunFolder
 from .tensorboard import check_tensorboard, log_rounds
 
-__all__ = ["Progress", "fit"]
+__all__ = ["PreparedRun", "Progress", "fit", "prepare_run", "train_run"]
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run whose parts are built and fit together.
+
+    Attributes:
+        name: name of the method, as tables show it.
+        algorithm: the method.
+        federation: the clients' data, newcomers among them.
+        module: the user's model with its initial weights.
+        settings: rounds, learning rate and so on.
+        model: name of the model, and `model_options` its options.
+        options: the method's options, if it was given by name.
+
+    """
+
+    name: str
+    algorithm: Algorithm
+    federation: Federation
+    module: nn.Module
+    settings: Settings
+    model: str
+    model_options: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that defines the run, as it is stored with the result."""
+        return {
+            "algorithm": self.name,
+            "definition": str(self.algorithm),
+            "options": dict(self.options),
+            "model": self.model,
+            "model_options": dict(self.model_options),
+            "data": self.federation.name,
+            "partition": dict(self.federation.partition),
+            "split": self.federation.digest,
+            **self.settings.model_dump(),
+        }
 
 
 def fit(
@@ -77,76 +117,126 @@ def fit(
         True
 
     """
+    settings = Settings.from_keywords(**({**settings.model_dump(), **more} if settings else more))
+    if tensorboard is not None:
+        check_tensorboard()
+    run = prepare_run(
+        algorithm,
+        federation,
+        model,
+        name=name,
+        options=options,
+        model_options=model_options,
+        settings=settings,
+    )
+    return train_run(run, out=out, resume=resume, watch=watch, stop=stop, tensorboard=tensorboard)
+
+
+def prepare_run(
+    algorithm: Algorithm | str,
+    federation: Federation,
+    model: str | nn.Module,
+    *,
+    name: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    settings: Settings,
+) -> PreparedRun:
+    """Build the parts of a run, and check that they fit together; arguments and errors are the same as for `fit`."""
     if not isinstance(federation, Federation):
         raise ConfigError(
             f"fit needs a Federation, got {type(federation).__name__}; make one with fedattune.federation(clients)"
         )
-    settings = Settings.from_keywords(**({**settings.model_dump(), **more} if settings else more))
     check_device(settings)
     check_ray(settings)
-    if tensorboard is not None:
-        check_tensorboard()
-    training, joining = hold_out_newcomers(federation, settings)
+    hold_out_newcomers(federation, settings)
     if isinstance(algorithm, str):
         name = name or algorithm
         algorithm = build(algorithm, look_up("algorithm", algorithm, ALGORITHMS), options or {})
     if isinstance(model, str):
-        module = make_model(
-            model,
-            federation,
-            options=model_options,
-            seed=settings.seed,
-            batch_size=settings.batch_size,
-            engine=settings.engine,
-        )
+        module = build_seeded_model(model, federation, options=model_options, seed=settings.seed)
     else:
         module = copy.deepcopy(model)
-        check_model(module, federation, batch_size=settings.batch_size, engine=settings.engine)
-    trained = build_trained_module(algorithm, module, federation, settings.seed)
-    config = {
-        "algorithm": name or "custom",
-        "definition": str(algorithm),
-        "options": dict(options or {}),
-        "model": model if isinstance(model, str) else type(model).__name__,
-        "model_options": dict(model_options or {}),
-        "data": federation.name,
-        "partition": dict(federation.partition),
-        "split": federation.digest,
-        **settings.model_dump(),
-    }
+    check_model(module, federation, batch_size=settings.batch_size, engine=settings.engine)
+    return PreparedRun(
+        name or "custom",
+        algorithm,
+        federation,
+        module,
+        settings,
+        model if isinstance(model, str) else type(model).__name__,
+        model_options or {},
+        options or {},
+    )
+
+
+def train_run(
+    run: PreparedRun,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watch: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    tensorboard: Path | str | None = None,
+) -> Result:
+    """Train a prepared run.
+
+    Args:
+        run: the run; its parts are not checked again.
+        out: see `fit`, as for the other arguments.
+        resume: go on in `out`.
+        watch: called after every round.
+        stop: asked after every round.
+        tensorboard: a folder for event files.
+
+    Returns:
+        The result; unfinished if `stop` said yes.
+
+    Raises:
+        RunError: `out` is in use or belongs to another run, or training diverged on every client.
+
+    """
+    settings, config = run.settings, run.config
+    training, newcomers = hold_out_newcomers(run.federation, settings)
+    trained_model = build_trained_module(run.algorithm, run.module, run.federation, settings.seed)
     folder = None if out is None else RunFolder.open(Path(out), config, resume=resume)
     if folder and folder.is_finished:
         return Result.load(folder.path)
-    with open_ray_backend(settings) as places:
-        run = RoundLoop(algorithm, training, trained, settings, config, folder, places)
-        events = None if tensorboard is None else Path(tensorboard)
+    with open_ray_backend(settings) as make_backend:
+        loop = RoundLoop(run.algorithm, training, trained_model, settings, config, folder, make_backend)
+        events, watch = None if tensorboard is None else Path(tensorboard), watch or (lambda _: None)
         try:
-            with log_rounds(events, run, watch or (lambda _: None)) as tell:
-                result = run.go(tell, stop or (lambda: False))
+            with log_rounds(events, loop.context, loop.store, loop.record.seconds, watch) as watch_and_log:
+                result = loop.run(watch_and_log, stop or (lambda: False))
         except BaseException:
-            run.store.close()  # else it stays locked for as long as somebody has the traceback, as notebooks do
+            loop.store.close()  # else it stays locked for as long as somebody has the traceback, as notebooks do
             raise
     if not result.finished:
         return result
-    remains = TrainedServer(
-        run.algorithm, module, run.task.model, run.server, run.place.common, training.n_clients
+    context = loop.context
+    server = TrainedServer(
+        context.algorithm,
+        run.module,
+        context.task.model,
+        loop.server.state,
+        loop.backend.statistics,
+        context.n_clients,
     )
-    if joining:
-        result = replace(
-            result, facts={**result.facts, **_collect_newcomer_facts(remains, joining, config, result.notes)}
-        )
+    if newcomers:
+        facts = _collect_newcomer_facts(server, newcomers, config, result.notes)
+        result = replace(result, facts={**result.facts, **facts})
     if folder:
         result.finish(folder)
         result = replace(Result.load(folder.path), module=result.module)
-    return replace(result, remains=remains)
+    return replace(result, trained_server=server)
 
 
 def _collect_newcomer_facts(
-    remains: TrainedServer, clients: Federation, config: dict[str, Any], notes: list[str]
+    server: TrainedServer, newcomers: Federation, config: dict[str, Any], notes: list[str]
 ) -> dict[str, Any]:
-    """Facts about clients that join after training; that they could not be trained is no reason to lose the run."""
+    """Collect facts about newcomers; a run is not lost because they could not be trained."""
     try:
-        joined = train_newcomers(remains, clients, config, config["join_rounds"])
+        joined = train_newcomers(server, newcomers, config, config["join_rounds"])
     except DivergedError as error:
         return {"notes": [*notes, f"{config['algorithm']}: of the clients that join after training: {error}"]}
     return {"newcomers": joined.facts["newcomers"]}

@@ -133,9 +133,7 @@ class RoundLoop:
 
     def evaluate_arrival(self) -> None:
         """Evaluate, as round 0, the models that clients are sent before they have trained at all."""
-        self._record_scores(
-            0, self.backend.evaluate_received(0, self.server.send, self.server.global_model)
-        )
+        self._record_scores(0, self.backend.evaluate_received(0, self.server.send, self.server.global_model))
 
     def run_round(self, r: int, *, evaluate: bool) -> None:
         """Sample, broadcast, train, aggregate, record."""
@@ -191,9 +189,7 @@ class RoundLoop:
         payload = self.server.send(request.ids)
         if self.context.algorithm.participation.receive == "cohort":
             rows = find_rows(request.ids, request.cohort, self.context.n_clients)
-            to, sent = (
-                (request.ids, payload) if rows is None else (request.ids[rows], payload.rows(rows))
-            )
+            to, sent = (request.ids, payload) if rows is None else (request.ids[rows], payload.rows(rows))
             self._count_down(to, sent)
         else:
             self._count_down(request.ids, payload)
@@ -286,7 +282,9 @@ class RoundLoop:
 
     def _make_result(self, *, is_finished: bool) -> Result:
         context, records = self.context, self.store.rounds()
-        notes = collect_notes(context, self.config["algorithm"], self.server.state, self.backend.personal, self.store)
+        notes = collect_notes(
+            context, self.config["algorithm"], self.server.state, self.backend.personal, self.store
+        )
         facts = {
             **self._facts,
             "notes": [*notes, *self.notes, *self.backend.notes],
@@ -297,5 +295,12 @@ class RoundLoop:
             # The models that were evaluated last may be the ones that clients hold, and went on changing.
             models, buffers = copy_rows(models), copy_rows(buffers)
         return Result(
-            self.config, facts, self.store, is_finished, models, buffers, context.task.model, inputs=self._inputs
+            self.config,
+            facts,
+            self.store,
+            is_finished,
+            models,
+            buffers,
+            context.task.model,
+            inputs=self._inputs,
         )

@@ -1,9 +1,9 @@
-"""Clients that join after training: what they are given, and what they make of it."""
+"""Newcomers: clients that join after training get a model from the server, and make it theirs."""
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,23 +15,26 @@ from ..core.hardware import find_usable_device
 from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
 from ..core.settings import RAY_DEFAULTS, Settings
-from ..core.task import Task
 from ..data import Federation, federation
-from ..models.files import build_algorithm, rebuild_model, wrap_model
+from ..models.files import build_algorithm, rebuild_model
 from .loop import RoundLoop
-from .result import TrainedServer
-from .setup import apply_settings, init_server, sample_inputs
+from .result import Result, TrainedServer
+from .setup import build_trained_module, init_server, make_context
 from .storage import restore_tree
 from .storage.folder import RunFolder
 from .storage.rows import RowStorage, load_server_rows, row_bytes
 
-if TYPE_CHECKING:
-    from .result import Result
-
 
 @dataclass(frozen=True)
 class NewcomerServer(ServerUpdate):
-    """The server as clients meet it that join after training; it learns about them and forgets nobody."""
+    """Serve clients that join after training: learn about them, and forget nobody.
+
+    Attributes:
+        server: the server rule of the run.
+        trained: its state after training.
+        n_before: clients that took part in training; newcomers are numbered after them.
+
+    """
 
     should_update: ClassVar[bool] = False
 
@@ -40,7 +43,7 @@ class NewcomerServer(ServerUpdate):
     n_before: int
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """The trained state with the new clients added."""
+        """Add the new clients to the trained state."""
         return self.server.add_clients(self.trained, n_clients)
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
@@ -54,14 +57,64 @@ class NewcomerServer(ServerUpdate):
         return self.server.aggregate_newcomers(state, ids + self.n_before, sent, received, n)
 
 
-def train_newcomers(
-    remains: TrainedServer, clients: Federation, config: Mapping[str, Any], rounds: int
-) -> "Result":
-    """What new clients reach: on arrival, after `rounds` rounds of their own, and by training alone for as many.
+def personalize(
+    result: Result,
+    data: Federation | Sequence[Any] | Mapping[str, Any],
+    *,
+    rounds: int = 5,
+    algorithm: Algorithm | None = None,
+    module: nn.Module | None = None,
+) -> Result:
+    """Let clients join that took no part in training, and return their results; the run itself does not change.
 
-    A client is first sent what the server has for a newcomer, then it trains like any other. The server learns
-    from its uploads only what concerns the client itself, its place in the mixing: what the others are sent
-    never changes. `config` is that of the run.
+    A newcomer is sent the method's model for newcomers: the global model, the mean of the clients' models, or a
+    generated one. Tensors that never leave a client start as they did for all. The newcomer trains for some rounds of
+    its own; if the method mixes client models, it gets a mixture. `newcomers` of the result compares that with
+    training alone, and `model` gives the model of each.
+
+    Args:
+        result: the finished run.
+        data: a Federation, or an argument of `fedattune.federation`.
+        rounds: rounds that the newcomers train.
+        algorithm: the method, if it is the user's own and the run was read from its folder.
+        module: the user's own model with its initial weights, likewise.
+
+    Returns:
+        A result about the newcomers alone.
+
+    Raises:
+        DataError: the data do not fit the run.
+        RunError: the run was not finished, or its model must be given.
+
+    """
+    shape, classes = tuple(result.facts["input_shape"]), tuple(result.facts["classes"])
+    clients = data if isinstance(data, Federation) else federation(data, classes=classes, min_clients=1)
+    if clients.input_shape != shape or clients.classes != classes:
+        raise DataError(
+            f"the new clients' data do not fit the run: got inputs of shape {clients.input_shape} and the classes "
+            f"{', '.join(clients.classes)}, expected {shape} and {', '.join(classes)}"
+        )
+    if result.trained_server:
+        return train_newcomers(result.trained_server, clients, result.config, rounds)
+    config = {**result.config, "device": str(find_usable_device(result.settings))}
+    return train_newcomers(
+        _load_trained_server(result, config, clients, algorithm, module), clients, config, rounds
+    )
+
+
+def train_newcomers(
+    server: TrainedServer, clients: Federation, config: Mapping[str, Any], rounds: int
+) -> Result:
+    """Evaluate newcomers on arrival, after rounds of their own, and after training alone for as many rounds.
+
+    A client is first sent the server's model for a newcomer, then it trains like any other. The server learns from
+    its uploads only about the client itself, its place in the mixing: what the others are sent never changes.
+
+    Args:
+        server: the server after training.
+        clients: the newcomers' data.
+        config: config of the run.
+        rounds: rounds of their own.
 
     Raises:
         ConfigError: `rounds` is no number of rounds, or the server keeps too much of other clients.
@@ -80,102 +133,71 @@ def train_newcomers(
         # The few clients that join are trained in this process.
         **({"engine": "auto", **RAY_DEFAULTS} if before.get("engine") == "ray" else {}),
     }
-    mine = Settings.from_keywords(**{**before, **changed})
-    remains = replace(remains, server=load_server_rows(remains.server))
-    config = {**config, "data": clients.name, **mine.model_dump()}
-    method = remains.algorithm
-    joining = replace(
-        method,
-        server=NewcomerServer(method.server, remains.server, remains.n_clients),
+    settings = Settings.from_keywords(**{**before, **changed})
+    config = {**config, "data": clients.name, **settings.model_dump()}
+    rule, state = server.algorithm.server, load_server_rows(server.state)
+    method = replace(
+        server.algorithm,
+        server=NewcomerServer(rule, state, server.n_clients),
         bn_buffers="local",
         full_participation=False,
         notes=(),
     )
-    module = _copy_with_values(
-        remains.trained, {**method.server.newcomer_model(remains.server), **remains.statistics}
-    )
-    run = RoundLoop(joining, clients, module, mine, config, None)
-    run.evaluate_arrival()
-    result = run.go(lambda _: None, lambda: False)
-    alone = RoundLoop(local(), clients, copy.deepcopy(remains.model), mine, config, None).go(
-        lambda _: None, lambda: False
-    )
+    start = {**rule.newcomer_model(state), **server.statistics}
+    loop = RoundLoop(method, clients, _copy_with_values(server.trained_model, start), settings, config)
+    loop.evaluate_arrival()
+    joined = loop.run(lambda _: None, lambda: False)
+    alone = RoundLoop(local(), clients, copy.deepcopy(server.model), settings, config)
+    trained_alone = alone.run(lambda _: None, lambda: False)
     arrival = next(
-        correct / n for r, point, (n, correct, _) in run.store.scores("test") if point == "received"
+        correct / n for _, point, (n, correct, _) in loop.store.scores("test") if point == "received"
     )
     newcomers = [
         {
-            "id": joined.id,
-            "n_train": joined.n_train,
-            "n_test": joined.n_test,
+            "id": client.id,
+            "n_train": client.n_train,
+            "n_test": client.n_test,
             "received": float(first),
-            "trained": joined.trained,
+            "trained": client.trained,
             "local": by_itself.trained,
         }
-        for joined, by_itself, first in zip(result.clients, alone.clients, arrival, strict=True)
+        for client, by_itself, first in zip(joined.clients, trained_alone.clients, arrival, strict=True)
     ]
-    return replace(result, facts={**result.facts, "newcomers": newcomers})
-
-
-def personalize(
-    result: "Result",
-    data: Federation | Sequence[Any] | Mapping[str, Any],
-    rounds: int,
-    algorithm: Algorithm | None,
-    module: nn.Module | None,
-) -> "Result":
-    """See `Result.personalize`."""
-    shape, classes = tuple(result.facts["input_shape"]), tuple(result.facts["classes"])
-    clients = data if isinstance(data, Federation) else federation(data, classes=classes, min_clients=1)
-    if clients.input_shape != shape or clients.classes != classes:
-        raise DataError(
-            f"the new clients' data do not fit the run: got inputs of shape {clients.input_shape} and the classes "
-            f"{', '.join(clients.classes)}, expected {shape} and {', '.join(classes)}"
-        )
-    if result.remains:
-        return train_newcomers(result.remains, clients, result.config, rounds)
-    config = {**result.config, "device": str(find_usable_device(result.settings))}
-    return train_newcomers(
-        _load_trained_server(result, config, clients, algorithm, module), clients, config, rounds
-    )
+    return replace(joined, facts={**joined.facts, "newcomers": newcomers})
 
 
 def _load_trained_server(
-    result: "Result",
+    result: Result,
     config: Mapping[str, Any],
     clients: Federation,
     algorithm: Algorithm | None,
     module: nn.Module | None,
 ) -> TrainedServer:
-    """What is left of a run, from its folder."""
+    """Read the server of a finished run from its folder."""
     if result.folder is None:
         raise RunError(
             "this run was not finished, or was kept neither in memory nor in a folder: no client can join it"
         )
-    settings = result.settings
-    method = apply_settings(algorithm or build_algorithm(config), settings)
-    model = module or rebuild_model({**config, **result.facts})
-    network = method.network
-    trained = (
-        wrap_model(network, model, sample_inputs(clients), settings.seed) if network else copy.deepcopy(model)
-    )
-    task = Task(trained).to(torch.device(config["device"]), getattr(torch, settings.dtype))
-    n = result.n_clients
-    template, shared = init_server(method, task, n, settings.seed)
-    averaged = task.bn_statistics if method.bn_buffers == "average" and shared else ()
-    folder = RunFolder(result.folder)
-    flat = folder.checkpoints.load_latest().flat
-    template = RowStorage.choose(settings, n, row_bytes(method, task, template), folder.rows).allocate_server(
-        template
-    )
+    settings = result.settings.model_copy(update={"device": config["device"]})
+    method, model = algorithm or build_algorithm(config), module or rebuild_model({**config, **result.facts})
+    trained = build_trained_module(method, model, clients, settings.seed)
+    context = make_context(method, clients, trained, settings)
+    folder, n = RunFolder(result.folder), result.n_clients
+    state = init_server(context.algorithm, context.task, n, settings.seed)
+    size = row_bytes(context.algorithm, context.task, state)
+    state = RowStorage.choose(settings, n, size, folder.rows).allocate_server(state)
     tree = restore_tree(
-        {"server": template, "clients": {"common": task.buffers.only(averaged)}}, flat, rows=folder.rows
+        {"server": state, "clients": {"statistics": context.initial_statistics}},
+        folder.checkpoints.load_latest().flat,
+        rows=folder.rows,
     )
-    return TrainedServer(method, model, task.model, tree["server"], tree["clients"]["common"], n)
+    return TrainedServer(
+        context.algorithm, model, context.task.model, tree["server"], tree["clients"]["statistics"], n
+    )
 
 
 def _copy_with_values(module: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of the module with these parameters and buffers; those that are not named stay."""
+    """Copy a module with these parameters and buffers; tensors that are not named stay."""
     copied = copy.deepcopy(module)
     with torch.no_grad():
         for name, tensor in [*copied.named_parameters(), *copied.named_buffers()]:

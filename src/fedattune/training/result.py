@@ -1,9 +1,7 @@
-"""What a run gives: its numbers, and every client's model."""
+"""The result of a run: its numbers, and every client's model."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -27,10 +25,29 @@ from .storage import RunStore
 from .storage.folder import RunFolder
 from .storage.rows import RowStack
 
-if TYPE_CHECKING:
-    from ..data import Federation
+__all__ = ["ClientResult", "NewcomerResult", "Point", "Result", "TrainedServer"]
 
-__all__ = ["ClientResult", "NewcomerResult", "Point", "Result"]
+
+@dataclass(frozen=True)
+class TrainedServer:
+    """The server after training, for clients that join.
+
+    Attributes:
+        algorithm: the method, with what the settings decide for all methods.
+        model: the user's model with its initial weights.
+        trained_model: the model that is trained: `model`, or one that the method made of it.
+        state: the server's state.
+        statistics: the averaged BatchNorm statistics; empty if they stay local.
+        n_clients: clients that took part in training.
+
+    """
+
+    algorithm: Algorithm
+    model: nn.Module
+    trained_model: nn.Module
+    state: ServerState
+    statistics: Params
+    n_clients: int
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,7 +70,7 @@ class Result(RunMetrics):
     models: RowStack = field(default_factory=Params, repr=False)
     buffers: RowStack = field(default_factory=Params, repr=False)
     module: nn.Module | None = field(default=None, repr=False)
-    remains: "TrainedServer | None" = field(default=None, repr=False)
+    trained_server: TrainedServer | None = field(default=None, repr=False)
     folder: Path | None = field(default=None, repr=False)
     inputs: InputSpec | None = field(default=None, repr=False)
 
@@ -120,36 +137,6 @@ class Result(RunMetrics):
         state = {**self.models.rows(0 if one_for_all else row), **self.buffers.rows(row)}
         return fill_model(module or self.module, state, self._card(ids[row]))
 
-    def personalize(
-        self,
-        data: "Federation | Sequence[Any] | Mapping[str, Any]",
-        *,
-        rounds: int = 5,
-        algorithm: "Algorithm | None" = None,
-        module: nn.Module | None = None,
-    ) -> "Result":
-        """Let clients join that took no part in training, and return what they reach; this run does not change.
-
-        A newcomer is sent what the method has for it (the global model, the mean of the clients' models, a
-        generated one; tensors that never leave a client start as they did for all), trains for `rounds` rounds of
-        its own, and where clients are given mixtures it gets its own. `newcomers` of the result compares that with
-        training alone, `model` gives each one its model.
-
-        Args:
-            data: a Federation, or what `fedattune.federation` takes.
-            rounds: rounds that the newcomers train.
-            algorithm: the method, needed for one of the user's own in a run read from its folder.
-            module: the user's own model with its initial weights, likewise.
-
-        Raises:
-            DataError: the data do not fit the run.
-            RunError: the run was not finished, or its model must be given.
-
-        """
-        from .newcomers import personalize
-
-        return personalize(self, data, rounds, algorithm, module)
-
     def save_models(self, folder: Path | str) -> list[Path]:
         """Write every evaluated client's model to its own safetensors file in `folder`, and return the files.
 
@@ -206,19 +193,3 @@ class Result(RunMetrics):
         if self.inputs:
             card |= self.inputs.card([one["id"] for one in self.facts["clients"]].index(client))
         return card
-
-
-@dataclass(frozen=True)
-class TrainedServer:
-    """What is left of a run for clients that join: the method, the model it trains, and the server's state.
-
-    `model` is the user's model with its initial weights, `trained` what the method makes of it, `statistics` the
-    averaged BatchNorm statistics, where they are averaged.
-    """
-
-    algorithm: Algorithm
-    model: nn.Module
-    trained: nn.Module
-    server: ServerState
-    statistics: Params
-    n_clients: int

@@ -1,6 +1,5 @@
 """The server of a run: its rule, its state, and the last broadcast of that state."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from ..core.hardware import MIN_PARALLEL_WORK
 from ..core.params import Params
-from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState, Traffic
+from ..core.payload import Broadcast, MixingMatrices, Payload, Traffic
 from ..server.average import average_statistics
 from .backends.base import TrainReply
 from .context import RunContext

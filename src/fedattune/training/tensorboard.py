@@ -5,18 +5,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import ConfigError
+from .context import Progress, RunContext
 from .metrics import summarise
-from .storage.store import RoundMixing
-
-if TYPE_CHECKING:
-    from .context import Progress
-    from .loop import RoundLoop
+from .storage.store import RoundMixing, RunStore
 
 FLUSH_S = 5
 """Seconds after which what was logged is in the file at the latest."""
@@ -45,20 +42,36 @@ def check_tensorboard() -> None:
 
 @contextmanager
 def log_rounds(
-    folder: Path | None, run: "RoundLoop", watch: "Callable[[Progress], None]"
-) -> "Iterator[Callable[[Progress], None]]":
-    """What to tell of every round: `watch`, and where a folder is given, the log in it."""
+    folder: Path | None,
+    context: RunContext,
+    store: RunStore,
+    seconds: float,
+    watch: Callable[[Progress], None],
+) -> Iterator[Callable[[Progress], None]]:
+    """Log every evaluated round for TensorBoard.
+
+    Args:
+        folder: folder of the event files; without it, nothing is logged.
+        context: the run.
+        store: the rounds of the run.
+        seconds: wall-clock time of the rounds that are done.
+        watch: called after every round, too.
+
+    Returns:
+        The function to call after every round.
+
+    """
     if folder is None:
         yield watch
         return
-    log = _EventLog(folder, run)
+    log = _EventLog(folder, context, store, seconds)
 
-    def both(progress: "Progress") -> None:
+    def log_and_watch(progress: Progress) -> None:
         log.renew()
         watch(progress)
 
     try:
-        yield both
+        yield log_and_watch
     finally:
         log.close()
 
@@ -66,23 +79,23 @@ def log_rounds(
 class _EventLog:
     """The event file of one run; the step is the round.
 
-    A run that goes on gets another file, in which all its rounds are logged again, and which tells TensorBoard to
-    forget those of earlier files: some of them may be trained again, and some may not have been logged.
+    A run that goes on gets another file, in which all its rounds are logged again. That file tells TensorBoard to
+    forget the rounds of earlier files: some of them may be trained again, and some may not have been logged.
     """
 
-    def __init__(self, folder: Path, run: "RoundLoop") -> None:
+    def __init__(self, folder: Path, context: RunContext, store: RunStore, seconds: float) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        again = _wait_for_later_file_name(folder)
-        self._run = run
-        self._writer: Any = SummaryWriter(folder, purge_step=0 if again else None, flush_secs=FLUSH_S)
+        is_continued = _wait_for_later_file_name(folder)
+        self._headline, self._n_clients, self._store = context.algorithm.headline, context.n_clients, store
+        self._writer: Any = SummaryWriter(folder, purge_step=0 if is_continued else None, flush_secs=FLUSH_S)
         self._next = 0
-        self._begun = time.time() - run.record.seconds  # so that the time shown is that of training
+        self._start = time.time() - seconds  # TensorBoard shows the time since then
         self.renew()
 
     def renew(self) -> None:
         """Log what was stored since the last time, where a round was evaluated."""
-        store = self._run.store
+        store = self._store
         evaluated: dict[int, dict[str, Any]] = {}
         for part in ("test", "validation"):
             for round_, point, (n, correct, loss) in store.scores(part, self._next):
@@ -98,10 +111,10 @@ class _EventLog:
             diverged += len(record.dropped)
             if record.round not in evaluated:
                 continue
-            when = self._begun + record.seconds
+            when = self._start + record.seconds
             clients = evaluated[record.round].pop("clients")
             groups = evaluated[record.round]
-            groups["headline"] = groups.get(f"test_{self._run.algorithm.headline}", {})
+            groups["headline"] = groups.get(f"test_{self._headline}", {})
             groups["cost"] = {
                 "bytes_up": record.bytes_up,
                 "bytes_down": record.bytes_down,
@@ -122,7 +135,7 @@ class _EventLog:
     def _mixing(self, round_: int) -> dict[str, dict[str, float]]:
         """Of every component how much clients kept of their own, and over how many models they spread the rest."""
         try:
-            mixed = self._run.store.mixing(len(self._run.everyone)).among(round_)
+            mixed = self._store.mixing(self._n_clients).among(round_)
         except KeyError:  # the method mixes nothing, or nobody uploaded
             return {}
         some = np.unique(np.linspace(0, len(mixed.rows) - 1, MAX_MIXING_ROWS).round().astype(int))

@@ -129,7 +129,7 @@ FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "clients": (changed(head(ids=[0, 1, 2])), "uploads for clients that were not asked"),
     "steps": (changed(head(steps=-1)), "says steps=-1"),
     "more steps": (changed(head(steps=2**70)), "says steps=1180591620717411303424"),
-    "fractions": (changed(head(dropped=[1.0])), "sent what is no list of clients"),
+    "fractions": (changed(head(diverged=[1.0])), "sent what is no list of clients"),
     "point": (changed(other_point), "scores something unknown"),
     "archive": (zipped, "sent what is no answer: it is damaged"),
     "deep": (deep, "sent what is no answer: it is damaged"),

@@ -212,13 +212,13 @@ def test_an_error_on_an_actor_is_that_error(ragged: Federation, cluster: RayClus
         assert places is not None
         made: list[RayBackend] = []
 
-        def asks(run: Any) -> RayBackend:
-            made.append(places(run))
+        def asks(context: Any, send: Any) -> RayBackend:
+            made.append(places(context, send))
             return made[0]
 
         trained(BY_NAME["local"], ragged, asks, **ON_RAY)
         with pytest.raises(KeyError, match="nonsense") as caught:
-            made[0].ask({0: WorkerMessage({"kind": "nonsense"}), 1: WorkerMessage({"kind": "buffers"})})
+            made[0].exchange({0: WorkerMessage({"kind": "nonsense"}), 1: WorkerMessage({"kind": "buffers"})})
         assert "on an actor of Ray" in caught.value.__notes__[0]
         assert made[0].lost == 0
 

@@ -91,7 +91,7 @@ def test_a_node_that_is_killed_in_a_round_costs_no_numbers(
 
     case = next(case for case in CASES if case.name == "ditto")
     settings = {"engine": "ray", "ray_actors": 2, "ray_address": nodes.address}
-    there = RayBackend.ask
+    there = RayBackend.exchange
     made: list[RayBackend] = []
 
     def ask(self: RayBackend, parcels: Any) -> Any:
@@ -117,7 +117,7 @@ def test_a_node_that_is_killed_in_a_round_costs_no_numbers(
             monkeypatch.setattr(self, "_submit", killing)
         return there(self, parcels)
 
-    monkeypatch.setattr(RayBackend, "ask", ask)
+    monkeypatch.setattr(RayBackend, "exchange", ask)
     with open_ray_backend(Settings(**settings)) as places:
         killed = trained(case, ragged, places, **settings)
     assert made[0].lost >= 1

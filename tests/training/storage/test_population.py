@@ -197,9 +197,12 @@ def test_clients_join_a_run_whose_rows_are_on_disk(name: str, tmp_path: Path):
     )
     assert memory.newcomers == disk.newcomers
     new = many(4)
-    assert memory.personalize(new, rounds=1).newcomers == disk.personalize(new, rounds=1).newcomers
-    again = Result.load(tmp_path / "disk").personalize(new, rounds=1)
-    assert again.newcomers == memory.personalize(new, rounds=1).newcomers
+    assert (
+        fedattune.personalize(memory, new, rounds=1).newcomers
+        == fedattune.personalize(disk, new, rounds=1).newcomers
+    )
+    again = fedattune.personalize(Result.load(tmp_path / "disk"), new, rounds=1)
+    assert again.newcomers == fedattune.personalize(memory, new, rounds=1).newcomers
 
 
 def test_that_clients_cannot_join_is_said_before_training(monkeypatch: pytest.MonkeyPatch):
@@ -214,7 +217,7 @@ def test_that_clients_cannot_join_is_said_before_training(monkeypatch: pytest.Mo
     assert not asked
     result = fedattune.fit("fedmcsa", many(9), client_state="disk", dtype="float32", **RUN)
     with pytest.raises(ConfigError, match="clients cannot join after training"):
-        result.personalize(many(3), rounds=1)
+        fedattune.personalize(result, many(3), rounds=1)
     assert fedattune.fit("ditto", many(12), client_state="disk", held_out=3, **RUN).newcomers
 
 

@@ -117,7 +117,7 @@ class NodeRuntime:
         with memory.alone(head["number"]):
             last = max(head["last"])
             state, remembered = memory.recall(head["last"], Params(flatten_tree(export_state(site))))
-            if head.get("kept") and remembered != last and set(head.get("held", ())) < set(names):
+            if head.get("is_answered") and remembered != last and set(head.get("pending", ())) < set(names):
                 raise LostStateError("the server takes this node to have been sent what it has not")
             if state is not None:
                 load_state(site, state)
@@ -146,18 +146,18 @@ class NodeRuntime:
         mine = replace(self.federation, clients=clients, partition={"seed": seed})
         data = renumber_clients(mine, members[order], int(head["n_clients"]))
         settings = settings.model_copy(update={"client_state": "memory"})
-        site = open_backend(algorithm, data, module, settings, members.tolist(), lasts=1)
+        site = open_backend(algorithm, data, module, settings, members.tolist(), planned_rounds=1)
         return site, {number: name for name, number in theirs.items()}
 
     def _save_models(
         self, site: LocalBackend, names: Mapping[int, str], folder: Path, card: dict[str, Any]
     ) -> None:
         """Write the model of each client that was evaluated now, for use."""
-        models, buffers = (load_rows(stack) for stack in site.deployed)
+        models, buffers = (load_rows(stack) for stack in site.headline_models)
         if not models:
             return
         prepared = self.federation.preparation
-        for row, number in enumerate(site.evaluation.judged.tolist()):
+        for row, number in enumerate(site.evaluation.eval_ids.tolist()):
             state = {**models.rows(row), **buffers.rows(row)}
             folder.mkdir(parents=True, exist_ok=True)
             safe = re.sub(r"[^A-Za-z0-9_.-]", "_", names[number])[:100]
@@ -167,7 +167,9 @@ class NodeRuntime:
                 **make_input_card(self.schema, prepared.get(names[number])),
             }
             save_model(
-                folder / f"{number:04d}-{safe}.safetensors", fill_model(site.task.model, state, one), one
+                folder / f"{number:04d}-{safe}.safetensors",
+                fill_model(site.context.task.model, state, one),
+                one,
             )
 
 

@@ -9,43 +9,56 @@ from torch import Tensor
 
 from ...core.params import Params
 from ...core.payload import Payload
+from ...data import Federation
+from ...data.federated import FederationInfo
 from ...training.backends.base import TrainReply
 from ...training.backends.message import WorkerMessage
+from ...training.client_state import Sender
+from ...training.context import RunContext
 from ...training.engine import LocalTraining
-from ...training.loop import RoundLoop
 
 
 class RefusedReplyError(ValueError):
     """An answer that cannot be taken, with the reason."""
 
 
-def make_expected_upload(run: RoundLoop) -> Payload:
-    """What one client uploads, by names, types and shapes: that of a client which does no local step."""
-    rule, where = run.algorithm.client, run.everyone.device
-    sent = run.send(run.everyone[:1]).rows(0)
-    whole = Params(
-        {k: run.place.personal[k] if k in run.place.personal else sent.params[k] for k in run.task.params}
-    )
-    sent, memory = sent._replace(params=whole), rule.init_local_state(run.task.params)
-    one = torch.ones((), dtype=next(iter(whole.values())).dtype, device=where)
-    work = LocalTraining(
+def make_expected_upload(context: RunContext, personal: Params, send: Sender) -> Payload:
+    """Make the upload of a client that does no local step: its names, types and shapes are those of all uploads.
+
+    Args:
+        context: the run.
+        personal: the tensors that never leave a client, of one client.
+        send: gives the first payloads.
+
+    """
+    rule, yes = context.algorithm.client, torch.tensor(True, device=context.device)
+    sent = send(context.all_ids[:1]).rows(0)
+    whole = Params({k: personal[k] if k in personal else sent.params[k] for k in context.task.params})
+    sent, local_state = sent._replace(params=whole), rule.init_local_state(context.task.params)
+    one = torch.ones((), dtype=next(iter(whole.values())).dtype, device=context.device)
+    training = LocalTraining(
         seed=0,
         stream=0,
         round=1,
-        lr=run.settings.lr,
+        lr=context.settings.lr,
         batch_size=1,
         cohort=1,
-        personal=tuple(run.place.personal),
+        personal=tuple(personal),
     )
-    job = work.make_context(one, torch.tensor(True, device=where), one)
+    round_context = training.make_context(one, yes, one)
     with torch.no_grad():
-        carry = rule.begin(sent, memory, torch.tensor(True, device=where), job)
-        upload, _ = rule.finish(carry, sent, memory, job)
-    return upload._replace(params=upload.params.without(run.place.personal))
+        carry = rule.begin(sent, local_state, yes, round_context)
+        upload, _ = rule.finish(carry, sent, local_state, round_context)
+    return upload._replace(params=upload.params.without(personal))
 
 
 def check_reply(
-    reply: WorkerMessage, asked: WorkerMessage, members: Sequence[int], upload: Payload, run: RoundLoop
+    reply: WorkerMessage,
+    asked: WorkerMessage,
+    members: Sequence[int],
+    upload: Payload,
+    federation: Federation | FederationInfo,
+    statistics: Params,
 ) -> None:
     """Check the answer of a node with clients `members` to what it was asked; `upload` is one client's.
 
@@ -61,9 +74,9 @@ def check_reply(
     if head.get("kind") != kind:
         raise RefusedReplyError(f"sent {head.get('kind')!r:.40} in place of {kind!r}")
     try:
-        _check_scores(reply, kind, members, run)
+        _check_scores(reply, kind, members, federation)
         if kind == "trained":
-            _check_upload(reply, asked, upload, run.place.common)
+            _check_upload(reply, asked, upload, statistics)
     except RefusedReplyError:
         raise
     except Exception as error:  # what comes from outside can fail in any way
@@ -72,8 +85,8 @@ def check_reply(
 
 def _check_upload(reply: WorkerMessage, asked: WorkerMessage, upload: Payload, common: Params) -> None:
     head, order = reply.head, asked.head
-    ids, dropped = _clients(head["ids"]), _clients(head["dropped"])
-    if not ids <= set(order["asked"]) & set(order["ids"]) - set(order["away"]):
+    ids, dropped = _clients(head["ids"]), _clients(head["diverged"])
+    if not ids <= set(order["cohort"]) & set(order["ids"]) - set(order["dropouts"]):
         raise RefusedReplyError("uploads for clients that were not asked")
     if not dropped <= set(order["ids"]) or dropped & ids:
         raise RefusedReplyError("names clients that are not its own")
@@ -115,7 +128,9 @@ def _type(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def _check_scores(reply: WorkerMessage, kind: str, members: Sequence[int], run: RoundLoop) -> None:
+def _check_scores(
+    reply: WorkerMessage, kind: str, members: Sequence[int], federation: Federation | FederationInfo
+) -> None:
     points = ("trained",) if kind == "trained" else ("received", "trained", "global")
     found = reply.scores()
     if len({(one.point, one.part) for one in found}) < len(found):
@@ -130,7 +145,7 @@ def _check_scores(reply: WorkerMessage, kind: str, members: Sequence[int], run: 
         types = (torch.int64, torch.int64, torch.float64)
         if any(v.shape != (len(ids),) or v.dtype != t for v, t in zip(one.scores, types, strict=True)):
             raise RefusedReplyError("sends scores of another form")
-        sizes = run.federation.sizes(one.part)[one.ids]
+        sizes = federation.sizes(one.part)[one.ids]
         if not torch.equal(n, sizes) or (correct < 0).any() or (correct > n).any() or (loss < 0).any():
             raise RefusedReplyError("sends scores that cannot be")
 
@@ -150,7 +165,7 @@ def drop_bad_uploads(
     found = [length for length in lengths.tolist() if math.isfinite(length)]
     reference = usual or (statistics.median_low(found) if len(found) > 2 else None)
     limit = largest * reference if reference else math.inf
-    lost = dict(report.lost)
+    lost = dict(report.faults)
     for number, length in zip(report.ids.tolist(), lengths.tolist(), strict=True):
         if not math.isfinite(length):
             lost[number] = "uploaded what is not finite"
@@ -167,7 +182,7 @@ def drop_bad_uploads(
         sent=report.sent.rows(rows),
         upload=report.upload.rows(rows),
         buffers=report.buffers.rows(rows),
-        lost=lost,
+        faults=lost,
     ), usual
 
 

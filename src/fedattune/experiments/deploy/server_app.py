@@ -19,7 +19,8 @@ from ...core.algorithm import Algorithm
 from ...core.errors import DivergedError, FedAttuneError, RunError
 from ...core.hardware import check_device
 from ...core.io import read_json, write_json
-from ...training.context import Progress
+from ...training.client_state import Sender
+from ...training.context import Progress, RunContext
 from ...training.loop import RoundLoop
 from ...training.result import Result
 from ...training.storage.folder import RunFolder
@@ -129,25 +130,22 @@ def _run_method(
         return Result.load(path)
     module = build_trained_model(algorithm, card)
     key = {"token": token, "algorithm": name, "seed": seed, "model": hash_model(module)}
-    run = RoundLoop(
-        algorithm,
-        census,
-        module,
-        settings,
-        config,
-        kept,
-        lambda run: FlowerBackend(run, nodes, meeting, key, say),
-    )
-    if run.record.round:
-        say(f"{name}, seed {seed}: going on after round {run.record.round}")
+    backends: list[FlowerBackend] = []
+
+    def make_backend(context: RunContext, send: Sender) -> FlowerBackend:
+        backends.append(FlowerBackend(context, send, nodes, meeting, key, say))
+        return backends[0]
+
+    loop = RoundLoop(algorithm, census, module, settings, config, kept, make_backend)
+    if loop.record.round:
+        say(f"{name}, seed {seed}: going on after round {loop.record.round}")
 
     def watch(progress: Progress) -> None:
         accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
         say(f"{name}, seed {seed}: round {progress.round} of {progress.rounds}{accuracy}")
 
-    result = run.go(watch, lambda: False)
-    assert isinstance(run.place, FlowerBackend)
-    facts: dict[str, Any] = {"wire": {"up": run.place.bytes_got, "down": run.place.bytes_sent}}
+    result = loop.run(watch, lambda: False)
+    facts: dict[str, Any] = {"wire": {"up": backends[0].bytes_got, "down": backends[0].bytes_sent}}
     Result(result.config, {**result.facts, **facts}, result.store).finish(kept)
     return Result.load(path)
 

@@ -51,7 +51,9 @@ class LocalBackend(Backend):
 
         """
         federation, settings, task = context.federation, context.settings, context.task
-        assert isinstance(federation, Federation)  # there are no data to train on in the facts about a federation
+        assert isinstance(
+            federation, Federation
+        )  # there are no data to train on in the facts about a federation
         self.context, self.storage, self.notes = context, storage, []
         self.max_clients = max(1, TRAIN_CHUNK_BYTES // max(1, task.params.nbytes()))
         self.client_ids = context.all_ids if client_ids is None else client_ids
@@ -82,7 +84,7 @@ class LocalBackend(Backend):
         return self.states.personal.rows(0)
 
     @property
-    def statistics(self) -> Params:  # type: ignore[override]
+    def statistics(self) -> Params:
         """The averaged BatchNorm statistics that clients are sent."""
         return self.states.statistics
 

@@ -176,7 +176,9 @@ class RemoteBackend(Backend):
         if self.sent is not None:
             self.sent = Payload(**tree["sent"])
             self.pending, self.is_first = torch.ones_like(fresh), ~fresh
-        state = Params(flatten_tree({key: tree[key] for key in ("local_state", "personal", "buffers", "fresh")}))
+        state = Params(
+            flatten_tree({key: tree[key] for key in ("local_state", "personal", "buffers", "fresh")})
+        )
         messages = {}
         for worker, members in enumerate(self.workers):
             messages[worker] = self.make_message(worker, kind="state", load=True)

@@ -32,7 +32,7 @@ class RayActor:
     """A site on Ray, one after the other."""
 
     def __init__(self) -> None:
-        self.site: LocalBackend | None = None
+        self.backend: LocalBackend | None = None
 
     def open(
         self,
@@ -44,18 +44,18 @@ class RayActor:
         threads: int,
     ) -> tuple[str, int]:
         """Become the site of clients `members`; tells the version here, and the process."""
-        self.site = None
+        self.backend = None
         torch.set_num_threads(threads)
-        self.site = open_backend(algorithm, unpack_federation(data), model, settings, members)
+        self.backend = open_backend(algorithm, unpack_federation(data), model, settings, members)
         return __version__, os.getpid()
 
     def serve(
         self, head: dict[str, Any], names: Sequence[str], own: Arrays, shared: Arrays
     ) -> tuple[dict[str, Any], Arrays]:
         """Answer a parcel; see `Crate` for how it comes."""
-        assert self.site is not None
+        assert self.backend is not None
         found = to_tensors(own) | to_tensors(shared)
-        reply = handle_message(self.site, WorkerMessage(dict(head), {name: found[name] for name in names}))
+        reply = handle_message(self.backend, WorkerMessage(dict(head), {name: found[name] for name in names}))
         return reply.head, to_arrays(reply.tensors)
 
     def redo(self, head: dict[str, Any], names: Sequence[str], own: Arrays, shared: Arrays) -> None:
@@ -68,7 +68,7 @@ class RayActor:
 
     def close(self) -> None:
         """Forget the site."""
-        self.site = None
+        self.backend = None
 
 
 def to_arrays(some: Mapping[str, torch.Tensor]) -> Arrays:
@@ -184,8 +184,8 @@ class ActorState:
 
     def note(self, crate: RayMessage) -> None:
         """Remember what was answered, if it left something on the clients or their models evaluated last."""
-        kind, held = crate.head["kind"], "held" in crate.head
-        if not held and kind not in {"train", "evaluate"}:
+        kind, has_pending = crate.head["kind"], "pending" in crate.head
+        if not has_pending and kind not in {"train", "evaluate"}:
             return
         if self.since and _only_evaluates(self.since[-1]) and kind in {"train", "evaluate"}:
             self.since.pop()  # a later look takes its place
@@ -197,4 +197,4 @@ class ActorState:
 
 
 def _only_evaluates(crate: RayMessage) -> bool:
-    return crate.head["kind"] == "evaluate" and "held" not in crate.head
+    return crate.head["kind"] == "evaluate" and "pending" not in crate.head

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from heapq import heapify, heapreplace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from ....core.payload import Payload
 from ....data import Federation
 from ....data.combine import select_samples
 from ...client_state import Sender
+from ...context import RunContext
 from ...storage.rows import RowStack
 from ..base import TrainReply, TrainRequest
 from ..message import WorkerMessage
@@ -27,13 +28,10 @@ from ..remote import RemoteBackend
 from .actor import ActorState, RayMessage, pack_federation, pack_messages, to_tensors
 from .cluster import RayCluster, summarize_actor_error
 
-if TYPE_CHECKING:
-    from ...loop import RoundLoop
 
-
-def estimate_loads(run: "RoundLoop") -> np.ndarray[Any, Any]:
+def estimate_loads(context: RunContext) -> np.ndarray[Any, Any]:
     """How much there is to do for each client in a round: samples that it trains on, and a third of those scored."""
-    settings, sizes = run.settings, run.federation.sizes
+    settings, sizes = context.settings, context.federation.sizes
     train = sizes("train").double().numpy()
     batch = np.minimum(train, settings.batch_size)
     trained = train * settings.epochs if settings.epochs else batch * (settings.local_steps or 0)
@@ -98,17 +96,17 @@ class RayBackend(RemoteBackend):
     comes to where the other one was: what clients do depends on nothing else.
     """
 
-    def __init__(self, run: "RoundLoop", cluster: RayCluster) -> None:
-        n = cluster.n_actors(run.settings, run.federation.n_clients)
-        sites = divide_clients(estimate_loads(run), n)
-        super().__init__(run, [site.to(run.everyone.device) for site in sites])
+    def __init__(self, context: RunContext, cluster: RayCluster, send: Sender) -> None:
+        n = cluster.n_actors(context.settings, context.federation.n_clients)
+        workers = divide_clients(estimate_loads(context), n)
+        super().__init__(context, [ids.to(context.device) for ids in workers], send)
         self.cluster, self.ray = cluster, cluster.ray
         self.threads = cluster.threads(n)
-        self.shards = [ActorState(members) for members in self.sites]
+        self.shards = [ActorState(members) for members in self.workers]
         self.lost = 0
-        self._model = run.task.model
+        self._model = context.task.model
         self._saved_at, self._saving_took, self._saved_bytes = time.monotonic(), 0.0, 0
-        self._deployed: tuple[Params, Params] | None = None
+        self._headline_models: tuple[Params, Params] | None = None
         for shard in self.shards:
             self._start(shard)
         for shard in self.shards:
@@ -118,14 +116,11 @@ class RayBackend(RemoteBackend):
                 self._open(shard)
 
     @property
-    def deployed(self) -> tuple[RowStack, RowStack]:
+    def headline_models(self) -> tuple[RowStack, RowStack]:
         """Models and buffers that were evaluated last at the headline point, gathered from all actors."""
-        if self._deployed is None:
-            judged = self.run.judged
-            sites = [s for s, members in enumerate(self.sites) if bool(torch.isin(judged, members).any())]
-            replies, _ = self._ask({s: self._parcel({"kind": "models"}, self.sites[s]) for s in sites})
-            self._deployed = merge_models(list(replies.values()))
-        return self._deployed
+        if self._headline_models is None:
+            self._headline_models = merge_models(self.request_evaluated(kind="models"))
+        return self._headline_models
 
     def actors(self) -> list[Any]:
         """The actors that are there."""
@@ -133,22 +128,16 @@ class RayBackend(RemoteBackend):
 
     def train(self, order: TrainRequest, payload: Payload | None, send: Sender) -> TrainReply:
         """Train clients on all actors at the same time; before, save them if it is time to."""
-        self._deployed = None
+        self._headline_models = None
         now = time.monotonic()
         unsafe = max(shard.nbytes for shard in self.shards)
         limit = max(MAX_UNSAVED_BYTES, self._saved_bytes) / len(self.shards)
         if now - self._saved_at > max(MIN_UNSAVED_S, self._saving_took / MAX_SAVING_SHARE) or unsafe > limit:
-            self._ask(self._questions())
+            self.request_all(kind="state", load=False)
             self._saving_took = time.monotonic() - now
         return super().train(order, payload, send)
 
-    def _questions(self) -> dict[int, WorkerMessage]:
-        """What makes actors tell the state of their clients."""
-        return {
-            s: self._parcel({"kind": "state", "load": False}, members) for s, members in enumerate(self.sites)
-        }
-
-    def ask(self, parcels: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
+    def exchange(self, parcels: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
         """Send each actor its parcel; actors that are gone are replaced, until all have answered.
 
         Raises:
@@ -168,7 +157,7 @@ class RayBackend(RemoteBackend):
                 except self.ray.exceptions.RayError as error:
                     lost[s] = error
                     continue
-                replies[s] = WorkerMessage(head, to_tensors(found)).to(self.run.everyone.device)
+                replies[s] = WorkerMessage(head, to_tensors(found)).to(self.context.device)
                 self._note(s, crates[s], replies[s])
             if not lost:
                 return replies
@@ -191,24 +180,29 @@ class RayBackend(RemoteBackend):
 
     def _keeping(self, s: int, state: WorkerMessage) -> RayMessage:
         """What brings clients to a state that was asked for, with what they were last sent, if they keep that."""
-        members = self.sites[s]
+        members = self.workers[s]
         parcel = WorkerMessage({"kind": "state", "load": True}, dict(state.tensors))
-        parcel.put("common", self.common)
+        parcel.put("statistics", self.statistics)
         if self.sent is not None:
-            parcel.head.update(held=members.tolist(), first=[True] * len(members))
-            parcel.put("held", self.sent.rows(members))
+            parcel.head.update(pending=members.tolist(), pending_first=[True] * len(members))
+            parcel.put("pending", self.sent.rows(members))
         return pack_messages(self.ray, {s: parcel})[s]
 
     def _start(self, shard: ActorState) -> None:
         """Give a shard an actor, and bring its clients to where they were."""
-        run, settings = self.run, self.run.settings
-        assert isinstance(run.federation, Federation)
-        data = select_samples(run.federation, shard.members.cpu().numpy()).to(torch.device("cpu"))
+        context, settings = self.context, self.context.settings
+        assert isinstance(context.federation, Federation)
+        data = select_samples(context.federation, shard.members.cpu().numpy()).to(torch.device("cpu"))
         if not settings.ray_gpus:
             settings = settings.model_copy(update={"device": "cpu"})
         actor = shard.actor = self.cluster.lend(settings.ray_gpus)
         opening = actor.open.remote(
-            run.algorithm, pack_federation(data), self._model, settings, shard.members.tolist(), self.threads
+            context.algorithm,
+            pack_federation(data),
+            self._model,
+            settings,
+            shard.members.tolist(),
+            self.threads,
         )
         saved = [] if shard.saved is None else [shard.saved]
         shard.before = [opening, *(actor.redo.remote(*crate[:4]) for crate in [*saved, *shard.since])]
@@ -233,7 +227,7 @@ class RayBackend(RemoteBackend):
         except self.ray.exceptions.GetTimeoutError as error:
             raise RunError(
                 f"engine ray: for {START_TIMEOUT_S:.0f} s, no machine of the cluster had room for an actor with "
-                f"{self.run.settings.ray_gpus:g} of a GPU, or could start it; it has {self._resources()}"
+                f"{self.context.settings.ray_gpus:g} of a GPU, or could start it; it has {self._resources()}"
             ) from error
         if version != __version__:
             raise RunError(
@@ -266,7 +260,7 @@ class RayBackend(RemoteBackend):
         self.lost += 1
 
     def _hopeless(self, s: int, crate: RayMessage, error: Exception) -> str:
-        ids = self.sites[s].tolist()
+        ids = self.workers[s].tolist()
         some = ", ".join(map(str, ids[:5])) + (f" and {len(ids) - 5:,} more" if len(ids) > 5 else "")
         at = f", round {crate.head['round']}" if "round" in crate.head else ""
         return (
