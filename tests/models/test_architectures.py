@@ -1,4 +1,4 @@
-"""Parameter counts of the papers' models (specification 8), and models of the user's own."""
+"""Check the papers' models by parameter counts and behaviour, and models of the user's own."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from torch import nn
 
 import fedattune
 from fedattune import ConfigError, Federation, ModelError
-from fedattune.core.selectors import AllParameters, Head, NamedParameters, NoParameters, group_names
 from fedattune.models import build_model, check_model, make_model
 
 
@@ -250,29 +249,3 @@ def test_a_factory_of_the_users_own(
     }.items():
         with pytest.raises(ModelError, match=message):
             make_model(path, ragged)
-
-
-def test_selectors_go_by_module_type() -> None:
-    model = nn.Sequential(
-        nn.Linear(5, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), nn.Softmax(1)
-    )
-    assert Head().names(model) == ("2.1.weight", "2.1.bias")
-    assert Head().names(nn.Conv2d(1, 1, 1)) == ()
-    assert NoParameters().names(model) == ()
-    assert len(AllParameters().names(model)) == 6
-    assert NamedParameters(("2", "0.bias")).names(model) == (
-        "0.bias",
-        "2.0.weight",
-        "2.0.bias",
-        "2.1.weight",
-        "2.1.bias",
-    )
-    with pytest.raises(ValueError, match="no module or parameter"):
-        NamedParameters(("head",)).names(model)
-
-
-def test_units_of_mixing() -> None:
-    names = ["a.weight", "a.bias", "b.c.weight", "scale"]
-    assert group_names(names, "model") == {"model": names}
-    assert group_names(names, "layer") == {"a": names[:2], "b.c": names[2:3], "scale": ["scale"]}
-    assert group_names(names, "tensor") == {n: [n] for n in names}
