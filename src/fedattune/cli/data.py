@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.tables import make_console, make_table, print_whole
 from ..core.io import write_text
-from .options import read_experiment
+from .options import ShowOptions, parse_options, read_experiment
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,9 +35,9 @@ def show_data(space: Namespace, problems: list[str]) -> int:
     from ..experiments.session import input_files
 
     experiment, output, _ = read_experiment(space, problems, {})
-    picture, schema = getattr(space, "picture", None), getattr(space, "schema", None)
-    check_picture(picture)
-    files = {"--json": output.json_file, "--picture": picture, "--schema": schema}
+    options = parse_options(ShowOptions, space, ())
+    check_picture(options.picture)
+    files = {"--json": output.json_file, "--picture": options.picture, "--schema": options.schema_file}
     check_output_files(files, input_files(experiment, config=output.config))
     federation = prepare_data(experiment)
     if experiment.save_partition:
@@ -46,12 +46,12 @@ def show_data(space: Namespace, problems: list[str]) -> int:
         save_manifest(federation, experiment.save_partition)
     if output.json_file:
         write_text(output.json_file, json.dumps(_to_json(federation), indent=2))
-    if schema:
+    if options.schema_file:
         from ..data import infer_schema
 
-        write_text(schema, infer_schema(federation).to_yaml())
-    if picture:
-        draw_label_counts(federation, picture)
+        write_text(options.schema_file, infer_schema(federation).to_yaml())
+    if options.picture:
+        draw_label_counts(federation, options.picture)
     _print_federation(federation, make_console())
     return 0
 

@@ -10,6 +10,7 @@ from ..analysis.tables import make_console, print_indented
 from ..core.errors import ConfigError
 from ..core.options import list_options, look_up, summarize
 from ..experiments.validate import TABLE_COLUMN_OPTIONS, TABLE_SOURCE, expand_names
+from .options import CiteOptions, ListOptions, parse_options
 from .parser import LIST_KINDS
 
 if TYPE_CHECKING:
@@ -21,14 +22,13 @@ Choices = dict[str, dict[str, dict[str, Any]]]
 
 def print_list(space: Namespace, problems: Sequence[str]) -> int:
     """Print the methods, data sets, models and partitions, or those of one kind."""
-    if problems:
-        raise ConfigError("; ".join(problems))
+    options = parse_options(ListOptions, space, problems)
     kinds = (space.kind,) if space.kind else LIST_KINDS
     choices: Choices = {
         kind: {name: _describe(name, factory) for name, factory in _get_factories(kind).items()}
         for kind in kinds
     }
-    if space.json:
+    if options.json_:
         print(json.dumps(choices, indent=2, default=str))
     else:
         _print_choices(choices, make_console())
@@ -93,9 +93,8 @@ def cite(space: Namespace, problems: Sequence[str]) -> int:
     """
     from ..algorithms import ALGORITHMS
 
-    if problems:
-        raise ConfigError("; ".join(problems))
-    given = [name.strip() for name in getattr(space, "algorithms", "").split(",") if name.strip()]
+    options = parse_options(CiteOptions, space, problems)
+    given = [name.strip() for name in (options.algorithms or "").split(",") if name.strip()]
     names = expand_names(given, ALGORITHMS)
     if not space.runs and not names:
         raise ConfigError("cite needs the folders of runs, or --algorithms; see fedattune cite --help")

@@ -1,4 +1,4 @@
-"""What the commands can be told that look at finished or running runs."""
+"""Options of the commands, and the functions that check them."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -19,45 +19,72 @@ AnyOptions = TypeVar("AnyOptions", bound=StrictSchema)
 
 
 class RunChoice(StrictSchema):
-    """Which of the runs in a folder."""
+    """Choose one of the runs in a folder."""
 
     algorithm: str | None = Field(
-        None, description="the method (default: the verdict's; of one method, that one)"
+        None, description="the method (default: the verdict's method; the only one, if there is one)"
     )
     seed: Seed | None = Field(
-        None, description="the seed (default: the first one where one run is shown, else all)"
+        None, description="the seed (default: the first seed for one run, otherwise all seeds)"
     )
+
+
+class ListOptions(StrictSchema):
+    """Options of `list`."""
+
+    json_: bool = Field(False, alias="json", description="print JSON")
+
+
+class ShowOptions(StrictSchema):
+    """Options of `data show`."""
+
+    picture: Path | None = Field(
+        None, description="draw the labels of each client to this file (.png, .svg, .pdf)"
+    )
+    schema_file: Path | None = Field(
+        None,
+        alias="schema",
+        description="write the schema on which the nodes of a deployment must agree to this file",
+    )
+
+
+class CiteOptions(StrictSchema):
+    """Options of `cite`."""
+
+    algorithms: str | None = Field(None, description="cite these methods too, or all")
 
 
 class ReportOptions(StrictSchema):
-    """Where the report goes."""
+    """Options of `report`."""
 
     out: Path | None = Field(None, description="the HTML file (default: report.html in the first folder)")
 
 
 class ExplainOptions(RunChoice):
-    """Whom to explain."""
+    """Options of `explain`."""
 
     algorithm: str | None = Field(
         None,
-        description="the method (default: the verdict's if it mixes clients' models, else one that does)",
+        description="the method (default: the verdict's method if it mixes clients' models, otherwise one that does)",
     )
-    client: str | None = Field(None, description="a client by its name (default: all, in short)")
-    json_file: Path | None = Field(None, alias="json", description="also write what is said to this file")
+    client: str | None = Field(
+        None, description="name of a client to explain in detail (default: all, in short)"
+    )
+    json_file: Path | None = Field(None, alias="json", description="also write the explanation to this file")
 
 
 class WatchOptions(ReportOptions):
-    """How often to look."""
+    """Options of `watch`."""
 
-    every: Annotated[float, Field(ge=0.5, le=86_400)] = Field(5.0, description="seconds between two looks")
-    once: bool = Field(False, description="look once, and leave")
+    every: Annotated[float, Field(ge=0.5, le=86_400)] = Field(5.0, description="seconds between two updates")
+    once: bool = Field(False, description="print the table once, and exit")
 
 
 class PlotOptions(RunChoice):
-    """What to draw."""
+    """Options of `plot`."""
 
     algorithm: str | None = Field(
-        None, description="only this method (default: all; of heatmap, one that mixes clients' models)"
+        None, description="draw only this method (default: all; for heatmap, one that mixes clients' models)"
     )
     kind: Literal["curves", "heatmap", "clients", "bytes"] = Field(
         "curves",
@@ -65,59 +92,65 @@ class PlotOptions(RunChoice):
     )
     out: Path = Field(Path("figure.pdf"), description="the figure: .pdf, .svg, .eps or .png")
     against: Literal["rounds", "bytes", "seconds"] = Field(
-        "rounds", description="of curves: what is along the horizontal axis"
+        "rounds", description="for curves: the horizontal axis"
     )
     round_: Count | None = Field(
-        None, alias="round", description="of heatmap: the round (default: the last one stored)"
+        None, alias="round", description="for heatmap: the round (default: the last stored round)"
     )
-    component: str | None = Field(None, description="of heatmap: one layer or tensor (default: all)")
+    component: str | None = Field(None, description="for heatmap: one layer or tensor (default: all)")
     width: Annotated[float, Field(ge=1, le=40)] | None = Field(
-        None, description="inches (default: by the kind)"
+        None, description="width in inches (default: by the kind)"
     )
 
 
 class ExportOptions(RunChoice):
-    """Which model, and in which form."""
+    """Options of `export`."""
 
-    client: str | None = Field(None, description="a client by its name, or all")
+    client: str | None = Field(None, description="name of a client, or all")
     format_: Literal["safetensors", "torch-export", "onnx"] = Field(
         "safetensors",
         alias="format",
-        description="how the model is written; it takes prepared inputs and gives logits",
+        description="format of the model, which takes prepared inputs and returns logits",
     )
     out: Path | None = Field(
-        None, description="the file, of all clients a new folder (default: CLIENT-METHOD in this folder)"
+        None, description="the file; for all clients, a new folder (default: CLIENT-METHOD in this folder)"
     )
 
 
 class PredictOptions(StrictSchema):
-    """What to predict for."""
+    """Options of `predict`."""
 
     data: Path | None = Field(None, description="a table with the columns of training, .csv or .parquet")
     out: Path | None = Field(
-        None, description="the predictions as .csv or .parquet (default: CSV to standard output)"
+        None, description="file for the predictions, .csv or .parquet (default: CSV on standard output)"
     )
     factory: str | None = Field(
-        None,
-        description="package.module:factory of your own network, where the model was trained by that name",
+        None, description="package.module:factory of your own network, if the model was trained by that name"
     )
+
+
+def validate_options(schema: type[AnyOptions], space: Namespace, problems: list[str]) -> AnyOptions | None:
+    """Validate the options of one schema; add wrong values to `problems` and return None if there are any."""
+    fields = schema.model_fields
+    try:
+        return schema(
+            **{fields[key].alias or key: value for key, value in vars(space).items() if key in fields}
+        )
+    except ValidationError as error:
+        problems += describe_errors(error, lambda key: "--" + key.replace("_", "-"))
+        return None
 
 
 def parse_options(schema: type[AnyOptions], space: Namespace, problems: Sequence[str]) -> AnyOptions:
-    """The options of a command, checked.
+    """Return the checked options of a command.
 
     Raises:
-        ConfigError: options that are not known, or values that cannot be, all in one sentence.
+        ConfigError: options are unknown, or values are wrong; one message reports them all.
 
     """
-    fields = schema.model_fields
-    given = {fields[key].alias or key: value for key, value in vars(space).items() if key in fields}
     found = list(problems)
-    try:
-        options = schema(**given)
-    except ValidationError as error:
-        found += describe_errors(error, lambda key: "--" + key.replace("_", "-"))
-    if found:
+    options = validate_options(schema, space, found)
+    if found or options is None:
         raise ConfigError("; ".join(found))
     return options
 

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
@@ -30,57 +30,21 @@ class ArgumentParser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def _add_training_options(command: ArgumentParser) -> None:
-    from ..core.settings import Settings
-    from ..experiments.config import Experiment
-    from ..experiments.output import OutputOptions
+class Options(NamedTuple):
+    """A group of options.
 
-    _add_options(command.add_argument_group("data"), Experiment, DATA_FIELDS)
-    _add_options(command.add_argument_group("model and methods"), Experiment, METHOD_FIELDS)
-    _add_options(command.add_argument_group("training"), Experiment, Settings.model_fields)
-    output = command.add_argument_group("output")
-    _add_options(output, Experiment, ("rounds_to",))
-    _add_options(output, OutputOptions, OutputOptions.model_fields)
+    Attributes:
+        schema: `module:Schema`, whose fields are the options.
+        title: the title of the group in the help text.
+        fields: the fields; by default, all of them.
+        without: `module:NAMES`, fields to leave out.
 
+    """
 
-def _add_data_options(command: ArgumentParser) -> None:
-    from ..experiments.config import Experiment
-    from ..experiments.output import OutputOptions
-
-    actions = command.add_subparsers(dest="action", metavar="ACTION")
-    show = _add_command(actions, "show", "show label counts per client and measures of heterogeneity")
-    _add_options(show.add_argument_group("data"), Experiment, (*DATA_FIELDS, "set"))
-    output = show.add_argument_group("output")
-    _add_options(output, OutputOptions, ("config", "json_file"))
-    for flag, text in (
-        ("--picture", "draw the labels of each client (.png, .svg, .pdf)"),
-        ("--schema", "write the schema on which the nodes of a deployment must agree"),
-    ):
-        output.add_argument(flag, metavar="FILE", type=Path, help=text)
-
-
-def _add_deploy_options(command: ArgumentParser) -> None:
-    from ..core.settings import Settings
-    from ..experiments.config import Experiment
-    from ..experiments.deploy.config import SIMULATION_OPTIONS, DeploymentOptions, KitOptions
-
-    _add_options(command.add_argument_group("data of a trial"), Experiment, DATA_FIELDS)
-    _add_options(command.add_argument_group("model and methods"), Experiment, METHOD_FIELDS)
-    training = [name for name in Settings.model_fields if name not in SIMULATION_OPTIONS]
-    _add_options(command.add_argument_group("training"), Experiment, training)
-    server = [name for name in DeploymentOptions.model_fields if name != "data_schema"]
-    _add_options(command.add_argument_group("server"), DeploymentOptions, server)
-    _add_options(command.add_argument_group("folder"), KitOptions, KitOptions.model_fields)
-
-
-def _add_list_options(command: ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_cite_options(command: ArgumentParser) -> None:
-    flags = ("--algorithm", "--algorithms")
-    common: dict[str, Any] = {"dest": "algorithms", "default": argparse.SUPPRESS, "metavar": "A,B,C"}
-    command.add_argument(*flags, **common, help="cite these methods too, or all")
+    schema: str
+    title: str = "options"
+    fields: tuple[str, ...] = ()
+    without: str = ""
 
 
 class Command(NamedTuple):
@@ -89,17 +53,26 @@ class Command(NamedTuple):
     Attributes:
         help: a phrase with an imperative verb.
         function: `module:function` in this package; it takes the parsed arguments and the problems with them.
+        options: `module:Schema`, whose fields are the options, or groups of options.
         argument: the argument by position, as keywords of `add_argument`.
-        options: `module:Schema` whose fields are the options, or a function that adds the options.
 
     """
 
     help: str
     function: str
+    options: str | tuple[Options, ...]
     argument: Mapping[str, Any] | None = None
-    options: str | Callable[[ArgumentParser], None] = ""
 
 
+EXPERIMENT, SETTINGS = "experiments.config:Experiment", "core.settings:Settings"
+OUTPUT, DEPLOY = "experiments.output:OutputOptions", "experiments.deploy.config"
+TRAINING = (
+    Options(EXPERIMENT, "data", DATA_FIELDS),
+    Options(EXPERIMENT, "model and methods", METHOD_FIELDS),
+    Options(SETTINGS, "training"),
+    Options(EXPERIMENT, "output", ("rounds_to",)),
+    Options(OUTPUT, "output"),
+)
 RUN = {
     "dest": "run",
     "metavar": "RUN",
@@ -107,73 +80,83 @@ RUN = {
     "help": "folder that run or compare wrote, or one of its runs",
 }
 RUNS = {**RUN, "dest": "runs", "nargs": "+"}
-KIND = {
-    "dest": "kind",
-    "nargs": "?",
-    "metavar": "{" + ",".join(LIST_KINDS) + "}",
-    "help": "list only these (default: all)",
-}
-STUDY = {"dest": "name", "nargs": "?", "metavar": "NAME", "help": "a study, or your own YAML file"}
-MODEL = {"dest": "model", "metavar": "MODEL", "type": Path, "help": "a file that fedattune export wrote"}
+KINDS = "{" + ",".join(LIST_KINDS) + "}"
 
 COMMANDS = {
     "compare": Command(
         "train several methods on the same data split and report whether collaboration helps, and whom",
         "train:train",
-        options=_add_training_options,
+        TRAINING,
     ),
-    "run": Command("train one method", "train:train", options=_add_training_options),
+    "run": Command("train one method", "train:train", TRAINING),
     "list": Command(
         "list the methods, data sets, models and partitions with their options and defaults",
         "list:print_list",
-        KIND,
-        _add_list_options,
+        "cli.options:ListOptions",
+        {"dest": "kind", "nargs": "?", "metavar": KINDS, "help": "list only these (default: all)"},
     ),
-    "data": Command("show how data is distributed over clients", "data:show_data", options=_add_data_options),
+    "data": Command(
+        "show how data is distributed over clients",
+        "data:show_data",
+        (
+            Options(EXPERIMENT, "data", (*DATA_FIELDS, "set")),
+            Options(OUTPUT, "output", ("config", "json_file")),
+            Options("cli.options:ShowOptions", "output"),
+        ),
+    ),
     "deploy": Command(
         "write a folder that runs an experiment over a real network with Flower, TLS and keys",
         "deploy:deploy",
-        options=_add_deploy_options,
+        (
+            Options(EXPERIMENT, "data of a trial", DATA_FIELDS),
+            Options(EXPERIMENT, "model and methods", METHOD_FIELDS),
+            Options(SETTINGS, "training", without=f"{DEPLOY}:SIMULATION_OPTIONS"),
+            Options(f"{DEPLOY}:DeploymentOptions", "server"),
+            Options(f"{DEPLOY}:KitOptions", "folder"),
+        ),
     ),
     "reproduce": Command(
         "reproduce a table or figure of a paper and print its numbers beside ours; without a name, list the studies",
         "reproduce:reproduce",
-        STUDY,
         "experiments.studies.cells:StudyOptions",
+        {"dest": "name", "nargs": "?", "metavar": "NAME", "help": "a study, or your own YAML file"},
     ),
     "report": Command(
         "write one HTML file about runs: the verdict, the clients, and who learns from whom",
         "report:report",
-        RUNS,
         "cli.options:ReportOptions",
+        RUNS,
     ),
     "explain": Command(
         "explain from whom each client learns, layer by layer, and how much it gains",
         "explain:explain",
-        RUN,
         "cli.options:ExplainOptions",
+        RUN,
     ),
     "watch": Command(
         "watch runs while they train: a table that updates itself, and the report",
         "watch:watch",
-        RUN,
         "cli.options:WatchOptions",
+        RUN,
     ),
-    "plot": Command("draw a figure of runs for a paper", "report:plot", RUNS, "cli.options:PlotOptions"),
+    "plot": Command("draw a figure of runs for a paper", "report:plot", "cli.options:PlotOptions", RUNS),
     "export": Command(
         "export a client's model to a file, and check that it predicts the same",
         "export:export",
-        RUN,
         "cli.options:ExportOptions",
+        RUN,
     ),
     "predict": Command(
-        "predict new data with an exported model", "export:predict", MODEL, "cli.options:PredictOptions"
+        "predict new data with an exported model",
+        "export:predict",
+        "cli.options:PredictOptions",
+        {"dest": "model", "metavar": "MODEL", "type": Path, "help": "a file that fedattune export wrote"},
     ),
     "cite": Command(
         "print the BibTeX of everything that runs used: methods, data, partition, model, FedAttune",
         "list:cite",
+        "cli.options:CiteOptions",
         {**RUNS, "nargs": "*"},
-        _add_cite_options,
     ),
 }
 
@@ -191,15 +174,27 @@ def make_parser(chosen: str | None) -> ArgumentParser:
         subparser = _add_command(subparsers, name, command.help)
         if name != chosen:
             continue
+        if name == "data":
+            actions = subparser.add_subparsers(dest="action", metavar="ACTION")
+            subparser = _add_command(
+                actions, "show", "show label counts per client and measures of heterogeneity"
+            )
         if command.argument:
             subparser.add_argument(**command.argument)
-        if isinstance(command.options, str):
-            module, _, schema = command.options.partition(":")
-            found = getattr(import_module(f"fedattune.{module}"), schema)
-            _add_options(subparser, found, found.model_fields)
-        else:
-            command.options(subparser)
+        groups: dict[str, Any] = {"options": subparser}
+        for options in (Options(command.options),) if isinstance(command.options, str) else command.options:
+            if options.title not in groups:
+                groups[options.title] = subparser.add_argument_group(options.title)
+            schema = _import(options.schema)
+            without = _import(options.without) if options.without else ()
+            fields = options.fields or schema.model_fields
+            _add_options(groups[options.title], schema, [name for name in fields if name not in without])
     return parser
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(f"fedattune.{module}"), name)
 
 
 def _add_command(subparsers: Any, name: str, help_: str) -> ArgumentParser:
@@ -214,6 +209,8 @@ def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str]) ->
     """Add one option per field; values stay text, because the schema reads and checks them."""
     for name in names:
         field = schema.model_fields[name]
+        if field.exclude:  # no option of the command line
+            continue
         flags = ["--" + (field.alias or name).replace("_", "-")]
         if name == "algorithms":
             flags.insert(0, "--algorithm")

@@ -49,7 +49,7 @@ class DeploymentOptions(StrictSchema):
     )
     poll: float = Field(0.5, gt=0, description="seconds between looks for answers")
     data_schema: Schema | None = Field(
-        None, description="what all nodes agree on (JSON); default: that of the nodes"
+        None, exclude=True, description="what all nodes agree on (JSON); default: that of the nodes"
     )
 
 
