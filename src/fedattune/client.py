@@ -1,7 +1,4 @@
-"""Local SGD, and corrections that bend its gradient.
-
-Client rules and corrections that several papers share.
-"""
+"""Train a client by local SGD, with corrections of its gradient: shared by most papers."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -16,18 +13,19 @@ from .core.params import Params, clip_norm
 from .core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 
 StartPoint = Literal["sent", "newest", "own"]
-"""Where local training starts: what was sent, the client's own last model unless something new was sent, or
-always its own last model."""
+"""Start of local training: the model that was `sent`; the `newest` of that model and the client's own last model; or
+always its `own` last model."""
 
 
 class LocalContext(NamedTuple):
-    """What a correction may use.
+    """A correction's view of local training.
 
     Attributes:
-        start: the model that local training started from.
-        sent, local_state: what the client was last sent, and what it keeps.
-        full_gradient: the gradient at `start` over all training samples, where a correction asks for it.
-        context: the round's order.
+        start: the model at the start of local training.
+        sent: the last payload that the client received.
+        local_state: the client's state before local training.
+        full_gradient: the gradient at `start` over all training samples, if a correction needs it.
+        context: the client's view of the round.
 
     """
 
@@ -40,39 +38,39 @@ class LocalContext(NamedTuple):
 
 @dataclass(frozen=True)
 class Correction(ABC):
-    """Bends the gradient of local SGD."""
+    """A change of local SGD's gradient."""
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """See `ClientUpdate`."""
+        """Extras of the payload that the correction needs; see `ClientUpdate`."""
         return {}
 
     @property
     def needs_full_gradient(self) -> bool:
-        """Whether it uses the gradient at the starting point over all training samples."""
+        """Whether the correction uses the gradient at the start over all training samples."""
         return False
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """What the correction keeps on the client."""
+        """Return the correction's part of the client's first state."""
         return {}
 
     @abstractmethod
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
-        """The bent gradient at w."""
+        """Return the corrected gradient at w, from the gradient g."""
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
-        """Extras to upload and new local state after training ended at w."""
+        """Return extras to upload and changes of the local state, after training ended at w."""
         return {}, {}
 
 
 @dataclass(frozen=True)
 class Proximal(Correction):
-    """Gradient of mu/2 ||w - anchor||^2; the anchor is what was last sent and stays fixed while training."""
+    """The gradient of mu/2 ||w - anchor||^2; the anchor is the model that was last sent."""
 
     mu: float
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
-        """The gradient g + mu (w - anchor)."""
+        """Return g + mu (w - anchor)."""
         return g + self.mu * (w - local.sent.params)
 
 
@@ -91,10 +89,14 @@ class _Carry(NamedTuple):
 
 @dataclass(frozen=True)
 class SGD(ClientUpdate):
-    """w <- w - lr g(w; batch), the gradient bent by corrections in their order.
+    """Local SGD: w <- w - lr g(w; batch).
 
-    With `momentum`, the step is lr v with v <- momentum v + g, from v = 0 in every round; with `clip`, gradients
-    longer than that are scaled down to it.
+    Attributes:
+        corrections: change the gradient, one after the other.
+        start: the model that training starts from.
+        momentum: the step is lr v with v <- momentum v + g, from v = 0 in every round.
+        clip: maximum length of the corrected gradient; None for no limit.
+
     """
 
     corrections: tuple[Correction, ...] = ()
@@ -112,7 +114,7 @@ class SGD(ClientUpdate):
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """What its corrections need."""
+        """Extras of the payload that the corrections need."""
         return {extra: server for c in self.corrections for extra, server in c.required_extras.items()}
 
     @property
@@ -120,7 +122,7 @@ class SGD(ClientUpdate):
         return any(c.needs_full_gradient for c in self.corrections)
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """The corrections' local_state, and the own model if training can start from it."""
+        """Return the corrections' state, and the own model if training can start from it."""
         kept: LocalState = {} if self.start == "sent" else {"own": w0}
         for correction in self.corrections:
             kept |= correction.init_local_state(w0)
@@ -129,24 +131,15 @@ class SGD(ClientUpdate):
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Start from the received model."""
         w = self.received_model(sent, local_state, fresh)
-        zeros = w.zeros()
-        nothing = Params()
-        return _Carry(
-            w,
-            w,
-            sent,
-            local_state,
-            zeros if self._probes else nothing,
-            torch.zeros_like(context.n_steps),
-            zeros if self.momentum else nothing,
-        )
+        gradient, velocity = (w.zeros() if used else Params() for used in (self._probes, self.momentum))
+        return _Carry(w, w, sent, local_state, gradient, torch.zeros_like(context.n_steps), velocity)
 
     def probe_passes(self, local_state: LocalState) -> Tensor | None:
-        """One pass over all training samples where a correction needs their gradient."""
+        """Return one pass over all training samples if a correction needs the full gradient."""
         return torch.ones(()) if self._probes else None
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """Average the gradient at the starting point over the samples seen so far."""
+        """Average the gradient at the start over the samples so far."""
         x, _, *weight = batch
         more = weight[0].sum() if weight else torch.full_like(carry.seen, len(x))
         seen = carry.seen + more
@@ -154,7 +147,7 @@ class SGD(ClientUpdate):
         return carry._replace(full_gradient=g, seen=seen)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """One corrected gradient step."""
+        """Take one corrected gradient step."""
         g = grad(carry.w, batch)
         for correct in self.corrections:
             g = correct(g, carry.w, carry.local(context))
@@ -180,7 +173,7 @@ class SGD(ClientUpdate):
         return Payload(carry.w, extra), kept
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """What was sent or the own model, as `start` says."""
+        """Return the model that `start` names."""
         if self.start == "own":
             return local_state["own"]
         return pick_newest(sent.params, local_state["own"], fresh) if self.start == "newest" else sent.params

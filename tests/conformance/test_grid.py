@@ -115,7 +115,7 @@ class Wide(Mixing):
 
 def test_a_mixing_matrix_of_another_shape_is_named(ragged: Federation) -> None:
     with pytest.raises(
-        ConfigError, match=r"Wide.weights: got a matrix \(\d, \d\), expected \(3, \d\): a row for each"
+        ConfigError, match=r"Wide.weights: got a matrix \(\d, \d\), expected \(3, \d\): one row per client"
     ):
         fedattune.fit(Algorithm(SGD(), Wide()), ragged, rounds=4, cohort=3, steps=1)
 

@@ -96,9 +96,10 @@ class AttentiveMixing(Mixing):
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Say so if alpha was lowered in the last round."""
-        who = self.receivers(state, ids, find_members(state))
-        pools = (self.one(state, names, who) for names in self.components(state).values())
-        shares = [_share_of_alpha(self._kernel(pool), pool.member).item() for pool in pools]
+        whole = self.pool_for(state, ids, find_members(state))
+        shares = [
+            _share_of_alpha(self._kernel(pool), pool.member).item() for _, pool in self.split_pool(whole)
+        ]
         if min(shares, default=1.0) == 1.0:  # no component at all: nothing is shared
             return ()
         return (

@@ -39,7 +39,7 @@ class HeavyBall(ServerOptimizer):
 
     beta: float = 0.9
 
-    def start(self, w0: Params) -> dict[str, Params]:
+    def init_moments(self, w0: Params) -> dict[str, Params]:
         """Start with v = 0."""
         return {"v": w0.zeros()}
 

@@ -54,7 +54,7 @@ class AdaptiveOptimizer(ServerOptimizer):
     beta2: float = 0.99
     tau: float = 0.001
 
-    def start(self, w0: Params) -> dict[str, Params]:
+    def init_moments(self, w0: Params) -> dict[str, Params]:
         """Start with m = 0, v = tau^2."""
         return {"m": w0.zeros(), "v": w0.map(lambda a: torch.full_like(a, self.tau**2))}
 

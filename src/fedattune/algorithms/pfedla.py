@@ -341,7 +341,7 @@ class HeurPFedLAServer(PFedLAServer):
                 one, new = theta.only([name]), received.params[name]
                 keep = flags[component].view(-1, *[1] * (new.dim() - 1))
                 one.put_rows(ids, Params({name: torch.where(keep, one.rows(as_slice(ids))[name], new)}))
-        return self.heard_from(state, ids, n)
+        return self.mark_uploaded(state, ids, n)
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Say so if nothing is left to be mixed."""

@@ -92,9 +92,9 @@ class ClientUpdate(ABC):
     ) -> tuple[Payload, LocalState]:
         """Return the upload and the new local state after the last step."""
 
-    @abstractmethod
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the model for predictions after communication and before local training."""
+        return sent.params
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
         """Return the model for predictions after local training."""

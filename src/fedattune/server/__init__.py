@@ -1,4 +1,4 @@
-"""Server rules: one global model (Average) or a mixture of client models for every client (Mixing)."""
+"""Server rules that several papers share: one global model, or a mixture of client models for each client."""
 
 from .average import Average, PartAverage
 from .mixing import Mixing, Pool, UploadStore

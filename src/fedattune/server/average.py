@@ -1,7 +1,4 @@
-"""One global model: the weighted mean of what the cohort uploaded.
-
-FedAvg of the shared parts of a network whose personal parts have a global counterpart.
-"""
+"""Average the cohort's uploads into one global model."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -17,13 +14,13 @@ Weighting = Literal["samples", "uniform"]
 
 
 def compute_shares(n: Tensor, weighting: Weighting) -> Tensor:
-    """Weights (C,) that sum to 1: in proportion to the sample counts n (C,), or uniform."""
+    """Return weights (C,) that sum to 1: proportional to the sample counts `n` (C,), or uniform."""
     p = torch.ones_like(n, dtype=torch.float64) if weighting == "uniform" else n.double()
     return p / p.sum()
 
 
 def weighted_sum(p: Tensor, stack: Params) -> Params:
-    """sum_k p_k theta_k over a stack of C models; p (C,)."""
+    """Return sum_k p_k theta_k over a stack of C models; `p` (C,)."""
     return stack.map(lambda a: torch.tensordot(p.to(a.dtype), a, 1))
 
 
@@ -33,18 +30,18 @@ def average_statistics(uploaded: Params, n: Tensor) -> Params:
 
 
 def mean_update(p: Tensor, sent: Params, received: Params) -> Params:
-    """sum_k p_k (received_k - sent_k) over C models, whose differences are held for one tensor at a time; p (C,)."""
+    """Return sum_k p_k (received_k - sent_k) over C models, one tensor at a time; `p` (C,)."""
     return received.map(lambda a, b: torch.tensordot(p.to(a.dtype), a - b, 1), sent)
 
 
 def store_weights(state: ServerState, ids: Tensor, p: Tensor) -> Tensor:
-    """The weights (N,) of all clients: p (C,) for clients `ids`, 0 for others; written in place."""
+    """Write the weights of all clients (N,) in place: `p` (C,) for clients `ids`, 0 for all others."""
     return cast(Tensor, state["p"]).to(p).zero_().index_copy_(0, ids, p)
 
 
 @dataclass(frozen=True)
 class Average(ServerUpdate):
-    """w <- (1 - beta) w + beta sum_k p_k theta_k over the cohort, p_k = n_k / sum_j n_j (or 1/C if uniform)."""
+    """w <- (1 - beta) w + beta sum_k p_k theta_k over the cohort, p_k = n_k / sum_j n_j, or 1/C if uniform."""
 
     per_client: ClassVar[tuple[str, ...]] = ("p",)
 
@@ -52,7 +49,7 @@ class Average(ServerUpdate):
     beta: float = 1.0
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """The initial model, and the weights p (N,) of the last cohort."""
+        """Return the initial model, and weights p (N,) of the last cohort, all zero."""
         return {"w": w0, "p": torch.zeros(n_clients, dtype=torch.float64)}
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
@@ -67,7 +64,7 @@ class Average(ServerUpdate):
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """Average what came back."""
+        """Average the uploads."""
         w = cast(Params, state["w"])
         p = compute_shares(n, self.weighting)
         mean = weighted_sum(p, received.params)
@@ -77,15 +74,15 @@ class Average(ServerUpdate):
 
 @dataclass(frozen=True)
 class PartAverage(Average):
-    """FedAvg; for clients that join after training, personal parts start as copies of trained shared ones.
+    """FedAvg for networks with personal parts; a newcomer's personal parts start as copies of shared parts.
 
-    `copies` has pairs of parts: the personal one and the shared one that it starts as.
+    `copies` has pairs of names: a personal part, and the shared part to copy.
     """
 
     copies: tuple[tuple[str, str], ...] = ()
 
     def newcomer_model(self, state: ServerState) -> Params:
-        """The global model, and personal parts made of it."""
+        """Return the global model, with personal parts copied from its shared parts."""
         w = cast(Params, state["w"])
         more = {
             own + name.removeprefix(shared): value

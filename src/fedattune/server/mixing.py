@@ -1,12 +1,10 @@
-"""A mixture of client models for every client: one mixing matrix per component of the model.
-
-The last upload of every client, kept on the server.
-"""
+"""Mix a model for every client from the clients' last uploads: one mixing matrix per component of the model."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -22,12 +20,12 @@ from .products import Part, dots, flatten, mix
 
 @dataclass(frozen=True)
 class UploadStore(ServerUpdate):
-    """Keeps every client's last upload; a subclass says what it makes of them."""
+    """Base of rules that keep every client's last upload."""
 
     per_client: ClassVar[tuple[str, ...]] = ("theta", "in_pool", "seen", "n")
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """The last upload of each of N clients (at first the initial model), and who is in the pool."""
+        """Return a store of N uploads, at first the initial model, and flags of the clients in the pool."""
         device = next(iter(w0.values())).device if w0 else torch.device("cpu")
         return {
             "theta": w0.copies(n_clients),
@@ -39,32 +37,32 @@ class UploadStore(ServerUpdate):
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """Keep what came back (written in place: it is all that the server holds); it is mixed when it is sent."""
+        """Store the uploads, in place: they are the largest part of the state. `broadcast` mixes them."""
         cast(Params, state["theta"]).put_rows(ids, received.params)
-        return self.heard_from(state, ids, n)
+        return self.mark_uploaded(state, ids, n)
 
-    def heard_from(self, state: ServerState, ids: Tensor, n: Tensor) -> ServerState:
-        """Note, in place as well, that clients `ids` uploaded models trained on n (C,) samples."""
+    def mark_uploaded(self, state: ServerState, ids: Tensor, n: Tensor) -> ServerState:
+        """Mark clients `ids` in place: they uploaded models trained on `n` (C,) samples."""
         for flag in ("in_pool", "seen"):
             cast(Tensor, state[flag]).index_fill_(0, ids, True)
         cast(Tensor, state["n"]).index_copy_(0, ids, n)
         return state
 
     def newcomer_model(self, state: ServerState) -> Params:
-        """The mean of all clients' last uploads."""
+        """Return the mean of all clients' last uploads."""
         theta, seen = cast(Params, state["theta"]), cast(Tensor, state["seen"])
         rows = as_slice(seen.nonzero().flatten()) if seen.any() else slice(None)
         return Params({name: theta.only([name]).rows(rows)[name].mean(0) for name in theta})
 
     def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """The state with `n` more clients, whose models nobody else is given."""
+        """Return the state with `n` more clients, whose models no other client receives."""
         in_pool = cast(Tensor, state["in_pool"])
         return {**super().add_clients(state, n), "in_pool": torch.cat([in_pool, in_pool.new_zeros(n)])}
 
     def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """Keep the uploads of clients that joined after training; they may be given others' models, not the reverse."""
+        """Store the uploads of newcomers. Newcomers receive the models of others, but not the reverse."""
         new = self.aggregate(
             {**state, "in_pool": cast(Tensor, state["in_pool"]).clone()}, ids, sent, received, n
         )
@@ -72,36 +70,20 @@ class UploadStore(ServerUpdate):
 
 
 BLOCK_CLIENTS = 256
-"""Clients whose mixtures are made at a time, or as many as there are in the pool if these are more."""
-
-
-class Receivers(NamedTuple):
-    """Clients that are sent a mixture, R of them, and the K clients whose models are mixed for them.
-
-    Attributes:
-        columns: (K,) these clients, in order.
-        own: (R,) position among the K of each receiving client's own last upload.
-        member: (K,) whether a model is in the pool for others (a receiver's own always is for itself).
-        allowed: (R, K) whether a receiving client may be given a model.
-        n: (K,) training samples.
-
-    """
-
-    columns: Tensor
-    own: Tensor
-    member: Tensor
-    allowed: Tensor
-    n: Tensor
+"""Maximum number of clients to mix at a time, unless the pool is larger."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """One component of the models that can be mixed, K of them, for R receiving clients.
+    """One component of the K models that the server may mix for R receiving clients.
 
     Attributes:
         models: a stack with this component's tensors.
-        rows: which K of its rows are meant.
-        own, member, allowed, n: as in `Receivers`.
+        rows: (K,) rows of the stack that hold the K models, or a slice.
+        own: (R,) position among the K models of each receiving client's own last upload.
+        member: (K,) whether a model is in the pool; a receiving client's own model always is, for itself.
+        allowed: (R, K) whether a receiving client may receive a model.
+        n: (K,) training samples.
 
     """
 
@@ -113,20 +95,20 @@ class Pool:
     n: Tensor
 
     def tensor(self, name: str) -> Tensor:
-        """One of the component's tensors (K, ...); not kept, as it may be gathered now."""
+        """Return one of the component's tensors (K, ...), which may be gathered now."""
         return self.models.only([name]).rows(self.rows)[name]
 
     @property
     def parts(self) -> list[Part]:
-        """What gives the component's tensors, each as (K, P)."""
+        """Functions that return the component's tensors, each as (K, P)."""
         return [partial(_flat_part, self, name) for name in self.models]
 
     def dots(self) -> Tensor:
-        """Dot products (R, K) of each receiving client's component with every other; may be written to."""
+        """Return the dot products (R, K) of each receiving client's component with all; a new tensor."""
         return dots(self.parts, as_slice(self.own), (len(self.own), len(self.member)))
 
     def squares(self, products: Tensor) -> Tensor:
-        """Squared lengths (K,), which are among the `products` (R, K) if everybody receives."""
+        """Return the squared lengths (K,); `products` (R, K) holds them if all K clients receive."""
         if len(self.own) == len(self.member):
             own = products.gather(1, self.own[:, None])[:, 0]
             return torch.empty_like(own).index_copy_(0, self.own, own)
@@ -135,12 +117,12 @@ class Pool:
 
 @dataclass(frozen=True)
 class Mixing(UploadStore):
-    """Client i is sent sum_k M_l[i, k] theta_l[k] for every component l; a subclass says what M_l is.
+    """Base of rules that send sum_k M_l[i, k] theta_l[k] to client i for every component l; `weights` makes M_l.
 
     Attributes:
-        unit: what shares one matrix: the whole `model`, a `layer` (weight and bias), or each `tensor`.
-        pool: whose last uploads are mixed: the last `cohort`'s, or those of everybody `seen` so far.
-            A client's own last upload is always in its pool; one that never uploaded is sent the initial model.
+        unit: unit that shares one matrix: the whole `model`, a `layer` (weight and bias), or each `tensor`.
+        pool: clients whose last uploads are mixed: the last `cohort`, or all clients `seen` so far. A client's own
+            last upload is always in its pool. A client that never uploaded receives the initial model.
 
     """
 
@@ -149,77 +131,73 @@ class Mixing(UploadStore):
 
     @abstractmethod
     def weights(self, pool: Pool) -> Tensor:
-        """The mixing matrix (R, K) of one component; rows sum to 1, zero where not allowed."""
+        """Return the mixing matrix (R, K) of one component. Rows sum to 1; entries that are not allowed are 0."""
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """Keep what came back; it is mixed when it is sent."""
+        """Store the uploads, and empty the pool before if it is the cohort."""
         if self.pool == "cohort":
             cast(Tensor, state["in_pool"]).zero_()
         return super().aggregate(state, ids, sent, received, n)
 
-    def receivers(self, state: ServerState, ids: Tensor, pooled: Tensor) -> Receivers:
-        """Which models can be mixed for clients `ids`, if clients `pooled` are in the pool."""
-        columns = torch.unique(torch.cat([pooled, ids]))
-        own = torch.searchsorted(columns, ids)
-        # One that never uploaded has nothing to compare with: it may only be given its own (initial) model.
-        member = cast(Tensor, state["in_pool"])[columns]
-        allowed = member & cast(Tensor, state["seen"])[ids][:, None]
-        return Receivers(
-            columns, own, member, allowed.scatter_(1, own[:, None], True), cast(Tensor, state["n"])[columns]
-        )
+    def pool_for(self, state: ServerState, ids: Tensor, members: Tensor) -> Pool:
+        """Return the models to mix for clients `ids`, if clients `members` are in the pool; all components together."""
+        rows = torch.unique(torch.cat([members, ids]))
+        own = torch.searchsorted(rows, ids)
+        # A client that never uploaded has nothing to compare with: it only receives its own (initial) model.
+        member = cast(Tensor, state["in_pool"])[rows]
+        allowed = (member & cast(Tensor, state["seen"])[ids][:, None]).scatter_(1, own[:, None], True)
+        return Pool(cast(Params, state["theta"]), rows, own, member, allowed, cast(Tensor, state["n"])[rows])
 
-    def components(self, state: ServerState) -> dict[str, list[str]]:
-        """What has a matrix of its own, with the names of its tensors."""
-        return group_names(cast(Params, state["theta"]), self.unit)
-
-    def one(self, state: ServerState, names: list[str], receivers: Receivers) -> Pool:
-        """One component of these models; a layer is gathered now, a whole model only tensor by tensor."""
-        models, rows = cast(Params, state["theta"]).only(names), as_slice(receivers.columns)
-        if self.unit != "model":
-            models, rows = models.rows(rows), slice(None)
-        return Pool(models, rows, *receivers[1:])
+    def split_pool(self, pool: Pool) -> Iterator[tuple[str, Pool]]:
+        """Yield each component and its part of a pool. A layer is gathered now, a whole model tensor by tensor."""
+        rows = as_slice(cast(Tensor, pool.rows))
+        for component, names in group_names(pool.models, self.unit).items():
+            models = pool.models.only(names)
+            if self.unit == "model":
+                yield component, replace(pool, models=models, rows=rows)
+            else:
+                yield component, replace(pool, models=models.rows(rows), rows=slice(None))
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """Mix a model for each of clients `ids`.
 
-        The matrices come with the mixtures of up to `BLOCK_CLIENTS` clients, or as many as the pool has. Mixtures of
-        more clients are made in blocks, whose matrices are not kept: they would grow with the square of the clients.
+        Up to `BLOCK_CLIENTS` clients (or the size of the pool) are mixed in one block, and the broadcast has its
+        matrices. More clients are mixed in blocks without matrices, which would grow with the square of the clients.
         """
-        theta, pooled = cast(Params, state["theta"]), find_members(state)
-        # Of clients outside the pool each needs its own model alone beside it: all at once would be compared in vain.
-        blocks = torch.split(ids, max(BLOCK_CLIENTS, len(pooled)))
+        theta, members = cast(Params, state["theta"]), find_members(state)
+        # A client outside the pool is compared with the pool and itself. In one block, all would be compared with all.
+        blocks = torch.split(ids, max(BLOCK_CLIENTS, len(members)))
         new: dict[str, Tensor] = {}
         matrices: dict[str, Tensor] = {}
         for i, block in enumerate(blocks):
-            receivers = self.receivers(state, block, pooled)
-            for component, names in self.components(state).items():
-                weights = self._mix(self.one(state, names, receivers), new, i * len(blocks[0]), len(ids))
+            whole = self.pool_for(state, block, members)
+            for component, pool in self.split_pool(whole):
+                weights = self._mix(pool, new, i * len(blocks[0]), len(ids))
                 if len(blocks) == 1:
                     matrices[component] = weights
-                del weights
-        mixing = MixingMatrices(ids, receivers.columns, matrices) if len(blocks) == 1 else None
+                del weights, pool  # before the next component is gathered
+        mixing = MixingMatrices(ids, cast(Tensor, whole.rows), matrices) if len(blocks) == 1 else None
         return Broadcast(Payload(Params({name: new[name] for name in theta})), mixing)
-
-    def _checked(self, pool: Pool) -> Tensor:
-        """The mixing matrix, which must be one of these models."""
-        weights, shape = self.weights(pool), (len(pool.own), pool.allowed.shape[1])
-        if tuple(weights.shape) != shape:
-            raise ConfigError(
-                f"{type(self).__name__}.weights: got a matrix {tuple(weights.shape)}, expected {shape}: a row for each "
-                "client that is sent a mixture, and a column for each model in the pool"
-            )
-        return weights
 
     def _mix(self, pool: Pool, out: dict[str, Tensor], start: int, n: int) -> Tensor:
         """Write the mixtures of one component into rows `start` and on of the stacks `out` of n models.
 
         Return the mixing matrix (R, K).
         """
-        weights = self._checked(pool)
+        weights, shape = self.weights(pool), pool.allowed.shape
+        if weights.shape != shape:
+            raise ConfigError(
+                f"{type(self).__name__}.weights: got a matrix {tuple(weights.shape)}, expected {tuple(shape)}: one row "
+                "per client that receives a mixture, and one column per model in the pool"
+            )
         for name in pool.models:
-            _write(weights, pool.tensor(name), out, name, start, n)
+            models = pool.tensor(name)
+            if name not in out:
+                out[name] = models.new_empty((n, *models.shape[1:]))
+            mix(weights, models, out[name][start : start + len(weights)])
+            del models  # before the next one is gathered
         return weights
 
 
@@ -227,24 +205,18 @@ def _flat_part(pool: Pool, name: str) -> Tensor:
     return flatten(pool.tensor(name))
 
 
-def _write(weights: Tensor, models: Tensor, out: dict[str, Tensor], name: str, start: int, n: int) -> None:
-    if name not in out:
-        out[name] = models.new_empty((n, *models.shape[1:]))
-    mix(weights, models, out[name][start : start + len(weights)])
-
-
 def find_members(state: ServerState) -> Tensor:
-    """The clients (K,) whose models are in the pool."""
+    """Return the clients (K,) in the pool."""
     in_pool = cast(Tensor, state["in_pool"])
-    if in_pool.device.type == "cpu":  # of a million, several times as fast
+    if in_pool.device.type == "cpu":  # several times as fast for a million clients
         return torch.from_numpy(np.flatnonzero(in_pool.numpy()))
     return in_pool.nonzero().flatten()
 
 
 def cosines(pool: Pool) -> Tensor:
-    """Cosine (R, K) of each receiving client's component with every other; 1 with its own, 0 with zeros."""
+    """Return the cosine (R, K) of each receiving client's component with all: 1 with its own, 0 with a zero model."""
     alike = pool.dots()
     scale = pool.squares(alike).sqrt().clamp_min(1e-12).reciprocal()
     alike.mul_(scale[pool.own][:, None]).mul_(scale)
-    alike.nan_to_num_(0.0, 0.0, 0.0)  # models so large that their lengths are infinite resemble nobody
+    alike.nan_to_num_(0.0, 0.0, 0.0)  # models of infinite length resemble no model
     return alike.scatter_(1, pool.own[:, None], 1.0)

@@ -1,4 +1,4 @@
-"""Server optimizers: PyTorch's optimizers applied to the mean update."""
+"""Move one global model by an optimizer, which takes the mean update for a descent direction."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ from .average import Weighting, compute_shares, mean_update
 
 @dataclass(frozen=True)
 class ServerOptimizer(ServerUpdate):
-    """w <- w + server_lr * direction, from D = sum_i p_i (received_i - sent_i) and the moments that are kept."""
+    """w <- w + server_lr * direction, from the mean update D = sum_i p_i (received_i - sent_i) and moments."""
 
     weighting: Weighting = "uniform"
     server_lr: float = 1.0
 
     @abstractmethod
-    def start(self, w0: Params) -> dict[str, Params]:
-        """The moments before the first round, by name."""
+    def init_moments(self, w0: Params) -> dict[str, Params]:
+        """Return the moments before the first round, by name."""
 
     @abstractmethod
     def direction(self, mean: Params, moments: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
-        """Where to go, and the new moments, from the mean update D."""
+        """Return the direction and the new moments, from the mean update D."""
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """The initial model and moments."""
-        return {"w": w0, **self.start(w0)}
+        """Return the initial model and moments."""
+        return {"w": w0, **self.init_moments(w0)}
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """Send the same global model to everybody."""
@@ -38,8 +38,8 @@ class ServerOptimizer(ServerUpdate):
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """One step of the optimiser."""
-        kept = cast(dict[str, Params], state)
+        """Take one step of the optimizer."""
+        moments = cast(dict[str, Params], state)
         mean = mean_update(compute_shares(n, self.weighting), sent.params, received.params)
-        step, moments = self.direction(mean, {k: v for k, v in kept.items() if k != "w"})
-        return {"w": kept["w"] + self.server_lr * step, **moments}
+        step, moments = self.direction(mean, moments)
+        return {"w": cast(Params, state["w"]) + self.server_lr * step, **moments}

@@ -1,4 +1,4 @@
-"""Matrix products over stacks of models, a part at a time: beside their result they take next to no memory."""
+"""Multiply stacks of models part by part, with hardly any memory beside the result."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,32 +9,32 @@ import torch
 from torch import Tensor
 
 BLOCK_VALUES = 1 << 20
-"""Values of a stack that are copied at a time: few enough to stay in caches, and in memory that is used again."""
+"""Values of a stack to copy at a time: they fit into caches, and their memory is used again."""
 
 
 MIN_BLOCK_COLUMNS = 512
-"""Columns of a stack that are multiplied at a time at least: with fewer, adding up products costs more than they do."""
+"""Minimum columns of a stack to multiply at a time: with fewer, the additions cost more than the products."""
 
 
 MIN_HALVED_MODELS = 512
-"""From so many models on, half of a symmetric product is left out."""
+"""Number of models from which on half of a symmetric product is copied from the other half."""
 
 
 Part = Callable[[], Tensor]
-"""Gives one tensor of a stack as (K, P); it may be gathered for that, and is gone when nobody holds it."""
+"""Returns one tensor of a stack as (K, P); the tensor may be a temporary copy."""
 
 
 Offload = Callable[[Callable[..., Tensor], Tensor, Any, int, bool], Tensor | None]
-"""elsewhere(piece, models, rest, rows, summed): what piece(some columns of models, rest) gives, of so many rows, added
-up or joined by columns; None: it is to be done here."""
+"""offload(piece, models, rest, rows, summed): compute piece(columns of models, rest) of `rows` rows in other processes,
+and sum the pieces or join them by columns. None means: compute here."""
 
 
-_offload: ContextVar[Offload | None] = ContextVar("elsewhere", default=None)
+_offload: ContextVar[Offload | None] = ContextVar("offload", default=None)
 
 
 @contextmanager
 def offload_products(work: Offload) -> Iterator[None]:
-    """Within it, `work` is offered the large products."""
+    """Offer the large products to `work` inside the block."""
     token = _offload.set(work)
     try:
         yield
@@ -50,19 +50,19 @@ def _try_offload(
 
 
 def flatten(tensor: Tensor) -> Tensor:
-    """(K, P): all axes behind the first as one."""
+    """Flatten all axes behind the first: (K, P)."""
     return tensor.reshape(len(tensor), -1)
 
 
 def column_blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Cut the columns of a (rows, columns) matrix."""
+    """Cut the columns of a (rows, columns) matrix into blocks."""
     size = max(MIN_BLOCK_COLUMNS, BLOCK_VALUES // max(1, rows))
     for start in range(0, columns, size):
         yield slice(start, start + size)
 
 
 def mix(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tensor:
-    """sum_k weights[i, k] models[k]: (R, K) and (K, ...) make (R, ...)."""
+    """Return sum_k weights[i, k] models[k] (R, ...), from `weights` (R, K) and `models` (K, ...)."""
     shape = (len(weights), *models.shape[1:])
     into = None if out is None else out.view(len(weights), -1)
     stack, weights = flatten(models), weights.to(models.dtype)
@@ -76,7 +76,17 @@ def _mixture(models: Tensor, weights: Tensor) -> Tensor:
 
 
 def dots(parts: Iterable[Part], rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
-    """Dot products (R, K) of the `rows` of a stack, whose tensors are `parts`, with all of it; `size` is (R, K)."""
+    """Return the dot products (R, K) of some rows of a stack with all rows.
+
+    Args:
+        parts: the tensors of the stack.
+        rows: (R,) the rows.
+        size: (R, K).
+
+    Raises:
+        ValueError: the stack has no tensor.
+
+    """
     out: Tensor | None = None
     for part in parts:
         out = _accumulate_dots(out, part(), rows, size)
@@ -86,7 +96,7 @@ def dots(parts: Iterable[Part], rows: Tensor | slice, size: tuple[int, int]) -> 
 
 
 def _accumulate_dots(out: Tensor | None, a: Tensor, rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
-    # A function of its own, so that the part is gone before the next one is made.
+    # A separate function, so that one part is freed before the next is made.
     if (found := _try_offload(_dots, a, rows, size[0], summed=True)) is not None:
         return found if out is None else out.add_(found)
     out = a.new_zeros(size) if out is None else out
@@ -102,7 +112,7 @@ def _dots(models: Tensor, rows: Tensor | slice) -> Tensor:
 
 
 def _add_dots(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a b^T to `out`; where a is b, the half above the diagonal is that below it."""
+    """Add a b^T to `out`; if a is b, copy the half above the diagonal from the half below it."""
     n = len(b)
     if n < MIN_HALVED_MODELS or a.data_ptr() != b.data_ptr() or len(a) != n:
         out.addmm_(a, b.T)
@@ -114,10 +124,16 @@ def _add_dots(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def squared_distances(parts: Sequence[Part], like: Tensor, error: float) -> Tensor:
-    """||theta_i - theta_j||^2 (K, K) in float64 between K models of a stack, whose tensors are `parts`; `like` (K,).
+    """Return ||theta_i - theta_j||^2 (K, K) in float64 between the K models of a stack.
 
-    By products, of models moved to their mean, in float64; where one model is so far from the mean that rounding could
-    exceed `error`, by the differences of all pairs, which is slower.
+    Products of centred models give the distances. If rounding could exceed `error`, because one model is far from the
+    mean, the differences of all pairs do, which takes longer.
+
+    Args:
+        parts: the tensors of the stack.
+        like: (K,) a tensor on the device of the result.
+        error: largest error of a distance.
+
     """
     n = len(like)
     out = torch.zeros(n, n, dtype=torch.float64, device=like.device)
@@ -151,6 +167,6 @@ def _add_centred_dots(out: Tensor, models: Tensor) -> None:
 
 
 def softmax_(scores: Tensor) -> Tensor:
-    """Softmax over each row, in place."""
+    """Take the softmax of each row in place."""
     scores.sub_(scores.amax(1, keepdim=True)).exp_()
     return scores.div_(scores.sum(1, keepdim=True))

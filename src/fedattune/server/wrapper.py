@@ -1,4 +1,4 @@
-"""Server rules around others: they send something more, and leave the rest to the rule inside."""
+"""Wrap a server rule, to send an extra beside its payload."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -12,55 +12,55 @@ from ..core.payload import Broadcast, Payload, ServerState, Traffic
 
 @dataclass(frozen=True)
 class ServerWrapper(ServerUpdate):
-    """Does what the rule `inner` does; the base of rules that add to it.
+    """Base of rules that extend the rule `inner`; by itself, it forwards everything to `inner`.
 
-    The state is that of `inner` with more names in it.
+    The state is the state of `inner` with more entries. These have no row per client.
     """
 
     inner: ServerUpdate
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """The state of the rule inside."""
+        """Return the state of `inner`."""
         return self.inner.init(w0, n_clients)
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """What the rule inside sends."""
+        """Return the broadcast of `inner`."""
         return self.inner.broadcast(state, ids)
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """What the rule inside makes of the uploads."""
+        """Return the state after the aggregation of `inner`."""
         return {**state, **self.inner.aggregate(state, ids, sent, received, n)}
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
-        """What the rule inside has to say."""
+        """Return the warnings of `inner`."""
         return self.inner.warnings(state, ids)
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
-        """As the rule inside counts them."""
+        """Count as `inner` does."""
         return self.inner.bytes_down(state, ids, sent)
 
     def bytes_up(self, state: ServerState, ids: Tensor, received: Payload) -> Traffic:
-        """As the rule inside counts them."""
+        """Count as `inner` does."""
         return self.inner.bytes_up(state, ids, received)
 
     def global_model(self, state: ServerState) -> Params | None:
-        """That of the rule inside."""
+        """Return the global model of `inner`."""
         return self.inner.global_model(state)
 
     def newcomer_model(self, state: ServerState) -> Params:
-        """The model that the rule inside has for a newcomer."""
+        """Return the first model of a newcomer under `inner`."""
         return self.inner.newcomer_model(state)
 
     def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """What is added here has no row per client, so the rule inside knows all that grows."""
+        """Return the state of `inner` with `n` more clients."""
         return {**state, **self.inner.add_clients(state, n)}
 
     def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """What the rule inside learns about newcomers; what is added here concerns everybody and stays."""
+        """Return the state after `inner` took in newcomers; the entries of the wrapper stay."""
         return {**state, **self.inner.aggregate_newcomers(state, ids, sent, received, n)}
 
 

@@ -1,1 +1,0 @@
-"""Mixing matrices from how alike the clients' models are."""
