@@ -137,7 +137,7 @@ def mixing(setting: Setting) -> Figures:
     class Always(ProductOffloader):
         """Does every product by actors."""
 
-        def pays(self, flops: float, nbytes: float) -> bool:
+        def is_worth(self, flops: float, nbytes: float) -> bool:
             return True
 
     n, p = (20, 1000) if setting.quick else (1000, 100_000)
@@ -146,7 +146,7 @@ def mixing(setting: Setting) -> Figures:
     weights = torch.softmax(torch.randn(n, n, generator=generator), 1)
     ray = Settings(engine="ray")
     with connect_ray(ray) as cluster:
-        actors = [cluster.lend(0.0) for _ in range(cluster.n_actors(ray, n))]
+        actors = [cluster.acquire(0.0) for _ in range(cluster.count_actors(ray, n))]
         away = Always(cluster, lambda: actors)
 
         def here(_: int) -> Any:
@@ -165,7 +165,7 @@ def mixing(setting: Setting) -> Figures:
             MIXING,
             ways={
                 "here": here,
-                "only shipped": lambda _: away.asked(return_models, bank, None),
+                "only shipped": lambda _: away.call_actors(return_models, bank, None),
                 "actors": spread,
             },
             floor="here",

@@ -79,8 +79,8 @@ def test_the_number_of_actors_does_not_change_numbers(
 
 
 def test_there_are_at_most_as_many_actors_as_clients(cluster: RayCluster) -> None:
-    assert cluster.n_actors(Settings(engine="ray", ray_actors=20), 6) == 6
-    assert cluster.n_actors(Settings(engine="ray"), 6) == 2  # one per core
+    assert cluster.count_actors(Settings(engine="ray", ray_actors=20), 6) == 6
+    assert cluster.count_actors(Settings(engine="ray"), 6) == 2  # one per core
 
 
 def kills(
@@ -151,7 +151,7 @@ def test_actors_mix_for_the_server_where_that_pays(
 ) -> None:
     """All products are sent away here, though on one machine none would be; some with an actor that is gone."""
     asked: list[int] = []
-    there = ProductOffloader.asked
+    there = ProductOffloader.call_actors
 
     def counted(self: ProductOffloader, *given: Any) -> Any:
         asked.append(len(self.actors()))
@@ -160,8 +160,8 @@ def test_actors_mix_for_the_server_where_that_pays(
         return there(self, *given)
 
     monkeypatch.setattr(products, "MIN_FLOPS", 0.0)
-    monkeypatch.setattr(ProductOffloader, "pays", lambda self, flops, nbytes: True)
-    monkeypatch.setattr(ProductOffloader, "asked", counted)
+    monkeypatch.setattr(ProductOffloader, "is_worth", lambda self, flops, nbytes: True)
+    monkeypatch.setattr(ProductOffloader, "call_actors", counted)
     few = {"rounds": 3}  # some ten products in each
     one, other = trained(BY_NAME[name], ragged, None, **few), on_ray(BY_NAME[name], ragged, **few)
     assert len(asked) > 3
@@ -170,27 +170,27 @@ def test_actors_mix_for_the_server_where_that_pays(
     same_models(one, other)
 
 
-def test_whether_it_pays_follows_from_what_was_measured(
+def test_whether_it_pays_follows_from_what_was_measure(
     cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand: 1e12 operations at 1e11 a second are 10 s here; a quarter of that on four times the cores."""
     one = ProductOffloader(cluster, list)
-    assert not one.pays(1e30, 1.0)  # the actors of one machine have the same cores
-    monkeypatch.setattr(cluster, "n_machines", lambda: 4)
+    assert not one.is_worth(1e30, 1.0)  # the actors of one machine have the same cores
+    monkeypatch.setattr(cluster, "count_machines", lambda: 4)
     many = ProductOffloader(cluster, list)
     many.share = 0.25
-    monkeypatch.setattr(many, "_measured", lambda: (1e11, 1e9))
-    assert many.pays(1e12, 5e9)  # 2.5 s and 5 s to send, of the 8 s that it may take
-    assert not many.pays(1e12, 6e9)
+    monkeypatch.setattr(many, "_measure", lambda: (1e11, 1e9))
+    assert many.is_worth(1e12, 5e9)  # 2.5 s and 5 s to send, of the 8 s that it may take
+    assert not many.is_worth(1e12, 6e9)
 
 
-def test_sending_and_computing_are_measured(cluster: RayCluster) -> None:
-    actors = [cluster.lend(0.0) for _ in range(2)]
+def test_sending_and_computing_are_measure(cluster: RayCluster) -> None:
+    actors = [cluster.acquire(0.0) for _ in range(2)]
     try:
-        speed, sending = ProductOffloader(cluster, lambda: actors)._measured()
+        speed, sending = ProductOffloader(cluster, lambda: actors)._measure()
     finally:
         for actor in actors:
-            cluster.take_back(actor)
+            cluster.release(actor)
     assert 1e8 < speed < 1e14
     assert 1e6 < sending < 1e12
 

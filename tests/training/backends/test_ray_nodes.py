@@ -59,15 +59,15 @@ def test_actors_of_two_machines_mix_for_the_server(
 ) -> None:
     """Every product is offered; that it pays follows from rates as they are between machines close to each other."""
     asked: list[int] = []
-    there = ProductOffloader.asked
+    there = ProductOffloader.call_actors
 
     def counted(self: ProductOffloader, *given: Any) -> Any:
         asked.append(self.machines)
         return there(self, *given)
 
     monkeypatch.setattr(products, "MIN_FLOPS", 0.0)
-    monkeypatch.setattr(ProductOffloader, "_measured", lambda self: (1.0, 1e12))
-    monkeypatch.setattr(ProductOffloader, "asked", counted)
+    monkeypatch.setattr(ProductOffloader, "_measure", lambda self: (1.0, 1e12))
+    monkeypatch.setattr(ProductOffloader, "call_actors", counted)
     case = next(case for case in CASES if case.name == "fedmcsa")
     settings = {"engine": "ray", "ray_actors": 2, "ray_address": nodes.address}
     with open_ray_backend(Settings(**settings)) as places:

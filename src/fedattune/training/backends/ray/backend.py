@@ -97,11 +97,11 @@ class RayBackend(RemoteBackend):
     """
 
     def __init__(self, context: RunContext, cluster: RayCluster, send: Sender) -> None:
-        n = cluster.n_actors(context.settings, context.federation.n_clients)
+        n = cluster.count_actors(context.settings, context.federation.n_clients)
         workers = divide_clients(estimate_loads(context), n)
         super().__init__(context, [ids.to(context.device) for ids in workers], send)
         self.cluster, self.ray = cluster, cluster.ray
-        self.threads = cluster.threads(n)
+        self.threads = cluster.count_threads(n)
         self.shards = [ActorState(members) for members in self.workers]
         self.lost = 0
         self._model = context.task.model
@@ -195,7 +195,7 @@ class RayBackend(RemoteBackend):
         data = select_samples(context.federation, shard.members.cpu().numpy()).to(torch.device("cpu"))
         if not settings.ray_gpus:
             settings = settings.model_copy(update={"device": "cpu"})
-        actor = shard.actor = self.cluster.lend(settings.ray_gpus)
+        actor = shard.actor = self.cluster.acquire(settings.ray_gpus)
         opening = actor.open.remote(
             context.algorithm,
             pack_federation(data),
@@ -255,7 +255,7 @@ class RayBackend(RemoteBackend):
 
     def _lose(self, shard: ActorState) -> None:
         """Let go of an actor that is gone, or cannot be reached."""
-        self.cluster.end(shard.actor)
+        self.cluster.kill(shard.actor)
         shard.actor, shard.before = None, []
         self.lost += 1
 
@@ -273,5 +273,5 @@ class RayBackend(RemoteBackend):
         """Let the actors go; where they may be busy still, end them `at_once`."""
         for shard in self.shards:
             if shard.actor is not None:
-                (self.cluster.end if at_once else self.cluster.take_back)(shard.actor)
+                (self.cluster.kill if at_once else self.cluster.release)(shard.actor)
             shard.actor = None

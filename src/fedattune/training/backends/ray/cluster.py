@@ -1,4 +1,4 @@
-"""A connection to Ray, and the actors that this process has there."""
+"""Connect this process to Ray, and keep its actors."""
 
 import logging
 import os
@@ -19,11 +19,11 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 ACTOR_CPUS = 0.001
-"""Of a machine, that an actor asks for: its threads are set otherwise, and another one's place is never too small."""
+"""CPUs that an actor requests: nearly none, so that an actor always finds room. Its threads are set separately."""
 
 
 QUIET_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""Nothing is reported to Ray's makers; nothing is said of actors without a GPU."""
+"""Environment in which Ray neither reports usage nor warns about actors without a GPU."""
 
 
 FAIL_FAST_ENV = {
@@ -32,37 +32,36 @@ FAIL_FAST_ENV = {
     "RAY_py_gcs_connect_timeout_s": "5",
     "RAY_gcs_server_request_timeout_seconds": "5",
 }
-"""A cluster that does not let us in is given up after seconds."""
+"""Environment in which Ray gives up within seconds if a cluster does not answer."""
 
 
 _connections: "list[RayCluster]" = []
-"""The connection of this process, while there is one."""
+"""The connection of this process, while it is open."""
 
 
 def check_ray(settings: Settings) -> None:
-    """Check that Ray is here and the cluster can be reached, if it is asked for; starts nothing.
+    """Check that Ray is installed and the cluster answers, if the settings need them; start nothing.
 
     Raises:
-        ConfigError: it is not, or it cannot.
-
+        ConfigError: Ray is not installed, or the address does not answer.
     """
     if settings.engine != "ray":
         return
     if find_spec("ray") is None:
         raise ConfigError(
-            "engine: got 'ray', but the package Ray is not installed here; pip install 'fedattune[ray]'"
+            "engine: got 'ray', but the package ray is not installed; run pip install 'fedattune[ray]'"
         )
     if settings.device == "cuda" and not settings.ray_gpus:
         raise ConfigError(
-            "device: got 'cuda' with engine ray, whose actors have no GPU unless ray_gpus says which share of one "
-            "each takes; give --ray-gpus 1, or leave the device at auto"
+            "device: got 'cuda' with engine ray, but actors have no GPU unless ray_gpus gives the share of a "
+            "GPU for each; give --ray-gpus 1, or leave the device at auto"
         )
     if not _connections and (address := _address(settings)):
         _check_address(address)
 
 
 def _address(settings: Settings) -> str | None:
-    """The cluster to join; None for one of this machine alone."""
+    """Return the address of the cluster to join; None for a cluster of this machine alone."""
     address = settings.ray_address or os.environ.get("RAY_ADDRESS")
     return None if address == "local" else address
 
@@ -83,14 +82,13 @@ def _check_address(address: str) -> None:
 
 @contextmanager
 def connect_ray(settings: Settings) -> "Iterator[RayCluster]":
-    """The connection of this process to Ray: that of an outer block, that of the user's `ray.init`, or a new one.
+    """Connect to Ray: reuse the connection of an outer block or of the user's `ray.init`, or open a new one.
 
-    What was started for it ends with the block, and so do the actors.
+    At the end of the block, the actors end, and so does Ray if this block started it.
 
     Raises:
         ConfigError: Ray is not installed, or its address is wrong.
-        RunError: it cannot be started or joined.
-
+        RunError: Ray cannot be started or joined.
     """
     check_ray(settings)
     if _connections:
@@ -106,47 +104,43 @@ def connect_ray(settings: Settings) -> "Iterator[RayCluster]":
 
 
 class RayCluster:
-    """Ray as this process sees it; actors are lent and taken back, for they take seconds to start."""
+    """The connection to Ray, and a pool of actors: to start an actor takes seconds."""
 
     def __init__(self, address: str | None) -> None:
         for name, value in {**QUIET_ENV, **(FAIL_FAST_ENV if address else {})}.items():
-            os.environ.setdefault(name, value)  # read when Ray is imported
+            os.environ.setdefault(name, value)  # Ray reads these on import
         import ray
 
         self.ray: Any = ray
-        self.ours = not ray.is_initialized()
-        self._idle: list[tuple[float, Any]] = []
+        self._is_ours = not ray.is_initialized()
+        self._idle: dict[Any, float] = {}  # actor -> share of a GPU
         self._lent: dict[Any, float] = {}
-        if self.ours:
+        if self._is_ours:
             self._join(address)
 
     def _join(self, address: str | None) -> None:
-        quiet = {"include_dashboard": False} if address is None else {}
-        here = (
-            {"num_cpus": torch.get_num_threads(), "_node_ip_address": "127.0.0.1"} if address is None else {}
+        where = f"join the cluster at {address}"
+        hint = (
+            "; start fedattune on a machine of the cluster, with the Ray version and the token of the other machines "
+            "(RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)"
         )
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if address is None:
+            where, hint = "start Ray on this machine", ""
+            options |= {"include_dashboard": False, "num_cpus": torch.get_num_threads()}
+            options["_node_ip_address"] = "127.0.0.1"
         try:
-            self.ray.init(
-                address or "local", log_to_driver=False, logging_level=logging.ERROR, **quiet, **here
-            )
+            self.ray.init(address or "local", **options)
         except Exception as error:
-            where = f"join the cluster at {address}" if address else "start Ray on this machine"
-            hint = (
-                "; start fedattune on a machine of the cluster, with the Ray version of the others and their token "
-                "(RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)"
-                if address
-                else ""
-            )
             with suppress(Exception):
                 self.ray.shutdown()
             raise RunError(f"engine ray: cannot {where}: {summarize_error(error)}{hint}") from error
 
-    def n_actors(self, settings: Settings, n_clients: int) -> int:
-        """Actors that the settings ask for: by default one per core, or as many as the GPUs hold.
+    def count_actors(self, settings: Settings, n_clients: int) -> int:
+        """Count the actors that the settings ask for: by default one per core, or as many as the GPUs hold.
 
         Raises:
-            ConfigError: there are too few GPUs.
-
+            ConfigError: the cluster has too few GPUs.
         """
         has = self.ray.cluster_resources()
         share, gpus = settings.ray_gpus, float(has.get("GPU", 0))
@@ -154,77 +148,65 @@ class RayCluster:
         asked = min(settings.ray_actors or most, n_clients)
         if share and not 0 < asked <= most:
             raise ConfigError(
-                f"ray_gpus: got {share:g} of a GPU for each of {settings.ray_actors or 1} actors, and the cluster has "
+                f"ray_gpus: got {share:g} of a GPU for each of {settings.ray_actors or 1} actors, but the cluster has "
                 f"{gpus:g} GPUs; ask for fewer actors or a smaller share"
             )
         return asked
 
-    def threads(self, actors: int) -> int:
-        """Threads that each of so many actors takes."""
+    def count_threads(self, actors: int) -> int:
+        """Count the threads of each actor."""
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // actors)
 
-    def n_machines(self) -> int:
-        """Machines that are part of the cluster now."""
+    def count_machines(self) -> int:
+        """Count the machines that are part of the cluster now."""
         return sum(bool(node["Alive"]) for node in self.ray.nodes())
 
-    def lend(self, gpus: float) -> Any:
-        """An actor on any machine; its state is never restored by Ray, so that none is lost unnoticed."""
+    def acquire(self, gpus: float) -> Any:
+        """Return an idle actor, or start one on any machine; Ray never restarts actors, so no loss goes unnoticed."""
         from .actor import RayActor
 
-        for waiting in self._idle:
-            if waiting[0] == gpus:
-                self._idle.remove(waiting)
-                actor = waiting[1]
-                break
+        idle = next((actor for actor, share in self._idle.items() if share == gpus), None)
+        if idle is None:
+            options = {"num_cpus": ACTOR_CPUS, "num_gpus": gpus, "scheduling_strategy": self._place(gpus)}
+            idle = self.ray.remote(**options, max_restarts=0, max_task_retries=0)(RayActor).remote()
         else:
-            kind = self.ray.remote(
-                num_cpus=ACTOR_CPUS,
-                num_gpus=gpus,
-                max_restarts=0,
-                max_task_retries=0,
-                scheduling_strategy=self._where(gpus),
-            )(RayActor)
-            actor = kind.remote()
-        self._lent[actor] = gpus
-        return actor
+            del self._idle[idle]
+        self._lent[idle] = gpus
+        return idle
 
-    def _where(self, gpus: float) -> Any:
-        """The machines one after the other; Ray's own spreading may put all actors on one."""
+    def _place(self, gpus: float) -> Any:
+        """Choose the machines in turn; Ray's own spreading may put all actors on one machine."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        alive = [node for node in self.ray.nodes() if node["Alive"]]
-        able = [
-            node["NodeID"]
-            for node in alive
-            if node["Resources"].get("CPU", 0) >= ACTOR_CPUS and node["Resources"].get("GPU", 0) >= gpus
-        ]
+        alive = {node["NodeID"]: node["Resources"] for node in self.ray.nodes() if node["Alive"]}
+        able = [n for n, r in alive.items() if r.get("CPU", 0) >= ACTOR_CPUS and r.get("GPU", 0) >= gpus]
         if not able:
             return "SPREAD"
-        # Soft: where that machine has no room, or is gone, another one does.
+        # Soft: if that machine has no room or is lost, Ray takes another one.
         return NodeAffinitySchedulingStrategy(sorted(able)[len(self._lent) % len(able)], soft=True)
 
-    def take_back(self, actor: Any) -> None:
-        """Keep an actor for whoever needs one next."""
+    def release(self, actor: Any) -> None:
+        """Keep an actor for its next user."""
         actor.close.remote()
-        self._idle.append((self._lent.pop(actor), actor))
+        self._idle[actor] = self._lent.pop(actor)
 
-    def end(self, actor: Any) -> None:
-        """End an actor, which may be gone already."""
+    def kill(self, actor: Any) -> None:
+        """End an actor, which may be lost already."""
         self._lent.pop(actor, None)
         with suppress(Exception):
             self.ray.kill(actor)
 
     def close(self) -> None:
-        """End all actors, and what was started of Ray."""
-        for actor in [*self._lent, *(actor for _, actor in self._idle)]:
-            self.end(actor)
+        """End all actors, and Ray if this connection started it."""
+        for actor in [*self._lent, *self._idle]:
+            self.kill(actor)
         self._idle.clear()
-        if self.ours:
+        if self._is_ours:
             self.ray.shutdown()
 
 
 def summarize_actor_error(error: BaseException) -> str:
-    """What Ray says of an actor that is gone, in one line: its last error, else its first sentence."""
+    """Summarize Ray's report on a lost actor in one line: its last error, else its first sentence."""
     text = re.sub(r"\x1b\[\d*m", "", str(error))
     raised = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception): .*", text, re.MULTILINE)
     if raised:

@@ -1,7 +1,7 @@
-"""The server's products over large stacks of models, done by the actors where that is faster."""
+"""Compute the server's products over large stacks of models on actors, where that is faster."""
 
-import time
 from collections.abc import Callable, Sequence
+from timeit import repeat
 from typing import Any
 
 import numpy as np
@@ -11,37 +11,46 @@ from torch import Tensor
 from .cluster import RayCluster
 
 MIN_FLOPS = 1e10
-"""Floating-point operations below which nobody asks whether to send a product away: a tenth of a second or so."""
+"""Floating-point operations below which a product stays in this process: about a tenth of a second."""
 
 
 MAX_TIME_SHARE = 0.8
-"""Share of the time here that the actors may take at most, by an estimate."""
+"""Largest estimated time of the actors, as a share of the time in this process."""
 
 
 TRIAL_BYTES = 1 << 25
-"""Bytes that are sent to and fro to see how long that takes."""
+"""Bytes that are sent to the actors and back to measure the transfer rate."""
 
 
 class ProductOffloader:
-    """Does products in pieces on actors, for `elsewhere`.
+    """Split products into pieces and compute them on actors, for `offload_products`.
 
-    Whether that pays is estimated from the speed of a product here and of sending arrays to and fro, both measured
-    when it is first asked for. On one machine it never does: the actors have the same cores.
+    The decision follows from two rates, measured on first use: products in this process, and arrays to the actors and
+    back. On one machine the actors have the same cores, so products always stay in this process.
     """
 
     def __init__(self, cluster: RayCluster, actors: Callable[[], Sequence[Any]]) -> None:
         self.ray, self.actors = cluster.ray, actors
-        self.machines = cluster.n_machines()
+        self.machines = cluster.count_machines()
         self.share = torch.get_num_threads() / float(self.ray.cluster_resources().get("CPU", 1))
         self._rates: tuple[float, float] | None = None
 
     def __call__(
         self, piece: Callable[..., Tensor], models: Tensor, rest: Any, rows: int, summed: bool
     ) -> Tensor | None:
-        """The product, made of what `piece` gives for some columns of `models` (K, P) each; None: do it here.
+        """Compute a product on actors, if that is faster.
 
-        Answers have `rows` rows; they are added where `summed`, and else joined by columns. Where an actor is gone it
-        is done here as well; whoever asks the actor next sees to it.
+        If an actor is lost, the caller computes the product; the next message to the actor replaces it.
+
+        Args:
+            piece: piece(models, rest) computes the product for some columns of `models`.
+            models: stack of models (K, P).
+            rest: the other factor.
+            rows: rows of the result.
+            summed: whether the results of the pieces are added; else they are joined by columns.
+
+        Returns:
+            The product; None if the caller should compute it.
         """
         k, p = models.shape
         plain = models.device.type == "cpu" and models.dtype in (torch.float32, torch.float64)
@@ -51,25 +60,25 @@ class ProductOffloader:
             return None
         values = k * p + (rows * k * n if summed else rows * p)
         try:
-            if not self.pays(flops, values * models.itemsize):
+            if not self.is_worth(flops, values * models.itemsize):
                 return None
-            found = self.asked(piece, models, rest)
+            found = self.call_actors(piece, models, rest)
         except self.ray.exceptions.RayError:
             return None
         return torch.stack(found).sum(0) if summed else torch.cat(found, 1)
 
-    def pays(self, flops: float, nbytes: float) -> bool:
-        """Whether so much work is done sooner by the actors, to and from which so much has to travel."""
+    def is_worth(self, flops: float, nbytes: float) -> bool:
+        """Estimate whether the actors finish sooner, with `nbytes` to send to them and back."""
         if self.machines < 2:
             return False
         if self._rates is None:
-            self._rates = self._measured()
+            self._rates = self._measure()
         speed, sending = self._rates
         here = flops / speed
         return nbytes / sending + here * self.share < MAX_TIME_SHARE * here
 
-    def asked(self, piece: Callable[..., Tensor], models: Tensor, rest: Any) -> list[Tensor]:
-        """What the actors make of pieces of the columns."""
+    def call_actors(self, piece: Callable[..., Tensor], models: Tensor, rest: Any) -> list[Tensor]:
+        """Compute the pieces of the columns on the actors."""
         actors = self.actors()
         given = self.ray.put(rest)
         calls = [
@@ -78,22 +87,14 @@ class ProductOffloader:
         ]
         return [torch.from_numpy(np.array(found)) for found in self.ray.get(calls)]
 
-    def _measured(self) -> tuple[float, float]:
-        """Operations per second here, and bytes per second to all actors and back."""
-        a = torch.ones(512, 8192)
-        load = torch.zeros(64, TRIAL_BYTES // 256)
-        speed = 2.0 * 512 * 512 * 8192 / min(_time_call(lambda: a @ a.T) for _ in range(3))
-        return speed, 2.0 * TRIAL_BYTES / min(
-            _time_call(lambda: self.asked(return_models, load, None)) for _ in range(3)
-        )
+    def _measure(self) -> tuple[float, float]:
+        """Measure operations per second in this process, and bytes per second to all actors and back."""
+        a, load = torch.ones(512, 8192), torch.zeros(64, TRIAL_BYTES // 256)
+        product = min(repeat(lambda: a @ a.T, number=1, repeat=3))
+        transfer = min(repeat(lambda: self.call_actors(return_models, load, None), number=1, repeat=3))
+        return 2.0 * 512 * 512 * 8192 / product, 2.0 * TRIAL_BYTES / transfer
 
 
 def return_models(models: Tensor, _: Any) -> Tensor:
-    """The piece itself, for what sending it costs."""
+    """Return the piece itself, to measure the transfer alone."""
     return models
-
-
-def _time_call(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
