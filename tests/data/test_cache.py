@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_files import grey_set, pictures, write
 from PIL import Image
 
+from data.image_files import grey_set, pictures, write
 from fedattune import load_federation
 from fedattune.data import cache, load_data
 from fedattune.data.cache import find_mapped_file

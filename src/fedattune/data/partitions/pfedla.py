@@ -33,16 +33,16 @@ def pfedla(
 ) -> list[Index]:
     """Equal clients with a few classes (setting 1), or with all classes and a few dominant ones (setting 2).
 
-    `classes` is how many classes a client has, or how many are dominant: 4 and 2 by default, 12 and 6 for data of
-    100 classes or more. All classes are chosen equally often, as nearly as can be. Dominant classes have
-    `dominant_share` of a client's samples. `size` is the number of samples per client, by default 600 or as many
-    as the data allow; all classes of a client (all dominant ones, all others) are equally large, so it is
-    rounded down to what divides.
+    `classes` is the number of classes of a client (setting 1), or of dominant classes (setting 2): by default 4 and 2,
+    or 12 and 6 for data of 100 classes or more. All classes are chosen equally often, as nearly as possible. Dominant
+    classes have `dominant_share` of a client's samples. `size` is the number of samples per client, by default 600 or
+    as many as the data allow. All classes of a client (all dominant ones, all others) are equally large, so `size` is
+    rounded down to a multiple.
 
     Source: Ma et al., Layer-wised Model Aggregation for Personalized Federated Learning, CVPR 2022, section 4.
 
     Raises:
-        DataError: more classes per client than there are, or more samples than the data hold.
+        DataError: a client would need more classes or more samples than the data hold.
 
     """
     by_class = group_rows(labels)
@@ -57,7 +57,7 @@ def pfedla(
     chosen = _choose_classes(n_clients, n_classes, k, random)  # (N, K), whether client u has class c
 
     def counts(n: int) -> Array:
-        """How many samples of each class a client of size n has, (N, K)."""
+        """Return how many samples of each class a client of size n has, (N, K)."""
         if setting == 1:
             return chosen * (n // k)
         dominant = int(n * dominant_share + 1e-9)
@@ -84,14 +84,14 @@ def pfedla_similarity(
 ) -> list[Index]:
     """Clients of known similarity, to see whether a method finds it: 8 clients with 4 classes each.
 
-    Heat map: client u has the classes u, u+1, u+2, u+3, counted round, so neighbours share three. Weights:
-    client 0 is the target with random classes, client 1 has the same, client 2 all but one of them, and
-    every other one random classes that the target lacks. `size` as in pfedla.
+    Heat map: client u has the classes u, u+1, u+2, u+3, counted round, so neighbours share three. Weights: client 0 is
+    the target with random classes. Client 1 has the same classes, client 2 all but one of them, and every other client
+    random classes that the target lacks. `size` as in pfedla.
 
     Source: Ma et al., pFedLA, CVPR 2022, section 4.3, figures 6 (heat map) and 5 (weights).
 
     Raises:
-        DataError: too few clients or classes, or more samples than the data hold.
+        DataError: there are too few clients or classes, or the clients would need more samples than the data hold.
 
     """
     by_class = group_rows(labels)
@@ -125,7 +125,7 @@ def pfedla_similarity(
 
 def _choose_classes(n_clients: int, n_classes: int, k: int, random: np.random.Generator) -> Array:
     """Choose k different classes for each client, (N, K), all classes equally often or once more."""
-    if 2 * k > n_classes:  # the few that a client lacks are chosen quickly
+    if 2 * k > n_classes:  # choose the few classes that a client lacks: that is faster
         return ~_choose_classes(n_clients, n_classes, n_classes - k, random)
     if k == 0:
         return np.zeros((n_clients, n_classes), dtype=bool)
@@ -138,12 +138,12 @@ def _choose_classes(n_clients: int, n_classes: int, k: int, random: np.random.Ge
 
 
 def _fit_counts(name: str, by_class: list[Index], counts: Callable[[int], Array], size: int | None) -> Array:
-    """How many samples of each class each client gets, (N, K): for `size`, or the most up to `DEFAULT_SIZE` that fit.
+    """Return how many samples of each class each client gets, (N, K): for `size`, or the most up to `DEFAULT_SIZE`.
 
-    `counts(n)` is the same for clients of size n.
+    `counts(n)` returns the same for clients of size n.
 
     Raises:
-        DataError: the data do not hold as many.
+        DataError: the data do not hold enough samples.
 
     """
     held = np.array([len(rows) for rows in by_class])
@@ -176,7 +176,7 @@ def _fit_counts(name: str, by_class: list[Index], counts: Callable[[int], Array]
 
 
 def _deal(by_class: list[Index], counts: Array, random: np.random.Generator) -> list[Index]:
-    """Deal the samples of every class at random, `counts` (N, K) of them."""
+    """Deal the samples of every class at random to the clients, `counts` (N, K) of them."""
     ends = counts.cumsum(axis=0)
     mixed = [random.permutation(rows) for rows in by_class]
     return [

@@ -8,7 +8,8 @@ from ...core.errors import DataError
 from ...core.options import Count
 from ..types import Array, Index
 
-MAX_SWAPS = 100  # swaps tried for each thing that is dealt
+MAX_SWAPS = 100
+"""Number of swaps to try per shard or class that is dealt."""
 
 
 def shards(
@@ -22,16 +23,16 @@ def shards(
 ) -> list[Index]:
     """Samples sorted by label, cut into equal shards, and `shards_per_client` of them for each client.
 
-    Shards are dealt at random without replacement; `distinct` swaps some until no client has two of one
-    label, which is that of most of a shard's samples. The paired deal gives the clients neighbouring labels in
-    order, so that those of a group hold the same: (0,1), (0,1), (2,3), (2,3), ... Samples that the number of
-    shards does not divide are left out at random.
+    Shards are dealt at random without replacement. A shard has the label of most of its samples; `distinct` swaps
+    shards until no client has two of one label. The paired deal gives the clients neighbouring labels in order, so
+    that the clients of a group hold the same labels: (0,1), (0,1), (2,3), (2,3), ... Samples that the number of shards
+    does not divide are left out at random.
 
     Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS
     2017, section 3; Huang et al., IGFL, IJCAI 2021, section 5, asks for different labels.
 
     Raises:
-        DataError: fewer samples than shards, or labels that cannot be dealt so.
+        DataError: there are fewer samples than shards, or the labels cannot be dealt like this.
 
     """
     n_shards = n_clients * shards_per_client
@@ -61,7 +62,7 @@ def shards(
 
 
 def _deal_paired(own: Array, n_clients: int, per_client: int) -> Array:
-    """The paired deal (N, per_client) of shards with the labels `own`."""
+    """Deal shards with the labels `own` in pairs, (N, per_client)."""
     n_labels = int(own.max()) + 1
     each, rest = divmod(len(own), n_labels)
     times = np.bincount(own)
@@ -71,19 +72,25 @@ def _deal_paired(own: Array, n_clients: int, per_client: int) -> Array:
             f"{per_client} and equally many shards of each, but there are {n_labels} labels with {times.min()} to "
             f"{times.max()} shards; take another number of clients, or shards.deal=random"
         )
-    grouped = np.arange(len(own)).reshape(
-        -1, per_client, each
-    )  # (groups, labels of the group, clients of it)
+    grouped = np.arange(len(own)).reshape(-1, per_client, each)  # (groups, labels of a group, its clients)
     return grouped.transpose(0, 2, 1).reshape(n_clients, per_client)
 
 
 def make_distinct(dealt: Array, own: Array, random: np.random.Generator) -> Array:
-    """Swap what is dealt, (N, k) of numbers, until no client has two with the same entry in `own`.
+    """Swap numbers between clients until no client has two numbers with the same entry in `own`.
 
-    No entry of `own` may occur more than N times. A swap is kept when it makes no more repeats.
+    A swap is kept when it makes no more repeats.
+
+    Args:
+        dealt: the k numbers of each of the N clients, (N, k).
+        own: label of each number; no label may occur more than N times.
+        random: the random stream.
+
+    Returns:
+        The numbers after the swaps, (N, k).
 
     Raises:
-        DataError: not reached within `MAX_SWAPS` swaps for each that is dealt.
+        DataError: `MAX_SWAPS` swaps for each number do not suffice.
 
     """
     dealt = dealt.copy()

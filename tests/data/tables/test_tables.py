@@ -6,32 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
+from data.table_files import N, columns, parquet
 from fedattune import ConfigError, DataError, load_federation
-from fedattune.data import federate, is_table, load_data, load_table, resolve_source_name
-
-N = 40
-
-
-def columns():
-    random = np.random.default_rng(0)
-    return {
-        "site": ["north"] * 20 + ["south"] * 20,
-        "age": random.normal(50, 10, N).tolist(),
-        "visits": random.integers(0, 9, N).tolist(),
-        "smoker": [bool(i % 3) for i in range(N)],
-        "ward": [("a", "b", "c")[i % 3] for i in range(N)],
-        "ill": ["yes" if i % 2 else "no" for i in range(N)],
-    }
-
-
-def parquet(folder, content, name="t.parquet"):
-    path = folder / name
-    pq.write_table(pa.table(content), path)
-    return path
+from fedattune.data import federate, load_data, load_table
 
 
 def made(path, **more):
@@ -222,45 +202,6 @@ def test_refuses_files(tmp_path):
     (tmp_path / "t.parquet").write_text("no parquet")
     with pytest.raises(DataError, match="cannot be read as Parquet"):
         made(tmp_path / "t.parquet")
-
-
-def test_load_tells_tables_from_names(tmp_path):
-    path = parquet(tmp_path, columns())
-    assert load_data(path, client_column="site", target="ill", options={"features": ["age"]}).x.shape == (
-        N,
-        1,
-    )
-    with pytest.raises(ConfigError, match=r"needs client_column \(--client-column\) and target"):
-        load_data(path)
-    with pytest.raises(ConfigError, match="table has no option 'feature'"):
-        load_data(path, client_column="site", target="ill", options={"feature": ["age"]})
-    with pytest.raises(ConfigError, match="did you mean 'digits'"):
-        load_data("digit")
-    with pytest.raises(ConfigError, match="target goes only with a table"):
-        load_data("digits", target="x")
-    with pytest.raises(ConfigError, match="synthetic: seed"):
-        load_data("synthetic", options={"seed": -1})
-    with pytest.raises(ConfigError, match=r"unknown data 'me/mnist'.*cifar10.*ylecun/mnist.*Hugging Face"):
-        load_data("me/mnist")
-
-
-def test_names_of_known_data_win_over_files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    table_file = parquet(tmp_path, columns(), "digits")
-    (tmp_path / "mine").write_bytes(table_file.read_bytes())
-    assert len(load_data("digits").y) == 1797
-    assert len(load_data("mine", client_column="site", target="ill", options={"features": "age"}).y) == N
-    tables = {
-        "digits": False,
-        "mine": True,
-        "T.CSV": True,
-        "t.pq": True,
-        "none": False,
-        "ylecun/mnist": False,
-    }
-    assert {name: is_table(name) for name in tables} == tables
-    assert is_table(tmp_path / "digits")
-    assert resolve_source_name("uoft-cs/cifar100") == "cifar100"
 
 
 @pytest.mark.parametrize("features", ["age,visits", "age , visits", ["age", "visits"], "a,b", "age"])

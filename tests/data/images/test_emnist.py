@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from image_files import colour_set, grey_set, pictures, png, write
 
+from data.image_files import colour_set, grey_set, pictures, png, write
 from fedattune import ConfigError, DataError, load_federation
 from fedattune.data import load_data
 from fedattune.data.images.emnist import read_idx

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from image_files import DIGITS, LETTERS, colour_set, grey_set, pictures, png, write
 
+from data.image_files import DIGITS, LETTERS, colour_set, grey_set, pictures, png, write
 from fedattune import DataError, load_federation
 from fedattune.data import load_data
 from fedattune.data.images import compute_moments

@@ -1,0 +1,115 @@
+"""Partitions by Dirichlet distributions: oracles F2 and F4."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.labels import CIFAR10_TRAIN, count_labels, covers, labels_with
+from fedattune import DataError
+from fedattune.data.partitions import dirichlet
+from fedattune.data.partitions.dirichlet import _dirichlet_counts, _draw_counts, dirichlet_clients
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    counts=st.lists(st.integers(30, 120), min_size=2, max_size=6),
+    n_clients=st.integers(1, 8),
+    beta=st.floats(0.3, 100),
+    seed=st.integers(0, 99),
+)
+def test_dirichlet_is_disjoint_covers_and_has_its_least_size(counts, n_clients, beta, seed):
+    labels = labels_with(counts, seed)
+    parts = dirichlet(labels, n_clients, seed, beta=beta, min_size=2)
+    assert len(parts) == n_clients
+    assert covers(parts, len(labels))
+    assert min(map(len, parts)) >= 2
+    again = dirichlet(labels, n_clients, seed, beta=beta, min_size=2)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_dirichlet_default_least_size_and_skew():
+    labels = labels_with([600] * 10)
+    sparse, even = dirichlet(labels, 10, 0), dirichlet(labels, 10, 0, beta=1000.0)
+    assert min(map(len, sparse)) >= 40
+
+    def held(parts):
+        return np.mean([len(np.unique(labels[p])) for p in parts])
+
+    assert held(sparse) < 7
+    assert held(even) == 10
+
+
+def test_dirichlet_gives_up_and_says_what_to_change():
+    labels = labels_with([40] * 5)
+    with pytest.raises(DataError, match=r"no division in 3 tries.*larger dirichlet.beta"):
+        dirichlet(labels, 10, 0, beta=0.001, min_size=19, max_tries=3)
+    with pytest.raises(DataError, match=r"smaller dirichlet\.min_size"):
+        dirichlet(labels, 10, 0, min_size=21)
+    with pytest.raises(DataError, match="200 samples cannot give 300 clients"):
+        dirichlet(labels, 300, 0)
+
+
+def test_dirichlet_draws_again_when_all_shares_fall_on_full_clients():
+    drawn = [_dirichlet_counts([3, 3], 2, 1e-3, np.random.default_rng(seed)) for seed in range(20)]
+    assert any(counts is None for counts in drawn)
+    assert all(counts.sum(axis=1).tolist() == [3, 3] for counts in drawn if counts is not None)
+    for seed in range(20):
+        assert covers(dirichlet(labels_with([3, 3]), 2, seed, beta=1e-3, min_size=1), 6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+    n_clients=st.integers(1, 8),
+    rho=st.floats(1e-6, 1000),
+    convention=st.sampled_from(["symmetric", "prior"]),
+    seed=st.integers(0, 99),
+)
+def test_f4_equal_sizes_and_each_sample_once(counts, n_clients, rho, convention, seed):
+    labels = labels_with(counts, seed)
+    if n_clients > len(labels):
+        return
+    parts = dirichlet_clients(labels, n_clients, seed, rho=rho, convention=convention)
+    assert count_labels(labels, parts).sum(axis=1).tolist() == [len(labels) // n_clients] * n_clients
+    again = dirichlet_clients(labels, n_clients, seed, rho=rho, convention=convention)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_f4_large_rho_is_close_to_uniform():
+    counts = count_labels(CIFAR10_TRAIN, dirichlet_clients(CIFAR10_TRAIN, 100, 0, rho=1000.0))
+    chi_square = ((counts - 50) ** 2 / 50).sum(axis=1)
+    # Nine degrees of freedom, 9 (500 + 10,000) / (1 + 10,000) = 9.45 on average, as long as no class runs out;
+    # the last clients take what is left.
+    assert chi_square[:80].mean() == pytest.approx(9.45, abs=1.5)
+    assert (counts[:80] > 20).all()
+
+
+@pytest.mark.parametrize(("convention", "alpha"), [("symmetric", 1.0), ("prior", 0.1)])
+def test_f4_two_samples_agree_as_often_as_the_concentration_says(convention, alpha):
+    # Two draws from q ~ Dir(alpha x 10) are of one class with probability (1 + alpha) / (1 + 10 alpha): 2/11
+    # for rho = 1 per class, 1.1/2 for rho/10. The first client finds every class unused.
+    labels = labels_with([20] * 10)
+    agree = []
+    for seed in range(400):
+        first = labels[dirichlet_clients(labels, 10, seed, rho=1.0, convention=convention)[0]]
+        n = np.bincount(first)
+        agree.append((n * (n - 1)).sum() / (20 * 19))
+    assert np.mean(agree) == pytest.approx((1 + alpha) / (1 + 10 * alpha), abs=0.04)
+
+
+def test_exhausted_classes_are_removed_and_the_others_renormalised():
+    random = np.random.default_rng(0)
+    assert _draw_counts(np.array([1.0, 0.0]), np.array([3, 10]), 5, random).tolist() == [3, 2]
+    assert _draw_counts(np.array([0.5, 0.5, 0.0]), np.array([0, 2, 9]), 2, random).tolist() == [0, 2, 0]
+    # One sample of class 0, q = 1/2, 3/8, 1/8. Classes 0 and 1, once each: first 0, then 1 with (3/8)/(1/2), or
+    # first 1, then 0: 1/2 x 3/4 + 3/8 x 1/2 = 9/16.
+    q, left = np.array([1 / 2, 3 / 8, 1 / 8]), np.array([1, 9, 9])
+    drawn = [tuple(_draw_counts(q, left, 2, random)) for _ in range(3000)]
+    assert drawn.count((1, 1, 0)) / 3000 == pytest.approx(9 / 16, abs=0.04)
+    assert max(n for n, _, _ in drawn) == 1
+
+
+def test_dirichlet_clients_needs_a_sample_for_each():
+    with pytest.raises(DataError, match="3 samples cannot be divided among 4 clients"):
+        dirichlet_clients(labels_with([2, 1]), 4, 0)
