@@ -1,4 +1,4 @@
-"""Where results go: the options, and what is refused before anything is trained."""
+"""Options of the output, and checks of files and folders before any training."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ from ..core.errors import ConfigError, RunError
 
 
 def _parse_processes(value: object) -> object:
-    """Read "2" as a number, and say in one phrase what can be given."""
+    """Read "2" as a number, and refuse other values in one phrase."""
     number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 5 else value
     if number != "auto" and (
         not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= 1024
@@ -25,12 +25,14 @@ def _parse_processes(value: object) -> object:
 Processes = Annotated[
     int | Literal["auto"],
     BeforeValidator(_parse_processes),
-    Field(description="runs trained at a time, each in a process; auto: more than one where that saves time"),
+    Field(
+        description="number of runs to train at the same time, each in a process; auto: several if that saves time"
+    ),
 ]
 
 
 class OutputOptions(BaseModel):
-    """Where results go and how the work is spread; not part of an experiment's identity."""
+    """Places for results, and processes to train in; no part of the identity of an experiment."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -41,19 +43,22 @@ class OutputOptions(BaseModel):
         None, description="run folder, absent or empty (default: runs/COMMAND-DATA-TIME)"
     )
     json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
-    resume: Path | None = Field(None, description="go on with the interrupted run in this folder")
-    quiet: bool = Field(False, description="no progress, only the result")
-    tensorboard: bool = Field(
-        False, description="also write event files, to be looked at with tensorboard --logdir RUN-FOLDER"
-    )
+    resume: Path | None = Field(None, description="resume the interrupted run in this folder")
+    quiet: bool = Field(False, description="show no progress, only the result")
+    tensorboard: bool = Field(False, description="also write event files for tensorboard --logdir RUN-FOLDER")
     processes: Processes = "auto"
 
 
 def check_output_files(outputs: Mapping[str, Path | None], taken: Mapping[str, Path]) -> None:
-    """Refuse early files that could not be written at the end, or that would take the place of `taken` ones.
+    """Refuse output files that cannot be written, or that would replace other files.
+
+    Args:
+        outputs: option -> file, or None if the option is not given.
+        taken: name in a message -> file that must stay.
 
     Raises:
-        ConfigError: a folder is missing or not writable, a file is a folder, or one that is used already.
+        ConfigError: a folder is missing or not writable, or a file is a folder or taken.
+
     """
     used = dict(taken)
     for option, path in outputs.items():
@@ -71,7 +76,7 @@ def check_output_files(outputs: Mapping[str, Path | None], taken: Mapping[str, P
 def _check_file(option: str, path: Path) -> None:
     if path.is_dir():
         raise ConfigError(f"{option} {path}: this is a folder; give the name of a file")
-    if path.exists() and not path.is_file():  # a device or a pipe, which is written to as it is
+    if path.exists() and not path.is_file():  # a device or a pipe
         if not os.access(path, os.W_OK):
             raise ConfigError(f"{option} {path}: this cannot be written to; give another file")
         return
@@ -83,18 +88,19 @@ def _check_file(option: str, path: Path) -> None:
 
 
 def _is_same_file(path: Path, other: Path) -> bool:
-    """Whether two names mean one file."""
+    """Tell whether two paths name the same file."""
     if path.exists() and other.exists():
         return path.is_file() and path.samefile(other)
     return os.path.realpath(path) == os.path.realpath(other)
 
 
 def check_run_folder(out: Path, command: str) -> None:
-    """Refuse a run folder that holds something, or that cannot be made.
+    """Refuse a run folder that is not empty, or that cannot be made.
 
     Raises:
-        ConfigError: it cannot be made or written to.
-        RunError: it is not empty, or a file.
+        ConfigError: the folder cannot be made or written to.
+        RunError: the folder is not empty, or a file.
+
     """
     if out.exists() and not out.is_dir():
         raise RunError(f"--out {out}: this is a file; give a new or empty folder")
@@ -114,7 +120,7 @@ def check_run_folder(out: Path, command: str) -> None:
 
 
 def default_run_folder(command: str, data: str) -> Path:
-    """A new folder under runs/ named after the command, the data and the time."""
+    """Return a new folder under runs/, named after the command, the data and the time."""
     stem = f"{command}-{Path(data).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     names = [stem, *(f"{stem}-{again}" for again in range(2, 100))]
     return next(path for path in (Path("runs") / name for name in names) if not path.exists())

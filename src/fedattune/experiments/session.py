@@ -1,17 +1,16 @@
-"""The folder of an experiment, in which it can be stopped and resumed, and the runs in it."""
+"""Create the folder of an experiment, train the runs in it, and resume them after an interruption."""
 
 import json
-import os
-import shutil
 import signal
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..core.errors import ConfigError, RunError
+from ..core.io import replace_atomically, write_text
 from ..core.settings import RAY_DEFAULTS
 from .config import Experiment
 from .job import FailedRun, Job
@@ -24,14 +23,14 @@ from .runner import train_all
 if TYPE_CHECKING:
     from ..training.result import Result
 
-EXPERIMENT_FILE, PARTITION_FILE, COMMAND_FILE = "experiment.yaml", "partition.json", "command.txt"
+COMMAND_FILE, PARTITION_FILE, EXPERIMENT_FILE = "command.txt", "partition.json", "experiment.yaml"
 
-
-DISPLAY_FIELDS = {"rounds_to"}  # changes nothing that is computed, so a resumed run may be asked for it
+DISPLAY_FIELDS = {"rounds_to"}
+"""Fields that change no computation, so that they may be given with --resume."""
 
 
 class InterruptHandler:
-    """Turn the first Ctrl-C into a request to stop after the round; the second one stops at once."""
+    """Turn the first Ctrl-C into a request to stop after the round; let the second Ctrl-C stop at once."""
 
     def __init__(self) -> None:
         self.stop_requested = False
@@ -58,108 +57,105 @@ class InterruptHandler:
 def input_files(
     experiment: Experiment, *, config: Path | None = None, out: Path | None = None
 ) -> dict[str, Path]:
-    """Files that no result may be written over: what is read, and what is kept to go on with."""
+    """Return the files that no result may replace: the inputs, and the files from which a run is resumed."""
     from ..data import PARTITIONS, is_table
     from ..data.manifest import resolve_manifest_path
 
-    found = {"the data": Path(experiment.data)} if is_table(experiment.data) else {}
+    files = {"the data": Path(experiment.data)} if is_table(experiment.data) else {}
     if config:
-        found["the configuration"] = config
+        files["the configuration"] = config
     if experiment.partition not in (None, *PARTITIONS):
-        found["the partition"] = resolve_manifest_path(experiment.partition or "")
+        files["the partition"] = resolve_manifest_path(experiment.partition or "")
     if experiment.save_partition:
-        found["the partition to be saved"] = resolve_manifest_path(experiment.save_partition)
+        files["the partition to be saved"] = resolve_manifest_path(experiment.save_partition)
     if out:
-        found |= {
-            f"{name} of the run": out / name for name in (EXPERIMENT_FILE, PARTITION_FILE, COMMAND_FILE)
+        files |= {
+            f"{name} of the run": out / name for name in (COMMAND_FILE, PARTITION_FILE, EXPERIMENT_FILE)
         }
-    return found
+    return files
 
 
 def create_run_folder(plan: Plan, out: Path, command: str) -> None:
-    """Make the run folder with the command, the experiment and the partition in it, or leave nothing behind."""
+    """Create the run folder with the command, the partition and the experiment; after an error, remove it again."""
     from ..data.manifest import save_manifest
 
     out = out.resolve()
-    into = out.is_dir()  # an empty folder stays the one it is: someone may be in it
-    new = out / f".{os.getpid()}.tmp" if into else out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    content: dict[str, Iterable[str]] = {
-        COMMAND_FILE: [command + "\n"],
-        PARTITION_FILE: plan.federation.iter_manifest(),
-        EXPERIMENT_FILE: [
-            _with_absolute_paths(plan.experiment).to_yaml()
-        ],  # the last one: with it, a run can be resumed
-    }
+    is_new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
     try:
-        new.mkdir(parents=True)
-        for name, pieces in content.items():
-            with (new / name).open("w", encoding="utf-8") as file:
-                file.writelines(pieces)
+        write_text(out / COMMAND_FILE, command + "\n")
+        with replace_atomically(out / PARTITION_FILE) as new, new.open("w", encoding="utf-8") as file:
+            file.writelines(plan.federation.iter_manifest())
         if plan.experiment.save_partition:
             save_manifest(plan.federation, plan.experiment.save_partition)
-        if into:
-            for name in content:
-                (new / name).rename(out / name)
-            new.rmdir()
-        else:
-            new.rename(out)
+        # The last file: with it, the run can be resumed.
+        write_text(out / EXPERIMENT_FILE, _with_absolute_paths(plan.experiment).to_yaml())
     except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        if into:
-            for name in content:
-                (out / name).unlink(missing_ok=True)
+        for name in (COMMAND_FILE, PARTITION_FILE, EXPERIMENT_FILE):
+            (out / name).unlink(missing_ok=True)
+        if is_new:
+            out.rmdir()
         raise
 
 
 def _with_absolute_paths(experiment: Experiment) -> Experiment:
-    """The experiment with paths that also hold when it is resumed from another folder."""
-    where: dict[str, Any] = {}
+    """Make the paths absolute, so that the run can be resumed from another folder."""
+    paths: dict[str, Any] = {}
     files = input_files(experiment)
     if "the data" in files:
-        where["data"] = str(files["the data"].resolve())
+        paths["data"] = str(files["the data"].resolve())
     if "the partition" in files:
-        where["partition"] = str(files["the partition"].resolve())
+        paths["partition"] = str(files["the partition"].resolve())
     if experiment.data_dir:
-        where["data_dir"] = experiment.data_dir.expanduser().resolve()
-    return experiment.model_copy(update=where)
+        paths["data_dir"] = experiment.data_dir.expanduser().resolve()
+    return experiment.model_copy(update=paths)
 
 
 def reopen_run(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan, list[str]]:
-    """The plan of the interrupted run in `out`, and what to note about going on with it.
+    """Plan an interrupted run again.
+
+    Args:
+        command: the command, which must be the one that began the run.
+        out: the run folder.
+        given: the options of the experiment on the command line.
+
+    Returns:
+        The plan, and a note about settings that changed.
 
     Raises:
-        ConfigError: options that would change it were given.
-        RunError: there is no such run, it is of another command, or the data has changed.
+        ConfigError: an option would change the numbers.
+        RunError: the folder holds no run, or the run of another command, or the data has changed.
+
     """
     from ..training.storage.folder import RESUMABLE_SETTINGS
 
-    other = sorted(given.keys() - RESUMABLE_SETTINGS - DISPLAY_FIELDS)
-    if other:
-        names = ", ".join("--" + key.replace("_", "-") for key in other)
+    if refused := sorted(given.keys() - RESUMABLE_SETTINGS - DISPLAY_FIELDS):
+        names = ", ".join("--" + key.replace("_", "-") for key in refused)
         raise ConfigError(
             f"{names} cannot be given with --resume, which goes on with the experiment as it was begun"
         )
     path = out / EXPERIMENT_FILE
     if not path.is_file():
         raise RunError(f"--resume {out}: there is no run of fedattune here ({path} is missing)")
-    before, experiment = load_experiment(path, {}), load_experiment(path, _reset_ray_options(given))
+    # Another engine than Ray resets the options of Ray.
+    reset = RAY_DEFAULTS if given.get("engine", "ray") != "ray" else {}
+    before, experiment = load_experiment(path, {}), load_experiment(path, {**reset, **given})
     try:
-        right = (out / COMMAND_FILE).read_text(encoding="utf-8").strip()
-        saved = json.loads((out / PARTITION_FILE).read_text(encoding="utf-8"))["hash"]
+        first_command = (out / COMMAND_FILE).read_text(encoding="utf-8").strip()
+        first_hash = json.loads((out / PARTITION_FILE).read_text(encoding="utf-8"))["hash"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"--resume {out}: {COMMAND_FILE} or {PARTITION_FILE} is missing or broken; start a new run"
         ) from error
-    if command != right:
+    if command != first_command:
         raise RunError(
-            f"--resume {out}: this folder is of another command; use fedattune {right} --resume {out}"
+            f"--resume {out}: this folder is of another command; use fedattune {first_command} --resume {out}"
         )
     plan = make_plan(experiment)
-    now = plan.federation.digest
-    if now != saved:
+    if (now := plan.federation.digest) != first_hash:
         raise RunError(
             f"--resume {out}: the data or its partition has changed since the run was begun (hash "
-            f"{now[:12]}, then {saved[:12]}); start a new run"
+            f"{now[:12]}, then {first_hash[:12]}); start a new run"
         )
     changed = [
         f"{key} was {old} and is {new}"
@@ -173,15 +169,8 @@ def reopen_run(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan,
     return plan, [note] if changed else []
 
 
-def _reset_ray_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What was given, and where that is another engine than Ray, what goes with Ray alone back at its default."""
-    if given.get("engine", "ray") == "ray":
-        return given
-    return {**RAY_DEFAULTS, **given}
-
-
 def make_jobs(plan: Plan, out: Path) -> list[Job]:
-    """The runs of an experiment, every method with every seed, and where each is kept."""
+    """Make one job for each method and seed."""
     experiment = plan.experiment
     return [
         Job(

@@ -46,7 +46,7 @@ def test_no_half_made_run(cli: Cli, work: Path, out: str, monkeypatch: pytest.Mo
         refused(cli("run", *FAST, "--out", out, "--save-partition", "s.json"), "No space left")
     assert files(work.parent) == before
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", full)
+        patched.setattr(Path, "replace", full)
         refused(cli("run", *FAST, "--out", out), "No space left")
     assert files(work.parent) == before
 
