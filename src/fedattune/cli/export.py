@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..analysis.tables import format_bytes
 from ..analysis.verdict import choose_method
 from ..core.errors import ConfigError, RunError, suggest_name
 from .options import ExportOptions, PredictOptions, parse_options
@@ -119,11 +120,9 @@ def _print_export(client: str, written: "ExportedModel", *, is_brief: bool = Fal
     """Print the file, the result of its check, and how to use the file."""
     from ..models.export import CHECK_BATCH_SIZES
 
-    size = written.size_bytes / 1000
-    shown = f"{size / 1000:.1f} MB" if size >= 1000 else f"{size:.1f} kB"
-    inputs = " and ".join(map(str, CHECK_BATCH_SIZES))
+    size, inputs = format_bytes(written.size_bytes), " and ".join(map(str, CHECK_BATCH_SIZES))
     print(
-        f"{written.file}: client {client}, {written.format}, {shown}; checked on batches of {inputs} random inputs: "
+        f"{written.file}: client {client}, {written.format}, {size}; checked on batches of {inputs} random inputs: "
         f"the same classes as the run's model, logits differ by at most {written.max_difference:.2g}"
     )
     if is_brief:

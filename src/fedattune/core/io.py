@@ -109,8 +109,8 @@ def read_scalar(text: str) -> Any:
 
 
 def clean_file_name(client: str) -> str:
-    """Replace all characters of a client's name that a file name cannot hold."""
-    return re.sub(r"[^\w.-]", "_", client)
+    """Replace all characters of a client's name that a file name cannot hold; keep 100 characters."""
+    return re.sub(r"[^\w.-]", "_", client)[:100]
 
 
 def flatten_tree(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..core.errors import ConfigError, DataError
-from ..core.io import replace_atomically
+from ..core.io import clean_file_name, replace_atomically
 from .client_index import PARTS, Client
 from .dataset import Dataset
 from .federated import Federation, infer_schema
@@ -111,8 +111,7 @@ def _write_client(folder: Path, federation: Federation, number: int, schema: Sch
         about["preparation"] = json.dumps(
             constants_to_card(federation.preparation[client.name], schema.numbers)
         )
-    plain = re.sub(r"[^\w.-]", "_", client.name)[:100]
-    with replace_atomically(folder / f"{number}-{plain}{CLIENT_SUFFIX}") as new:
+    with replace_atomically(folder / f"{number}-{clean_file_name(client.name)}{CLIENT_SUFFIX}") as new:
         save_file(tensors, new, about)
 
 
