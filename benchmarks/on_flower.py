@@ -55,11 +55,11 @@ def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[f
     nodes = [{"data": str(path), "state": str(folder / f"state-{i}")} for i, path in enumerate(folders)]
     moments: list[float] = []
 
-    def say(sentence: str) -> None:
+    def log(sentence: str) -> None:
         if ": round " in sentence:
             moments.append(time.perf_counter())
 
-    run_server(InProcessGrid(make_client_app(), nodes, config), config, say=say)
+    run_server(InProcessGrid(make_client_app(), nodes, config), config, log=log)
     return np.diff(moments)[1:-1].tolist()
 
 

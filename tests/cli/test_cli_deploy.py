@@ -37,7 +37,7 @@ def run_in_process(folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[di
     monkeypatch.chdir(folder)
     values = config(folder) | {"poll": 0.001, "rounds": 2, "start-timeout": 1.0}
     grid = InProcessGrid(make_client_app(), nodes, values)
-    return run_server(grid, values, say=lambda _: None)
+    return run_server(grid, values, log=lambda _: None)
 
 
 def test_a_trial_runs_as_written(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_real_nodes_with_tables_of_their_own(cli: Cli, work: Path, monkeypatch: 
     assert schema.categories == {"sex": ("f", "m")}
     done = cli("deploy", "--schema-file", "schema.yaml", "--algorithms", "fedavg,local", "--out", "d")
     assert done.code == 0, done.err
-    assert "Say in d/nodes where each node has its data" in done.out
+    assert "Write into d/nodes where each node has its data" in done.out
     assert tables(work / "d")["0"]["data"].startswith("CHANGE ME")
     lines = TABLE.splitlines()
     two = [line for line in lines[1:] if line[0] in "ab"]

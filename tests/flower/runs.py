@@ -20,7 +20,7 @@ def run_deployed(
     folder: Path,
     *,
     lost: Any = lambda *_: False,
-    own: Any = None,
+    custom: Any = None,
     make_grid: type[InProcessGrid] = InProcessGrid,
     groups: Sequence[Sequence[int]] = GROUPS,
     **config: Any,
@@ -42,10 +42,10 @@ def run_deployed(
         {"name": f"node-{i}", "data": str(folder / "data" / f"node-{i}"), "state": str(folder / f"state-{i}")}
         for i in range(len(groups))
     ]
-    grid = make_grid(make_client_app(own), nodes, run_config, lost)
+    grid = make_grid(make_client_app(custom), nodes, run_config, lost)
     log: list[str] = []
     try:
-        return run_server(grid, run_config, own, log.append)
+        return run_server(grid, run_config, custom, log.append)
     finally:
         (folder / "log.txt").write_text("\n".join(log))
 

@@ -1,4 +1,4 @@
-"""`fedattune reproduce`: run a study, or list them."""
+"""`fedattune reproduce`: run a study, or list the studies."""
 
 import shlex
 import sys
@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
 
 from ..analysis.tables import make_console, make_table, print_whole
 from ..core.errors import ConfigError, RunError
-from ..core.options import describe_errors
 from ..experiments.studies import STUDIES, load_study
 from ..experiments.studies.cells import StudyOptions
 from ..experiments.studies.outcome import MAX_SEEDS
+from .options import parse_options
 
 if TYPE_CHECKING:
     from ..experiments.studies.cells import Cell
@@ -26,21 +25,22 @@ FAILED, INTERRUPTED = 1, 130
 
 
 def reproduce(space: Namespace, problems: list[str]) -> int:
-    """Train what is missing of a study, write its table and figure, print it, and return the exit code.
+    """Train the missing runs of a study, write its table and figure, and print them.
+
+    Args:
+        space: the options of the command line.
+        problems: problems with the command line so far.
+
+    Returns:
+        The exit code.
 
     Raises:
-        ConfigError, RunError: options that cannot be, or a folder that cannot be used.
+        ConfigError, RunError: an option is impossible, or the folder cannot be used.
 
     """
-    given = {key: value for key, value in vars(space).items() if key in StudyOptions.model_fields}
-    try:
-        options = StudyOptions(**given)
-    except ValidationError as error:
-        problems += describe_errors(error, lambda key: "--" + key.replace("_", "-"))
-    if problems:
-        raise ConfigError("; ".join(problems))
+    options = parse_options(StudyOptions, space, problems)
     if space.name is None:
-        if given:
+        if options.model_fields_set:
             raise ConfigError("reproduce: give the NAME of a study; without one, the studies are listed")
         _print_studies()
         return 0
@@ -101,7 +101,7 @@ def _run_study(name: str, study: "Study", cells: "Sequence[Cell]", options: Stud
 
 
 def _format_command(name: str, options: StudyOptions) -> list[str]:
-    """The words of this command, to go on with it."""
+    """Format the words of this command, to continue with it."""
     words = [shlex.quote(name)]
     for key in sorted(options.model_fields_set - {"resume", "show"}):
         value = getattr(options, key)
@@ -111,10 +111,10 @@ def _format_command(name: str, options: StudyOptions) -> list[str]:
 
 @contextmanager
 def _lock_folder(out: Path) -> Iterator[None]:
-    """Keep other commands out of the folder, which would write over what this one finds.
+    """Lock the folder: another command would overwrite the results of this one.
 
     Raises:
-        RunError: another one is at work there.
+        RunError: another command is at work there.
 
     """
     lock = FileLock(out / "runs.lock")
@@ -131,7 +131,7 @@ def _lock_folder(out: Path) -> Iterator[None]:
 
 
 def _print_studies() -> None:
-    """The studies, what each needs, and how long it is."""
+    """Print the studies with their runs, rounds and data."""
     console = make_console()
     table = make_table("study", "what", "runs", "rounds", "data", left=("study", "what", "data"))
     for name in STUDIES:
@@ -150,6 +150,6 @@ def _print_studies() -> None:
         )
     print_whole(table, console)
     console.print(
-        "Run one by: fedattune reproduce NAME; only a part of it by --cells, --rounds and --seeds.",
+        "Run one by: fedattune reproduce NAME; a part of it by --cells, --rounds and --seeds.",
         style="dim",
     )

@@ -165,7 +165,7 @@ def test_a_run_outlives_its_server(tmp_path: Path) -> None:
         trial.call("flwr.sh", "stop", re.findall(r"^run (\d+)", first.output, re.MULTILINE)[0])
         second = trial.run()
         assert second.completed, second.output
-        assert "scaffold, seed 0: going on after round" in second.output
+        assert "scaffold, seed 0: continuing after round" in second.output
         for method in ("fedrep", "scaffold"):
             result = trial.result(method)
             same_run(simulated(method, federation, rounds=3, eval_every=3), result)
@@ -186,7 +186,7 @@ def test_a_node_that_is_killed_is_missed_and_comes_back(tmp_path: Path) -> None:
         ended = run.finish(120)
         assert ended.completed, ended.output
         result = trial.result("fedrep")
-        missed = "node 'node-2' gave no answer within 15 seconds"
+        missed = "node 'node-2' sent no reply within 15 seconds"
         assert f"round 3: {missed}" in ended.output
         assert any(re.search(f"fedrep: rounds? 3.* without 2, 5: {missed}", note) for note in result.notes)
         faults = result.store.faults()
@@ -202,12 +202,12 @@ def test_a_node_that_is_killed_is_missed_and_comes_back(tmp_path: Path) -> None:
 
 FAULTS = ("", "late@2", "nan@2", "shape@2,stale@3,version@4", "huge@3")
 REASONS = {
-    (2, 1): "node 'node-1' gave no answer within 30 seconds",
-    (2, 2): "uploaded what is not finite",
+    (2, 1): "node 'node-1' sent no reply within 30 seconds",
+    (2, 2): "uploaded values that are not finite",
     (2, 3): "of shape (1, 6, 63), expected float32 of shape (1, 6, 64)",
-    (3, 3): "node 'node-3' answered for round 2, not 3",
-    (3, 4): "uploaded an update more than 100 times as long as is usual",
-    (4, 3): "node 'node-3' sent what is no answer: it speaks version 0 of the format, not 1",
+    (3, 3): "node 'node-3' replied for round 2, not 3",
+    (3, 4): "uploaded an update more than 100 times longer than usual",
+    (4, 3): "node 'node-3' sent no valid reply: its message has version 0 of the format, expected 1",
 }
 LOST = {("2", 101), ("2", 102), ("2", 103), ("3", 103), ("3", 104), ("4", 103)}
 """Rounds and nodes of the same run whose answers get lost in place of being spoiled."""

@@ -117,26 +117,26 @@ def deep(reply: Message) -> Message:
 
 
 FAULTS: dict[str, tuple[Callable[[Message], Message | None], str]] = {
-    "nan": (changed(whole(lambda v: v * float("nan"))), "uploaded what is not finite"),
-    "infinite": (changed(whole(lambda v: v / 0)), "uploaded what is not finite"),
-    "huge": (changed(whole(lambda v: v * 1e9)), "more than 100 times as long as is usual"),
+    "nan": (changed(whole(lambda v: v * float("nan"))), "uploaded values that are not finite"),
+    "infinite": (changed(whole(lambda v: v / 0)), "uploaded values that are not finite"),
+    "huge": (changed(whole(lambda v: v * 1e9)), "more than 100 times longer than usual"),
     "shape": (changed(whole(lambda v: v[:, :1])), "expected float64 of shape (3, 6, 5)"),
     "rows": (changed(whole(lambda v: v[:1])), "expected float64 of shape"),
     "type": (changed(whole(lambda v: v.float())), "is float32 of shape"),
     "name": (changed(move), "that only one side has: 'secret'"),
-    "stale": (changed(head(round=1)), "answered for round 1, not 2"),
-    "other run": (changed(head(token="0" * 16)), "answered for token"),
+    "stale": (changed(head(round=1)), "replied for round 1, not 2"),
+    "other run": (changed(head(token="0" * 16)), "replied for token"),
     "clients": (changed(head(ids=[0, 1, 2])), "uploads for clients that were not asked"),
-    "steps": (changed(head(steps=-1)), "says steps=-1"),
-    "more steps": (changed(head(steps=2**70)), "says steps=1180591620717411303424"),
-    "fractions": (changed(head(diverged=[1.0])), "sent what is no list of clients"),
-    "point": (changed(other_point), "scores something unknown"),
-    "archive": (zipped, "sent what is no answer: it is damaged"),
-    "deep": (deep, "sent what is no answer: it is damaged"),
-    "nothing": (changed(head(ids=None)), "sent what is no list of clients"),
-    "scores": (changed(scores), "sends scores that cannot be"),
-    "garbage": (garbage, "sent what is no answer: it is damaged"),
-    "format": (other_format, "it speaks version 99 of the format, not 1"),
+    "steps": (changed(head(steps=-1)), "reports steps=-1"),
+    "more steps": (changed(head(steps=2**70)), "reports steps=1180591620717411303424"),
+    "fractions": (changed(head(diverged=[1.0])), "sent no valid list of clients"),
+    "point": (changed(other_point), "sends scores of an unknown part"),
+    "archive": (zipped, "sent no valid reply: its message is damaged"),
+    "deep": (deep, "sent no valid reply: its message is damaged"),
+    "nothing": (changed(head(ids=None)), "sent no valid list of clients"),
+    "scores": (changed(scores), "sends impossible scores"),
+    "garbage": (garbage, "sent no valid reply: its message is damaged"),
+    "format": (other_format, "its message has version 99 of the format, expected 1"),
     "error": (error, "failed (Flower's error code 2)"),
 }
 
@@ -185,8 +185,10 @@ def test_one_bad_client_of_a_node_is_dropped_alone(ragged: Federation, tmp_path:
     (result,) = run_deployed(
         ragged, tmp_path, algorithms="fedavg", make_grid=spoiling(changed(poison)), cohort=1.0
     )
-    assert result.store.faults() == [(2, 2, "uploaded what is not finite")]
-    assert "round 2: client '2' uploaded what is not finite; it is not taken" in read_log(tmp_path)
+    assert result.store.faults() == [(2, 2, "uploaded values that are not finite")]
+    assert "round 2: client '2' uploaded values that are not finite; its upload is dropped" in read_log(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep"])
@@ -238,7 +240,7 @@ def test_a_node_that_lost_its_disk_starts_again(
     lost = {r for r, _, why in result.store.faults() if "LostStateError" in why}
     assert len(lost) == missed
     assert result.rounds == 5
-    sentence = "node 'node-1' had lost its memory, and its clients began anew"
+    sentence = "node 'node-1' had lost its state, and its clients started anew"
     assert len([note for note in result.notes if sentence in note]) == 1
 
 
@@ -332,7 +334,9 @@ def test_data_that_changed_since_the_run_began_are_refused(ragged: Federation, t
     next((tmp_path / "data" / "node-1").glob("*.safetensors")).unlink()
     (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg")
     assert {client for _, client, _ in result.store.faults()} == {1, 2, 4}
-    assert any("its clients are others than when it began" in sentence for sentence in read_log(tmp_path))
+    assert any(
+        "its clients differ from the clients at the start" in sentence for sentence in read_log(tmp_path)
+    )
 
 
 def test_the_schema_of_the_nodes_is_taken_where_none_is_given(ragged: Federation, tmp_path: Path) -> None:
@@ -351,7 +355,7 @@ def test_a_hello_that_is_none_is_told(ragged: Federation, tmp_path: Path) -> Non
             return replies
 
     with pytest.raises(
-        RunError, match="got answers of 2 nodes, expected 3: a node does not say properly who it is"
+        RunError, match="got answers of 2 nodes, expected 3: a node does not introduce itself properly"
     ):
         run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=Strange)
 
@@ -394,22 +398,22 @@ def test_what_goes_wrong_on_a_node_is_not_told_to_the_server(ragged: Federation,
 
 
 def test_a_message_that_comes_late_is_not_worked_off(tmp_path: Path) -> None:
-    memory = NodeState(tmp_path)
-    with memory.alone([1, 4]):
-        memory.keep(2, {"fresh": torch.ones(2)})
-    with pytest.raises(StaleMessageError), memory.alone([1, 3]):
+    node = NodeState(tmp_path)
+    with node.lock([1, 4]):
+        node.save(2, {"fresh": torch.ones(2)})
+    with pytest.raises(StaleMessageError), node.lock([1, 3]):
         raise AssertionError
-    with memory.alone([2, 1]):  # the server was started again
-        assert memory.recall([2, 2], Params())[1] == 2
+    with node.lock([2, 1]):  # the server was started again
+        assert node.load([2, 2], Params())[1] == 2
 
 
 def test_each_client_goes_back_to_its_own_round(tmp_path: Path) -> None:
-    memory = NodeState(tmp_path)
-    memory.keep(1, {"w": torch.tensor([1.0, 1.0, 1.0])})
-    memory.keep(2, {"w": torch.tensor([2.0, 2.0, 2.0])})
-    memory.keep(3, {"w": torch.tensor([3.0, 3.0, 3.0])})
+    node = NodeState(tmp_path)
+    node.save(1, {"w": torch.tensor([1.0, 1.0, 1.0])})
+    node.save(2, {"w": torch.tensor([2.0, 2.0, 2.0])})
+    node.save(3, {"w": torch.tensor([3.0, 3.0, 3.0])})
     start = Params(w=torch.zeros(3))
-    state, last = memory.recall([2, 1, 0], start)
+    state, last = node.load([2, 1, 0], start)
     assert state is not None
     assert (state["w"].tolist(), last) == ([2.0, 1.0, 0.0], 2)
-    assert memory.recall([3, 3, 3], start)[1] == 2  # that of round 3 was forgotten
+    assert node.load([3, 3, 3], start)[1] == 2  # that of round 3 was forgotten

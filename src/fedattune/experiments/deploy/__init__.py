@@ -1,4 +1,4 @@
-"""FedAttune over a real network, by Flower: one server, and nodes that keep their data."""
+"""Federations over a real network, with Flower: one server, and nodes that keep their data."""
 
 from importlib.util import find_spec
 
@@ -9,7 +9,7 @@ def require_flower() -> None:
     """Check that Flower is installed.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: Flower is missing.
 
     """
     if find_spec("flwr") is None:

@@ -1,8 +1,8 @@
-"""The clients of a real federation, each at its node, for the round loop."""
+"""The clients of a deployment, each at its node, for the round loop."""
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +20,17 @@ from .state import LostStateError
 
 
 class FlowerBackend(RemoteBackend):
-    """Clients at nodes; `key` names the run to them: token, algorithm, seed, and the model's fingerprint.
+    """Run clients at the nodes of a Flower grid.
+
+    Args:
+        context: the run.
+        send: returns what the server sends to clients.
+        grid: the connection to the nodes.
+        registry: the nodes of the federation.
+        key: identifies the run in messages: token, algorithm, seed, and hash of the model.
 
     Attributes:
-        bytes_sent, bytes_got: of all tensors that travelled, those for evaluation among them.
+        bytes_sent, bytes_received: bytes of all tensors in messages, with those for evaluation.
 
     """
 
@@ -33,118 +40,111 @@ class FlowerBackend(RemoteBackend):
         self,
         context: RunContext,
         send: Sender,
-        nodes: NodeGrid,
-        meeting: NodeRegistry,
+        grid: NodeGrid,
+        registry: NodeRegistry,
         key: Mapping[str, Any],
-        say: Callable[[str], None],
     ) -> None:
-        self._meeting, self._nodes, self._key, self._say = meeting, nodes, dict(key), say
-        super().__init__(
-            context, [torch.tensor(sorted(site.clients.values())) for site in meeting.sites], send
-        )
-        # Per client, the round of which its node's last answer was taken: from there it goes on.
+        self._registry, self._grid, self._key = registry, grid, dict(key)
+        members = [torch.tensor(sorted(node.clients.values())) for node in registry.nodes]
+        super().__init__(context, members, send)
+        # The round of each client's last accepted reply, (N,): the client continues from there.
         self._last = torch.zeros(context.n_clients, dtype=torch.int64)
-        self._before = self._last  # of the exchange that was last, and whose answers went with it
-        self._delivered = self.pending
-        self._messages = itertools.count(1)
+        self._last_before = self._last  # before the last exchange
+        self._delivered = self.pending  # the clients whose pending answers the last exchange carried
+        self._numbers = itertools.count(1)
         self._expected = make_expected_upload(context, self.personal, send)
-        self._round = 0
-        self._usual: float | None = None
-        self.bytes_sent = self.bytes_got = 0
+        self._round = 0  # of the last exchange
+        self._usual_length: float | None = None
+        self.bytes_sent = self.bytes_received = 0
 
-    def exchange(self, parcels: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
-        """Send each site's node its parcel; the answers that can be taken, or why there is none."""
-        sites = self._meeting.sites
-        where = self._meeting.find(self._nodes)
-        r = self._round = next((parcel.head["round"] for parcel in parcels.values()), 0)
-        number, self._before, self._delivered = next(self._messages), self._last.clone(), self.pending.clone()
-        for site, parcel in parcels.items():
-            parcel.head.update(
+    def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
+        """Send each node its message; return the valid replies, or the reasons why there is none."""
+        nodes, numbers = self._registry.nodes, self._registry.locate(self._grid)
+        r = self._round = next((message.head["round"] for message in messages.values()), 0)
+        number = [self._registry.attempt, next(self._numbers)]
+        self._last_before, self._delivered = self._last.clone(), self.pending.clone()
+        for i, message in messages.items():
+            message.head.update(
                 self._key,
-                number=[self._meeting.attempt, number],
-                last=self._last[self.workers[site]].tolist(),
-                clients=sites[site].clients,
+                number=number,
+                last=self._last[self.workers[i]].tolist(),
+                clients=nodes[i].clients,
                 n_clients=self.context.n_clients,
             )
-        reached = {where[site]: parcel for site, parcel in parcels.items() if site in where}
-        answers = self._nodes.exchange(reached, str(r))
-        self.bytes_sent += sum(parcel.nbytes() for parcel in reached.values())
+        reachable = {numbers[i]: message for i, message in messages.items() if i in numbers}
+        replies = self._grid.exchange(reachable, str(r))
+        self.bytes_sent += sum(message.nbytes() for message in reachable.values())
         found: dict[int, WorkerMessage | str] = {}
-        for site, parcel in parcels.items():
-            label = sites[site].label
-            if site not in where:
-                found[site] = f"{label} was offline"
+        for i, message in messages.items():
+            if i not in numbers:
+                found[i] = f"{nodes[i].label} was offline"
                 continue
-            answer, why, error = answers[where[site]]
-            if answer is None:
-                found[site] = f"{label} {why}"
-                if error == LostStateError.__name__ and self.sent is not None:
-                    self.pending[self.workers[site]] = True  # it is sent again what it is taken to hold
-            else:
-                found[site] = self._taken(label, parcel, answer, self.workers[site].tolist())
+            reply, reason, error = replies[numbers[i]]
+            if reply is not None:
+                found[i] = self._accept(nodes[i].label, message, reply, self.workers[i].tolist())
+                continue
+            found[i] = f"{nodes[i].label} {reason}"
+            if error == LostStateError.__name__ and self.sent is not None:
+                self.pending[self.workers[i]] = True  # send again what the node should have
         for one in found.values():
             if isinstance(one, str):
-                self._say(f"round {r}: {one}")
+                self._grid.log(f"round {r}: {one}")
         return found
 
-    def _taken(
-        self, label: str, asked: WorkerMessage, answer: WorkerMessage, members: Sequence[int]
+    def _accept(
+        self, label: str, message: WorkerMessage, reply: WorkerMessage, members: Sequence[int]
     ) -> WorkerMessage | str:
-        """The answer, if it is one."""
-        self.bytes_got += answer.nbytes()
+        """Check a reply; return it, or the reason why it is refused."""
+        self.bytes_received += reply.nbytes()
         try:
-            check_reply(answer, asked, members, self._expected, self.context.federation, self.statistics)
+            check_reply(reply, message, members, self._expected, self.context.federation, self.statistics)
         except RefusedReplyError as error:
             return f"{label} {str(error)[:200]}"
-        last, remembered = max(asked.head["last"]), answer.head.get("remembered")
-        if remembered != last:
-            began = (
-                f"went on from round {remembered}"
-                if isinstance(remembered, int) and remembered
-                else "began anew"
-            )
-            sentence = f"round {asked.head['round']}: {label} had lost its memory, and its clients {began}"
-            self._say(sentence)
+        r, last, loaded = message.head["round"], max(message.head["last"]), reply.head.get("loaded")
+        if loaded != last:
+            is_older = isinstance(loaded, int) and loaded
+            start = f"continued from round {loaded}" if is_older else "started anew"
+            sentence = f"round {r}: {label} had lost its state, and its clients {start}"
+            self._grid.log(sentence)
             self.notes.append(f"{self._key['algorithm']}: {sentence}")
-        self._last[members] = asked.head["round"]
-        return answer
+        self._last[members] = r
+        return reply
 
     def check(self, report: TrainReply) -> TrainReply:
-        """The report without uploads that are not finite or far too large."""
-        limit = self._meeting.deployment.largest_update
-        found, self._usual = drop_bad_uploads(report, limit, self._usual)
+        """Drop uploads that are not finite or far too large."""
+        limit = self._registry.deployment.largest_update
+        checked, self._usual_length = drop_bad_uploads(report, limit, self._usual_length)
         names = self.context.federation.names
-        for number, why in found.faults.items():
-            if number not in report.faults:
-                self._say(f"round {self._round}: client {names[number]!r} {why}; it is not taken")
-                # It is told to forget this round, and then lacks what came with it.
-                self._last[number] = self._before[number]
-                self.pending[number] |= self._delivered[number]
-        return found
+        for client, reason in checked.faults.items():
+            if client not in report.faults:
+                self._grid.log(
+                    f"round {self._round}: client {names[client]!r} {reason}; its upload is dropped"
+                )
+                # The client is told to forget this round, so it lacks the answers that came with it.
+                self._last[client] = self._last_before[client]
+                self.pending[client] |= self._delivered[client]
+        return checked
 
     def global_buffers(self) -> Params | None:
-        """The statistics that the server knows, where they are averaged; the others stay with the clients."""
+        """Return the averaged statistics; None if some stay with the clients."""
         buffers = self.context.task.buffers
-        own = {k for k, v in buffers.items() if v.is_floating_point()} - self.statistics.keys()
-        if own or self.context.is_answered:
-            return None
-        return Params({**buffers, **self.statistics})
+        local = {k for k, v in buffers.items() if v.is_floating_point()} - self.statistics.keys()
+        return None if local or self.context.is_answered else Params({**buffers, **self.statistics})
 
     def state_tree(self) -> dict[str, Any]:
-        """What the server has of the clients; the rest is on their nodes."""
-        wire = torch.tensor([self.bytes_sent, self.bytes_got])
-        usual = torch.tensor(float("nan") if self._usual is None else self._usual, dtype=torch.float64)
+        """Return the server's share of the clients' state for a checkpoint; the rest is on their nodes."""
+        usual = math.nan if self._usual_length is None else self._usual_length
         return {
             **self.pending_tree(),
             "last": self._last,
-            "wire": wire,
-            "usual": usual,
+            "wire": torch.tensor([self.bytes_sent, self.bytes_received]),
+            "usual": torch.tensor(usual, dtype=torch.float64),
             "statistics": self.statistics,
         }
 
     def load_state_tree(self, tree: dict[str, Any]) -> None:
-        """Take over what a checkpoint holds."""
+        """Load the tree of a checkpoint."""
         self.load_pending_tree(tree)
         self._last, self.statistics, usual = tree["last"], tree["statistics"], float(tree["usual"])
-        self.bytes_sent, self.bytes_got = tree["wire"].tolist()
-        self._usual = None if math.isnan(usual) else usual
+        self.bytes_sent, self.bytes_received = tree["wire"].tolist()
+        self._usual_length = None if math.isnan(usual) else usual

@@ -1,4 +1,4 @@
-"""The Flower ClientApp: each message is answered by the node's `Host`."""
+"""The Flower ClientApp: the node's `NodeRuntime` answers each message."""
 
 from collections.abc import Mapping
 
@@ -11,18 +11,18 @@ from .grid import pack_record, unpack_record
 from .node import NodeRuntime
 
 
-def make_client_app(own: Mapping[str, Algorithm] | None = None) -> ClientApp:
-    """A ClientApp that also knows methods of the user's own, by name.
+def make_client_app(custom_algorithms: Mapping[str, Algorithm] | None = None) -> ClientApp:
+    """Make a ClientApp, with your own methods by name.
 
-    A module that assigns it to `app` is named under `clientapp` in the app's pyproject.toml.
+    Assign it to `app` in a module, and name that module under `clientapp` in the app's pyproject.toml.
     """
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            host = NodeRuntime(context.node_config, context.run_config, own)
-            content = pack_record(host.answer(unpack_record(message.content)))
-        except Exception as error:  # Flower would send its text to the server
+            node = NodeRuntime(context.node_config, context.run_config, custom_algorithms)
+            content = pack_record(node.answer(unpack_record(message.content)))
+        except Exception as error:  # Flower would send the text of the error to the server
             content = pack_record(WorkerMessage({"kind": "failed", "error": type(error).__name__}))
         return Message(content, reply_to=message)
 

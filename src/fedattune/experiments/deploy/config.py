@@ -1,7 +1,4 @@
-"""The options of a real federation: what its server is told about nodes, and what is written for it.
-
-What a deployed run is told, read from the flat values that Flower carries.
-"""
+"""Options of a deployment, and the configuration of its runs, which Flower carries as flat values."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from ...algorithms import ALGORITHMS
 from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError, suggest_name
 from ...core.options import Count, StrictSchema, build, describe_errors, list_options, look_up
@@ -16,136 +14,124 @@ from ...core.settings import RAY_DEFAULTS, Settings
 from ...data.schema import Schema
 from ..config import Experiment
 from ..load import parse_set
-from ..validate import assign_options, expand_names
+from ..validate import assign_options, expand_names, model_option_names
 
 NODE_OPTIONS = {
     "data", "data_dir", "client_column", "target", "partition", "clients", "small_clients", "stratify",
     "save_partition", "rounds_to",
 }  # fmt: skip
-"""Options of an experiment that are no business of the server."""
-
+"""Options of an experiment that each node decides for itself."""
 
 SIMULATION_OPTIONS = {"held_out", "join_rounds", "engine", "client_state", *RAY_DEFAULTS}
-"""Settings of a simulation alone."""
+"""Settings that only a simulation has."""
+
+Scalar = str | int | float | bool
+"""A value of a run's or a node's configuration, as Flower carries it."""
 
 
 class DeploymentOptions(StrictSchema):
-    """How the server deals with nodes."""
+    """Options of the server."""
 
     model_config = ConfigDict(extra="forbid")
 
-    nodes: Count = Field(2, description="nodes, which are all waited for before the first round")
-    run_folder: Path = Field(Path("runs/deployment"), description="the server's folder of the run")
+    nodes: Count = Field(2, description="number of nodes; the first round waits for all of them")
+    run_folder: Path = Field(Path("runs/deployment"), description="the server's folder for the run")
     start_timeout: float = Field(
-        600, gt=0, le=1e7, description="seconds to wait for nodes: at the start, and whenever none is online"
+        600, gt=0, le=1e7, description="seconds to wait for nodes, at the start and whenever none is online"
     )
     round_timeout: float = Field(
-        300, gt=0, le=1e6, description="seconds that a node has to answer; later answers are not taken"
+        300, gt=0, le=1e6, description="seconds to wait for a node's reply; later replies are ignored"
     )
     largest_update: float = Field(
         100,
         gt=1,
-        description="refuse uploads that are this many times as far from what was sent as usual",
+        description="refuse updates this many times longer than usual",
     )
-    poll: float = Field(0.5, gt=0, description="seconds between looks for answers")
+    poll: float = Field(0.5, gt=0, description="seconds between checks for replies")
     data_schema: Schema | None = Field(
-        None, exclude=True, description="what all nodes agree on (JSON); default: that of the nodes"
+        None,
+        exclude=True,
+        description="schema of all nodes' data (JSON); default: the schema that the nodes report",
     )
 
 
 class KitOptions(StrictSchema):
-    """What the folder of a deployment is made from."""
+    """Options of the folder of a deployment."""
 
     model_config = ConfigDict(extra="forbid")
 
-    out: Path = Field(Path("deployment"), description="the folder to write, absent or empty")
+    out: Path = Field(Path("deployment"), description="folder to write; missing or empty")
     schema_file: Path | None = Field(
-        None, description="JSON or YAML file with what all nodes agree on, in place of data of a trial"
+        None,
+        description="JSON or YAML file with the schema of all nodes' data, for a deployment without trial data",
     )
     config: Path | None = Field(
         None,
-        description="YAML file of an experiment, such as experiment.yaml of a run; the command line wins",
+        description="YAML file of an experiment, such as experiment.yaml of a run; options of the command line win",
     )
     port: Count = Field(8443, description="port of the SuperLink, on loopback")
-    proxy_port: Count = Field(9443, description="port of the proxy that nodes elsewhere connect to")
-    node_port: Count = Field(9100, description="the first of the nodes' own ports, on loopback")
-
-
-Scalar = str | int | float | bool
+    proxy_port: Count = Field(9443, description="port of the proxy for nodes on other machines")
+    node_port: Count = Field(9100, description="first of the nodes' own ports, on loopback")
 
 
 class DeploymentPlan:
-    """A run configuration, read: `experiment` and `deployment`, and the methods with their options.
+    """The configuration of a run, checked.
 
-    `own` are methods of the user's own by name, in addition to those that FedAttune knows.
+    Args:
+        run_config: flat values, by keys with hyphens.
+        custom_algorithms: your own methods by name, in addition to FedAttune's.
+
+    Attributes:
+        experiment: the experiment.
+        deployment: the options of the server.
+        options: algorithm -> its given options.
+        model_options: the given options of the model.
+        algorithms: name -> algorithm.
 
     Raises:
-        ConfigError: unknown keys or impossible values, all of them in one message.
+        ConfigError: keys are unknown or values are impossible; one message names them all.
 
     """
 
-    def __init__(self, run_config: Mapping[str, Scalar], own: Mapping[str, Algorithm] | None = None) -> None:
-        problems: list[str] = []
-        mine: dict[str, Any] = {}
-        values: dict[str, Any] = {}
-        known = (
-            Experiment.model_fields.keys() - NODE_OPTIONS - SIMULATION_OPTIONS
-        ) | DeploymentOptions.model_fields.keys()
-        for key, value in run_config.items():
-            name = {"algorithm": "algorithms"}.get(key, key.replace("-", "_"))
-            if name in mine or name in values:
-                problems.append(f"{name} is given twice, once as {key!r}")
-            elif name not in known:
-                hint = suggest_name(name, known)
-                problems.append(f"unknown key {key!r}{', ' if hint else ''}{hint}")
-            else:
-                (mine if name in DeploymentOptions.model_fields else values)[name] = value
-        if isinstance(values.get("set"), str):
-            values["set"] = parse_set(item for item in values["set"].split(";") if item.strip())
-        if isinstance(mine.get("data_schema"), str):
-            mine["data_schema"] = Schema.from_json(mine["data_schema"]) if mine["data_schema"] else None
-        found: dict[str, Any] = {}
-        for schema, given in ((Experiment, values), (DeploymentOptions, mine)):
-            try:
-                found[schema.__name__] = schema(**given)
-            except ValidationError as error:
-                problems += describe_errors(error, lambda key: key.replace("_", "-"))
-        if problems:
-            raise ConfigError("run configuration: " + "; ".join(problems))
-        self.experiment: Experiment = found["Experiment"]
-        self.deployment: DeploymentOptions = found["DeploymentOptions"]
-        self._own = dict(own or {})
-        self._choose()
-
-    def _choose(self) -> None:
-        from ...algorithms import ALGORITHMS
-        from ..validate import model_option_names
-
-        names = expand_names(self.experiment.algorithms, ALGORITHMS | self._own)
-        factories = {name: look_up("algorithm", name, ALGORITHMS) for name in names if name not in self._own}
+    def __init__(
+        self, run_config: Mapping[str, Scalar], custom_algorithms: Mapping[str, Algorithm] | None = None
+    ) -> None:
+        custom = dict(custom_algorithms or {})
+        self.experiment, self.deployment = _parse(run_config)
+        names = expand_names(self.experiment.algorithms, ALGORITHMS | custom)
+        factories = {name: look_up("algorithm", name, ALGORITHMS) for name in names if name not in custom}
+        model = self.experiment.model
         known = {
             "algorithm": {name: [o.name for o in list_options(make)] for name, make in factories.items()},
-            "model": {self.experiment.model: model_option_names(self.experiment.model)},
+            "model": {model: model_option_names(model)},
         }
-        chosen = assign_options(self.experiment.set, known)
-        self.options = {name: chosen["algorithm"].get(name, {}) for name in names}
-        self.model_options = chosen["model"][self.experiment.model]
+        assigned = assign_options(self.experiment.set, known)
+        self.options = {name: assigned["algorithm"].get(name, {}) for name in names}
+        self.model_options = assigned["model"][model]
         self.algorithms = {
-            name: self._own[name] if name in self._own else build(name, factories[name], self.options[name])
+            name: custom[name] if name in custom else build(name, factories[name], self.options[name])
             for name in names
         }
 
     def settings(self, seed: int) -> Settings:
-        """The training settings of the run with a seed."""
+        """Return the training settings of the run with a seed."""
         return self.experiment.settings(seed)
 
     @property
     def seeds(self) -> range:
-        """The seeds of the runs of each method."""
+        """The seeds of each method's runs."""
         return range(self.experiment.seed, self.experiment.seed + self.experiment.seeds)
 
     def card(self, name: str, seed: int, shape: tuple[int, ...], classes: tuple[str, ...]) -> dict[str, Any]:
-        """What is needed to build the model of a run: see `personal_models`."""
+        """Make the card of a run's model, from which it can be built: see `fedattune.models.files`.
+
+        Args:
+            name: the method.
+            seed: seed of the initial weights.
+            shape: shape of one input.
+            classes: names of the classes.
+
+        """
         return {
             "model": self.experiment.model,
             "model_options": dict(self.model_options),
@@ -155,3 +141,33 @@ class DeploymentPlan:
             "input_shape": list(shape),
             "classes": list(classes),
         }
+
+
+def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOptions]:
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    known = Experiment.model_fields.keys() - NODE_OPTIONS - SIMULATION_OPTIONS
+    known |= DeploymentOptions.model_fields.keys()
+    for key, value in run_config.items():
+        name = {"algorithm": "algorithms"}.get(key, key.replace("-", "_"))
+        if name in values:
+            problems.append(f"{name} is given twice, once as {key!r}")
+        elif name not in known:
+            hint = suggest_name(name, known)
+            problems.append(f"unknown key {key!r}{', ' if hint else ''}{hint}")
+        else:
+            values[name] = value
+    if isinstance(values.get("set"), str):
+        values["set"] = parse_set(item for item in values["set"].split(";") if item.strip())
+    if isinstance(text := values.get("data_schema"), str):
+        values["data_schema"] = Schema.from_json(text) if text else None
+    found: list[Any] = []
+    for schema in (Experiment, DeploymentOptions):
+        try:
+            found.append(schema(**{k: v for k, v in values.items() if k in schema.model_fields}))
+        except ValidationError as error:
+            problems += describe_errors(error, lambda key: key.replace("_", "-"))
+    if problems:
+        raise ConfigError("run configuration: " + "; ".join(problems))
+    experiment, deployment = found
+    return experiment, deployment

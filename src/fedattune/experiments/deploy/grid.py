@@ -1,7 +1,4 @@
-"""The server's side of the network: which nodes are online, and messages to and from them.
-
-Parcels as Flower's records, and back: typed arrays and JSON, never pickle.
-"""
+"""Messages between the server and its nodes: Flower's records, which hold typed arrays and JSON, never pickle."""
 
 import json
 import re
@@ -18,142 +15,157 @@ from ...core.errors import RunError
 from ...training.backends.message import FORMAT_VERSION, WorkerMessage
 from .config import DeploymentOptions
 
+CLOCK_SKEW_S = 5
+"""Seconds by which a node's clock may be ahead of the server's."""
+
+OFFLINE_CODE = 5
+"""Flower's error code for a node that went offline before it replied."""
+
+MESSAGE_TYPES = {"hello": MessageType.QUERY, "train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
+
 
 class MessageFormatError(ValueError):
-    """A record that is no parcel of this version."""
+    """A record is no message of this version of the format."""
 
 
-def pack_record(parcel: WorkerMessage) -> RecordDict:
-    """The parcel as records: `arrays` (NumPy's own format, each with its type and shape) and `head` (JSON)."""
-    arrays = {k: Array(v.detach().cpu().contiguous().numpy()) for k, v in parcel.tensors.items()}
-    head = json.dumps(parcel.head | {"names": list(arrays)}, allow_nan=False)
+def pack_record(message: WorkerMessage) -> RecordDict:
+    """Pack a message into records: `arrays` (NumPy's format, each with type and shape) and `head` (JSON)."""
+    arrays = {k: Array(v.detach().cpu().contiguous().numpy()) for k, v in message.tensors.items()}
+    head = json.dumps(message.head | {"names": list(arrays)}, allow_nan=False)
     return RecordDict(
         {"arrays": ArrayRecord(arrays), "head": ConfigRecord({"version": FORMAT_VERSION, "json": head})}
     )
 
 
 def unpack_record(record: RecordDict) -> WorkerMessage:
-    """The parcel in a record.
+    """Unpack the message in a record.
 
     Raises:
-        MessageFormatError: it holds none, or one of another version of the format.
+        MessageFormatError: the record holds no message, or a message of another version.
 
     """
     try:
         head = record.config_records["head"]
         if (version := head["version"]) != FORMAT_VERSION:
-            raise MessageFormatError(f"it speaks version {version!r:.40} of the format, not {FORMAT_VERSION}")
+            raise MessageFormatError(
+                f"its message has version {version!r:.40} of the format, expected {FORMAT_VERSION}"
+            )
         content = json.loads(str(head["json"]))
         arrays = record.array_records["arrays"]
-        # Flower's arrays cannot be written to, and PyTorch warns of such.
+        # Flower's arrays are read-only, and PyTorch warns of read-only arrays.
         tensors = {name: torch.from_numpy(np.array(arrays[name].numpy())) for name in content.pop("names")}
     except MessageFormatError:
         raise
     except Exception as error:  # bytes from outside can fail in any way
-        raise MessageFormatError(f"it is damaged ({type(error).__name__})") from error
+        raise MessageFormatError(f"its message is damaged ({type(error).__name__})") from error
     return WorkerMessage(content, tensors)
 
 
-CLOCK_SKEW_S = 5
-"""Seconds that a node's clock may be ahead of the server's."""
-
-
-OFFLINE_CODE = 5
-"""Flower's error code for a node that went away before it had answered."""
-
-
-MESSAGE_TYPES = {"hello": MessageType.QUERY, "train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
-
-
 class NodeReply(NamedTuple):
-    """What came of a message to a node: a parcel, or why there is none, and the kind of the node's error."""
+    """The reply of a node: a message, or the reason why there is none and the kind of the node's error."""
 
-    parcel: WorkerMessage | None
-    why: str = ""
+    message: WorkerMessage | None
+    reason: str = ""
     error: str = ""
 
 
 class NodeGrid:
-    """Messages to nodes, which Flower knows by numbers; `say` tells the user what happens."""
+    """The server's connection to its nodes, which Flower numbers.
 
-    def __init__(self, grid: Grid, deployment: DeploymentOptions, say: Callable[[str], None]) -> None:
-        self._grid, self._deployment, self.say = grid, deployment, say
+    Args:
+        grid: Flower's grid.
+        options: how long to wait.
+        log: called with a sentence for the user.
+
+    """
+
+    def __init__(self, grid: Grid, options: DeploymentOptions, log: Callable[[str], None]) -> None:
+        self._grid, self._options, self.log = grid, options, log
 
     def online(self) -> set[int]:
-        """The nodes that are online now."""
+        """Return the numbers of the nodes that are online."""
         return set(self._grid.get_node_ids())
 
-    def wait(self, enough: Callable[[set[int]], bool], what: str) -> set[int]:
-        """Wait until enough nodes are online.
+    def wait(self, is_enough: Callable[[set[int]], bool], purpose: str) -> set[int]:
+        """Wait until enough nodes are online, and return their numbers.
 
         Raises:
-            RunError: they were not in time; `what` says what was waited for.
+            RunError: they were not online in time. The message starts with `purpose`.
 
         """
-        end = time.monotonic() + self._deployment.start_timeout
-        said = -1
-        while not enough(online := self.online()):
+        end = time.monotonic() + self._options.start_timeout
+        n_logged = -1
+        while not is_enough(online := self.online()):
             if time.monotonic() > end:
                 raise RunError(
-                    f"{what}: got {len(online)} online after {self._deployment.start_timeout:g} seconds "
+                    f"{purpose}: got {len(online)} online after {self._options.start_timeout:g} seconds "
                     "(start-timeout); start the missing nodes (their logs say why they cannot connect), and run again: "
-                    "a run goes on from its last round"
+                    "the run continues after its last round"
                 )
-            if len(online) != said:
-                self.say(f"{what}: {len(online)} online")
-                said = len(online)
-            time.sleep(self._deployment.poll)
+            if len(online) != n_logged:
+                self.log(f"{purpose}: {len(online)} online")
+                n_logged = len(online)
+            time.sleep(self._options.poll)
         return online
 
     def exchange(
-        self, parcels: Mapping[int, WorkerMessage], group: str, timeout: float | None = None
+        self, messages: Mapping[int, WorkerMessage], group: str, timeout: float | None = None
     ) -> dict[int, NodeReply]:
-        """Send parcels to nodes, and wait for the answers until the time is over, by default that of a round."""
-        timeout = timeout or self._deployment.round_timeout
+        """Send messages to nodes, and wait for the replies.
+
+        Args:
+            messages: node number -> message.
+            group: Flower's name of the group of messages.
+            timeout: seconds to wait; by default the timeout of a round.
+
+        Returns:
+            Node number -> reply.
+
+        """
+        timeout = timeout or self._options.round_timeout
         end = time.monotonic() + timeout
-        # A node that was away must not work off rounds that are over; Flower itself lets clocks differ by this much.
+        # A node that was away must not handle messages of old rounds; Flower itself lets clocks differ by this much.
         ttl = timeout + CLOCK_SKEW_S
-        messages = [
+        flower_messages = [
             Message(
-                pack_record(p),
-                message_type=MESSAGE_TYPES[p.head["kind"]],
+                pack_record(message),
+                message_type=MESSAGE_TYPES[message.head["kind"]],
                 dst_node_id=node,
                 group_id=group,
                 ttl=ttl,
             )
-            for node, p in parcels.items()
+            for node, message in messages.items()
         ]
-        # An answer names the message that it answers; who it says that it is from may be the SuperLink. What is too
-        # large for the SuperLink has no number, and nothing has if all of it was.
-        numbers = list(self._grid.push_messages(messages)) or [""] * len(messages)
-        waiting = {message: node for message, node in zip(numbers, parcels, strict=True) if message}
-        answers = {node: NodeReply(None, "could not be reached") for node in parcels}
+        # A reply names its message; as its sender it may name the SuperLink. A message that is too large for the
+        # SuperLink has no id, and if all of them are too large, the list is empty.
+        ids = list(self._grid.push_messages(flower_messages)) or [""] * len(flower_messages)
+        waiting = {id_: node for id_, node in zip(ids, messages, strict=True) if id_}
+        replies = {node: NodeReply(None, "could not be reached") for node in messages}
         while waiting:
-            late = time.monotonic() > end  # a look after the end, for the server may have slept itself
+            is_late = time.monotonic() > end  # look once more after the end: the server itself may have slept
             for reply in list(self._grid.pull_messages(list(waiting))):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
-                    answers[node] = _read(reply)
-            if late:
+                    replies[node] = _read_reply(reply)
+            if is_late:
                 break
             if waiting:
-                time.sleep(self._deployment.poll)
-        return answers | dict.fromkeys(
-            waiting.values(), NodeReply(None, f"gave no answer within {timeout:g} seconds")
-        )
+                time.sleep(self._options.poll)
+        late = NodeReply(None, f"sent no reply within {timeout:g} seconds")
+        return replies | dict.fromkeys(waiting.values(), late)
 
 
-def _read(reply: Message) -> NodeReply:
-    """A node's answer; its own words for an error may hold data, and are not repeated."""
+def _read_reply(reply: Message) -> NodeReply:
+    """Read a node's reply. The node's own text of an error may hold data, so it is not repeated."""
     if reply.has_error() and reply.error.code == OFFLINE_CODE:
         return NodeReply(None, "went offline")
     if reply.has_error():
         return NodeReply(None, f"failed (Flower's error code {reply.error.code})")
     try:
-        parcel = unpack_record(reply.content)
+        message = unpack_record(reply.content)
     except MessageFormatError as error:
-        return NodeReply(None, f"sent what is no answer: {error}")
-    if parcel.head.get("kind") == "failed":
-        kind = re.sub(r"\W", "", str(parcel.head.get("error")))[:60]
+        return NodeReply(None, f"sent no valid reply: {error}")
+    if message.head.get("kind") == "failed":
+        kind = re.sub(r"\W", "", str(message.head.get("error")))[:60]
         return NodeReply(None, f"failed ({kind}; its error.log says why)", kind)
-    return NodeReply(parcel)
+    return NodeReply(message)

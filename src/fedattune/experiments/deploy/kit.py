@@ -1,10 +1,8 @@
-"""Write a deployment folder: the Flower app, and scripts that start its server, its nodes and a run.
+"""The folder of a deployment: the Flower app, and scripts that start its server, its nodes and a run.
 
-The scripts find everything beside themselves, so the folder can be moved and copied; programs come from PATH.
+The scripts find every file beside themselves, so the folder can be moved and copied. Programs come from PATH.
 """
 
-import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,14 +10,11 @@ from pathlib import Path
 from ..._version import __version__
 from ...core.errors import ConfigError
 from ...core.io import write_text
-
-Scalar = str | int | float | bool
-"""What Flower carries as a value of a run's or a node's configuration."""
-
+from .config import Scalar
 
 TEMPLATES = {
     "README.md": "README.md",
-    "app/pyproject.toml": "app.toml",  # a template of that name would be taken for a project by tools
+    "app/pyproject.toml": "app.toml",  # tools would take a template called pyproject.toml for a project
     "common.sh": "common.sh",
     "certificates.sh": "certificates.sh",
     "superlink.sh": "superlink.sh",
@@ -31,7 +26,7 @@ TEMPLATES = {
     "Dockerfile": "Dockerfile",
     "compose.yaml": "compose.yaml",
 }
-"""Files of every deployment and their templates; `nodes/0.toml` and so on come on top."""
+"""Files of every deployment, and their templates. `nodes/0.toml` and so on are added."""
 
 
 def write_kit(
@@ -47,63 +42,62 @@ def write_kit(
     server_app: str = "fedattune.experiments.deploy.server_app:app",
     client_app: str = "fedattune.experiments.deploy.client_app:app",
 ) -> list[Path]:
-    """Write a deployment into `folder`, and return the files.
+    """Write a deployment into a folder.
 
     Args:
-        folder: made if missing; files in it are never overwritten.
-        config: the run's configuration, which server and clients read as `context.run_config`.
-        nodes: one configuration per node, which its client reads as `context.node_config`.
-        port: of the SuperLink, on loopback; the control API is there.
-        proxy_port: of the proxy, for nodes on other machines; the control API is not there.
+        folder: made if missing; its files are never overwritten.
+        config: configuration of the run. Server and clients read it as `context.run_config`.
+        nodes: one configuration per node. The node's client reads it as `context.node_config`.
+        port: port of the SuperLink, with the control API, on loopback.
+        proxy_port: port of the proxy, without the control API, for nodes on other machines.
         node_port: node `n` talks to its own client processes at `node_port + n`, on loopback.
-        name: of the Flower app.
-        results: where the server puts results, relative to the folder; only named to the user.
-        server_app: the server's part, as `module:attribute`; the module is installed where it runs.
-        client_app: the nodes' part.
+        name: name of the Flower app.
+        results: the server's folder of results, relative to `folder`, to name it to the user.
+        server_app: the ServerApp, as `module:attribute`; the module must be installed where the app runs.
+        client_app: the ClientApp, likewise.
+
+    Returns:
+        The written files.
 
     Raises:
-        ConfigError: a value that Flower cannot carry, clashing ports, no node, or files that are there already.
+        ConfigError: Flower cannot carry a value, ports clash, there is no node, or a file exists already.
+
     """
     _check_ports(port, proxy_port, node_port, len(nodes))
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise ConfigError(f"a Flower app's name is lower-case words with hyphens between, got {name!r}")
-    texts = {
-        path: _render(
-            template,
-            config=_toml(config),
-            nodes=len(nodes),
-            with_data=[n for n, node in enumerate(nodes) if node.get("data") == f"data/node-{n}"],
-            port=port,
-            proxy_port=proxy_port,
-            node_port=node_port,
-            name=name,
-            results=results,
-            server_app=server_app,
-            client_app=client_app,
-            version=__version__,
-        )
-        for path, template in TEMPLATES.items()
+    values = {
+        "config": _to_toml(config),
+        "nodes": len(nodes),
+        "with_data": [n for n, node in enumerate(nodes) if node.get("data") == f"data/node-{n}"],
+        "port": port,
+        "proxy_port": proxy_port,
+        "node_port": node_port,
+        "name": name,
+        "results": results,
+        "server_app": server_app,
+        "client_app": client_app,
+        "version": __version__,
     }
+    texts = {path: _render(template, values) for path, template in TEMPLATES.items()}
     texts |= {
-        f"nodes/{index}.toml": f"# What node {index} is told; paths are relative to the folder above.\n{_toml(node)}"
-        for index, node in enumerate(nodes)
+        f"nodes/{n}.toml": f"# Configuration of node {n}; paths are relative to the folder above.\n{_to_toml(node)}"
+        for n, node in enumerate(nodes)
     }
-    if there := sorted(path for path in texts if (folder / path).exists()):
+    if existing := sorted(path for path in texts if (folder / path).exists()):
         raise ConfigError(
-            f"{folder} holds a deployment already ({there[0]} is there); choose another folder or remove it"
+            f"{folder} holds a deployment already ({existing[0]} is there); choose another folder or remove it"
         )
-    written = []
-    # Neither does nginx make its folder, nor would Docker make those of nodes so that a node may write there.
-    for index in range(len(nodes)):
-        (folder / "state" / f"node-{index}").mkdir(mode=0o700, parents=True, exist_ok=True)
+    # nginx does not make its folder, and Docker would make the nodes' folders for root only.
+    for n in range(len(nodes)):
+        (folder / "state" / f"node-{n}").mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, text in texts.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, text)
         if file.suffix == ".sh":
             file.chmod(0o755)
-        written.append(file)
-    return written
+    return [folder / path for path in texts]
 
 
 def _check_ports(port: int, proxy_port: int, node_port: int, nodes: int) -> None:
@@ -119,7 +113,7 @@ def _check_ports(port: int, proxy_port: int, node_port: int, nodes: int) -> None
         )
 
 
-def _render(template: str, **values: object) -> str:
+def _render(template: str, values: Mapping[str, object]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -132,36 +126,17 @@ def _render(template: str, **values: object) -> str:
     return environment.get_template(template).render(**values)
 
 
-def _toml(values: Mapping[str, Scalar]) -> str:
-    """One `key = value` a line; only what both TOML and Flower's protocol can say."""
-    return "".join(f"{_key(key)} = {_value(key, value)}\n" for key, value in values.items())
+def _to_toml(values: Mapping[str, Scalar]) -> str:
+    """Render one `key = value` per line, with only what both TOML and Flower's protocol can carry."""
+    import tomli_w
 
-
-def _key(key: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
-        raise ConfigError(f"keys of a Flower configuration are letters, digits, - and _, got {key!r}")
-    return key
-
-
-def _value(key: str, value: Scalar) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case int() if not -(2**63) <= value < 2**63:
+    for key, value in values.items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
+            raise ConfigError(f"keys of a Flower configuration are letters, digits, - and _, got {key!r}")
+        if not isinstance(value, str | int | float):
+            raise ConfigError(f"{key} must be text, a number, true or false, got {type(value).__name__}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ConfigError(f"{key}: Flower's integers have 64 bits, got {value}")
-        case int():
-            return str(value)
-        case float():
-            return repr(value) if math.isfinite(value) else f"{value}"
-        case str():
-            return _string(key, value)
-    raise ConfigError(f"{key} must be text, a number, true or false, got {type(value).__name__}")
-
-
-def _string(key: str, text: str) -> str:
-    """A string of JSON, which is one of TOML but for the character DEL."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{key}: {text!r} is no Unicode text") from error
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+            raise ConfigError(f"{key}: {value!r} is no Unicode text")
+    return tomli_w.dumps(values)

@@ -1,4 +1,4 @@
-"""One node of a real federation: its data, its clients' memory on its own disk, and what it answers."""
+"""One node of a deployment: its data, the state of its clients, and its replies to the server."""
 
 import copy
 import hashlib
@@ -18,7 +18,7 @@ from torch import nn
 from ..._version import __version__
 from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError, FedAttuneError, RunError
-from ...core.io import flatten_tree
+from ...core.io import clean_file_name, flatten_tree
 from ...core.params import Params
 from ...data import infer_schema, load_node
 from ...data.client_index import PARTS
@@ -34,13 +34,13 @@ from .state import LostStateError, NodeState
 
 
 class NodeRuntime:
-    """A node with its clients; it is made anew for every message, and remembers by its folder alone.
+    """A node with its clients. Flower makes a new one for every message; only its folder survives.
 
     Args:
-        node_config: where its data are (see `fedattune.data.load_node`), and the folder `state` of what it remembers;
-            without that, the environment's FEDATTUNE_STATE.
-        run_config: that of the run, the same for all.
-        own: methods of the user's own, by name.
+        node_config: configuration of the node: its data (see `fedattune.data.load_node`), and the folder `state`, by
+            default the environment's FEDATTUNE_STATE.
+        run_config: configuration of the run, the same for all nodes.
+        custom_algorithms: your own methods by name.
 
     """
 
@@ -48,27 +48,27 @@ class NodeRuntime:
         self,
         node_config: Mapping[str, Scalar],
         run_config: Mapping[str, Scalar],
-        own: Mapping[str, Algorithm] | None = None,
+        custom_algorithms: Mapping[str, Algorithm] | None = None,
     ) -> None:
         self.config = dict(node_config)
         self.folder = Path(str(self.config.get("state") or os.environ.get("FEDATTUNE_STATE", "state")))
-        self._run_config, self._own = run_config, own
+        self._run_config, self._custom_algorithms = run_config, custom_algorithms
 
-    def answer(self, parcel: WorkerMessage) -> WorkerMessage:
-        """Do what a parcel says; a failure is told by its kind alone, for its text may hold data."""
+    def answer(self, message: WorkerMessage) -> WorkerMessage:
+        """Handle a message. The reply names only the kind of an error, because its text may hold data."""
         try:
-            self.plan = DeploymentPlan(self._run_config, self._own)
-            self._load()
-            return self._hello() if parcel.head["kind"] == "hello" else self._serve(parcel)
+            self.plan = DeploymentPlan(self._run_config, self._custom_algorithms)
+            self._load_data()
+            return self._introduce() if message.head["kind"] == "hello" else self._handle(message)
         except Exception as error:
             text = "".join(traceback.format_exception(error))
             print(f"fedattune: {error if isinstance(error, FedAttuneError) else text}", flush=True)
-            with suppress(OSError):  # it, too, would be told
+            with suppress(OSError):  # its text would be in the reply
                 self.folder.mkdir(parents=True, exist_ok=True)
                 (self.folder / "error.log").write_text(text, encoding="utf-8")
             return WorkerMessage({"kind": "failed", "error": type(error).__name__})
 
-    def _load(self) -> None:
+    def _load_data(self) -> None:
         experiment, schema = self.plan.experiment, self.plan.deployment.data_schema
         data = load_node(
             self.config,
@@ -81,100 +81,84 @@ class NodeRuntime:
         self.federation, self.numbers = data.federation, data.numbers
         self.schema = schema or infer_schema(data.federation)
 
-    def _hello(self) -> WorkerMessage:
-        """Who its clients are, and what their data are like; no data."""
+    def _introduce(self) -> WorkerMessage:
+        """Tell the server the names and sizes of the clients and the schema of their data, but no data."""
         sizes = [self.federation.sizes(part).tolist() for part in PARTS]
         clients = [
             {"name": name, "number": number, "sizes": list(mine)}
             for name, number, *mine in zip(self.federation.names, self.numbers, *sizes, strict=True)
         ]
-        return WorkerMessage(
-            {
-                "kind": "hello",
-                "name": str(self.config.get("name", "")),
-                "fedattune": __version__,
-                "clients": clients,
-                "schema": self.schema.to_json(),
-            }
-        )
+        head = {"kind": "hello", "name": str(self.config.get("name", "")), "fedattune": __version__}
+        return WorkerMessage({**head, "clients": clients, "schema": self.schema.to_json()})
 
-    def _serve(self, parcel: WorkerMessage) -> WorkerMessage:
-        head = parcel.head
+    def _handle(self, message: WorkerMessage) -> WorkerMessage:
+        head = message.head
         name, seed, r = head["algorithm"], head["seed"], head["round"]
-        known = name in self.plan.algorithms and re.fullmatch("[0-9a-f]{8,64}", head["token"])
-        if not known or not isinstance(seed, int) or not isinstance(r, int):  # they name a folder here
+        is_known = name in self.plan.algorithms and re.fullmatch("[0-9a-f]{8,64}", head["token"])
+        if not is_known or not isinstance(seed, int) or not isinstance(r, int):  # they name a folder here
             raise ConfigError(f"the server asks for a run of {name!r} that is not in the run configuration")
-        algorithm, settings = self.plan.algorithms[name], self.plan.settings(seed)
+        algorithm = self.plan.algorithms[name]
         card = self.plan.card(name, seed, self.federation.input_shape, self.federation.classes)
-        module = build_trained_model(algorithm, card)
+        module = build_initial_model(algorithm, card)
         if hash_model(module) != head["model"]:
             raise ConfigError(
-                "the initial model is not that of the server: both need the same model, and versions of PyTorch "
-                "that draw the same numbers"
+                "the initial model differs from the server's; both need the same model, and versions of PyTorch that "
+                "draw the same numbers"
             )
-        site, names = self._site(algorithm, module, settings, head)
-        memory = NodeState(self.folder / head["token"] / name / f"seed-{seed}")
-        with memory.alone(head["number"]):
+        backend = self._open_backend(algorithm, module, head)
+        names = {number: client for client, number in head["clients"].items()}
+        state = NodeState(self.folder / head["token"] / name / f"seed-{seed}")
+        with state.lock(head["number"]):
             last = max(head["last"])
-            state, remembered = memory.recall(head["last"], Params(flatten_tree(export_state(site))))
-            if head.get("is_answered") and remembered != last and set(head.get("pending", ())) < set(names):
-                raise LostStateError("the server takes this node to have been sent what it has not")
-            if state is not None:
-                load_state(site, state)
-            reply = handle_message(site, parcel)
-            memory.keep(r, export_state(site))
-            self._save_models(site, names, memory.folder / "models", {**card, "data": self.federation.name})
+            saved, loaded = state.load(head["last"], Params(flatten_tree(export_state(backend))))
+            if head.get("is_answered") and loaded != last and set(head.get("pending", ())) < set(names):
+                raise LostStateError("the server expects a state that this node has lost")
+            if saved is not None:
+                load_state(backend, saved)
+            reply = handle_message(backend, message)
+            state.save(r, export_state(backend))
+            self._save_models(backend, names, state.folder / "models", {**card, "data": self.federation.name})
         reply.head.update({key: head[key] for key in ("token", "algorithm", "seed", "round")})
-        reply.head["remembered"] = remembered
+        reply.head["loaded"] = loaded
         return reply
 
-    def _site(
-        self, algorithm: Algorithm, module: nn.Module, settings: Any, head: Mapping[str, Any]
-    ) -> tuple[LocalBackend, dict[int, str]]:
-        """The site with its clients under the numbers that the server gave them, and their names by number."""
-        theirs: dict[str, int] = head["clients"]
-        missing = [name for name in self.federation.names if name not in theirs]
-        if missing or len(theirs) != self.federation.n_clients:
+    def _open_backend(self, algorithm: Algorithm, module: nn.Module, head: Mapping[str, Any]) -> LocalBackend:
+        """Open a backend whose clients have the server's numbers."""
+        numbers: dict[str, int] = head["clients"]
+        missing = [name for name in self.federation.names if name not in numbers]
+        if missing or len(numbers) != self.federation.n_clients:
             raise RunError(
                 f"the node's clients are {', '.join(self.federation.names)}, and the server expects "
-                f"{', '.join(theirs)}: the data changed since the run began"
+                f"{', '.join(numbers)}: the data changed since the run began"
             )
-        members = np.array([theirs[name] for name in self.federation.names])
+        members = np.array([numbers[name] for name in self.federation.names])
         order = members.argsort()
         clients = self.federation.index.take(order)
         seed = self.plan.experiment.split_seed or 0  # by which the evaluated clients are drawn
         mine = replace(self.federation, clients=clients, partition={"seed": seed})
         data = renumber_clients(mine, members[order], int(head["n_clients"]))
-        settings = settings.model_copy(update={"client_state": "memory"})
-        site = open_backend(algorithm, data, module, settings, members.tolist(), planned_rounds=1)
-        return site, {number: name for name, number in theirs.items()}
+        settings = self.plan.settings(head["seed"]).model_copy(update={"client_state": "memory"})
+        return open_backend(algorithm, data, module, settings, members.tolist(), planned_rounds=1)
 
     def _save_models(
-        self, site: LocalBackend, names: Mapping[int, str], folder: Path, card: dict[str, Any]
+        self, backend: LocalBackend, names: Mapping[int, str], folder: Path, card: dict[str, Any]
     ) -> None:
-        """Write the model of each client that was evaluated now, for use."""
-        models, buffers = (load_rows(stack) for stack in site.headline_models)
+        """Save the model of each client that was evaluated now, for predictions."""
+        models, buffers = (load_rows(stack) for stack in backend.headline_models)
         if not models:
             return
         prepared = self.federation.preparation
-        for row, number in enumerate(site.evaluation.eval_ids.tolist()):
+        for row, number in enumerate(backend.evaluation.eval_ids.tolist()):
             state = {**models.rows(row), **buffers.rows(row)}
+            inputs = make_input_card(self.schema, prepared.get(names[number]))
+            own_card = {**card, "client": names[number], **inputs}
             folder.mkdir(parents=True, exist_ok=True)
-            safe = re.sub(r"[^A-Za-z0-9_.-]", "_", names[number])[:100]
-            one = {
-                **card,
-                "client": names[number],
-                **make_input_card(self.schema, prepared.get(names[number])),
-            }
-            save_model(
-                folder / f"{number:04d}-{safe}.safetensors",
-                fill_model(site.context.task.model, state, one),
-                one,
-            )
+            file = folder / f"{number:04d}-{clean_file_name(names[number][:60])}.safetensors"
+            save_model(file, fill_model(backend.context.task.model, state, own_card), own_card)
 
 
-def build_trained_model(algorithm: Algorithm, card: Mapping[str, Any]) -> nn.Module:
-    """What a run trains, with its initial weights: the model of the card, or what the method makes of it."""
+def build_initial_model(algorithm: Algorithm, card: Mapping[str, Any]) -> nn.Module:
+    """Build the model that a run trains: the card's model with its initial weights, or the method's version of it."""
     module = rebuild_model(card)
     if algorithm.network:
         return wrap_model(algorithm.network, module, torch.zeros(2, *card["input_shape"]), card["seed"])
@@ -182,7 +166,7 @@ def build_trained_model(algorithm: Algorithm, card: Mapping[str, Any]) -> nn.Mod
 
 
 def hash_model(module: nn.Module) -> str:
-    """Sixteen hex digits of all weights and buffers."""
+    """Compute sixteen hex digits of all weights and buffers."""
     found = hashlib.sha256()
     for name, value in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
         found.update(

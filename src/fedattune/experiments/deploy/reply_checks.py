@@ -1,4 +1,4 @@
-"""Looking at what nodes send before anything is made of it: structure, types, shapes, numbers and lengths."""
+"""Checks of the nodes' replies before the server uses them: structure, types, shapes, numbers and lengths."""
 
 import math
 import statistics
@@ -19,16 +19,16 @@ from ...training.engine import LocalTraining
 
 
 class RefusedReplyError(ValueError):
-    """An answer that cannot be taken, with the reason."""
+    """A reply is not valid; the message is the reason."""
 
 
 def make_expected_upload(context: RunContext, personal: Params, send: Sender) -> Payload:
-    """Make the upload of a client that does no local step: its names, types and shapes are those of all uploads.
+    """Make the upload of a client that does no local step. All uploads have its names, types and shapes.
 
     Args:
         context: the run.
         personal: the tensors that never leave a client, of one client.
-        send: gives the first payloads.
+        send: returns what the server sends to clients.
 
     """
     rule, yes = context.algorithm.client, torch.tensor(True, device=context.device)
@@ -60,16 +60,24 @@ def check_reply(
     federation: Federation | FederationInfo,
     statistics: Params,
 ) -> None:
-    """Check the answer of a node with clients `members` to what it was asked; `upload` is one client's.
+    """Check the reply of a node.
+
+    Args:
+        reply: the reply.
+        asked: the message that it answers.
+        members: numbers of the node's clients.
+        upload: example of one client's upload.
+        federation: the clients and their numbers of samples.
+        statistics: the averaged BatchNorm statistics.
 
     Raises:
-        RefusedError: it is another round's or run's, or no answer to this.
+        RefusedReplyError: it belongs to another round or run, or it does not answer the message.
 
     """
     head = reply.head
     for key in ("token", "algorithm", "seed", "round"):
         if head.get(key) != asked.head[key]:
-            raise RefusedReplyError(f"answered for {key} {head.get(key)!r:.40}, not {asked.head[key]!r}")
+            raise RefusedReplyError(f"replied for {key} {head.get(key)!r:.40}, not {asked.head[key]!r}")
     kind = {"train": "trained", "evaluate": "evaluated"}[asked.head["kind"]]
     if head.get("kind") != kind:
         raise RefusedReplyError(f"sent {head.get('kind')!r:.40} in place of {kind!r}")
@@ -79,38 +87,38 @@ def check_reply(
             _check_upload(reply, asked, upload, statistics)
     except RefusedReplyError:
         raise
-    except Exception as error:  # what comes from outside can fail in any way
-        raise RefusedReplyError(f"sent what is no answer ({type(error).__name__})") from error
+    except Exception as error:  # data from outside can fail in any way
+        raise RefusedReplyError(f"sent no valid reply ({type(error).__name__})") from error
 
 
-def _check_upload(reply: WorkerMessage, asked: WorkerMessage, upload: Payload, common: Params) -> None:
+def _check_upload(reply: WorkerMessage, asked: WorkerMessage, upload: Payload, statistics: Params) -> None:
     head, order = reply.head, asked.head
-    ids, dropped = _clients(head["ids"]), _clients(head["diverged"])
+    ids, dropped = _check_ids(head["ids"]), _check_ids(head["diverged"])
     if not ids <= set(order["cohort"]) & set(order["ids"]) - set(order["dropouts"]):
         raise RefusedReplyError("uploads for clients that were not asked")
     if not dropped <= set(order["ids"]) or dropped & ids:
-        raise RefusedReplyError("names clients that are not its own")
+        raise RefusedReplyError("names clients of other nodes")
     for key, most in (("n_trained", len(order["ids"])), ("steps", 2**53)):
         if type(head[key]) is not int or not 0 <= head[key] <= most:
-            raise RefusedReplyError(f"says {key}={head[key]!r:.40}")
+            raise RefusedReplyError(f"reports {key}={head[key]!r:.40}")
     if not ids:
         return
     got, parts = reply.payload("upload"), {"": upload.params, **upload.extra}
     received = {"": got.params, **got.extra}
     for part in parts.keys() | received.keys():
         _check_tensors(received.get(part, Params()), parts.get(part, Params()), len(ids), part)
-    _check_tensors(reply.get("buffers"), common, len(ids), "buffers")
+    _check_tensors(reply.get("buffers"), statistics, len(ids), "buffers")
 
 
-def _clients(ids: object) -> set[int]:
-    """The numbers of clients, which are sorted and named once each."""
+def _check_ids(ids: object) -> set[int]:
+    """Check that `ids` is a sorted list of different numbers of clients; return them."""
     if not isinstance(ids, list) or any(type(i) is not int for i in ids) or ids != sorted(set(ids)):
-        raise RefusedReplyError("sent what is no list of clients")
+        raise RefusedReplyError("sent no valid list of clients")
     return set(ids)
 
 
 def _check_tensors(got: Params, expected: Params, n: int, part: str) -> None:
-    """Check names, types and shapes of n clients' rows."""
+    """Check names, types and shapes of n rows against one example row."""
     where = f" of {part:.40}" if part else ""
     if got.keys() != expected.keys():
         odd = sorted(got.keys() ^ expected.keys())
@@ -134,30 +142,39 @@ def _check_scores(
     points = ("trained",) if kind == "trained" else ("received", "trained", "global")
     found = reply.scores()
     if len({(one.point, one.part) for one in found}) < len(found):
-        raise RefusedReplyError("scores something twice")
+        raise RefusedReplyError("sends scores of one part twice")
     for one in found:
         if one.point not in points or one.part not in ("test", "validation"):
-            raise RefusedReplyError("scores something unknown")
+            raise RefusedReplyError("sends scores of an unknown part")
         ids = one.ids.tolist()
-        if not ids or not _clients(ids) <= set(members):
-            raise RefusedReplyError("scores clients that are not its own")
+        if not ids or not _check_ids(ids) <= set(members):
+            raise RefusedReplyError("sends scores of other nodes' clients")
         n, correct, loss = one.scores
         types = (torch.int64, torch.int64, torch.float64)
         if any(v.shape != (len(ids),) or v.dtype != t for v, t in zip(one.scores, types, strict=True)):
-            raise RefusedReplyError("sends scores of another form")
+            raise RefusedReplyError("sends scores of other shapes or types")
         sizes = federation.sizes(one.part)[one.ids]
         if not torch.equal(n, sizes) or (correct < 0).any() or (correct > n).any() or (loss < 0).any():
-            raise RefusedReplyError("sends scores that cannot be")
+            raise RefusedReplyError("sends impossible scores")
 
 
 def drop_bad_uploads(
     report: TrainReply, largest: float, usual: float | None
 ) -> tuple[TrainReply, float | None]:
-    """The report without uploads that are not finite or far too large, and the length that is usual now.
+    """Drop uploads that are not finite or far too large.
 
-    An upload's length is that of its difference to what was sent. It is compared with what was `usual` in the rounds
-    before, at first with the round's median if three or more upload. What is usual shrinks by a tenth a round at most:
-    a client that comes late makes longer steps than others do by then.
+    The length of an upload is the Euclidean norm of its difference to the sent model. It is compared with the usual
+    length of earlier rounds; at first with the median of the round, if three or more clients upload. The usual length
+    shrinks by at most a tenth per round, because a client that joins late makes longer steps than the others.
+
+    Args:
+        report: uploads of a round.
+        largest: maximum ratio of a length to the usual length.
+        usual: the usual length; None before the first upload.
+
+    Returns:
+        The report without the dropped uploads, which are in `faults`, and the new usual length.
+
     """
     if not len(report.ids):
         return report, usual
@@ -165,13 +182,13 @@ def drop_bad_uploads(
     found = [length for length in lengths.tolist() if math.isfinite(length)]
     reference = usual or (statistics.median_low(found) if len(found) > 2 else None)
     limit = largest * reference if reference else math.inf
-    lost = dict(report.faults)
+    faults = dict(report.faults)
     for number, length in zip(report.ids.tolist(), lengths.tolist(), strict=True):
         if not math.isfinite(length):
-            lost[number] = "uploaded what is not finite"
+            faults[number] = "uploaded values that are not finite"
         elif length > limit:
-            lost[number] = f"uploaded an update more than {largest:g} times as long as is usual"
-    rows = torch.tensor([i for i, n in enumerate(report.ids.tolist()) if n not in lost], dtype=torch.int64)
+            faults[number] = f"uploaded an update more than {largest:g} times longer than usual"
+    rows = torch.tensor([i for i, n in enumerate(report.ids.tolist()) if n not in faults], dtype=torch.int64)
     rows = rows.to(report.ids.device)
     if len(rows):
         usual = max(statistics.median_low(lengths[rows].tolist()), 0.9 * (usual or 0.0))
@@ -182,12 +199,12 @@ def drop_bad_uploads(
         sent=report.sent.rows(rows),
         upload=report.upload.rows(rows),
         buffers=report.buffers.rows(rows),
-        faults=lost,
+        faults=faults,
     ), usual
 
 
 def _lengths(report: TrainReply) -> Tensor:
-    """(C,) the lengths of the updates, and of all that comes with them."""
+    """Compute the Euclidean norms of the updates with everything that comes with them, (C,)."""
     total = torch.zeros(len(report.ids), dtype=torch.float64, device=report.ids.device)
     sent, upload = report.sent, report.upload
     parts = [

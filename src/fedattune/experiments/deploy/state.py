@@ -1,4 +1,4 @@
-"""What a node remembers between messages: on its own disk, so that it survives the process."""
+"""The state of a node's clients between messages, on the node's disk: it survives the node's process."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,33 +14,35 @@ from ...core.io import write_text
 from ...core.params import Params
 from ...training.storage.checkpoint import CheckpointFolder
 
+ROUNDS_KEPT = 3
+"""The server's last round, the new round, and the round before both, in case the server goes back a round."""
+
 
 class LostStateError(RunError):
-    """The server takes the node to remember what it does not."""
+    """The node lost a state that the server expects it to have."""
 
 
 class StaleMessageError(RunError):
-    """A message that was sent before one that was worked off already."""
+    """A message was sent before another one that the node has already handled."""
 
 
 class NodeState:
-    """The states of a node's clients after rounds of one run, in a folder.
+    """The states of a node's clients after the last rounds of one run, in a folder.
 
-    The server says of which round it took the last answer of each client: from there it goes on. What it did since was
-    lost on its way or refused, and is forgotten, as that of a client that drops out.
+    For each client, the server names the round whose reply it last accepted; the client continues from there. Later
+    work was lost on its way or refused, so the node forgets it, like the work of a client that drops out.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # That of the server's last round, the new one, and the one before both, should the server go back a round.
-        self._kept = CheckpointFolder(folder / "rounds", kept=3)
+        self._checkpoints = CheckpointFolder(folder / "rounds", kept=ROUNDS_KEPT)
 
     @contextmanager
-    def alone(self, number: Sequence[int]) -> Iterator[None]:
-        """Work off a message with this number: after all before it, and not beside another one.
+    def lock(self, number: Sequence[int]) -> Iterator[None]:
+        """Handle the message with this number: after all earlier messages, and one message at a time.
 
         Raises:
-            StaleMessageError: one with a higher number was worked off.
+            StaleMessageError: a message with a higher number was handled before.
 
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -48,35 +50,40 @@ class NodeState:
         with FileLock(self.folder / ".lock"):
             last = json.loads(file.read_text()) if file.exists() else []
             if list(number) <= last:
-                raise StaleMessageError("a message came after a later one, and is not worked off any more")
+                raise StaleMessageError("a message came after a later one, and is not handled any more")
             write_text(file, json.dumps(list(number)))
             yield
 
-    def recall(self, rounds: Sequence[int], start: Params) -> tuple[Params | None, int]:
-        """The state in which each client (M,) is as after its round, and the last of these rounds that is remembered.
+    def load(self, rounds: Sequence[int], start: Params) -> tuple[Params | None, int]:
+        """Load the state of every client after its round.
 
-        `start` is that of clients before their first round. Where a state is gone, the last one before it stands in;
-        None if there is none.
+        Args:
+            rounds: one round per client, (M,); 0 for a client before its first round.
+            start: state of the clients before their first round, (M, ...).
+
+        Returns:
+            The state, and the last of the rounds that the node still has. An older state replaces a lost one; None
+            and 0 if there is no state at all.
+
         """
-        state, last = self._last(max(rounds))
+        state, last = self._load_last(max(rounds))
         if state is None or last < max(rounds):
             return state, last
         for round_ in set(rounds) - {last}:
-            rows = torch.tensor([row for row, its in enumerate(rounds) if its == round_])
-            saved = self._kept.load_round(round_) if round_ else None
+            rows = torch.tensor([row for row, other in enumerate(rounds) if other == round_])
+            saved = self._checkpoints.load_round(round_) if round_ else None
             older = Params(saved.flat) if saved else start
-            state.only(older.keys() & state.keys()).put_rows(
-                rows, older.only(older.keys() & state.keys()).rows(rows)
-            )
+            shared = older.keys() & state.keys()
+            state.only(shared).put_rows(rows, older.only(shared).rows(rows))
         return state, last
 
-    def _last(self, round_: int) -> tuple[Params | None, int]:
-        """The state after a round, or else the last one before it, and of which round that is (0: there is none)."""
-        self._kept.forget_after(round_)
-        if not self._kept.has_any:
+    def _load_last(self, round_: int) -> tuple[Params | None, int]:
+        """Load the state after a round, or else the newest older one; return it with its round."""
+        self._checkpoints.forget_after(round_)
+        if not self._checkpoints.has_any:
             return None, 0
         try:
-            saved = self._kept.load()
+            saved = self._checkpoints.load()
         except RunError as error:
             print(f"fedattune: {error}", flush=True)
             return None, 0
@@ -84,6 +91,6 @@ class NodeState:
             print(f"fedattune: {sentence}", flush=True)
         return Params(saved.flat), int(saved.meta["round"])
 
-    def keep(self, round_: int, state: Mapping[str, Any]) -> None:
-        """Remember the state after a round."""
-        self._kept.save(round_, state, {"round": str(round_)})
+    def save(self, round_: int, state: Mapping[str, Any]) -> None:
+        """Save the state after a round."""
+        self._checkpoints.save(round_, state, {"round": str(round_)})
