@@ -21,3 +21,21 @@ def test_room_and_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert hardware.processes_in_memory(4) == 4
     monkeypatch.setattr(hardware, "_free_memory_bytes", lambda: 3 * hardware._peak_memory_bytes() + 1)
     assert hardware.processes_in_memory(4) == 3
+
+
+def test_groups_cost_about_the_same() -> None:
+    costs = [9.0, 1, 1, 1, 3, 3]
+    groups = hardware.balance(costs, 2)
+    assert sorted(i for group in groups for i in group) == list(range(6))
+    assert {sum(costs[i] for i in group) for group in groups} == {9.0}
+
+
+def test_an_error_of_one_task_is_raised_after_all_have_ended() -> None:
+    ended = []
+
+    def fails() -> None:
+        raise ValueError("task 1")
+
+    with pytest.raises(ValueError, match="task 1"):
+        hardware.run_parallel([lambda: ended.append(0), fails, lambda: ended.append(2)])
+    assert sorted(ended) == [0, 2]

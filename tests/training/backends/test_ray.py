@@ -21,11 +21,11 @@ from fedattune.training.backends.message import WorkerMessage
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
 
 
-from fedattune.training.backends.ray import backend as cohorts
+from fedattune.training.backends.ray import backend as backends
 from fedattune.training.backends.ray import connect_ray, open_ray_backend
 from fedattune.training.backends.ray import offload as products
 from fedattune.training.backends.ray.actor import ActorState
-from fedattune.training.backends.ray.backend import RayBackend, divide_clients
+from fedattune.training.backends.ray.backend import RayBackend
 from fedattune.training.backends.ray.cluster import RayCluster, check_ray
 from fedattune.training.backends.ray.offload import ProductOffloader
 
@@ -47,8 +47,8 @@ def cluster() -> Iterator[RayCluster]:
 
 def on_ray(case: Case, federation: Federation, actors: int = 2, **settings: Any) -> Result:
     mine = {"engine": "ray", "ray_actors": actors, **settings}
-    with open_ray_backend(Settings(**mine)) as places:
-        return trained(case, federation, places, **mine)
+    with open_ray_backend(Settings(**mine)) as make_backend:
+        return trained(case, federation, make_backend, **mine)
 
 
 def same_models(one: Result, other: Result) -> None:
@@ -86,19 +86,19 @@ def test_there_are_at_most_as_many_actors_as_clients(cluster: RayCluster) -> Non
 def kills(
     monkeypatch: pytest.MonkeyPatch, when: Callable[[RayBackend, dict[str, Any]], bool]
 ) -> list[RayBackend]:
-    """Kill the actor of the first shard while it has a parcel, where `when` says so; the cohorts it was done to."""
+    """Kill the actor of the first state while it has a message, where `when` says so; the backends it was done to."""
     submit, hit = RayBackend._submit, []
 
-    def killing(self: RayBackend, shard: ActorState, crate: Any) -> Any:
-        chosen = shard is self.shards[0] and when(self, crate.head)
+    def killing(self: RayBackend, state: ActorState, message: Any) -> Any:
+        chosen = state is self.states[0] and when(self, message.head)
         if chosen:
-            if shard.actor is None:
-                self._start(shard)
-            self._open(shard)
-            os.kill(shard.pid, signal.SIGSTOP)  # it cannot have answered before it is killed
-        call = submit(self, shard, crate)
+            if state.actor is None:
+                self._start(state)
+            self._open(state)
+            os.kill(state.pid, signal.SIGSTOP)  # it cannot have answered before it is killed
+        call = submit(self, state, message)
         if chosen:
-            os.kill(shard.pid, signal.SIGKILL)
+            os.kill(state.pid, signal.SIGKILL)
             hit.append(self)
         return call
 
@@ -127,17 +127,17 @@ def test_what_is_lost_with_an_actor_is_made_again(
     """SIGKILL while the actor is at it, once."""
     case = BY_NAME[name]
     calm = on_ray(case, ragged)
-    monkeypatch.setattr(cohorts, "MIN_UNSAVED_S", -1.0 if saved else 1e9)
-    monkeypatch.setattr(cohorts, "MAX_SAVING_SHARE", 1e9 if saved else 0.1)
+    monkeypatch.setattr(backends, "MIN_UNSAVED_S", -1.0 if saved else 1e9)
+    monkeypatch.setattr(backends, "MAX_SAVING_SHARE", 1e9 if saved else 0.1)
 
-    def once(cohort: RayBackend, head: dict[str, Any]) -> bool:
-        return not cohort.lost and not hit and (head["kind"], head.get("round")) == (kind, round_)
+    def once(backend: RayBackend, head: dict[str, Any]) -> bool:
+        return not backend.n_lost and not hit and (head["kind"], head.get("round")) == (kind, round_)
 
     hit: list[RayBackend] = []
     hit = kills(monkeypatch, once)
     result = on_ray(case, ragged)
-    assert [cohort.lost for cohort in hit] == [1]
-    assert (hit[0].shards[0].saved is not None) == saved
+    assert [backend.n_lost for backend in hit] == [1]
+    assert (hit[0].states[0].saved is not None) == saved
     same_numbers(calm, result)
     for k, v in calm.models.items():
         assert torch.equal(v, result.models[k])
@@ -198,29 +198,29 @@ def test_sending_and_computing_are_measure(cluster: RayCluster) -> None:
 def test_what_ends_every_actor_is_given_up(
     ragged: Federation, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hit = kills(monkeypatch, lambda cohort, head: head["kind"] == "train" and head["round"] == 2)
-    monkeypatch.setattr(cohorts, "MAX_LOST_ACTORS", 2)
+    hit = kills(monkeypatch, lambda backend, head: head["kind"] == "train" and head["round"] == 2)
+    monkeypatch.setattr(backends, "MAX_LOST_ACTORS", 2)
     with pytest.raises(
-        RunError, match=r"2 actors in a row were lost with clients .* \(train, round 2\): .*; look whether"
+        RunError, match=r"lost 2 actors in a row with clients .* \(train, round 2\): .*; check whether"
     ):
         on_ray(BY_NAME["fedavg"], ragged)
-    assert hit[0].lost == 2
+    assert hit[0].n_lost == 2
 
 
 def test_an_error_on_an_actor_is_that_error(ragged: Federation, cluster: RayCluster) -> None:
-    with open_ray_backend(Settings(**ON_RAY)) as places:
-        assert places is not None
+    with open_ray_backend(Settings(**ON_RAY)) as make_backend:
+        assert make_backend is not None
         made: list[RayBackend] = []
 
         def asks(context: Any, send: Any) -> RayBackend:
-            made.append(places(context, send))
+            made.append(make_backend(context, send))
             return made[0]
 
         trained(BY_NAME["local"], ragged, asks, **ON_RAY)
         with pytest.raises(KeyError, match="nonsense") as caught:
             made[0].exchange({0: WorkerMessage({"kind": "nonsense"}), 1: WorkerMessage({"kind": "buffers"})})
         assert "on an actor of Ray" in caught.value.__notes__[0]
-        assert made[0].lost == 0
+        assert made[0].n_lost == 0
 
 
 @pytest.mark.parametrize(("first", "second"), [(ON_RAY, {}), ({}, ON_RAY)], ids=["leaves", "joins"])
@@ -276,13 +276,6 @@ def test_an_address_where_nothing_answers_is_told_soon(monkeypatch: pytest.Monke
 def test_gpus_that_are_not_there_are_told(ragged: Federation, cluster: RayCluster) -> None:
     with pytest.raises(ConfigError, match="the cluster has 0 GPUs"):
         fedattune.fit("fedavg", ragged, "mlr", engine="ray", ray_gpus=0.5)
-
-
-def test_actors_have_about_as_much_to_do() -> None:
-    burden = torch.tensor([9.0, 1, 1, 1, 3, 3]).numpy()
-    shards = divide_clients(burden, 2)
-    assert sorted(torch.cat(shards).tolist()) == list(range(6))
-    assert {float(burden[shard].sum()) for shard in shards} == {9.0}
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

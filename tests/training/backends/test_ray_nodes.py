@@ -70,8 +70,8 @@ def test_actors_of_two_machines_mix_for_the_server(
     monkeypatch.setattr(ProductOffloader, "call_actors", counted)
     case = next(case for case in CASES if case.name == "fedmcsa")
     settings = {"engine": "ray", "ray_actors": 2, "ray_address": nodes.address}
-    with open_ray_backend(Settings(**settings)) as places:
-        away = trained(case, ragged, places, **settings)
+    with open_ray_backend(Settings(**settings)) as make_backend:
+        away = trained(case, ragged, make_backend, **settings)
     assert asked
     assert set(asked) == {2}
     calm = trained(case, ragged, None)
@@ -94,33 +94,33 @@ def test_a_node_that_is_killed_in_a_round_costs_no_numbers(
     there = RayBackend.exchange
     made: list[RayBackend] = []
 
-    def ask(self: RayBackend, parcels: Any) -> Any:
-        kind = next(iter(parcels.values())).head
+    def ask(self: RayBackend, messages: Any) -> Any:
+        kind = next(iter(messages.values())).head
         if (kind["kind"], kind.get("round")) == ("train", 3) and not made:
             made.append(self)
             submit, node = self._submit, nodes.list_all_nodes()[1]
             raylet = node.all_processes["raylet"][0].process.pid
             (target,) = [
-                shard for shard in self.shards if parent(shard.pid) == raylet
+                state for state in self.states if parent(state.pid) == raylet
             ]  # one actor per machine
 
-            def killing(shard: Any, crate: Any) -> Any:
-                if shard is not target or self.lost:
-                    return submit(shard, crate)
-                pid = shard.pid
+            def killing(state: Any, message: Any) -> Any:
+                if state is not target or self.n_lost:
+                    return submit(state, message)
+                pid = state.pid
                 os.kill(pid, signal.SIGSTOP)  # it cannot have answered before it is killed
-                call = submit(shard, crate)
+                call = submit(state, message)
                 nodes.remove_node(node, allow_graceful=False)
                 os.kill(pid, signal.SIGKILL)  # with the machine go all its processes
                 return call
 
             monkeypatch.setattr(self, "_submit", killing)
-        return there(self, parcels)
+        return there(self, messages)
 
     monkeypatch.setattr(RayBackend, "exchange", ask)
-    with open_ray_backend(Settings(**settings)) as places:
-        killed = trained(case, ragged, places, **settings)
-    assert made[0].lost >= 1
+    with open_ray_backend(Settings(**settings)) as make_backend:
+        killed = trained(case, ragged, make_backend, **settings)
+    assert made[0].n_lost >= 1
     assert not ray.is_initialized()  # we have left the cluster, which goes on
     calm = trained(case, ragged, None)
     same_numbers(calm, killed)

@@ -1,4 +1,4 @@
-"""Clients on actors of Ray: on the cores of one machine, or on the machines of a cluster."""
+"""Run clients on actors of Ray: on the cores of one machine, or on the machines of a cluster."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,14 +17,13 @@ __all__ = ["check_ray", "connect_ray", "open_ray_backend"]
 
 @contextmanager
 def open_ray_backend(settings: Settings) -> "Iterator[Callable[[RunContext, Sender], RayBackend] | None]":
-    """What a `RoundLoop` takes to have its clients on Ray; None where the settings name an engine of this process.
+    """Yield a factory of backends on Ray; None if the settings name another engine.
 
-    The actors are let go at the end, and what was started of Ray is stopped, unless it was there before.
+    At the end of the block, the backends release their actors, and Ray stops if this block started it.
 
     Raises:
-        ConfigError: Ray is not installed, its address is wrong, or it lacks what is asked for.
-        RunError: it cannot be started or reached.
-
+        ConfigError: Ray is not installed, its address is wrong, or it lacks resources.
+        RunError: Ray cannot be started or reached.
     """
     if settings.engine != "ray":
         yield None
@@ -37,14 +36,14 @@ def open_ray_backend(settings: Settings) -> "Iterator[Callable[[RunContext, Send
         made: list[RayBackend] = []
 
         def make_backend(context: RunContext, send: Sender) -> RayBackend:
-            made.append(cohort := RayBackend(context, cluster, send))
-            stack.enter_context(offload_products(ProductOffloader(cluster, cohort.actors)))
-            return cohort
+            made.append(backend := RayBackend(context, cluster, send))
+            stack.enter_context(offload_products(ProductOffloader(cluster, backend.actors)))
+            return backend
 
-        fine = False
+        has_failed = True
         try:
             yield make_backend
-            fine = True
+            has_failed = False
         finally:
-            for cohort in made:
-                cohort.leave(at_once=not fine)
+            for backend in made:
+                backend.release(at_once=has_failed)

@@ -1,6 +1,6 @@
-"""What runs on an actor: a site, which answers parcels. Tensors cross as NumPy arrays, which Ray copies least.
+"""Run clients on an actor, and the messages to and from actors.
 
-Parcels packed for Ray, and what it takes to make a shard of clients again when its actor is gone.
+Tensors travel as NumPy arrays, which Ray copies least.
 """
 
 import os
@@ -25,11 +25,11 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 PackedFederation = tuple[Arrays, bytes]
-"""A federation as it crosses: its large arrays, and the rest."""
+"""A federation in a message: its large arrays, and the other fields pickled."""
 
 
 class RayActor:
-    """A site on Ray, one after the other."""
+    """Run clients in a process of Ray; an idle actor may get other clients."""
 
     def __init__(self) -> None:
         self.backend: LocalBackend | None = None
@@ -43,7 +43,7 @@ class RayActor:
         members: Sequence[int],
         threads: int,
     ) -> tuple[str, int]:
-        """Become the site of clients `members`; tells the version here, and the process."""
+        """Take over the clients `members`, and return the version and the process number."""
         self.backend = None
         torch.set_num_threads(threads)
         self.backend = open_backend(algorithm, unpack_federation(data), model, settings, members)
@@ -52,57 +52,62 @@ class RayActor:
     def serve(
         self, head: dict[str, Any], names: Sequence[str], own: Arrays, shared: Arrays
     ) -> tuple[dict[str, Any], Arrays]:
-        """Answer a parcel; see `Crate` for how it comes."""
+        """Answer a message; see `RayMessage` for the arguments."""
         assert self.backend is not None
         found = to_tensors(own) | to_tensors(shared)
         reply = handle_message(self.backend, WorkerMessage(dict(head), {name: found[name] for name in names}))
         return reply.head, to_arrays(reply.tensors)
 
     def redo(self, head: dict[str, Any], names: Sequence[str], own: Arrays, shared: Arrays) -> None:
-        """As `handle_message`, for what comes of it in here alone."""
+        """Handle a message for its effect on the clients, and drop the reply."""
         self.serve(head, names, own, shared)
 
-    def product(self, piece: Callable[..., torch.Tensor], models: Any, rest: Any) -> Any:
-        """What `piece` makes of some columns of a stack of models; see `Products`."""
+    def product(self, piece: Callable[..., Tensor], models: Any, rest: Any) -> Any:
+        """Compute one piece of a product; see `ProductOffloader`."""
         return piece(torch.from_numpy(np.array(models)), rest).numpy()
 
     def close(self) -> None:
-        """Forget the site."""
+        """Forget the clients."""
         self.backend = None
 
 
-def to_arrays(some: Mapping[str, torch.Tensor]) -> Arrays:
-    """Tensors as arrays that share their memory, where they are in one piece in main memory."""
-    return {k: v.detach().cpu().contiguous().numpy() for k, v in some.items()}
+def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Return tensors as arrays, which share the memory of contiguous tensors on the CPU."""
+    return {k: v.detach().cpu().contiguous().numpy() for k, v in tensors.items()}
 
 
-def to_tensors(some: Arrays) -> dict[str, torch.Tensor]:
-    """Copies of arrays as tensors: those of Ray cannot be written, and a tensor that cannot is a trap."""
-    return {k: torch.from_numpy(np.array(v)) for k, v in some.items()}
+def to_tensors(arrays: Arrays) -> dict[str, Tensor]:
+    """Copy arrays to tensors: the arrays of Ray are read-only, which PyTorch does not support."""
+    return {k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}
 
 
 def pack_federation(federation: Federation) -> PackedFederation:
-    """A federation as it crosses."""
+    """Pack a federation for a message."""
     large = to_arrays({"x": federation.x, "y": federation.y})
     rest = {one.name: getattr(federation, one.name) for one in fields(federation) if one.name not in large}
     return large, pickle.dumps(rest)
 
 
 def unpack_federation(data: PackedFederation) -> Federation:
-    """The federation that crossed."""
+    """Unpack a federation of `pack_federation`."""
     large, rest = data
     values: dict[str, Any] = {**to_tensors(large), **pickle.loads(rest)}  # noqa: S301 (of our own process)
     return Federation(**values)
 
 
 INLINE_BYTES = 100_000
-"""Bytes up to which arrays travel in the call itself, as Ray does by itself; more are put into its store first."""
+"""Bytes of arrays that travel in the call itself, Ray's own limit; larger ones go to its object store."""
 
 
 class RayMessage(NamedTuple):
-    """A parcel as it travels: its head, the names of its tensors in order, and two lots of arrays.
+    """A message for one actor, packed for Ray.
 
-    These are arrays, or Ray's references to them: what is for one site alone, and what all are sent.
+    Attributes:
+        head: head of the message.
+        names: names of its tensors in order.
+        own: arrays for this actor alone, or Ray's reference to them.
+        shared: arrays for all actors, or Ray's reference to them.
+        nbytes: size of `own`, and this actor's part of `shared`.
     """
 
     head: dict[str, Any]
@@ -112,89 +117,75 @@ class RayMessage(NamedTuple):
     nbytes: int
 
 
-def pack_messages(ray: Any, parcels: Mapping[int, WorkerMessage]) -> dict[int, RayMessage]:
-    """Parcels to several sites; tensors that are the same for all are put into the store once.
+def pack_messages(ray: Any, messages: Mapping[int, WorkerMessage]) -> dict[int, RayMessage]:
+    """Pack messages for several actors; tensors that are the same in all of them are stored once.
 
-    What is packed does not change any more, whatever becomes of the tensors.
+    The packed messages hold copies, so the tensors may change afterwards.
     """
-    common = _find_shared(parcels)
-    size = _nbytes(common)
-    put = _put(ray, common)
-    crates = {}
-    for site, parcel in parcels.items():
-        own = {k: v for k, v in parcel.tensors.items() if k not in common}
-        crates[site] = RayMessage(
-            parcel.head, list(parcel.tensors), _put(ray, own), put, _nbytes(own) + size // len(parcels)
-        )
-    return crates
-
-
-def _find_shared(parcels: Mapping[int, WorkerMessage]) -> dict[str, Tensor]:
-    """The tensors that are the same in all parcels."""
-    first, *others = parcels.values()
-    return {
+    first, *others = messages.values()
+    common = {
         name: v
         for name, v in first.tensors.items()
-        if others and all(name in p.tensors and _is_same_tensor(v, p.tensors[name]) for p in others)
+        if others and all(name in m.tensors and _is_same_tensor(v, m.tensors[name]) for m in others)
     }
+    shared, shared_bytes = _put(ray, common)
+    packed = {}
+    for worker, message in messages.items():
+        own, nbytes = _put(ray, {k: v for k, v in message.tensors.items() if k not in common})
+        nbytes += shared_bytes // len(messages)
+        packed[worker] = RayMessage(message.head, list(message.tensors), own, shared, nbytes)
+    return packed
 
 
 def _is_same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are one in memory."""
+    """Tell whether two tensors share the same memory."""
     return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
 
 
-def _nbytes(some: Mapping[str, Tensor]) -> int:
-    return sum(v.numel() * v.element_size() for v in some.values())
-
-
-def _put(ray: Any, some: Mapping[str, Tensor]) -> Any:
-    found: Arrays = to_arrays(some)
-    if _nbytes(some) > INLINE_BYTES:
-        return ray.put(found)
-    return {k: v.copy() for k, v in found.items()}
+def _put(ray: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, int]:
+    """Copy tensors to arrays, large ones into Ray's object store; return them and their bytes."""
+    arrays, nbytes = to_arrays(tensors), sum(v.numel() * v.element_size() for v in tensors.values())
+    return (ray.put(arrays) if nbytes > INLINE_BYTES else {k: v.copy() for k, v in arrays.items()}), nbytes
 
 
 @dataclass
 class ActorState:
-    """The clients of one actor, and what it takes to make them again.
+    """The clients of one actor, and everything needed to restore them on another actor.
 
     Attributes:
-        members: their numbers.
-        actor: where they are; None if they are to be made.
-        pid: the actor's process.
-        before: what it was told to bring its clients to where they were, until it has answered.
-        saved: what puts them where they were last safe; None: they are as they begin.
-        since: what was sent since then, in order.
-        nbytes: of that.
-
+        members: numbers of the clients.
+        actor: their actor; None before it is started.
+        pid: process number of the actor.
+        opening: pending calls that restore the clients on a new actor.
+        saved: message that restores the last saved state; None for the initial state.
+        log: messages since then, in order.
     """
 
     members: Tensor
     actor: Any = None
     pid: int = 0
-    before: list[Any] = field(default_factory=list)
+    opening: list[Any] = field(default_factory=list)
     saved: RayMessage | None = None
-    since: list[RayMessage] = field(default_factory=list)
+    log: list[RayMessage] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that were sent since the clients were last safe."""
-        return sum(crate.nbytes for crate in self.since)
+        """Bytes of the messages since the last saved state."""
+        return sum(message.nbytes for message in self.log)
 
-    def note(self, crate: RayMessage) -> None:
-        """Remember what was answered, if it left something on the clients or their models evaluated last."""
-        kind, has_pending = crate.head["kind"], "pending" in crate.head
-        if not has_pending and kind not in {"train", "evaluate"}:
+    def record(self, message: RayMessage) -> None:
+        """Log an answered message if it changed the clients, or the models that they evaluated last."""
+        evaluates = message.head["kind"] in {"train", "evaluate"}
+        if not evaluates and "pending" not in message.head:
             return
-        if self.since and _only_evaluates(self.since[-1]) and kind in {"train", "evaluate"}:
-            self.since.pop()  # a later look takes its place
-        self.since.append(crate)
+        if self.log and _only_evaluates(self.log[-1]) and evaluates:
+            self.log.pop()  # a later evaluation replaces it
+        self.log.append(message)
 
-    def save(self, crate: RayMessage) -> None:
-        """The clients are safe: `crate` brings them back."""
-        self.saved, self.since = crate, []
+    def mark_saved(self, message: RayMessage) -> None:
+        """Note that the state is saved: `message` restores it."""
+        self.saved, self.log = message, []
 
 
-def _only_evaluates(crate: RayMessage) -> bool:
-    return crate.head["kind"] == "evaluate" and "pending" not in crate.head
+def _only_evaluates(message: RayMessage) -> bool:
+    return message.head["kind"] == "evaluate" and "pending" not in message.head
