@@ -80,7 +80,14 @@ def select_samples(federation: Federation, members: Index) -> Federation:
 
 
 def renumber_clients(federation: Federation, members: Index, n_clients: int) -> Federation:
-    """Give the clients the numbers `members` (M,), sorted, among `n_clients`; all other clients are empty."""
+    """Give the clients other numbers in a larger federation, where all other clients are empty.
+
+    Args:
+        federation: the M clients.
+        members: their numbers, (M,), sorted.
+        n_clients: number of clients of the larger federation.
+
+    """
 
     def spread(lists: RaggedIndex) -> RaggedIndex:
         sizes = np.zeros(n_clients, dtype=np.int64)

@@ -30,8 +30,14 @@ def synthetic(
 ) -> Dataset:
     """Synthetic(alpha, beta): 60 features, 10 classes, one softmax model per client.
 
-    `alpha` is the deviation between the clients' models, `beta` between their features. Numbers are drawn in the
-    order of FedMCSA's code, so seed 0 gives FedMCSA's data: 250 to 25,810 samples, 205,795 in all.
+    Numbers are drawn in the order of FedMCSA's code, so seed 0 gives FedMCSA's data: 250 to 25,810 samples per client,
+    205,795 in all.
+
+    Args:
+        alpha: deviation between the clients' models.
+        beta: deviation between the clients' features.
+        clients: number of clients.
+        seed: seed of the random stream.
 
     Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
     """

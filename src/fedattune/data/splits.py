@@ -84,7 +84,7 @@ def compute_part_sizes(n: int, test: float, validation: float) -> tuple[int, int
 
 
 def check_fractions(test: float, validation: float, seed: int) -> None:
-    """Refuse impossible fractions and seeds.
+    """Refuse impossible fractions for testing and validation, and impossible seeds.
 
     Raises:
         ConfigError: a fraction or the seed is out of its range.

@@ -1,4 +1,12 @@
-"""The image sets known by name, and how their bytes become the model's input."""
+"""The image sets known by name, and how their bytes become the model's input.
+
+The functions of the sets share their arguments:
+
+    data_dir: folder to look in; by default FEDATTUNE_DATA and the hub
+    label: column of the label; by default the label column with most classes
+    scaling: "pixel" or "channel" standardise, "half" scales from -1 to 1, "unit" from 0 to 1
+    rows: "all" or "train", for the training images alone
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +103,12 @@ def femnist(
 ) -> Dataset:
     """FEMNIST, handwritten digits and letters of 28x28 in 62 classes; each of some 3,600 writers is a client.
 
-    `clients` takes as many of them, drawn at random with `seed`.
+    Args:
+        data_dir: folder to look in; by default FEDATTUNE_DATA and the hub.
+        clients: number of writers to draw; by default all.
+        seed: seed of the draw.
+        label: column of the label.
+        scaling: scaling of the bytes.
 
     Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
     """

@@ -230,7 +230,7 @@ def find_columns(schema: Any, label: str | None, where: str) -> ImageColumns:
 
 
 def find_image_columns(schema: Any) -> list[str]:
-    """Return the columns that the hub calls images, else those of structs with encoded bytes."""
+    """Return the columns that the hub calls images, else the columns of structs with encoded bytes."""
     from pyarrow import types
 
     images = [name for name, feature in _read_hub_features(schema).items() if feature.get("_type") == "Image"]

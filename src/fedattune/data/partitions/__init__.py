@@ -32,9 +32,9 @@ def iid(labels: Array, n_clients: int, seed: int) -> list[Index]:
 
 
 def by_column(labels: Array, n_clients: int, _seed: int) -> list[Index]:
-    """The data's own clients, such as a table's client column.
+    """Natural clients, such as the client column of a table.
 
-    `labels` holds the client of each sample here, (n,) in [0, N).
+    Here `labels` holds the number of each sample's client, (n,) in [0, N).
     """
     return group_rows(labels, n_clients)
 

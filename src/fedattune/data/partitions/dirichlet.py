@@ -22,8 +22,16 @@ def dirichlet(
     """Every class dealt to the clients in Dirichlet(beta) shares; small beta: few classes each (PFLlib).
 
     Clients that hold n/N samples or more get none of the following classes. The division is drawn again until every
-    client has `min_size` samples, by default min(40, n/N/2). Here 40 is batch size 10 over a test quarter, so FedAM's
-    and FedCP's rule for another batch size B is `min_size` = 4 B.
+    client has `min_size` samples.
+
+    Args:
+        labels: class numbers (n,), from 0.
+        n_clients: number of clients N.
+        seed: seed of the random stream.
+        beta: concentration of the distribution.
+        min_size: least number of samples per client, by default min(40, n/N/2). Here 40 is batch size 10 over a test
+            quarter, so FedAM's and FedCP's rule for another batch size B is `min_size` = 4 B.
+        max_tries: largest number of draws.
 
     Source: Li et al., Federated Learning on Non-IID Data Silos, ICDE 2022; PFLlib, dataset_utils.
 
@@ -88,9 +96,16 @@ def dirichlet_clients(
     """Equal clients, each drawing its samples by class probabilities q ~ Dirichlet; small rho: few classes each.
 
     Client after client draws floor(n/N) times a class from its q and takes an unused sample of the class. An exhausted
-    class is removed from all q, which are then renormalised. The concentration is rho for each of the K classes
-    (symmetric), or rho times the uniform prior, rho/K (prior, which is IGFL's text read by the letter). A client whose
-    classes are all exhausted goes on with the prior.
+    class is removed from all q, which are then renormalised. A client whose classes are all exhausted goes on with
+    the prior.
+
+    Args:
+        labels: class numbers (n,), from 0.
+        n_clients: number of clients N.
+        seed: seed of the random stream.
+        rho: concentration of the distribution.
+        convention: "symmetric" uses rho for each of the K classes. "prior" uses rho times the uniform prior, rho/K,
+            which is IGFL's text read by the letter.
 
     Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification, arXiv:1909.06335; Huang et al., IGFL, IJCAI 2021, section 5.

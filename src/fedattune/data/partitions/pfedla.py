@@ -33,11 +33,18 @@ def pfedla(
 ) -> list[Index]:
     """Equal clients with a few classes (setting 1), or with all classes and a few dominant ones (setting 2).
 
-    `classes` is the number of classes of a client (setting 1), or of dominant classes (setting 2): by default 4 and 2,
-    or 12 and 6 for data of 100 classes or more. All classes are chosen equally often, as nearly as possible. Dominant
-    classes have `dominant_share` of a client's samples. `size` is the number of samples per client, by default 600 or
-    as many as the data allow. All classes of a client (all dominant ones, all others) are equally large, so `size` is
-    rounded down to a multiple.
+    All classes are chosen equally often, as nearly as possible. All classes of a client (all dominant ones, all others)
+    are equally large, so its size is rounded down to a multiple.
+
+    Args:
+        labels: class numbers (n,), from 0.
+        n_clients: number of clients N.
+        seed: seed of the random stream.
+        setting: 1 for a few classes, 2 for all classes with a few dominant ones.
+        classes: number of classes of a client (setting 1), or of dominant classes (setting 2). The default is 4 or 2,
+            and 12 or 6 for data of 100 classes or more.
+        size: number of samples per client, by default 600 or as many as the data allow.
+        dominant_share: share of the dominant classes in a client's samples.
 
     Source: Ma et al., Layer-wised Model Aggregation for Personalized Federated Learning, CVPR 2022, section 4.
 
@@ -84,9 +91,15 @@ def pfedla_similarity(
 ) -> list[Index]:
     """Clients of known similarity, to see whether a method finds it: 8 clients with 4 classes each.
 
-    Heat map: client u has the classes u, u+1, u+2, u+3, counted round, so neighbours share three. Weights: client 0 is
-    the target with random classes. Client 1 has the same classes, client 2 all but one of them, and every other client
-    random classes that the target lacks. `size` as in pfedla.
+    Args:
+        labels: class numbers (n,), from 0.
+        n_clients: number of clients N.
+        seed: seed of the random stream.
+        study: "heat_map" gives client u the classes u, u+1, u+2, u+3, counted round, so neighbours share three.
+            "weights" makes client 0 the target with random classes. Client 1 has the same classes, client 2 all but
+            one of them, and every other client random classes that the target lacks.
+        classes: number of classes of each client.
+        size: number of samples per client, as in `pfedla`.
 
     Source: Ma et al., pFedLA, CVPR 2022, section 4.3, figures 6 (heat map) and 5 (weights).
 

@@ -23,10 +23,17 @@ def shards(
 ) -> list[Index]:
     """Samples sorted by label, cut into equal shards, and `shards_per_client` of them for each client.
 
-    Shards are dealt at random without replacement. A shard has the label of most of its samples; `distinct` swaps
-    shards until no client has two of one label. The paired deal gives the clients neighbouring labels in order, so
-    that the clients of a group hold the same labels: (0,1), (0,1), (2,3), (2,3), ... Samples that the number of shards
-    does not divide are left out at random.
+    A shard has the label of most of its samples. Samples that the number of shards does not divide are left out at
+    random.
+
+    Args:
+        labels: class numbers (n,), from 0.
+        n_clients: number of clients N.
+        seed: seed of the random stream.
+        shards_per_client: number of shards of each client.
+        distinct: swap shards until no client has two of one label.
+        deal: "random" deals without replacement. "paired" gives the clients neighbouring labels in order, so that
+            the clients of a group hold the same labels: (0,1), (0,1), (2,3), (2,3), ...
 
     Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS
     2017, section 3; Huang et al., IGFL, IJCAI 2021, section 5, asks for different labels.

@@ -16,9 +16,15 @@ def two_class(labels: Array, n_clients: int, seed: int, *, protocol: Literal["A"
     """Two classes per client, with chunks of very unequal size (pFedMe, FedMCSA).
 
     Every class is cut into 2 N / classes chunks at random. Client u gets the chunks 2u and 2u+1; the first chunk of
-    every class counts first, then the second of every class, and so on. Protocol A (the code of FedMCSA) hands out
-    disjoint slices of the classes. Protocol B (the first public pFedMe generator) gives client u the classes u and
-    u+1 and starts every slice near the first sample, so clients overlap.
+    every class counts first, then the second of every class, and so on.
+
+    Args:
+        labels: class numbers (n,), from 0.
+        n_clients: number of clients N.
+        seed: seed of the random stream.
+        protocol: "A" (the code of FedMCSA) hands out disjoint slices of the classes. "B" (the first public pFedMe
+            generator) gives client u the classes u and u+1 and starts every slice near the first sample, so clients
+            overlap.
 
     Source: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 

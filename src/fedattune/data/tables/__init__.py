@@ -49,7 +49,7 @@ def load_table(
 
     Raises:
         DataError: the file cannot be read, or a column cannot be used; the message names it.
-        ConfigError: a column is named twice, or the columns are not those of the schema.
+        ConfigError: a column is named twice, or the schema names other columns.
 
     """
     table = read_table(Path(path), NO_COLUMN if client_column is None else client_column, target)

@@ -111,7 +111,7 @@ def read_table(path: Path, client_column: str, target: str) -> TableFile:
 
 
 def _keep_words_for_missing(table: TableFile, *names: str) -> TableFile:
-    """Read those of the columns again that are text: only an empty cell is missing there, NA is a word."""
+    """Read text columns among `names` again: only an empty cell is a missing value there, NA is a word."""
     from pyarrow import types
 
     again = [
