@@ -83,6 +83,7 @@ def compared(folder: Path) -> Path:
             seed=seed,
             labels=LABELS,
             mixing={r: (ALL, ALL, {"model": SAME}) for r in (2, 4)},
+            traffic={"up": {"conv": 400}, "down": {"conv": 400}},
             moved=100,
         )
         craft(

@@ -29,14 +29,16 @@ MAX_WIDTH_NUMBERS = 140
 
 def show_data(space: Namespace, problems: list[str]) -> int:
     """Print how data is distributed over clients, and write the files that were asked for."""
-    from ..analysis.plots.label_counts import check_picture, draw_label_counts
+    from ..analysis.plots.label_counts import plot_label_counts
+    from ..analysis.plots.style import check_figure_path, save_figure, use_style
     from ..experiments.output import check_output_files
     from ..experiments.plan import prepare_data
     from ..experiments.session import input_files
 
     experiment, output, _ = read_experiment(space, problems, {})
     options = parse_options(ShowOptions, space, ())
-    check_picture(options.picture)
+    if options.picture:
+        check_figure_path(options.picture, "--picture")
     files = {"--json": output.json_file, "--picture": options.picture, "--schema": options.schema_file}
     check_output_files(files, input_files(experiment, config=output.config))
     federation = prepare_data(experiment)
@@ -51,7 +53,9 @@ def show_data(space: Namespace, problems: list[str]) -> int:
 
         write_text(options.schema_file, infer_schema(federation).to_yaml())
     if options.picture:
-        draw_label_counts(federation, options.picture)
+        with use_style():
+            figure = plot_label_counts(federation)
+        save_figure(figure, options.picture)
     _print_federation(federation, make_console())
     return 0
 

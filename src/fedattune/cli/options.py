@@ -39,7 +39,7 @@ class ShowOptions(StrictSchema):
     """Options of `data show`."""
 
     picture: Path | None = Field(
-        None, description="draw the labels of each client to this file (.png, .svg, .pdf)"
+        None, description="draw the labels of each client to this file (.pdf, .svg, .eps, .png)"
     )
     schema_file: Path | None = Field(
         None,

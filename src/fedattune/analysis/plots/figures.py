@@ -1,9 +1,6 @@
-"""Figures for papers, drawn from the numbers of runs: curves, and accuracy of clients.
+"""Figures for papers: accuracy by rounds, accuracy of clients, and bytes by layer and direction."""
 
-The figure of what travelled: bytes by layer and direction.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -24,115 +21,12 @@ from .style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_LAYERS = 8
-"""Layers that get a colour of their own in the bytes; of more, the smallest are taken together."""
-
-
-BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
-
-
-_ALL_LAYERS, _OTHER_LAYERS = "all of it", "other layers"
-
-
-def plot_traffic(runs: Sequence[RunMetrics], width: float | None = None) -> CaptionedFigure:
-    """Bytes that all clients sent and were sent, by layer, a pair of bars for each method; means over the seeds.
-
-    Raises:
-        RunError: nothing was sent.
-
-    """
-    groups = group_by_algorithm(runs)
-    found = {name: _average_traffic(group) for name, group in groups.items()}
-    sent = {name: ways for name, ways in found.items() if any(sum(parts.values()) for parts in ways.values())}
-    if not sent:
-        raise RunError(f"nothing was sent in these runs ({', '.join(groups)}), so there are no bytes to draw")
-    names = _pick_layers([parts for ways in sent.values() for parts in ways.values()])
-    scale, unit = choose_byte_unit(
-        max(sum(parts.values()) for ways in sent.values() for parts in ways.values())
-    )
-    width = width or COLUMN_INCHES
-    legend_rows = -(-len(names) // max(1, round(1.2 * width)))
-    figure = new_figure(width, 0.55 + 0.36 * len(sent) + 0.17 * (legend_rows + 1))
-    axes = figure.add_subplot()
-    places, ticks = [], []
-    for row, (name, ways) in enumerate(sent.items()):
-        for k, way in enumerate(("up", "down")):
-            place, left = row + 0.19 * (2 * k - 1), 0.0
-            places.append(place)
-            ticks.append(f"{name}  {way}" if k == 0 else way)
-            known = [part for part in names if part in ways[way]]
-            sizes = {part: ways[way][part] for part in known}
-            if rest := sum(ways[way].values()) - sum(sizes.values()):
-                sizes[_OTHER_LAYERS] = rest
-            for part, size in sizes.items():
-                axes.barh(place, size / scale, 0.34, left=left, label=part, **_bar_style(names, part))
-                left += size / scale
-    axes.set_yticks(places, ticks)
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(sent) - 0.5, -0.5)
-    axes.set_xlabel(f"All clients and rounds ({unit})")
-    axes.grid(visible=True, axis="x")
-    handles, labels = axes.get_legend_handles_labels()
-    once = {part: handles[labels.index(part)] for part in [*names, _OTHER_LAYERS] if part in labels}
-    if set(once) != {_ALL_LAYERS}:
-        across = max(1, min(round(1.2 * width), len(once)))
-        figure.legend(
-            once.values(),
-            once.keys(),
-            loc="outside lower center",
-            ncols=across,
-            handlelength=1.4,
-            title="Layer",
-        )
-    none = [name for name in groups if name not in sent]
-    said = f"; nothing was sent by {', '.join(none)}" if none else ""
-    old = [name for name in sent if _ALL_LAYERS in sent[name]["up"] or _ALL_LAYERS in sent[name]["down"]]
-    said += f"; not stored by layer: {', '.join(old)}" if old else ""
-    return CaptionedFigure(figure, f"Bytes that all clients sent (up) and were sent (down), by layer{said}")
-
-
-def choose_byte_unit(largest: float) -> tuple[float, str]:
-    """The largest unit of bytes that is not above a number, and its name."""
-    return next((pair for pair in BYTE_UNITS if largest >= pair[0]), BYTE_UNITS[-1])
-
-
-def _average_traffic(runs: Sequence[RunMetrics]) -> dict[str, dict[str, float]]:
-    """Direction -> layer -> bytes, the mean over seeds; older runs know only how much it was in all."""
-    out: dict[str, dict[str, float]] = {"up": {}, "down": {}}
-    for run in runs:
-        stored = run.store.traffic()
-        for way, total in (("up", run.bytes_up), ("down", run.bytes_down)):
-            parts = stored[way] if any(stored.values()) else {_ALL_LAYERS: total} if total else {}
-            for part, size in parts.items():
-                out[way][part] = out[way].get(part, 0) + size / len(runs)
-    return out
-
-
-def _pick_layers(found: Sequence[dict[str, float]]) -> list[str]:
-    """The layers that get a colour: all, or of many the largest; in the order in which they are stored."""
-    largest: dict[str, float] = {}
-    for parts in found:
-        for part, size in parts.items():
-            largest[part] = max(largest.get(part, 0.0), size)
-    if len(largest) <= MAX_LAYERS:
-        return list(largest)
-    kept = sorted(largest, key=lambda part: -largest[part])[: MAX_LAYERS - 1]
-    return [part for part in largest if part in kept]
-
-
-def _bar_style(names: Sequence[str], part: str) -> dict[str, Any]:
-    place = names.index(part) if part in names else MAX_LAYERS - 1
-    return {
-        "facecolor": COLOURS[place],
-        "hatch": HATCHES[place],
-        "edgecolor": "white",
-        "linewidth": 0.4,
-    }
-
-
 MAX_DOTS = 60
-"""Clients up to whom each is a dot."""
-
+"""Clients up to which each is a dot."""
+MAX_LAYERS = 8
+"""Layers with a colour of their own; of more, the smallest are taken together."""
+OTHER_LAYERS = "other layers"
+BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 CurveAxis = Literal["rounds", "bytes", "seconds"]
 
@@ -140,55 +34,74 @@ CurveAxis = Literal["rounds", "bytes", "seconds"]
 def plot_curves(
     runs: Sequence[RunMetrics], against: CurveAxis = "rounds", width: float | None = None
 ) -> CaptionedFigure:
-    """Mean test accuracy over clients at the headline point, with a band of one standard deviation over seeds.
+    """Plot mean test accuracy over clients at the headline point, with one standard deviation over seeds.
 
-    Training alone is a dashed line; against bytes, where it sends none, it is level at what it reaches in the end.
+    Training alone is a dashed line. Against bytes, it is level at its last accuracy if it sends none.
+
+    Args:
+        runs: the runs of some methods and seeds.
+        against: the horizontal axis.
+        width: inches; default: one column.
 
     Raises:
         RunError: nothing was evaluated.
 
     """
     groups = group_by_algorithm(runs)
-    lines = {
-        name: found for name, group in groups.items() if (found := _average_curve(group, against)) is not None
-    }
+    lines = {name: line for name, group in groups.items() if (line := _average_curve(group, against))}
     if not lines:
         raise RunError("no test accuracy of any round is stored, so there are no curves; see --kind bytes")
     width = width or COLUMN_INCHES
     figure = new_figure(width, 0.62 * width + 0.16 * (2 + len(lines) // 3))
     axes = figure.add_subplot()
-    scale, unit = (
-        choose_byte_unit(max(float(x.max()) for x, _, _ in lines.values()))
-        if against == "bytes"
-        else (1.0, "")
-    )
-    look, seeds = choose_line_styles(list(groups)), max(len(group) for group in groups.values())
-    for place, (name, (x, mean, std)) in enumerate(lines.items()):
-        level = against == "bytes" and not x.any()
-        style = {key: value for key, value in look[name].items() if key != "marker" or not level}
-        if level:
-            axes.axhline(mean[-1], label=name, **style)
+    largest = max(float(x.max()) for x, _, _ in lines.values())
+    scale, unit = _choose_byte_unit(largest) if against == "bytes" else (1.0, "")
+    styles = choose_line_styles(list(groups))
+    for k, (name, (x, mean, std)) in enumerate(lines.items()):
+        style = styles[name]
+        if against == "bytes" and not x.any():
+            axes.axhline(mean[-1], label=name, color=style["color"], linestyle=style["linestyle"])
             continue
         every = max(1, len(x) // 8)
-        axes.plot(x / scale, mean, label=name, markevery=(place % every, every), zorder=3, **style)
+        axes.plot(x / scale, mean, label=name, markevery=(k % every, every), zorder=3, **style)
         if len(groups[name]) > 1:
-            band = {"color": look[name]["color"], "alpha": 0.18, "linewidth": 0}
+            band = {"color": style["color"], "alpha": 0.18, "linewidth": 0}
             axes.fill_between(x / scale, mean - std, mean + std, zorder=2, **band)
     label = {"rounds": "Round", "bytes": f"Sent and received ({unit})", "seconds": "Seconds"}[against]
     axes.set(xlabel=label, ylabel="Mean test accuracy (%)")
     axes.margins(x=0.02)
     axes.grid(visible=True)
-    add_legend_below(figure, axes, max(1, round(width)), handlelength=2.6, columnspacing=1.2)
-    spread = f"mean over {seeds} seeds, band: one standard deviation" if seeds > 1 else "one seed"
-    points = ", ".join(f"{name} {group[0].headline}" for name, group in groups.items() if name in lines)
+    add_legend_below(figure, axes, round(width), handlelength=2.6, columnspacing=1.2)
+    points = ", ".join(f"{name} {groups[name][0].headline}" for name in lines)
+    band_note = ", band: one standard deviation" if _count_seeds(groups) > 1 else ""
     return CaptionedFigure(
         figure,
-        f"Test accuracy, mean over clients ({spread}), of the model at the point of each paper: {points}",
+        f"Test accuracy, mean over clients ({_describe_seeds(groups)}{band_note}), of the model at the point of each "
+        f"paper: {points}",
     )
 
 
+def _average_curve(
+    runs: Sequence[RunMetrics], against: CurveAxis
+) -> tuple[FloatArray, FloatArray, FloatArray] | None:
+    """Return x, mean and standard deviation over the seeds in percent, at the rounds that all evaluated."""
+    histories = [{e["round"]: e for e in run.history if e[run.headline]} for run in runs]
+    rounds = sorted(set.intersection(*map(set, histories)))
+    if not rounds:
+        return None
+    pick: Callable[[Any], float] = {
+        "rounds": lambda e: e["round"],
+        "bytes": lambda e: e["bytes"]["up"] + e["bytes"]["down"],
+        "seconds": lambda e: e["seconds"],
+    }[against]
+    point = runs[0].headline
+    x = np.array([[pick(history[r]) for r in rounds] for history in histories], dtype=np.float64)
+    y = np.array([[100 * history[r][point]["acc_uniform"] for r in rounds] for history in histories])
+    return x.mean(0), y.mean(0), y.std(0)
+
+
 def plot_clients(runs: Sequence[RunMetrics], width: float | None = None) -> CaptionedFigure:
-    """Accuracy of every client by method, and beside it what it gains over training alone, as boxes and dots.
+    """Plot accuracy of every client by method, and its gain over training alone, as boxes and dots.
 
     Raises:
         RunError: no client was evaluated.
@@ -199,87 +112,138 @@ def plot_clients(runs: Sequence[RunMetrics], width: float | None = None) -> Capt
     accuracy = {name: values for name, values in accuracy.items() if np.isfinite(values).any()}
     if not accuracy:
         raise RunError("no client has a test accuracy in these runs, so there is nothing to draw")
-    gained = {
-        name: found
-        for name in accuracy
-        if name != BASELINE and (found := compute_gains(groups, name)) is not None
-    }
+    gains = {name: compute_gains(groups, name) for name in accuracy if name != BASELINE}
+    points = {name: 100 * gain for name, gain in gains.items() if gain is not None}
     width = width or COLUMN_INCHES
-    panels = 2 if gained else 1
-    beside = panels == 2 and width >= 5
+    is_wide = bool(points) and width >= 5
     height = 0.5 + 0.24 * len(accuracy)
-    tall = height if beside or panels == 1 else 0.9 + 0.24 * (len(accuracy) + len(gained))
-    figure = new_figure(width, tall)
-    if beside:
-        grid = figure.subplots(1, 2, squeeze=False)
-    else:
-        heights = [len(accuracy), len(gained)][:panels]
-        grid = figure.subplots(panels, 1, squeeze=False, height_ratios=heights)
-    look, seeds = choose_line_styles(list(groups)), max(len(group) for group in groups.values())
-    axes = list(grid.flat)
-    _draw_boxes(axes[0], accuracy, look)
+    if points and not is_wide:
+        height = 0.9 + 0.24 * (len(accuracy) + len(points))
+    figure = new_figure(width, height)
+    heights = [len(accuracy), len(points)] if points else [1]
+    axes = (
+        figure.subplots(1, 2, squeeze=False)
+        if is_wide
+        else figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)
+    ).flat
+    styles = choose_line_styles(list(groups))
+    _draw_boxes(axes[0], accuracy, styles, list(accuracy))
     axes[0].set_xlabel("Test accuracy of a client (%)")
-    if gained:
+    if points:
         axes[1].axvline(0, color="black", linestyle="--", linewidth=0.8, zorder=1)
-        rows = list(accuracy) if beside else list(gained)
-        _draw_boxes(axes[1], {name: 100 * values for name, values in gained.items()}, look, rows)
-        if beside:
-            axes[1].tick_params(labelleft=False)
+        _draw_boxes(axes[1], points, styles, list(accuracy if is_wide else points))
+        axes[1].tick_params(labelleft=not is_wide)
         axes[1].set_xlabel("Gain over local (points)")
-    of = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
     n = len(next(iter(accuracy.values())))
     dots = "a dot per client, " if n <= MAX_DOTS else ""
     return CaptionedFigure(
         figure,
-        f"Test accuracy of {n:,} clients ({of}): {dots}box: quartiles and median, whiskers: 5th and 95th percentile",
+        f"Test accuracy of {n:,} clients ({_describe_seeds(groups)}): {dots}box: quartiles and median, whiskers: 5th "
+        "and 95th percentile",
     )
 
 
-def _average_curve(
-    runs: Sequence[RunMetrics], against: CurveAxis
-) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Where along the axis, mean and standard deviation over the seeds in percent, at rounds that all evaluated."""
-    found = [{e["round"]: e for e in run.history if e[run.headline]} for run in runs]
-    rounds = sorted(set.intersection(*(set(entries) for entries in found)))
-    if not rounds:
-        return None
-    point = runs[0].headline
-    reached = np.array([[100 * entries[r][point]["acc_uniform"] for r in rounds] for entries in found])
-    along: dict[CurveAxis, Any] = {
-        "rounds": lambda e: e["round"],
-        "bytes": lambda e: e["bytes"]["up"] + e["bytes"]["down"],
-        "seconds": lambda e: e["seconds"],
-    }
-    x = np.array([[along[against](entries[r]) for r in rounds] for entries in found], dtype=np.float64)
-    return x.mean(0), reached.mean(0), reached.std(0)
-
-
 def _draw_boxes(
-    axes: "Axes", values: dict[str, FloatArray], look: dict[str, dict[str, Any]], rows: Sequence[str] = ()
+    axes: "Axes", values: dict[str, FloatArray], styles: dict[str, dict[str, Any]], rows: Sequence[str]
 ) -> None:
-    """A box per method in its row, and dots where these are few; dots are moved up and down, always by the same."""
-    names, rows = list(values), rows or list(values)
-    places = [rows.index(name) for name in names]
-    known = [values[name][np.isfinite(values[name])] for name in names]
+    """Draw a box per method in its row, and dots if there are few; dots always move up and down alike."""
+    heights = [rows.index(name) for name in values]
+    known = [one[np.isfinite(one)] for one in values.values()]
     box = axes.boxplot(
-        known,
-        orientation="horizontal",
-        positions=places,
-        widths=0.6,
-        whis=(5, 95),
-        showfliers=False,
+        known, orientation="horizontal", positions=heights, widths=0.6, whis=(5, 95), showfliers=False
     )
     for line in (*box["boxes"], *box["whiskers"], *box["caps"]):
         line.set(color="#777777", linewidth=0.7)
     for line in box["medians"]:
         line.set(color="black", linewidth=1.2, zorder=4)
-    for row, name, found in zip(places, names, known, strict=True):
+    for row, name, found in zip(heights, values, known, strict=True):
         if len(found) <= MAX_DOTS:
-            away = np.random.default_rng(0).uniform(-0.22, 0.22, len(found))
-            marker = "o" if name == BASELINE else look[name]["marker"]
-            style = {"color": look[name]["color"], "marker": marker, "linestyle": "none"}
-            axes.plot(found, row + away, markersize=3.2, zorder=3, **style)
+            jitter = np.random.default_rng(0).uniform(-0.22, 0.22, len(found))
+            marker = "o" if name == BASELINE else styles[name]["marker"]
+            style = {"color": styles[name]["color"], "marker": marker, "linestyle": "none"}
+            axes.plot(found, row + jitter, markersize=3.2, zorder=3, **style)
     axes.set_yticks(range(len(rows)), rows)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    _lay_out_rows(axes, len(rows))
+
+
+def plot_traffic(runs: Sequence[RunMetrics], width: float | None = None) -> CaptionedFigure:
+    """Plot the bytes that all clients sent and were sent, by layer, a pair of bars for each method.
+
+    Raises:
+        RunError: nothing was sent.
+
+    """
+    groups = group_by_algorithm(runs)
+    found = {name: _average_traffic(group) for name, group in groups.items()}
+    sent = {name: ways for name, ways in found.items() if any(sum(parts.values()) for parts in ways.values())}
+    if not sent:
+        raise RunError(f"nothing was sent in these runs ({', '.join(groups)}), so there are no bytes to draw")
+    bars = [parts for ways in sent.values() for parts in ways.values()]
+    layers = _pick_layers(bars)
+    scale, unit = _choose_byte_unit(max(sum(parts.values()) for parts in bars))
+    width = width or COLUMN_INCHES
+    across = max(1, round(1.2 * width))
+    figure = new_figure(width, 0.55 + 0.36 * len(sent) + 0.17 * (-(-len(layers) // across) + 1))
+    axes = figure.add_subplot()
+    for k, parts in enumerate(bars):
+        sizes = {layer: parts[layer] for layer in layers if layer in parts}
+        if rest := sum(parts.values()) - sum(sizes.values()):
+            sizes[OTHER_LAYERS] = rest
+        left = 0.0
+        for layer, size in sizes.items():
+            colour = layers.index(layer) if layer in layers else MAX_LAYERS - 1
+            look: Any = {"facecolor": COLOURS[colour], "hatch": HATCHES[colour], "edgecolor": "white"}
+            height = k // 2 + 0.19 * (2 * (k % 2) - 1)
+            axes.barh(height, size / scale, 0.34, left=left, label=layer, linewidth=0.4, **look)
+            left += size / scale
+    heights = [row + 0.19 * side for row in range(len(sent)) for side in (-1, 1)]
+    axes.set_yticks(heights, [tick for name in sent for tick in (f"{name}  up", "down")])
+    _lay_out_rows(axes, len(sent))
+    axes.set_xlabel(f"All clients and rounds ({unit})")
+    add_legend_below(figure, axes, across, [*layers, OTHER_LAYERS], handlelength=1.4, title="Layer")
+    silent = ", ".join(name for name in groups if name not in sent)
+    note = f"; nothing was sent by {silent}" if silent else ""
+    return CaptionedFigure(figure, f"Bytes that all clients sent (up) and were sent (down), by layer{note}")
+
+
+def _average_traffic(runs: Sequence[RunMetrics]) -> dict[str, dict[str, float]]:
+    """Return direction -> layer -> bytes, the mean over seeds."""
+    out: dict[str, dict[str, float]] = {"up": {}, "down": {}}
+    for run in runs:
+        for way, parts in run.store.traffic().items():
+            for part, size in parts.items():
+                out[way][part] = out[way].get(part, 0) + size / len(runs)
+    return out
+
+
+def _pick_layers(bars: Sequence[dict[str, float]]) -> list[str]:
+    """Pick the layers that get a colour: all, or of many the largest; in the order in which they are stored."""
+    largest: dict[str, float] = {}
+    for parts in bars:
+        for part, size in parts.items():
+            largest[part] = max(largest.get(part, 0.0), size)
+    if len(largest) <= MAX_LAYERS:
+        return list(largest)
+    kept = sorted(largest, key=lambda part: -largest[part])[: MAX_LAYERS - 1]
+    return [part for part in largest if part in kept]
+
+
+def _lay_out_rows(axes: "Axes", n_rows: int) -> None:
+    """Put the first of some rows on top."""
     axes.tick_params(axis="y", length=0)
+    axes.set_ylim(n_rows - 0.5, -0.5)
     axes.grid(visible=True, axis="x")
+
+
+def _choose_byte_unit(largest: float) -> tuple[float, str]:
+    """Choose the largest unit of bytes that is not above a number: its bytes and its name."""
+    return next((unit for unit in BYTE_UNITS if largest >= unit[0]), BYTE_UNITS[-1])
+
+
+def _count_seeds(groups: dict[str, list[RunMetrics]]) -> int:
+    return max(len(group) for group in groups.values())
+
+
+def _describe_seeds(groups: dict[str, list[RunMetrics]]) -> str:
+    seeds = _count_seeds(groups)
+    return f"mean over {seeds} seeds" if seeds > 1 else "one seed"

@@ -1,4 +1,4 @@
-"""How figures for papers look, and how they are written: fonts, colours, strokes and files that do not change."""
+"""The look of figures for papers, and files of figures that are the same bytes every time."""
 
 import io
 import warnings
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,99 +19,53 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".pdf", ".svg", ".eps", ".png")
-
-
 COLUMN_INCHES = 3.3
-"""Inches of one column of a two-column paper."""
-
-
+"""One column of a two-column paper."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
 """Okabe and Ito's palette, told apart by colour-blind readers, and two more; black is training alone."""
-
-
 STROKES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 1, 1, 1, 1, 1)))
-
-
 MARKERS = "osD^vP*X"
-
-
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "oooo")
-
-
-RC_PARAMS: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with Matplotlib, so that a figure is the same everywhere
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "figure.titlesize": 8,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4,
-    "lines.markeredgecolor": "white",
-    "lines.markeredgewidth": 0.4,
-    "hatch.linewidth": 0.5,
-    "grid.linewidth": 0.4,
-    "grid.color": "#DDDDDD",
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "pdf.fonttype": 42,  # fonts as TrueType: journals refuse the other kind
-    "ps.fonttype": 42,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "fedattune",
-    "savefig.dpi": 300,
-}
-
-
 UNDATED_METADATA: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
 
 @dataclass(frozen=True)
 class CaptionedFigure:
-    """A figure, and a sentence on what it shows for its caption."""
+    """A figure, and a sentence for its caption."""
 
     figure: "Figure"
     caption: str
 
 
-def check_figure_path(path: Path) -> None:
+def check_figure_path(path: Path, option: str = "--out") -> None:
     """Refuse early a figure that cannot be drawn.
 
     Raises:
-        ConfigError: an unknown format, or Matplotlib is missing.
+        ConfigError: the format is unknown, or Matplotlib is missing.
 
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"--out {path}: expected a file ending in {', '.join(SUFFIXES)}")
+        raise ConfigError(f"{option} {path}: expected a file ending in {', '.join(SUFFIXES)}")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise ConfigError("plot needs Matplotlib; install it by: pip install 'fedattune[plot]'") from error
+        raise ConfigError("figures need Matplotlib; install it by: pip install 'fedattune[plot]'") from error
 
 
 @contextmanager
 def use_style() -> Iterator[None]:
-    """Draw and write figures in this style."""
+    """Draw and write figures in the style of this package, whatever the user's matplotlibrc says."""
     import matplotlib as mpl
 
     with mpl.rc_context():
-        mpl.rcdefaults()  # a matplotlibrc of the user's would make other figures of the same runs
-        mpl.rcParams.update(cast(Any, RC_PARAMS))
+        mpl.rc_file(Path(__file__).with_name("paper.mplstyle"))
         yield
 
 
 def new_figure(
     width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained"
 ) -> "Figure":
-    """An empty figure of so many inches that is not known to pyplot."""
+    """Return an empty figure of so many inches that pyplot does not know."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout=layout)
@@ -120,24 +74,25 @@ def new_figure(
 def save_figure(figure: "Figure", path: Path) -> bool:
     """Write a figure in the format of the file's suffix; the same figure gives the same bytes.
 
-    Returns whether the font has all its letters; others, such as Chinese ones in clients' names, are boxes.
+    Returns:
+        Whether the font has all letters of the figure; others, such as Chinese ones, are boxes.
 
     """
     suffix = path.suffix.lower()
     buffer = io.BytesIO()
-    with use_style(), warnings.catch_warnings(record=True) as said:
+    with use_style(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if suffix == ".eps":
             _remove_transparency(figure)
         figure.savefig(buffer, format=suffix[1:], metadata=UNDATED_METADATA.get(suffix))
     content = buffer.getvalue()
-    if suffix == ".eps":  # which Matplotlib always dates
+    if suffix == ".eps":  # Matplotlib always dates it
         lines = content.split(b"\n")
         content = b"\n".join(line for line in lines if not line.startswith(b"%%CreationDate:"))
     with replace_atomically(path) as new:
         new.write_bytes(content)
-    lacking = [one for one in said if "missing from font" in str(one.message)]
-    for one in said:
+    lacking = [one for one in caught if "missing from font" in str(one.message)]
+    for one in caught:
         if one not in lacking:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     return not lacking
@@ -157,22 +112,36 @@ def _remove_transparency(figure: "Figure") -> None:
 
 
 def choose_line_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour, stroke and marker of each method; training alone is black and dashed."""
-    others = [name for name in names if name != BASELINE]
-    found: dict[str, dict[str, Any]] = {
-        name: {
+    """Choose colour, stroke and marker of each method; training alone is black and dashed."""
+    styles: dict[str, dict[str, Any]] = {BASELINE: {"color": "black", "linestyle": "--", "marker": "None"}}
+    for k, name in enumerate(name for name in names if name != BASELINE):
+        styles[name] = {
             "color": COLOURS[k % len(COLOURS)],
             "linestyle": STROKES[(k + k // len(COLOURS)) % len(STROKES)],
             "marker": MARKERS[k % len(MARKERS)],
         }
-        for k, name in enumerate(others)
-    }
-    return {BASELINE: {"color": "black", "linestyle": "--", "marker": "None"}, **found}
+    return styles
 
 
-def add_legend_below(figure: "Figure", axes: "Axes", across: int, **options: Any) -> None:
-    """A legend under all axes, where it covers nothing."""
+def add_legend_below(
+    figure: "Figure", axes: "Axes", across: int, names: Sequence[str] | None = None, **options: Any
+) -> None:
+    """Add a legend under all axes, where it covers nothing.
+
+    Args:
+        figure: the figure.
+        axes: the axes whose labels are explained.
+        across: most labels in a row.
+        names: the labels, in order; default: all.
+        options: of Matplotlib's legend.
+
+    """
     handles, labels = axes.get_legend_handles_labels()
+    names = labels if names is None else [name for name in names if name in labels]
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=max(1, min(across, len(labels))), **options
+        [handles[labels.index(name)] for name in names],
+        names,
+        loc="outside lower center",
+        ncols=max(1, min(across, len(names))),
+        **options,
     )
