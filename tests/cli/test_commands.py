@@ -175,10 +175,10 @@ def test_without_matplotlib(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'fedattune[plot]'" in done.err
 
 
-def test_twelve_hospitals(process: Cli, work: Path) -> None:
+def test_twelve_hospitals(cli: Cli, work: Path) -> None:
     write_csv(work / "patients.csv", hospital_rows())
     table = ("--data", "patients.csv", "--client-column", "hospital", "--target", "outcome")
-    done = process("compare", *table, "--algorithms", "fedavg,fedmcsa", "--rounds", 10, "--json", "r.json")
+    done = cli("compare", *table, "--algorithms", "fedavg,fedmcsa", "--rounds", 10, "--json", "r.json")
     assert done.code == 0, done.err
     content = json.loads((work / "r.json").read_text())
     assert [client["id"] for client in content["runs"][0]["clients"]] == [f"H{h:02d}" for h in range(12)]
