@@ -1,4 +1,4 @@
-"""What methods train in place of the user's model: how it is split, and what is said if it cannot be."""
+"""Check networks that methods train in place of the user's model: the split into body and head, and refusals."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ SPLIT = ["fedam", "fedcp", "fedrod"]
 
 
 class HeadFirst(nn.Module):
-    """Its head is not the last linear layer in the order of registration."""
+    """A network whose head is not the last registered linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
