@@ -4,11 +4,8 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from ..analysis.tables import make_console
 from ..core.errors import ConfigError, RunError
-from ..core.options import describe_errors
 from ..experiments.config import Experiment
 from ..experiments.deploy import require_flower
 from ..experiments.deploy.config import (
@@ -19,8 +16,8 @@ from ..experiments.deploy.config import (
     KitOptions,
     Scalar,
 )
-from ..experiments.load import load_options, parse_set
 from ..experiments.output import check_run_folder
+from .options import read_experiment, validate_options
 
 if TYPE_CHECKING:
     from ..data import Federation, Schema
@@ -42,20 +39,10 @@ def deploy(space: Namespace, problems: list[str]) -> int:
         ConfigError, DataError, RunError: an option is impossible, or the folder is not empty.
 
     """
-    given = vars(space)
-    found: list[Any] = []
-    for schema in (DeploymentOptions, KitOptions):
-        try:
-            found.append(schema(**{key: value for key, value in given.items() if key in schema.model_fields}))
-        except ValidationError as error:
-            problems += describe_errors(error, lambda key: "--" + key.replace("_", "-"))
-            found.append(None)
-    server, kit = found
-    mine = {key: value for key, value in given.items() if key in Experiment.model_fields}
-    if "set" in mine:
-        mine["set"] = parse_set(mine["set"])
-    defaults = {"algorithms": "local,fedmcsa"}
-    experiment, _ = load_options(kit.config if kit else None, mine, defaults=defaults, errors=problems)
+    server = validate_options(DeploymentOptions, space, problems)
+    kit = validate_options(KitOptions, space, problems)
+    experiment, _, given = read_experiment(space, problems, {"algorithms": "local,fedmcsa"})
+    assert server and kit  # noqa: PT018 (else read_experiment has raised)
     for key in sorted(SIMULATION_OPTIONS & experiment.model_fields_set):
         if getattr(experiment, key) != Experiment.model_fields[key].default:
             raise ConfigError(f"{key}: only a simulation has this option; leave it out")
@@ -64,7 +51,7 @@ def deploy(space: Namespace, problems: list[str]) -> int:
             f"--out {kit.out}: the folder is not empty, and no file is overwritten; give a new one"
         )
     check_run_folder(kit.out, "deploy")
-    federation, data_schema = _load_data(experiment, server, kit, has_data="data" in mine)
+    federation, data_schema = _load_data(experiment, server, kit, has_data="data" in given)
     if federation is not None:
         experiment.cohort_size(federation.n_clients)
         seed = federation.partition.get("seed")  # it draws the evaluated clients
