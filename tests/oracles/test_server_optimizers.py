@@ -206,7 +206,7 @@ def test_e13_second_moments_by_hand() -> None:
     expected = {"adam": [0.325, 0.229], "yogi": [0.35, 0.246], "adagrad": [1.25, 0.29]}
     for second, v in expected.items():
         rule: Any = AdaptiveOptimizer(second=second, beta1=0.0, beta2=0.9, tau=0.5)  # type: ignore[arg-type]
-        step, moments = rule.direction(params(d), rule.start(params(d)))
+        step, moments = rule.direction(params(d), rule.init_moments(params(d)))
         assert moments["v"]["w"].tolist() == pytest.approx(v, abs=1e-15)
         assert step["w"].tolist() == pytest.approx([1 / (v[0] ** 0.5 + 0.5), 0.2 / (v[1] ** 0.5 + 0.5)])
 
@@ -215,7 +215,7 @@ def test_e13_second_moments_move_as_they_may() -> None:
     """Adagrad's never falls; Yogi's moves by (1 - beta2) D^2 at most."""
     for second in ("adagrad", "yogi"):
         rule: Any = AdaptiveOptimizer(second=second, beta2=0.9, tau=0.5)  # type: ignore[arg-type]
-        moments = rule.start(params(W0))
+        moments = rule.init_moments(params(W0))
         for update in (M, 0.1 * A, 2 * W0, 0.01 * M):
             before = moments["v"]["w"]
             _, moments = rule.direction(params(update), moments)

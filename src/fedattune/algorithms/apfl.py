@@ -39,17 +39,16 @@ class _Carry(NamedTuple):
 
 @dataclass(frozen=True)
 class APFLClient(ClientUpdate):
-    """Predicts with m = alpha v + (1 - alpha) w; w is shared, v and alpha stay on the client.
+    """Client rule of APFL: w is shared, v and alpha stay on the client; predictions use alpha v + (1 - alpha) w.
 
-    w <- w - lr g(w),  v <- v - lr alpha g(m),  and if `adaptive`  alpha <- clip(alpha - lr <v - w, g(m)>, 0, 1),
-    all from the values before the step. Source: APFL (Deng et al., 2020), Algorithm 1.
+    All three steps start from the values before the step. With `adaptive`, alpha learns too.
     """
 
     alpha: float = 0.5
     adaptive: bool = False
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """The personal model v and its weight alpha."""
+        """Return the personal model v and its weight alpha."""
         like = next(iter(w0.values()))
         return {
             "v": w0,
@@ -57,31 +56,31 @@ class APFLClient(ClientUpdate):
         }
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """The shared model starts from what was sent, v from where it was."""
+        """Start the shared model from the received one, and v from its last value."""
         return _Carry(sent.params, local_state["v"], local_state["mix"]["alpha"])
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """One step of both models on the same batch."""
+        """Take one step of both models on the same batch."""
         w, v, alpha = carry
         g = grad(_interpolate(w, v, alpha), batch)
         if self.adaptive:
             slope = torch.stack([(d * g[k]).sum() for k, d in (v - w).items()]).sum()
             alpha = (alpha - context.lr * slope).clamp(0, 1)
-        beside = grad(w, batch, statistics=False)  # the client predicts with the mixture
+        beside = grad(w, batch, statistics=False)  # statistics are those of the mixture
         return _Carry(w - context.lr * beside, v - context.lr * carry.alpha * g, alpha)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
-        """Upload w, keep v and alpha."""
+        """Upload w; keep v and alpha."""
         return Payload(carry.w), {"v": carry.v, "mix": Params(alpha=carry.alpha)}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The mixture with the model that was sent."""
+        """Return the mixture with the received model."""
         return _interpolate(sent.params, local_state["v"], local_state["mix"]["alpha"])
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
-        """The mixture with the shared model as trained here."""
+        """Return the mixture with the shared model after local training."""
         return _interpolate(upload.params, local_state["v"], local_state["mix"]["alpha"])
 
 
@@ -91,5 +90,5 @@ def _interpolate(w: Params, v: Params, alpha: Tensor) -> Params:
 
 @method(Family.PERSONAL_MODEL, "one average", "SGD; mixes the average with a personal model")
 def apfl(*, alpha: Fraction = 0.5, adaptive: bool = False, weighting: Weighting = "samples") -> Algorithm:
-    """A mixture of a shared and a personal model, of fixed or learned share."""
+    """A mixture of a shared and a personal model, in a fixed or learned proportion."""
     return Algorithm(APFLClient(alpha, adaptive), Average(weighting))

@@ -40,10 +40,13 @@ class _Carry(NamedTuple):
 
 @dataclass(frozen=True)
 class DittoClient(ClientUpdate):
-    """v <- v - lr (g(v) + lam (v - w)), w as received; beside it `shared` trains and uploads w on the same batches.
+    """Client rule of Ditto: trains a personal model v beside the model of any SGD rule, on the same batches.
 
-    Source: Ditto (Li et al., 2021), Algorithm 1. Works with any server rule, and with any correction of SGD.
-    `personal_lr=None` is the run's learning rate.
+    Attributes:
+        lam: strength of the pull of v to the received model.
+        personal_lr: learning rate of v; None for the run's learning rate.
+        shared: trains and uploads w; any corrections work.
+
     """
 
     lam: float
@@ -52,46 +55,46 @@ class DittoClient(ClientUpdate):
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """What the shared rule needs."""
+        """Extras that the shared rule needs."""
         return self.shared.required_extras
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """The personal model v, and what the shared rule keeps."""
+        """Return the personal model v, and the state of the shared rule."""
         return {**self.shared.init_local_state(w0), "v": w0}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """The shared model starts as its rule says, v from where it was; the anchor is what was last sent."""
+        """Start the shared rule, and v from its last value; the received model is the anchor."""
         return _Carry(self.shared.begin(sent, local_state, fresh, context), local_state["v"], sent.params)
 
     def probe_passes(self, local_state: LocalState) -> Tensor | None:
-        """As the shared rule needs."""
+        """Probe as the shared rule does."""
         return self.shared.probe_passes(local_state)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """As the shared rule does."""
+        """Probe as the shared rule does."""
         return carry._replace(shared=self.shared.probe(carry.shared, batch, grad, loss, context))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """One step of each model on the same batch."""
+        """Take one step of each model on the same batch."""
         shared, v, anchor = carry
         lr = context.lr if self.personal_lr is None else self.personal_lr
         v = v - lr * (grad(v, batch) + self.lam * (v - anchor))
-        beside = partial(grad, statistics=False)  # the client predicts with v, so statistics are those of v
+        beside = partial(grad, statistics=False)  # statistics are those of v, which predicts
         return _Carry(self.shared.step(shared, batch, beside, context), v, anchor)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
-        """Upload the shared model, keep v."""
+        """Upload the shared model; keep v."""
         upload, kept = self.shared.finish(carry.shared, sent, local_state, context)
         return upload, {**kept, "v": carry.v}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The personal model, which communication does not change."""
+        """Return the personal model; communication does not change it."""
         return local_state["v"]
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
-        """The personal model."""
+        """Return the personal model."""
         return local_state["v"]
 
 
@@ -99,8 +102,8 @@ class DittoClient(ClientUpdate):
 def ditto(
     *, lam: NonNegative = 1.0, personal_lr: Positive | None = None, weighting: Weighting = "samples"
 ) -> Algorithm:
-    """A personal model held near the global one, which is trained as if there were no personal ones.
+    """A personal model near the global model; the personal model does not affect the global one.
 
-    `personal_lr` is the run's learning rate unless given.
+    `personal_lr` is the run's learning rate by default.
     """
     return Algorithm(DittoClient(lam, personal_lr), Average(weighting))

@@ -43,11 +43,17 @@ class _Carry(NamedTuple):
 
 @dataclass(frozen=True)
 class FedALAClient(ClientUpdate):
-    """theta = old + (w - old) * U in the last `layers` layers, w below; then SGD.
+    """Client rule of FedALA: mixes the upper layers of the old and the received model by learned weights U; then SGD.
 
-    U <- clip(U - eta g(theta) * (w - old), 0, 1) batch by batch on a `share` of the client's samples, before
-    training: not at all in the client's first round, `first_passes` times in its second, once in later ones.
-    Source: FedALA (Zhang et al., 2023), Algorithm 1. A layer is a module that has parameters of its own.
+    U learns batch by batch before training: not in the client's first round, `first_passes` times in its second round,
+    once in later rounds.
+
+    Attributes:
+        layers: number of upper layers; a layer is a module with parameters of its own.
+        eta: learning rate of U.
+        share: share of the training samples that U learns on.
+        first_passes: passes over these samples in the client's second round.
+
     """
 
     layers: int = 1
@@ -57,40 +63,40 @@ class FedALAClient(ClientUpdate):
 
     @property
     def probe_share(self) -> float:
-        """Share of the samples that U is learned on."""
+        """Share of the samples that U learns on."""
         return self.share
 
     @property
     def is_ready_after_probe(self) -> bool:
-        """What is received is ready when U is learned."""
+        """The received model is ready once U is learned."""
         return True
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """The own model, U = 1, and the rounds trained so far."""
+        """Return the own model, U = 1, and a count of trained rounds."""
         top = w0.only(self._top(w0))
         count = next(iter(w0.values())).new_zeros(())
         return {"own": w0, "U": top.map(lambda a: a.new_ones(a.shape)), "trained": Params(rounds=count)}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Mix with U as it is."""
+        """Mix with the present U."""
         top = self._top(sent.params)
         w = self.received_model(sent, local_state, fresh)
         return _Carry(w, local_state["U"], sent.params.only(top), local_state["own"].only(top))
 
     def probe_passes(self, local_state: LocalState) -> Tensor:
-        """None in the first round, many in the second, then one."""
+        """Return no pass in the first round, many in the second, one in later rounds."""
         rounds = local_state["trained"]["rounds"]
         return (rounds > 0) + (self.first_passes - 1) * (rounds == 1)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """One step of U, and the mixture that it makes."""
+        """Take one step of U, and mix again."""
         w, U, sent, old = carry
         g = grad(w, batch).only(U)
         U = (U - self.eta * g * (sent - old)).map(lambda a: a.clamp(0, 1))
         return _Carry(Params({**w, **(old + (sent - old) * U)}), U, sent, old)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """One gradient step."""
+        """Take one gradient step."""
         return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
 
     def finish(
@@ -100,14 +106,14 @@ class FedALAClient(ClientUpdate):
         return Payload(carry.w), {"own": carry.w, "U": carry.U, "trained": local_state["trained"] + 1}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The mixture by U as it is; what was sent, if the client never trained."""
+        """Return the mixture by the present U, or the received model before the first training."""
         top = self._top(sent.params)
         new, old = sent.params.only(top), local_state["own"].only(top)
         mixed = choose(local_state["trained"]["rounds"] > 0, old + (new - old) * local_state["U"], new)
         return Params({**sent.params, **mixed})
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The own model; what was sent, if the client never trained."""
+        """Return the own model, or the received model before the first training."""
         return choose(local_state["trained"]["rounds"] > 0, local_state["own"], sent.params)
 
     def _top(self, names: Iterable[str]) -> list[str]:
@@ -124,5 +130,5 @@ def fedala(
     first_passes: Count = 11,
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedAvg whose clients learn, value by value, how much of the new upper layers to take over."""
+    """FedAvg whose clients learn how much of each value of the upper layers to take over."""
     return Algorithm(FedALAClient(layers, eta, share, first_passes), Average(weighting), headline="received")

@@ -52,9 +52,9 @@ def fedam(
     reset_personal_extractor: bool = True,
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """Attention shares out every sample's features between a personal and a global head.
+    """Attention divides every sample's features between a personal and a global head.
 
-    `hidden` is 0.19 times the feature size unless given.
+    `hidden` is 0.19 times the feature size by default.
     """
     note = "fedam: client_vector=sum is the same vector for all clients in all rounds (but for weight decay)"
     return Algorithm(

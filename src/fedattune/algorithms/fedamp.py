@@ -43,7 +43,7 @@ _ALL_TRAIN = Participation(train="all", receive="reply")
 def fedamp(
     *, alpha: Positive = 1.0, sigma: Positive = 1.0, lam: NonNegative = 1.0, unit: Unit = "model"
 ) -> Algorithm:
-    """Attentive message passing: clients whose models are near attract each other."""
+    """Attentive message passing: clients with similar models attract each other."""
     return Algorithm(
         SGD((Proximal(lam / alpha),), start="newest"),
         AttentiveMixing(unit, alpha=alpha, sigma=sigma),
@@ -61,8 +61,8 @@ def heurfedamp(
 ) -> Algorithm:
     """Message passing by cosine, with a fixed share for the own model.
 
-    The paper's share is 1/(M+1) for M other clients of the same distribution, which nobody knows beforehand:
-    0.5 is M = 1. `self_weight="attention"` puts the own model into the softmax.
+    The paper's share is 1/(M+1) for M other clients of the same distribution; 0.5 means M = 1.
+    `self_weight="attention"` puts the own model into the softmax.
     """
     share = None if self_weight == "attention" else self_weight
     return Algorithm(
@@ -73,29 +73,28 @@ def heurfedamp(
 
 
 LOG_KERNEL_ERROR = 1e-9
-"""Error that the logarithm of a kernel's value may have."""
+"""Largest error of the logarithm of a kernel's value."""
 
 
 @dataclass(frozen=True)
 class AttentiveMixing(Mixing):
-    """Attentive message passing: xi_ij = alpha A'(||theta_i - theta_j||^2), xi_ii = 1 - sum_j xi_ij.
+    """Server rule of FedAMP: weights by a Gaussian kernel of the distance between models (equations 4 to 6).
 
-    A'(x) = exp(-x / sigma) / sigma. Source: FedAMP (Huang et al., 2021), equations 4 to 6. While models are too
-    alike for this alpha, xi_ii would be negative; alpha is then lowered for all, which keeps the matrix symmetric,
-    until every one of K clients gives its own model a weight of 1/K at least.
+    For very similar models, a large alpha makes xi_ii negative. The rule then lowers alpha for all clients, which keeps
+    the matrix symmetric, until each of K clients gives its own model a weight of at least 1/K.
     """
 
     alpha: float = 1.0
     sigma: float = 1.0
 
     def weights(self, pool: Pool) -> Tensor:
-        """Gaussian kernel of the distances; what is left goes to the own model."""
+        """Weigh the others by the kernel; the rest goes to the own model."""
         xi = self._kernel(pool)
         rows = (xi * _share_of_alpha(xi, pool.member))[pool.own].mul_(pool.allowed)
         return rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
-        """Say so if alpha was lowered in the last round."""
+        """Warn if the last round lowered alpha."""
         whole = self.pool_for(state, ids, find_members(state))
         shares = [
             _share_of_alpha(self._kernel(pool), pool.member).item() for _, pool in self.split_pool(whole)
@@ -108,15 +107,15 @@ class AttentiveMixing(Mixing):
         )
 
     def _kernel(self, pool: Pool) -> Tensor:
-        """The weights (K, K) of the pool's members, before alpha is lowered, in float64; zero for all others."""
+        """Return the weights (K, K) in float64 before alpha is lowered; 0 outside the pool."""
         kernel = squared_distances(pool.parts, pool.member, error=LOG_KERNEL_ERROR * self.sigma)
         kernel = kernel.div_(-self.sigma).exp_()
         return kernel.mul_(self.alpha / self.sigma).fill_diagonal_(0.0).mul_(pool.member)
 
 
 def _share_of_alpha(kernel: Tensor, member: Tensor) -> Tensor:
-    """What alpha is multiplied by, so that no member of the pool keeps less than 1/K of its own."""
-    # Over all members and not only the receivers: alpha must not depend on who happens to be sent to.
+    """Return the factor of alpha that leaves every member of the pool at least 1/K of its own model."""
+    # Over all members, not only the receivers: alpha must not depend on the receivers of a broadcast.
     sums = kernel.sum(1)[member]
     most = 1 - 1 / max(1, len(sums))
     return (most / sums.max().clamp_min(1e-30)).clamp_max(1.0) if len(sums) > 1 else sums.new_ones(())
@@ -124,17 +123,16 @@ def _share_of_alpha(kernel: Tensor, member: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class CosineMixing(Mixing):
-    """A fixed share for the own model, the rest by softmax of sigma cos over the others.
+    """Server rule of HeurFedAMP: a fixed share for the own model, the rest by softmax of sigma cos over the others.
 
-    Source: FedAMP (Huang et al., 2021), section on HeurFedAMP. `self_weight=None` puts the own model into the
-    softmax with the others, which is FedMCSA's attention over whole models.
+    `self_weight=None` puts the own model into the softmax, too: FedMCSA's attention over whole models.
     """
 
     sigma: float = 25.0
     self_weight: float | None = 0.5
 
     def weights(self, pool: Pool) -> Tensor:
-        """Softmax over the others, scaled by what the own model leaves."""
+        """Weigh the others by softmax, scaled to the rest of the own share."""
         scores = cosines(pool).mul_(self.sigma).masked_fill_(~pool.allowed, -torch.inf)
         if self.self_weight is None:
             return softmax_(scores)

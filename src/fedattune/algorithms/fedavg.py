@@ -26,7 +26,7 @@ from .table import Family, method
 
 @method(Family.GLOBAL, "one average", "SGD")
 def fedavg(*, weighting: Weighting = "samples") -> Algorithm:
-    """One global model, the mean of the cohort's, weighted by samples."""
+    """One global model: the mean of the cohort's models, weighted by samples."""
     return Algorithm(SGD(), Average(weighting), headline="received")
 
 
@@ -34,8 +34,8 @@ def fedavg(*, weighting: Weighting = "samples") -> Algorithm:
 def fedavg_ft(
     *, weighting: Weighting = "samples", ft_steps: Count | None = None, ft_lr: Positive | None = None
 ) -> Algorithm:
-    """FedAvg whose global model every client fine-tunes on its own data before use.
+    """FedAvg; every client fine-tunes the global model on its own data before use.
 
-    `ft_steps` and `ft_lr` are the round's local work and learning rate unless given.
+    By default, `ft_steps` and `ft_lr` are the round's local work and learning rate.
     """
     return Algorithm(SGD(), Average(weighting), adapt=FineTune(ft_steps, ft_lr))

@@ -32,19 +32,16 @@ from .table import Family, method
 
 @dataclass(frozen=True)
 class HeavyBall(ServerOptimizer):
-    """v <- beta v + D, w <- w + server_lr v, from v = 0.
-
-    Source: FedAvgM (Hsu et al., 2019), as IGFL (2021) prints it; some later code takes Nesterov's form.
-    """
+    """Server rule of FedAvgM: v <- beta v + D, w <- w + server_lr v, from v = 0."""
 
     beta: float = 0.9
 
     def init_moments(self, w0: Params) -> dict[str, Params]:
-        """Start with v = 0."""
+        """Return v = 0."""
         return {"v": w0.zeros()}
 
     def direction(self, mean: Params, moments: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
-        """The velocity v."""
+        """Return the velocity v."""
         v = self.beta * moments["v"] + mean
         return v, {"v": v}
 

@@ -26,7 +26,7 @@ from .table import Family, method
 
 @method(Family.PERSONAL_LAYERS, "one average without BatchNorm", "SGD with personal BatchNorm layers")
 def fedbn(*, weighting: Weighting = "uniform") -> Algorithm:
-    """FedAvg in which BatchNorm layers never leave the client."""
+    """FedAvg whose BatchNorm layers never leave the client."""
     return Algorithm(
         SGD(), Average(weighting), personal=BatchNorms(), bn_buffers="local", headline="received"
     )

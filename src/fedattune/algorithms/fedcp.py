@@ -40,9 +40,9 @@ def fedcp(
     reset_personal_extractor: bool = True,
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """A policy shares out every sample's features between a personal and a global head.
+    """A policy divides every sample's features between a personal and a global head.
 
-    `first_context="head"` makes the first round's vector as all later ones.
+    `first_context="head"` derives the first round's vector from the head, as in later rounds.
     """
     drawn = first_context == "random"
     return Algorithm(

@@ -59,18 +59,16 @@ class _Carry(NamedTuple):
 
 @dataclass(frozen=True)
 class FedFomoClient(ClientUpdate):
-    """Move towards the candidates that are better on held-out data, in proportion to how much; then SGD.
+    """Client rule of FedFomo: moves towards candidates in proportion to their gain on held-out data; then SGD.
 
-    Source: FedFomo (Zhang et al., 2021), section 3. With theta what the client started its last local steps
-    from, and M candidates theta_n, its own last model and those of others that the server rule `Peers` sends:
-    a_n = (L(theta) - L(theta_n)) / (||theta_n - theta|| + 1e-5), w_n = max(a_n, 0) / sum_m max(a_m, 0),
-    theta <- theta + sum_n w_n (theta_n - theta).
+    theta is the start of the client's last SGD. The candidates are the client's own last model and the models that
+    `FedFomoServer` sends.
 
     Attributes:
-        validation: share of the training samples that is held out for L; they are not trained on.
-        fallback: where to go on if no candidate is better than theta: the client's `own` last model, or the
-            `previous` theta.
-        affinity: what is reported of the others: a_n as it is (`raw`), or divided by |sum_m a_m| (`normalised`).
+        validation: share of the training samples that is held out for the losses L, and not trained on.
+        fallback: next start if no candidate is better than theta: the client's `own` last model, or the `previous`
+            theta.
+        affinity: report on the other clients: a_n itself (`raw`), or a_n divided by |sum_m a_m| (`normalised`).
 
     """
 
@@ -80,7 +78,7 @@ class FedFomoClient(ClientUpdate):
 
     @property
     def validation_share(self) -> float:
-        """The samples that L is taken on."""
+        """Share of the samples for the losses L."""
         return self.validation
 
     @property
@@ -90,34 +88,34 @@ class FedFomoClient(ClientUpdate):
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """The others' models, and which they are."""
+        """The models of the others, and the numbers of these clients."""
         return {"peers": "FedFomoServer", "numbers": "FedFomoServer"}
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """The model that local steps last started from, and the one that they ended with."""
+        """Return the start and the end of the last local training."""
         return {"previous": w0, "own": w0}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Line up theta and the candidates (M + 1, ...), with no losses yet."""
+        """Stack theta and the candidates (M + 1, ...), without losses."""
         own, peers = local_state["own"], sent.extra["peers"]
         others = len(sent.extra["numbers"]["peer"])
         models = local_state["previous"].map(lambda a, b: torch.stack([a, b]), own)
-        for name, v in models.items():  # tensors that never leave a client are its own in every candidate
+        for name, v in models.items():  # personal tensors are the client's own in every candidate
             more = peers[name] if name in peers else own[name].expand(others, *own[name].shape)
             models[name] = torch.cat([v, more])
         zeros = context.n_steps.new_zeros(2 + others)
         return _Carry(own, own, models, zeros, context.n_steps * 0, zeros[1:])
 
     def probe_passes(self, local_state: LocalState) -> Tensor:
-        """One pass over the held-out samples."""
+        """Return one pass over the held-out samples."""
         return torch.ones(())
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
-        """The losses over the samples seen so far, and the model that they ask for."""
+        """Average the losses over the samples so far, and move theta accordingly."""
         x, _, *weight = batch
         more = weight[0].sum() if weight else torch.full_like(carry.seen, len(x))
         seen = carry.seen + more
-        # One by one: not every model can run as a batch of models.
+        # One by one: some models cannot run as a batch of models.
         each = torch.stack([loss(carry.models.rows(i), batch) for i in range(len(carry.losses))])
         losses = carry.losses + (each - carry.losses) * (more / seen)
         a = compute_affinity(carry.models, losses)
@@ -131,13 +129,13 @@ class FedFomoClient(ClientUpdate):
         return choose(w.sum() > 0, moved, own if self.fallback == "own" else previous)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """One gradient step."""
+        """Take one gradient step."""
         return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
-        """Upload the trained model and how much each of the others helps."""
+        """Upload the trained model and the affinities to the others."""
         a = carry.a
         if self.affinity == "normalised":
             total = a.sum().abs()
@@ -146,12 +144,12 @@ class FedFomoClient(ClientUpdate):
         return upload, {"previous": carry.start, "own": carry.w}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The own last model: what it is moved towards is known only after a look at the held-out data."""
+        """Return the own last model; only the held-out data tell the next start."""
         return local_state["own"]
 
 
 def compute_affinity(models: Params, losses: Tensor) -> Tensor:
-    """a_n (M,) of candidates models[1:] against models[0]; 0 for one that is the same, whatever rounding says."""
+    """Return a_n (M,) of the candidates models[1:] against models[0]; exactly 0 for an equal model."""
     squares = [(v[1:] - v[:1]).reshape(len(v) - 1, -1).square().sum(1) for v in models.values()]
     distance = torch.stack(squares).sum(0).sqrt()
     a = (losses[:1] - losses[1:]) / (distance + 1e-5)
@@ -159,7 +157,7 @@ def compute_affinity(models: Params, losses: Tensor) -> Tensor:
 
 
 def normalize_affinity(a: Tensor) -> Tensor:
-    """w_n (M,): the positive part of a (M,), scaled to sum to 1; all 0 if there is none."""
+    """Return w_n (M,): the positive part of `a` (M,), scaled to sum to 1; all 0 if no entry is positive."""
     positive = a.clamp_min(0)
     total = positive.sum()
     return positive / torch.where(total > 0, total, 1.0)
@@ -167,12 +165,11 @@ def normalize_affinity(a: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FedFomoServer(UploadStore):
-    """Client i is sent the last uploads of `models` - 1 others; those that helped it most before, or any.
+    """Server rule of FedFomo: sends each client the last uploads of `models` - 1 others.
 
-    Source: FedFomo (Zhang et al., 2021), section 3. With probability epsilon they are drawn at random, otherwise
-    they are those of the largest affinity P[i, :], ties broken at random; epsilon is epsilon - epsilon_decay t after
-    t rounds, until it is 0. A client reports how much each of them helps, which is added to P. Its own last upload
-    is one of its `models` candidates too; it is in `Payload.params` and does not travel, as the client has it.
+    With probability epsilon - epsilon_decay t after t rounds, the others are drawn at random. Else they have the
+    largest affinity P[i, :]; ties are broken at random. Clients report affinities, which are added to P. The client's
+    own last upload is a candidate too; it is in `Payload.params` and does not travel.
     """
 
     models: int = 5
@@ -180,7 +177,7 @@ class FedFomoServer(UploadStore):
     epsilon_decay: float = 0.05
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """The bank, whose models all can be sent from the start, the affinities P (N, N), and what draws."""
+        """Return the store with all models in the pool, the affinities P (N, N), a seed and a count of rounds."""
         state = super().init(w0, n_clients)
         everybody = torch.ones_like(cast(Tensor, state["in_pool"]))
         return {
@@ -192,17 +189,17 @@ class FedFomoServer(UploadStore):
         }
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """The own last upload, and those of others with their numbers (R, M - 1)."""
+        """Send the own last upload, and the uploads of others with their numbers (R, M - 1)."""
         theta, chosen = cast(Params, state["theta"]), self._chosen(state, ids)
         extra = {"peers": theta.rows(chosen), "numbers": Params(peer=chosen)}
         return Broadcast(Payload(theta.rows(ids), extra))
 
     def _chosen(self, state: ServerState, ids: Tensor) -> Tensor:
-        """Whose models (R, M - 1) clients `ids` are sent; depends on the state and the client alone."""
+        """Choose the others (R, M - 1) for clients `ids`, from the state and the client alone."""
         seed, t = int(cast(Tensor, state["seed"])), int(cast(Tensor, state["round"]))
         members = cast(Tensor, state["in_pool"]).nonzero().flatten().cpu().numpy()
         most = min(self.models, len(members)) - 1
-        # What differs by less is taken for equal, so that rounding decides nothing.
+        # Rounded, so that rounding errors do not break ties.
         affinity = np.round(cast(Tensor, state["P"])[ids].cpu().numpy(), 6)
         chosen = []
         for row, i in enumerate(ids.tolist()):
@@ -216,18 +213,18 @@ class FedFomoServer(UploadStore):
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """Keep what came back, and add what clients found to their affinities (written in place)."""
+        """Store the uploads, and add the reported affinities to P in place."""
         peers, found = sent.extra["numbers"]["peer"], received.extra["affinity"]["a"]
         P = cast(Tensor, state["P"])
         P.index_put_((ids[:, None].expand_as(peers), peers), found.to(P.dtype), accumulate=True)
         return {**super().aggregate(state, ids, sent, received, n), "P": P, "round": state["round"] + 1}
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
-        """What is sent without the own model."""
+        """Count the payload without the own model."""
         return sent.traffic() - count_traffic(sent.params)
 
     def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """The state with `n` more clients, who know nothing yet of whom to ask."""
+        """Return the state with `n` more clients, whose affinities are 0."""
         P = cast(Tensor, state["P"])
         return {**super().add_clients(state, n), "P": torch.nn.functional.pad(P, (0, n, 0, n))}
 
@@ -242,7 +239,7 @@ def fedfomo(
     fallback: Literal["own", "previous"] = "own",
     affinity: Literal["raw", "normalised"] = "raw",
 ) -> Algorithm:
-    """Clients are sent models of others and take what is better than theirs on held-out data."""
+    """Clients receive models of others and move to the models that do better on held-out data."""
     return Algorithm(
         FedFomoClient(validation, fallback, affinity),
         FedFomoServer(models, epsilon, epsilon_decay),

@@ -61,18 +61,18 @@ REPLY = Participation(train="all", receive="reply")
 
 
 def make_client(lam: float, anchor: str, start: StartPoint) -> SGD:
-    """Local SGD with the proximal term that an anchor makes."""
-    # An anchor that moves with the model makes the proximal term zero at every step.
+    """Return local SGD with the proximal term of an anchor."""
+    # The proximal term of an anchor that moves with the model is always zero.
     return SGD((Proximal(lam),) if anchor == "round" else (), start=start)
 
 
 def resolve_profile(profile: Profile, **given: Any) -> tuple[Any, ...]:
-    """The given switches, those that are None taken from the profile."""
+    """Return the given switches; the profile replaces None."""
     return tuple(PROFILES[profile][key] if value is None else value for key, value in given.items())
 
 
 def note_inert_lam(name: str, anchor: str, lam: float) -> tuple[str, ...]:
-    """Say so when lam cannot have an effect."""
+    """Return a note if lam has no effect."""
     inert = anchor == "moving" and lam > 0
     return (
         f"{name}: lam={lam:g} has no effect because the anchor moves with the model (anchor=moving)",
@@ -92,9 +92,9 @@ def fedmcsa(
     anchor: Anchor | None = None,
     weight_decay: NonNegative | None = None,
 ) -> Algorithm:
-    """Every component of a client's model is mixed from the clients whose same component is alike.
+    """Each component of a client's model is mixed from clients with a similar component.
 
-    Options left at None follow the profile: `code` is what the paper's tables follow, `paper` its equations.
+    Options that are None follow the profile: `code` as in the paper's tables, `paper` as in its equations.
     """
     unit, sizes, anchor = resolve_profile(profile, unit=unit, size_weighted=size_weighted, anchor=anchor)
     return Algorithm(
@@ -118,8 +118,8 @@ def fedmcsa_no_mcsa(
 ) -> Algorithm:
     """FedMCSA with plain averaging in place of attention.
 
-    `received` sends the average to all clients and evaluates it, which is what the paper's table follows;
-    `trained` answers the cohort with it and evaluates the clients' models after local training.
+    `received` sends the average to all clients and evaluates it, as in the paper's table. `trained` answers the cohort
+    with the average and evaluates the clients' models after local training.
     """
     (anchor,) = resolve_profile(profile, anchor=anchor)
     to_all = evaluate == "received"
@@ -142,7 +142,7 @@ def fedavg_mcsa(
     unit: Unit | None = None,
     size_weighted: bool | None = None,
 ) -> Algorithm:
-    """Plain local SGD of all clients with component attention on the server."""
+    """Plain local SGD of all clients, with component attention on the server."""
     unit, sizes = resolve_profile(profile, unit=unit, size_weighted=size_weighted)
     return Algorithm(
         SGD(start="newest"), Attention(unit, sigma=sigma, size_weighted=sizes), participation=REPLY
@@ -160,7 +160,7 @@ def pfedme_mcsa(
     unit: Unit | None = None,
     size_weighted: bool | None = None,
 ) -> Algorithm:
-    """The client update of pFedMe with component attention in place of averaging."""
+    """The client rule of pFedMe, with component attention in place of averaging."""
     unit, sizes = resolve_profile(profile, unit=unit, size_weighted=size_weighted)
     return Algorithm(
         PFedMeClient(lam, K, personal_lr, start="newest"),
@@ -171,17 +171,17 @@ def pfedme_mcsa(
 
 @dataclass(frozen=True)
 class Attention(Mixing):
-    """Model-component self-attention: M_l = row softmax of sigma cos(theta_l, theta_l).
+    """Server rule of FedMCSA: M_l = row softmax of sigma cos(theta_l, theta_l), equations 6 to 8.
 
-    Source: FedMCSA (2022), equations 6 to 8, with the denominator of (7) summed over the row, as the text says.
-    `size_weighted` multiplies by the sample counts before the rows are normalised, as the public code does.
+    The denominator of (7) is the sum over the row, as the text says. `size_weighted` multiplies by the sample counts
+    before normalisation, as the public code does.
     """
 
     sigma: float = 50.0
     size_weighted: bool = False
 
     def weights(self, pool: Pool) -> Tensor:
-        """Softmax over the allowed models."""
+        """Take the softmax over the allowed models."""
         scores = cosines(pool).mul_(self.sigma)
         if self.size_weighted:
             scores += pool.n.to(scores.dtype).log()

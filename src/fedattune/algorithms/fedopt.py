@@ -41,13 +41,7 @@ SecondMoment = Literal["adam", "yogi", "adagrad"]
 
 @dataclass(frozen=True)
 class AdaptiveOptimizer(ServerOptimizer):
-    """m <- beta1 m + (1 - beta1) D, w <- w + server_lr m / (sqrt(v) + tau), from m = 0, v = tau^2.
-
-    adam     v <- beta2 v + (1 - beta2) D^2
-    yogi     v <- v - (1 - beta2) D^2 sign(v - D^2)
-    adagrad  v <- v + D^2
-    Source: Reddi et al. (2021), Algorithm 2; there is no correction of the bias towards the start.
-    """
+    """Server rule of FedAdam, FedYogi and FedAdagrad: `second` names the second moment v."""
 
     second: SecondMoment = "adam"
     beta1: float = 0.9
@@ -55,11 +49,11 @@ class AdaptiveOptimizer(ServerOptimizer):
     tau: float = 0.001
 
     def init_moments(self, w0: Params) -> dict[str, Params]:
-        """Start with m = 0, v = tau^2."""
+        """Return m = 0 and v = tau^2."""
         return {"m": w0.zeros(), "v": w0.map(lambda a: torch.full_like(a, self.tau**2))}
 
     def direction(self, mean: Params, moments: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
-        """The first moment over the root of the second."""
+        """Return the first moment over the root of the second."""
         m = self.beta1 * moments["m"] + (1 - self.beta1) * mean
         v = moments["v"].map(self._second, mean)
         return m.map(lambda a, b: a / (b.sqrt() + self.tau), v), {"m": m, "v": v}
@@ -85,7 +79,7 @@ def fedadam(
     tau: Positive = 0.001,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """FedAvg whose mean update goes through Adam on the server."""
+    """FedAvg with Adam on the server."""
     return Algorithm(
         SGD(), AdaptiveOptimizer(weighting, server_lr, "adam", beta1, beta2, tau), headline="received"
     )
@@ -100,7 +94,7 @@ def fedyogi(
     tau: Positive = 0.001,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """FedAvg whose mean update goes through Yogi on the server."""
+    """FedAvg with Yogi on the server."""
     return Algorithm(
         SGD(), AdaptiveOptimizer(weighting, server_lr, "yogi", beta1, beta2, tau), headline="received"
     )
@@ -114,7 +108,7 @@ def fedadagrad(
     tau: Positive = 0.001,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """FedAvg whose mean update goes through Adagrad on the server."""
+    """FedAvg with Adagrad on the server."""
     return Algorithm(
         SGD(), AdaptiveOptimizer(weighting, server_lr, "adagrad", beta1, tau=tau), headline="received"
     )

@@ -34,8 +34,8 @@ def fedper(
     weighting: Weighting = "samples",
     head: str | None = None,
 ) -> Algorithm:
-    """A shared base under personal heads, trained together.
+    """A shared base and personal heads, trained together.
 
-    The head is the last linear layer, or the one that `head` names, with the `layers` - 1 layers before it.
+    The head ends with the last linear layer, or the layer that `head` names, and has `layers` layers.
     """
     return Algorithm(SGD(), Average(weighting), personal=Head(layers, head), headline="received")

@@ -29,5 +29,5 @@ from .table import Family, method
 
 @method(Family.GLOBAL, "one average", "SGD with a pull to the average")
 def fedprox(*, mu: NonNegative = 0.01, weighting: Weighting = "samples") -> Algorithm:
-    """FedAvg with a proximal term that holds local training near the global model."""
+    """FedAvg with a proximal term that keeps local training near the global model."""
     return Algorithm(SGD((Proximal(mu),)), Average(weighting), headline="received")

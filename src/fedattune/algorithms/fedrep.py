@@ -41,10 +41,13 @@ class _Carry(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRepClient(ClientUpdate):
-    """The round's local work `personal` times on the tensors that never leave the client, `shared` times on the rest.
+    """Client rule of FedRep: trains the personal part, then the shared part; the other part stays exactly the same.
 
-    Source: FedRep (Collins et al., 2021), Algorithm 1. What is not trained stays exactly as it is. With `momentum`,
-    v <- momentum v + g for the part that is trained, from v = 0 in every round.
+    Attributes:
+        personal: repetitions of the round's local work on the personal part.
+        shared: repetitions on the shared part.
+        momentum: v <- momentum v + g for the part in training, from v = 0 in every round.
+
     """
 
     personal: int
@@ -53,15 +56,15 @@ class FedRepClient(ClientUpdate):
 
     @property
     def passes(self) -> int:
-        """Both phases."""
+        """Repetitions of both phases."""
         return self.personal + self.shared
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Start from what was sent."""
+        """Start from the received model."""
         return _Carry(sent.params, sent.params.zeros(), torch.zeros_like(context.n_steps))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """One gradient step of the phase's part."""
+        """Take one gradient step of the phase's part."""
         w, velocity, t = carry
         first = t * self.passes < context.n_steps * self.personal
         v = self.momentum * velocity + grad(w, batch)
@@ -75,10 +78,6 @@ class FedRepClient(ClientUpdate):
         """Upload the trained model."""
         return Payload(carry.w), local_state
 
-    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """What was sent, with the client's own personal part."""
-        return sent.params
-
 
 @method(Family.PERSONAL_LAYERS, "one average of bases", "SGD on its personal head, then on the base")
 def fedrep(
@@ -90,9 +89,9 @@ def fedrep(
     weighting: Weighting = "samples",
     head: str | None = None,
 ) -> Algorithm:
-    """A shared base under personal heads, trained in turn: first the head, then the base.
+    """A shared base and personal heads, trained in turn: first the head, then the base.
 
-    `head` names the linear layer that is the head; it is the last one unless given.
+    `head` names the linear layer that is the head; by default, the last one.
     """
     return Algorithm(
         FedRepClient(head_epochs, base_epochs, momentum),

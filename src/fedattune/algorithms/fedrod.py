@@ -36,7 +36,10 @@ from .table import Family, method
 
 
 class TwoHeadModule(MethodModule):
-    """Predicts head(f) + personal_head(f), f = body(x); in training mode the personal head gets detached features."""
+    """Predicts head(f) + personal_head(f), f = body(x).
+
+    In training, the personal head gets detached features.
+    """
 
     counts: Tensor
 
@@ -49,30 +52,30 @@ class TwoHeadModule(MethodModule):
                 nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        """Logits (B, C); in training mode those of both heads and the logarithm (C,) of the class counts."""
+        """Return logits (B, C); in training, the logits of both heads and the log class counts (C,)."""
         features = self.body(x)
         generic = self.head(features)
         if not self.training:
             return generic + self.personal_head(features)  # type: ignore[no-any-return]
-        # A class without samples: so small that its probability is 0, yet finite for padding, which counts 0 times.
+        # -1e9 gives a class without samples probability 0, and stays finite for padding, which has weight 0.
         log_counts = torch.where(self.counts > 0, self.counts.log(), -1e9)
         return generic, self.personal_head(features.detach()), log_counts
 
     def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
-        """Balanced softmax loss of the generic head plus cross-entropy of both, which trains the personal head."""
+        """Return the balanced loss of the generic head plus the cross-entropy of both heads for the personal one."""
         generic, own, log_counts = output
         return cross_entropy(generic + log_counts, batch) + cross_entropy(generic.detach() + own, batch)
 
 
 @dataclass(frozen=True)
 class FedRoDNetwork(Network):
-    """The model with a second head, which starts as a copy of the first, or at zero."""
+    """Adds a personal head, a copy of the head or zero."""
 
     zeros: bool = False
 
     @property
     def generic(self) -> bool:
-        """Without the personal head it is the generic model."""
+        """Without the personal head, the module is the generic model."""
         return True
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
@@ -80,7 +83,7 @@ class FedRoDNetwork(Network):
         return TwoHeadModule(*split_head(model, x), self.zeros)
 
     def client_buffers(self, label_counts: Tensor) -> Params:
-        """Every client's class counts."""
+        """Return every client's class counts."""
         return Params(counts=label_counts)
 
 
@@ -88,7 +91,7 @@ class FedRoDNetwork(Network):
 def fedrod(
     *, personal_init: Literal["generic", "zeros"] = "generic", weighting: Weighting = "samples"
 ) -> Algorithm:
-    """A generic head that classes of all sizes train alike, and a personal head on top of it."""
+    """A generic head, trained on a balanced loss, and a personal head on top of it."""
     zeros = personal_init == "zeros"
     return Algorithm(
         SGD(),

@@ -40,27 +40,25 @@ from .table import Family, method
 
 @dataclass(frozen=True)
 class GroupCorrection(Correction):
-    """A step of dI + dG: dI = -lr g, dG = (dI - Delta_i / T) / |S| + D / T, for T local steps.
+    """Gradient of IGFL-C: g + (g + Delta_i / (lr T)) / |S| - D / (lr T), for T local steps (Algorithm 2).
 
-    D is the global model's last displacement, which the server sends, Delta_i the client's own last update. As a
-    gradient: g + (g + Delta_i / (lr T)) / |S| - D / (lr T). Source: IGFL (Huang et al., 2021), Algorithm 2. Delta_i
-    is that of the last round in which the client took part, times `stale_decay` for every round that it missed.
-    One that the server will not hear of is no part of the group: it takes plain steps.
+    The server sends D, the last update of the global model. Delta_i is the client's own last update, times
+    `stale_decay` for every round that the client missed. Clients whose upload is not used take plain steps.
     """
 
     stale_decay: float = 1.0
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """The global model's displacement."""
+        """The last update of the global model."""
         return {"D": "GlobalUpdateWrapper"}
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """No update yet: zeros, as of round 0."""
+        """Return an update of zeros, as of round 0."""
         return {"delta": w0.zeros(), "delta_round": Params(round=next(iter(w0.values())).new_zeros(()))}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
-        """The gradient with the group's part; tensors that are not shared have none."""
+        """Return the corrected gradient; personal tensors stay uncorrected."""
         displacement, context = local.sent.extra["D"], local.context
         own = g.only(displacement)
         missed = context.round - 1 - local.local_state["delta_round"]["round"]
@@ -70,7 +68,7 @@ class GroupCorrection(Correction):
         return choose(context.is_uploaded, bent, g)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
-        """Keep this round's update, and which round it was."""
+        """Keep this round's update and the number of the round."""
         last = local.local_state["delta_round"]["round"]
         now = Params(round=local.context.round.to(last.dtype))
         new = {"delta": w - local.start, "delta_round": now}
@@ -89,16 +87,16 @@ MAX_ATTENTION_CLIENTS = 1_000
 
 @dataclass(frozen=True)
 class UpdateAttention(Average):
-    """w <- w + beta sum_j b_j Delta_j, Delta_j = received_j - sent_j; b_j = sum_i p_i A[i, j].
+    """Server rule of IGFL-S: w <- w + beta sum_j b_j Delta_j, Delta_j = received_j - sent_j; b_j = sum_i p_i A[i, j].
 
-    A[i, :] = softmax_j of (log p_j + <q_i, Delta_j>), p_i = 1 / |S| (or by samples), plain dot products over the whole
-    model in float64. Source: IGFL (Huang et al., 2021), equation 11 and Algorithm 3, where p is uniform and cancels.
+    A[i, :] = softmax_j of (log p_j + <q_i, Delta_j>), with plain dot products over the whole model in float64. p_i is
+    1 / |S|, or proportional to samples. In the paper (equation 11, Algorithm 3), p is uniform and cancels.
 
     Attributes:
-        query: `self`: q_i = Delta_i; `global`: q_i = sum_j p_j Delta_j; `time`: the update before, Delta'_i, which the
-            server keeps for every client and which is zero before its first.
-        form: of `time`, which the paper writes in three ways. `T1`: q_i = Delta'_i as in Algorithm 3; `T2`: its
-            displayed formula, b_j = A[j, j] of T1, which does not sum to 1; `T3`: the displayed score, normalised:
+        query: `self`: q_i = Delta_i; `global`: q_i = sum_j p_j Delta_j; `time`: q_i = Delta'_i, the update before
+            (zero at first), which the server keeps for every client.
+        form: form of `time`; the paper has three. `T1`: Algorithm 3; `T2`: the displayed formula, b_j = A[j, j], which
+            does not sum to 1; `T3`: the displayed score, normalised:
             b_j = softmax_j of (log p_j + <Delta'_j, Delta_j>).
 
     """
@@ -110,7 +108,7 @@ class UpdateAttention(Average):
     form: TimeForm = "T3"
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """The initial model, the weights b (N,) of the last cohort, and each client's last update for `time`."""
+        """Return the initial model, weights b (N,) of the last cohort, and the last updates for `time`."""
         last: ServerState = {"delta": w0.zeros().copies(n_clients)} if self.query == "time" else {}
         if not self._single and n_clients <= MAX_ATTENTION_CLIENTS:
             last["attention"] = torch.zeros(n_clients, n_clients, dtype=torch.float64)
@@ -118,13 +116,13 @@ class UpdateAttention(Average):
 
     @property
     def _single(self) -> bool:
-        """Whether every update has one score, instead of one for each client that asks."""
+        """Whether each update has one score, instead of one score per client."""
         return self.query == "global" or (self.query == "time" and self.form == "T3")
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """Move the global model; the last updates are written in place, they are the server's alone."""
+        """Move the global model; overwrite the last updates in place."""
         b = self.weights(state, ids, sent.params, received.params, compute_shares(n, self.weighting))
         new: ServerState = {
             "w": cast(Params, state["w"]) + self.beta * mean_update(b, sent.params, received.params),
@@ -140,7 +138,16 @@ class UpdateAttention(Average):
         return new
 
     def weights(self, state: ServerState, ids: Tensor, sent: Params, received: Params, p: Tensor) -> Tensor:
-        """The weights b (C,) of the cohort's updates, from what it was `sent` and `received`, and its shares p (C,)."""
+        """Return the weights b (C,) of the cohort's updates.
+
+        Args:
+            state: the state of the server.
+            ids: (C,) the cohort.
+            sent: the models before local training.
+            received: the models after local training.
+            p: (C,) shares of the clients.
+
+        """
         if not received:  # nothing is shared
             return p
         scores = self._scores(state, ids, sent, received, p)
@@ -154,7 +161,7 @@ class UpdateAttention(Average):
         return p @ attention
 
     def _scores(self, state: ServerState, ids: Tensor, sent: Params, received: Params, p: Tensor) -> Tensor:
-        """<q_i, Delta_j> (C, C) in float64; (C,) where only <q_j, Delta_j> counts, or all have the same q."""
+        """Return <q_i, Delta_j> (C, C) in float64; (C,) if each update has one score."""
         out = p.new_zeros((len(p),) if self._single else (len(p), len(p)))
         for name, tensor in received.items():
             after, before = flatten(tensor), flatten(sent[name])
@@ -172,10 +179,9 @@ class UpdateAttention(Average):
         return out
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """Send the same global model to everybody.
+        """Send the same global model to all clients.
 
-        All rows of its mixing matrix are b; there is none if the weights do not sum to 1. The matrix A, `attention`,
-        comes beside it.
+        All rows of its mixing matrix are b, unless b does not sum to 1. The matrix A, `attention`, comes beside it.
         """
         sent, p = super().broadcast(state, ids), cast(Tensor, state["p"])
         if self.query == "time" and self.form == "T2":
@@ -199,7 +205,7 @@ def igfl(
     stale_decay: Fraction = 1.0,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """One global model: every local step carries the group's last move, the server weighs updates by attention."""
+    """One global model: local steps repeat the last update, and the server weighs updates by attention."""
     return Algorithm(
         SGD((GroupCorrection(stale_decay),)),
         GlobalUpdateWrapper(UpdateAttention(weighting, query=attention, form=time_form)),
@@ -209,7 +215,7 @@ def igfl(
 
 @method(Family.GLOBAL, "one average and its last update", "SGD that repeats the last update")
 def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> Algorithm:
-    """One average; every local step also carries the group's last move."""
+    """One average: local steps repeat the last update."""
     return Algorithm(
         SGD((GroupCorrection(stale_decay),)), GlobalUpdateWrapper(Average(weighting)), headline="received"
     )
@@ -219,16 +225,15 @@ def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> 
 def igfl_s(
     *, attention: AttentionQuery = "time", time_form: TimeForm = "T3", weighting: Weighting = "uniform"
 ) -> Algorithm:
-    """One global model, whose updates by the clients are weighted by attention among them."""
+    """One global model: the server weighs the clients' updates by attention among them."""
     return Algorithm(SGD(), UpdateAttention(weighting, query=attention, form=time_form), headline="received")
 
 
 @dataclass(frozen=True)
 class GlobalUpdateWrapper(ServerWrapper):
-    """Sends D = w^r - w^(r-1) too, by what the global model moved in the last round; zero at first.
+    """Server rule of IGFL-C: sends D = w^r - w^(r-1), the last update of the global model; zero at first.
 
-    Source: IGFL (Huang et al., 2021), Algorithm 2, line 2. Around a rule that has no global model, D is the mean of
-    the cohort's updates.
+    If the inner rule has no global model, D is the mean update of the cohort. Source: Algorithm 2, line 2.
     """
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
@@ -236,7 +241,7 @@ class GlobalUpdateWrapper(ServerWrapper):
         return {**super().init(w0, n_clients), "D": w0.zeros()}
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """D goes to everybody alike."""
+        """Send D to all clients."""
         return attach_extra(super().broadcast(state, ids), "D", state, ids)
 
     def aggregate(

@@ -39,21 +39,20 @@ from .table import Family, method
 
 @dataclass(frozen=True)
 class L2GDClient(SGD):
-    """x <- keep x + (1 - keep) mean before the local steps, once for every averaging that the server numbers.
+    """Client rule of L2GD: x <- keep x + (1 - keep) mean before the local steps, once per averaging of the server.
 
-    For servers that send `extra["average"]` with `keep` and `number` (`server.Coin`). Source: L2GD (Hanzely and
-    Richtárik, 2020), Algorithm 1.
+    The server rule `L2GDServer` sends `keep` and the number of the averaging.
     """
 
     start: StartPoint = "own"
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """What the coin said."""
+        """The server's last averaging."""
         return {"average": "L2GDServer"}
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """The own model, and the number of the last averaging it took part in."""
+        """Return the own model, and the number of the client's last averaging."""
         like = next(iter(w0.values()))
         return {**super().init_local_state(w0), "done": Params(number=like.new_zeros(()))}
 
@@ -65,24 +64,23 @@ class L2GDClient(SGD):
         return upload, {**kept, "done": sent.extra["average"].only(["number"])}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The own model after the averaging, if there is a new one."""
+        """Return the own model, averaged if the averaging is new."""
         average = sent.extra["average"]
         new = average["number"] > local_state["done"]["number"]
         keep = torch.where(new, average["keep"], torch.ones_like(average["keep"]))
         return keep * local_state["own"] + (1 - keep) * sent.params
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The own model."""
+        """Return the own model."""
         return local_state["own"]
 
 
 @dataclass(frozen=True)
 class L2GDServer(Average):
-    """After each round, with probability `chance` a run of averaging steps x <- (1 - c) x + c mean; else nothing.
+    """Server rule of L2GD: after each round, average m times with probability chance^m (1 - chance).
 
-    A run goes on with the same probability after each of its steps, as the coins of L2GD do between two local steps;
-    the mean stays the same, so m steps need one communication and make x <- (1 - c)^m x + (1 - (1 - c)^m) mean.
-    Source: L2GD (Hanzely and Richtárik, 2020), Algorithm 1. For clients with `client.Contraction`.
+    The mean stays the same in a series of m averagings. So one communication is enough, and makes
+    x <- (1 - c)^m x + (1 - (1 - c)^m) mean.
     """
 
     weighting: Weighting = "uniform"
@@ -90,7 +88,7 @@ class L2GDServer(Average):
     c: float = 0.5
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """No averaging yet; the coins' seed."""
+        """Return a state without averaging, and the seed of the coins."""
         return {
             **super().init(w0, n_clients),
             "seed": torch.randint(2**62, ()),
@@ -99,10 +97,9 @@ class L2GDServer(Average):
         }
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """Send the mean, the share of its own model that a client keeps (1: no averaging), and the coin's number.
+        """Send the mean, the share `keep` of a client's own model (1: no averaging), and the number of the coin.
 
-        The mixing matrix is keep I + (1 - keep) 1 p^T. It comes in rounds with an averaging, for clients that were
-        averaged.
+        In rounds with an averaging, the mixing matrix is keep I + (1 - keep) 1 p^T, for the averaged clients.
         """
         payload = super().broadcast(state, ids).payload
         like = next(iter(payload.params.values()), cast(Tensor, state["keep"])).dtype
@@ -123,7 +120,7 @@ class L2GDServer(Average):
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """Flip the coin; average if it says so."""
+        """Toss the coin; average if it says so."""
         flipped = self._flipped(state)
         if not _averages(flipped):
             return flipped
@@ -132,15 +129,15 @@ class L2GDServer(Average):
     def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """Newcomers are drawn to the mean as it is."""
+        """Toss the coin; newcomers move to the present mean."""
         return self._flipped(state)
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
-        """Nothing travels without averaging."""
+        """Count nothing without averaging."""
         return sent.traffic() if _averages(state) else Counter()
 
     def bytes_up(self, state: ServerState, ids: Tensor, received: Payload) -> Traffic:
-        """Nothing travels without averaging."""
+        """Count nothing without averaging."""
         return received.traffic() if _averages(state) else Counter()
 
     def _flipped(self, state: ServerState) -> ServerState:
@@ -166,7 +163,7 @@ def l2gd(
     c: Fraction = 0.5,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """Every client trains its own model; now and then all are drawn to their mean."""
+    """Every client trains its own model; in some rounds, all models move to their mean."""
     return Algorithm(
         L2GDClient(),
         L2GDServer(weighting, chance=p, c=c),

@@ -9,5 +9,5 @@ from .table import Family, method
 
 @method(Family.LOCAL, "nothing", "trains alone")
 def local() -> Algorithm:
-    """Every client trains alone, in every round: theta_i <- theta_i - lr g_i(theta_i)."""
+    """Every client trains alone in every round: theta_i <- theta_i - lr g_i(theta_i)."""
     return Algorithm(SGD(), Average(), personal=AllParameters(), participation=Participation(train="all"))

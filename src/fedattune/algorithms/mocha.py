@@ -35,10 +35,9 @@ from .table import Family, method
 
 @dataclass(frozen=True)
 class RelationshipCorrection(Correction):
-    """Gradient of lam1 tr(W Omega W^T) + lam2 ||W||^2 at the own model w_t, the others' models as last uploaded.
+    """Gradient of lam1 tr(W Omega W^T) + lam2 ||W||^2 at the own model w_t (equation 1).
 
-    For servers that send sum_{s != t} Omega_st w_s, and Omega_tt as `extra["omega"]["own"]` (`server.Relations`).
-    Tensors that never leave the client are in no relation. Source: MOCHA (Smith et al., 2017), equation 1.
+    The server rule `TaskRelationship` sends sum_{s != t} Omega_st w_s and Omega_tt. Personal tensors are not related.
     """
 
     lam1: float
@@ -46,11 +45,11 @@ class RelationshipCorrection(Correction):
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """What the server says of the client's own model."""
+        """The entry of Omega for the client itself."""
         return {"omega": "TaskRelationship"}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
-        """The gradient g + 2 lam1 (W Omega)_t + 2 lam2 w."""
+        """Return g + 2 lam1 (W Omega)_t + 2 lam2 w."""
         sent, own = local.sent, local.sent.extra["omega"]["own"]
         personal = set(local.context.personal)
         bent = {}
@@ -66,16 +65,15 @@ SMOOTHING = 1e-4
 
 @dataclass(frozen=True)
 class TaskRelationship(UploadStore):
-    """Sends client t the sum over s != t of Omega_st w_s, and Omega_tt; w_s as last uploaded (at first w^0).
+    """Server rule of MOCHA: sends sum_{s != t} Omega_st w_s and Omega_tt to client t, from the last uploads w_s.
 
-    `mean`: Omega = I - 11^T/m; `learned`: (W^T W)^(-1/2) divided by its trace, made anew from the last uploads.
-    Source: MOCHA (Smith et al., 2017), in the form of gradient steps; for clients with `client.Relation`.
+    `omega` is `mean` (I - 11^T/m), or `learned`: (W^T W)^(-1/2) over its trace, for every broadcast.
     """
 
     omega: Literal["mean", "learned"] = "mean"
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """What the others' models add up to, for each client."""
+        """Send the weighted sum of the other models to each client."""
         W = cast(Params, state["theta"])
         rows = self.matrix(state)[ids]
         own = rows.gather(1, ids[:, None])
@@ -85,7 +83,7 @@ class TaskRelationship(UploadStore):
         return Broadcast(Payload(related, {"omega": Params(own=own[:, 0].to(like.dtype))}))
 
     def matrix(self, state: ServerState) -> Tensor:
-        """Omega (N, N)."""
+        """Return Omega (N, N)."""
         seen = cast(Tensor, state["seen"])
         m = len(seen)
         identity = torch.eye(m, dtype=torch.float64, device=seen.device)
@@ -113,5 +111,5 @@ class TaskRelationship(UploadStore):
 def mocha(
     *, lam1: NonNegative = 0.5, lam2: NonNegative = 0.0, omega: Literal["mean", "learned"] = "mean"
 ) -> Algorithm:
-    """Every client has a model of its own; a regulariser ties them by a matrix, given or learned."""
+    """Every client has its own model; a regulariser ties the models by a given or learned matrix."""
     return Algorithm(SGD((RelationshipCorrection(lam1, lam2),), start="own"), TaskRelationship(omega))

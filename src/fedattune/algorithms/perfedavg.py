@@ -33,11 +33,10 @@ from .table import Family, method
 
 @dataclass(frozen=True)
 class PerFedAvgClient(ClientUpdate):
-    """w <- w - beta d/dw f(w - alpha g(w; B)), its Hessian part left out (fo) or by differences (hf).
+    """Client rule of Per-FedAvg: descends the loss after one step (equations 6 and 9 to 11).
 
-    v = w - alpha g(w; B), u = g(v; B');  fo: w <- w - beta u;
-    hf: w <- w - beta (u - alpha (g(w + delta u; B'') - g(w - delta u; B'')) / (2 delta)).
-    Source: Per-FedAvg (Fallah et al., 2020), equations 6 and 9 to 11. `None` rates are the run's learning rate.
+    With v = w - alpha g(w; B) and u = g(v; B'), `fo` steps along u and leaves out the Hessian. `hf` steps along
+    u - alpha (g(w + delta u; B'') - g(w - delta u; B'')) / (2 delta). Rates of None are the run's learning rate.
     """
 
     alpha: float | None = None
@@ -51,11 +50,11 @@ class PerFedAvgClient(ClientUpdate):
         return 2 if self.hessian == "fo" else 3
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Params:
-        """Start from what was sent."""
+        """Start from the received model."""
         return sent.params
 
     def step(self, carry: Params, batch: Batch, grad: Grad, context: RoundContext) -> Params:
-        """One meta step on its own two or three batches."""
+        """Take one meta step, on two or three batches."""
         w = carry
         first, second, *third = (tuple(t[i] for t in batch) for i in range(self.batches_per_step))
         alpha = context.lr if self.alpha is None else self.alpha
@@ -72,10 +71,6 @@ class PerFedAvgClient(ClientUpdate):
         """Upload w."""
         return Payload(carry), local_state
 
-    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """What was sent, before adaptation."""
-        return sent.params
-
 
 @method(Family.ADAPTED, "one average", "SGD on the loss after one step; takes that step before use")
 def perfedavg(
@@ -88,10 +83,10 @@ def perfedavg(
     adapt_on: Literal["train", "test"] = "train",
     adapt_steps: Count = 1,
 ) -> Algorithm:
-    """A global model that becomes personal by one step; alpha and beta are the learning rate unless given.
+    """A global model that becomes personal in one step; by default, alpha and beta are the learning rate.
 
-    `adapt_on="test"` with two `adapt_steps` adapts on test batches as FedMCSA's comparison did: it leaks. Validation
-    accuracies then are those after adaptation on validation batches, so that no test data decide on other options.
+    `adapt_on="test"` with two `adapt_steps` adapts on test batches, as FedMCSA's comparison did: it leaks test data.
+    Validation accuracies then use a model that adapted on validation batches, so other options see no test data.
     """
     notes = ("perfedavg: adapt_on=test fits the model to test data",) if adapt_on == "test" else ()
     return Algorithm(

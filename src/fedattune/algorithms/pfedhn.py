@@ -38,17 +38,20 @@ from .table import Family, method
 
 @dataclass(frozen=True)
 class PFedHNServer(ServerUpdate):
-    """Client i is sent theta_i = h(v_i; phi); phi and v_i follow J^T (theta_i - what came back).
+    """Server rule of pFedHN: sends theta_i = h(v_i; phi); phi and v_i follow J^T (theta_i - upload).
 
-    Source: pFedHN (Shamsian et al., 2021), Algorithm 1, whose rounds have one client. A larger cohort is sent models
-    generated at once; then its uploads are taken in one by one, each by an optimizer step with the Jacobian J and
-    the theta_i of the phi of the moment. h is a linear layer, `depth` times ReLU and a linear layer, and a linear
-    head per tensor of the model. A step is of SGD with momentum, weight decay, and gradients clipped to a length.
+    The server generates all models of a cohort at once. Then it takes one optimizer step per upload, with the Jacobian
+    J and the theta_i of the current phi. h has a linear layer, `depth` times ReLU and a linear layer, and one linear head
+    per tensor of the model. The optimizer is SGD with momentum, weight decay, and gradients clipped to a length.
 
     Attributes:
-        embedding: width of v_i; None for 1 + N / 4, rounded down, of N clients.
-        hidden, depth: width of the linear layers, and their number after the first.
-        hn_lr, momentum, weight_decay, clip: of the optimizer of phi and all v.
+        embedding: width of v_i; None for 1 + N / 4, rounded down, for N clients.
+        hidden: width of the linear layers.
+        depth: number of linear layers after the first.
+        hn_lr: learning rate of the optimizer.
+        momentum: momentum of the optimizer.
+        weight_decay: weight decay of the optimizer.
+        clip: maximum length of a gradient.
 
     """
 
@@ -61,7 +64,7 @@ class PFedHNServer(ServerUpdate):
     clip: float = 50.0
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """The hypernetwork with the embeddings (N, E) of all clients, and its velocity."""
+        """Return the hypernetwork with the embeddings (N, E) of all clients, and its velocity."""
         like = next(iter(w0.values()))
         width = self.embedding or int(1 + n_clients / 4)
         v = draw_normal((n_clients, width), like)
@@ -73,14 +76,14 @@ class PFedHNServer(ServerUpdate):
         return {"phi": Params(phi), "velocity": Params(phi).zeros()}
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """The models generated for clients `ids`."""
+        """Send the models generated for clients `ids`."""
         phi = cast(Params, state["phi"])
         return Broadcast(Payload(generate_models(phi, phi["embedding"][ids])))
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """One optimizer step per client of the cohort, in their order."""
+        """Take one optimizer step per client of the cohort, in order."""
         for row, client in enumerate(ids.tolist()):
             state = self._step(state, client, received.params.rows(row))
         return state
@@ -90,7 +93,7 @@ class PFedHNServer(ServerUpdate):
         with torch.enable_grad():
             phi = old.map(lambda a: a.detach().requires_grad_())
             model = generate_models(phi, phi["embedding"][client : client + 1]).rows(0)
-            # Not what it was when sent: steps of the clients before have made part of this one's way already.
+            # Generated again: the steps of earlier clients changed phi since the broadcast.
             apart = list((model - trained).map(torch.detach).values())
             values = torch.autograd.grad(list(model.values()), list(phi.values()), apart)
         g = Params(zip(phi, values, strict=True))
@@ -99,12 +102,12 @@ class PFedHNServer(ServerUpdate):
         return {"phi": old - self.hn_lr * velocity, "velocity": velocity}
 
     def newcomer_model(self, state: ServerState) -> Params:
-        """The model generated from the mean embedding."""
+        """Return the model generated from the mean embedding."""
         phi = cast(Params, state["phi"])
         return generate_models(phi, phi["embedding"].mean(0, keepdim=True)).rows(0)
 
     def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """The state with `n` more clients, whose embeddings are the mean of those that there are."""
+        """Return the state with `n` more clients, whose embeddings are the mean embedding."""
 
         def longer(params: Params, rows: Tensor) -> Params:
             v = params["embedding"]
@@ -117,7 +120,7 @@ class PFedHNServer(ServerUpdate):
     def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """Steps of the embeddings of clients that joined after training; everything else stays."""
+        """Take steps of the newcomers' embeddings; everything else stays."""
         for row, client in enumerate(ids.tolist()):
             after = self._step(state, client, received.params.rows(row))
             rows = {k: _with_row(cast(Params, state[k]), cast(Params, v), client) for k, v in after.items()}
@@ -126,7 +129,7 @@ class PFedHNServer(ServerUpdate):
 
 
 def generate_models(phi: Params, v: Tensor) -> Params:
-    """The models (R, ...) that the hypernetwork phi makes of the embeddings v (R, E)."""
+    """Generate models (R, ...) from the embeddings `v` (R, E) by the hypernetwork `phi`."""
     h = apply_trunk(select_prefix(phi, "trunk."), v)
     bias = select_prefix(phi, "bias.")
     return select_prefix(phi, "weight.").map(lambda w, b: torch.tensordot(h, w, ([1], [-1])) + b, bias)
@@ -154,7 +157,7 @@ def pfedhn(
 ) -> Algorithm:
     """One hypernetwork generates every client's model from an embedding of the client.
 
-    `hn_...` are of the server's optimizer, the others of the client's.
+    Options `hn_...` belong to the server's optimizer, the others to the client's.
     """
     return Algorithm(
         SGD(momentum=momentum, clip=clip),

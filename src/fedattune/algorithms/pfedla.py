@@ -64,21 +64,20 @@ from .table import Family, method
 
 @dataclass(frozen=True)
 class HeurPFedLAClient(SGD):
-    """Local SGD from what was sent, with the client's own last model in place of the components it retains.
+    """Client rule of HeurpFedLA: SGD from the received model, with the client's own retained components.
 
-    Source: pFedLA (Ma et al., 2022), HeurpFedLA. `unit` is that of the server rule `Retained`, whose flags say which
-    components these are.
+    The flags of `HeurPFedLAServer` name these components; both rules need the same `unit`.
     """
 
     unit: Unit = "layer"
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """Which components are retained."""
+        """Flags of the retained components."""
         return {**super().required_extras, "retained": "HeurPFedLAServer"}
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """The model as training left it, and what SGD keeps."""
+        """Return the last trained model, and the state of SGD."""
         return {"last": w0, **super().init_local_state(w0)}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Any:
@@ -93,7 +92,7 @@ class HeurPFedLAClient(SGD):
         return upload, {**kept, "last": upload.params}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """What was sent, the retained components being the client's own."""
+        """Return the received model with the client's own retained components."""
         return super().received_model(self._whole(sent, local_state), local_state, fresh)
 
     def _whole(self, sent: Payload, local_state: LocalState) -> Payload:
@@ -109,19 +108,19 @@ Norm = Literal["softmax", "relu_sum"]
 
 
 BLOCK_WEIGHTS = 1 << 22
-"""Values of hypernetworks that are copied at a time."""
+"""Values of hypernetworks to copy at a time."""
 
 
 MIN_WEIGHT = 1e-6
-"""Added to every weight of `relu_sum`, so that a row never is zero altogether."""
+"""Added to every weight of `relu_sum`, so that no row is zero."""
 
 
 class Candidates(NamedTuple):
-    """Whose mixtures are meant, R of them, out of a bank of K models.
+    """The K stored models from the view of R receiving clients.
 
     Attributes:
-        own: (R,) the position of each one's own model.
-        allowed: (R, K) whether it may be given a model.
+        own: (R,) position of each client's own model.
+        allowed: (R, K) whether a client may receive a model.
 
     """
 
@@ -131,19 +130,19 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedLAServer(UploadStore):
-    """Client i is sent sum_k alpha_i^l[k] theta_l[k], where alpha_i = HN_i(v_i; psi_i) has a row per component l.
+    """Server rule of pFedLA: sends sum_k alpha_i^l[k] theta_l[k] to client i, where alpha_i = HN_i(v_i; psi_i).
 
-    Source: pFedLA (Ma et al., 2022). HN_i is an embedding v_i, three linear layers with ReLU, and a linear head per
-    component, normalised over the K models of the bank. With G_i what client i was sent minus what it uploaded, which
-    stands for the gradient of its loss, d loss / d alpha_i^l[k] = <theta_l[k], G_i,l> over the bank as it was when
-    sent; this goes back through HN_i, whose values take one plain gradient step.
+    HN_i has three linear layers with ReLU and a linear head per component, normalised over the K stored models. G_i,
+    the sent model minus the upload, stands for the gradient of the client's loss. So d loss / d alpha_i^l[k] is
+    <theta_l[k], G_i,l> over the models before aggregation. HN_i takes one plain gradient step.
 
     Attributes:
-        unit: what has a row of its own: the whole `model`, a `layer` (weight and bias), or each `tensor`.
-        hn_lr: rate of that step.
-        embedding, hidden: width of v_i and of the linear layers.
-        norm: `softmax` with heads that start at zero, so that mixing starts as the plain mean; `relu_sum` with heads
-            from U(0, 1), as public code has it.
+        unit: unit with its own mixing weights: the whole `model`, a `layer` (weight and bias), or each `tensor`.
+        hn_lr: rate of the step.
+        embedding: width of v_i.
+        hidden: width of the linear layers.
+        norm: `softmax` of heads that start at zero, so that mixing starts as the plain mean; `relu_sum` of heads from
+            U(0, 1), as in public code.
 
     """
 
@@ -154,13 +153,13 @@ class PFedLAServer(UploadStore):
     norm: Norm = "softmax"
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """The bank, whose models all can be mixed from the start, and a hypernetwork per client."""
+        """Return the store with all models in the pool, and a hypernetwork per client."""
         state = super().init(w0, n_clients)
         everybody = torch.ones_like(cast(Tensor, state["in_pool"]))
         return {**state, "in_pool": everybody, "hypernetworks": self._draw(w0, n_clients, n_clients)}
 
     def _draw(self, w0: Params, n: int, outputs: int) -> Params:
-        """Hypernetworks of n clients that weigh so many models."""
+        """Draw hypernetworks of `n` clients that weigh `outputs` models."""
         like = next(iter(w0.values()), torch.zeros(()))  # nothing at all may be shared
         heads = draw_linear(self.hidden, (len(group_names(w0, self.unit)), outputs), like, (n,)).zeros()
         if self.norm == "relu_sum":
@@ -170,18 +169,18 @@ class PFedLAServer(UploadStore):
         return Params({"embedding": v, **add_prefix("trunk.", layers), **add_prefix("head.", heads)})
 
     def rows(self, state: ServerState, ids: Tensor) -> Candidates:
-        """Which models clients `ids` can be given: their own, and those of all who took part in training."""
+        """Return the models that clients `ids` may receive: their own, and those of all clients in training."""
         in_pool = cast(Tensor, state["in_pool"])
         return Candidates(ids, in_pool.expand(len(ids), -1).scatter(1, ids[:, None], True))
 
     def logits(self, state: ServerState, ids: Tensor) -> Tensor:
-        """What the hypernetworks of clients `ids` say, (R, L, K), before it is normalised."""
+        """Return the outputs (R, L, K) of the hypernetworks of clients `ids`, before normalisation."""
         networks = cast(Params, state["hypernetworks"])
         blocks = [networks.rows(as_slice(block)) for block in self._blocks(state, ids)]
         return torch.cat([_scores(_features(rows), rows) for rows in blocks])
 
     def alpha(self, z: Tensor, rows: Candidates) -> Tensor:
-        """The mixing weights (R, L, K) of all L components, from what R hypernetworks say."""
+        """Normalise the outputs `z` (R, L, K) of hypernetworks to mixing weights."""
         allowed = rows.allowed[:, None]
         if self.norm == "softmax":
             return torch.softmax(z.masked_fill(~allowed, -torch.inf), 2)
@@ -201,12 +200,12 @@ class PFedLAServer(UploadStore):
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """Take a step of the cohort's hypernetworks (written in place), then keep what came back."""
+        """Take a step of the cohort's hypernetworks in place, then store the uploads."""
         self.learn(state, ids, sent.params, received.params)
         return super().aggregate(state, ids, sent, received, n)
 
     def learn(self, state: ServerState, ids: Tensor, sent: Params, received: Params) -> None:
-        """Take a step of the hypernetworks of clients `ids`, which were `sent` that and uploaded what is `received`."""
+        """Take a step of the hypernetworks of clients `ids`, from the models `sent` and `received`."""
         if not state["theta"]:
             return
         networks, by_alpha, start = (
@@ -221,7 +220,7 @@ class PFedLAServer(UploadStore):
             start += len(block)
 
     def _blocks(self, state: ServerState, ids: Tensor) -> tuple[Tensor, ...]:
-        """The clients, so many at a time that copies of their hypernetworks stay small."""
+        """Split the clients, so that copies of their hypernetworks stay small."""
         heads = (
             len(group_names(cast(Params, state["theta"]), self.unit))
             * len(cast(Tensor, state["n"]))
@@ -230,7 +229,7 @@ class PFedLAServer(UploadStore):
         return torch.split(ids, max(1, BLOCK_WEIGHTS // max(1, heads)))
 
     def _by_alpha(self, state: ServerState, sent: Params, received: Params) -> Tensor:
-        """The gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>."""
+        """Return the gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>."""
         theta = cast(Params, state["theta"])
         components = group_names(theta, self.unit)
         like = next(iter(sent.values()))
@@ -239,13 +238,12 @@ class PFedLAServer(UploadStore):
             models = flatten(theta.only([name]).rows(slice(None))[name])
             before, after = flatten(sent[name]), flatten(received[name])
             for c in column_blocks(len(models) + len(like), models.shape[1]):
-                # A row of alpha sums to 1, so what all models share cannot matter; without it, little is lost to
-                # rounding.
+                # Rows of alpha sum to 1, so a shift of all models changes nothing but the rounding errors.
                 out[:, i].addmm_(before[:, c] - after[:, c], (models[:, c] - models[:1, c]).T)
         return out
 
     def _step(self, networks: Params, rows: Candidates, by_alpha: Tensor) -> None:
-        """Change R hypernetworks by one step, given the gradient (R, L, K) by what they make."""
+        """Change R hypernetworks by one step, from the gradient (R, L, K) by their mixing weights."""
         heads = networks["head.weight"].flatten(1, 2)
         small = networks.without(("head.weight", "head.bias"))
         with torch.enable_grad():
@@ -258,15 +256,15 @@ class PFedLAServer(UploadStore):
         for old, g in zip(small.values(), values, strict=True):
             old.sub_(g, alpha=self.hn_lr)
         networks["head.bias"].sub_(by_z, alpha=self.hn_lr)
-        # The heads are most of it, and their gradient is a product of two vectors that need not be written out.
+        # The heads are the largest part; their gradient, a product of two vectors, is never stored.
         heads.baddbmm_(by_z.flatten(1)[:, :, None], h.detach()[:, None], alpha=-self.hn_lr)
 
     def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """The state with `n` more clients, which weigh the models of those before them and their own."""
+        """Return the state with `n` more clients, which weigh all earlier models and their own."""
         joined, w0 = super().add_clients(state, n), self.newcomer_model(state)
         old = cast(Params, state["hypernetworks"])
         new = self._draw(w0, n, len(cast(Tensor, joined["n"])))
-        # Those who were there go on weighing the same models: the new columns are not allowed to them.
+        # Earlier clients weigh the same models as before: the new columns are not allowed to them.
         wider = {
             k: torch.cat([old[k], old[k].new_zeros(*old[k].shape[:2], n, *old[k].shape[3:])], 2)
             for k in ("head.weight", "head.bias")
@@ -276,23 +274,22 @@ class PFedLAServer(UploadStore):
 
 
 def _features(networks: Params) -> Tensor:
-    """What goes into the heads (R, hidden)."""
+    """Return the inputs (R, hidden) of the heads."""
     return apply_trunk(select_prefix(networks, "trunk."), networks["embedding"]).relu()
 
 
 def _scores(h: Tensor, networks: Params) -> Tensor:
-    """What the heads of R hypernetworks make of h (R, hidden): (R, L, K)."""
+    """Apply the heads of R hypernetworks to `h` (R, hidden): (R, L, K)."""
     bias = networks["head.bias"]
     return apply_linear(h, networks["head.weight"].flatten(1, 2), bias.flatten(1)).view(bias.shape)
 
 
 @dataclass(frozen=True)
 class HeurPFedLAServer(PFedLAServer):
-    """Learned mixing whose `retain` components with the largest alpha_i^l[i] are the client's own, row e_i.
+    """Server rule of HeurpFedLA: the `retain` components with the largest alpha_i^l[i] are the client's own.
 
-    Source: pFedLA (Ma et al., 2022), HeurpFedLA. Which components these are travels as flags; they themselves are not
-    sent down, as the client has them, nor up without `upload_retained`. Their rows of the hypernetwork learn nothing.
-    Of equal weights, those of the first components are retained.
+    Flags tell the client its retained components. These do not travel down, nor up without `upload_retained`, and their
+    rows of the hypernetwork learn nothing. The first components win ties.
     """
 
     per_client: ClassVar[tuple[str, ...]] = (*PFedLAServer.per_client, "retained")
@@ -301,18 +298,18 @@ class HeurPFedLAServer(PFedLAServer):
     upload_retained: bool = True
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """Learned mixing's state, and which components (N, L) each client retained when it last took part."""
+        """Return the state of pFedLA, and flags (N, L) of the components that each client retained last."""
         state = super().init(w0, n_clients)
         flags = cast(Tensor, state["seen"])[:, None].repeat(1, len(group_names(w0, self.unit)))
         return {**state, "retained": flags}
 
     def alpha(self, z: Tensor, rows: Candidates) -> Tensor:
-        """The mixing weights (R, L, K), those of retained components one-hot."""
+        """Return the mixing weights (R, L, K); retained components are one-hot."""
         alpha = super().alpha(z, rows)
         return _with_own(alpha, self._chosen(alpha, rows), rows)
 
     def _chosen(self, alpha: Tensor, rows: Candidates) -> Tensor:
-        """Which components (R, L) are retained under the weights alpha (R, L, K)."""
+        """Return flags (R, L) of the components to retain under the weights alpha (R, L, K)."""
         weight = alpha.detach().gather(2, _own_positions(alpha, rows))[:, :, 0]
         first = weight.sort(stable=True, dim=1, descending=True).indices[:, : self.retain]
         return torch.zeros_like(weight, dtype=torch.bool).scatter(1, first, True)
@@ -329,7 +326,7 @@ class HeurPFedLAServer(PFedLAServer):
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """As learned mixing; of what clients retain, the bank keeps the old without `upload_retained`."""
+        """Aggregate as pFedLA; without `upload_retained`, keep the stored retained components."""
         flags, theta = sent.extra["retained"], cast(Params, state["theta"])
         now = cast(Tensor, state["retained"]).index_copy(0, ids, torch.stack(list(flags.values()), 1))
         state = {**state, "retained": now}
@@ -344,7 +341,7 @@ class HeurPFedLAServer(PFedLAServer):
         return self.mark_uploaded(state, ids, n)
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
-        """Say so if nothing is left to be mixed."""
+        """Warn if clients retain all components."""
         components = len(group_names(cast(Params, state["theta"]), self.unit))
         if self.retain < components:
             return ()
@@ -353,18 +350,18 @@ class HeurPFedLAServer(PFedLAServer):
         )
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
-        """What is sent without the retained components."""
+        """Count the payload without the retained components."""
         flags = torch.stack(list(sent.extra["retained"].values()), 1)
         return sent.traffic() - self._traffic(state, flags)
 
     def bytes_up(self, state: ServerState, ids: Tensor, received: Payload) -> Traffic:
-        """What came back, without the retained components if these are not uploaded."""
+        """Count the uploads, without the retained components unless they are uploaded."""
         if self.upload_retained:
             return received.traffic()
         return received.traffic() - self._traffic(state, cast(Tensor, state["retained"])[ids])
 
     def _traffic(self, state: ServerState, flags: Tensor) -> Traffic:
-        """Bytes of the components whose flags (R, L) are set."""
+        """Count the bytes of the components whose flags (R, L) are set."""
         one, spared = cast(Params, state["theta"]).rows(0), Traffic()
         for names, times in zip(group_names(one, self.unit).values(), flags.sum(0).tolist(), strict=True):
             spared += count_traffic(one.only(names), int(times))
@@ -372,13 +369,13 @@ class HeurPFedLAServer(PFedLAServer):
 
 
 def _with_own(alpha: Tensor, flags: Tensor, rows: Candidates) -> Tensor:
-    """The weights alpha (R, L, K), where a flag (R, L) is set those of the own model alone."""
+    """Replace the weights alpha (R, L, K) by the own model alone where a flag (R, L) is set."""
     own = torch.zeros_like(alpha).scatter_(2, _own_positions(alpha, rows), 1.0)
     return torch.where(flags[:, :, None], own, alpha)
 
 
 def _own_positions(alpha: Tensor, rows: Candidates) -> Tensor:
-    """The place (R, L, 1) of each receiver's own model in alpha (R, L, K)."""
+    """Return the position (R, L, 1) of each client's own model in alpha (R, L, K)."""
     return rows.own[:, None, None].expand(-1, alpha.shape[1], 1)
 
 
@@ -391,7 +388,7 @@ def pfedla(
     norm: Norm = "softmax",
     unit: Unit = "layer",
 ) -> Algorithm:
-    """Every layer of a client's model is mixed by weights that its own hypernetwork learns."""
+    """Every layer of a client's model is mixed by weights that the client's own hypernetwork learns."""
     return Algorithm(SGD(), PFedLAServer(unit, hn_lr, embedding, hidden, norm), headline="received")
 
 
@@ -408,7 +405,7 @@ def heurpfedla(
     norm: Norm = "softmax",
     unit: Unit = "layer",
 ) -> Algorithm:
-    """Learned mixing as in pFedLA; clients keep, and need not be sent, the layers that are mostly their own."""
+    """Learned mixing as in pFedLA; clients retain the layers that are mostly their own."""
     return Algorithm(
         HeurPFedLAClient(unit=unit),
         HeurPFedLAServer(unit, hn_lr, embedding, hidden, norm, retain, upload_retained),
@@ -417,7 +414,7 @@ def heurpfedla(
 
 
 def mix_models(theta: Params, unit: Unit, matrices: MixingMatrices) -> Params:
-    """sum_k M_l[i, k] theta_l[k] for every component l, gathering no more than one tensor of the models at a time."""
+    """Return sum_k M_l[i, k] theta_l[k] for every component l; gather one tensor of the models at a time."""
     _, columns, weights = matrices
     rows = as_slice(columns)
     new = {
@@ -429,7 +426,7 @@ def mix_models(theta: Params, unit: Unit, matrices: MixingMatrices) -> Params:
 
 
 def update_rows(stack: Params, ids: Tensor, write: Callable[[Params], None]) -> None:
-    """Let `write` change rows `ids` of a stack; it is given the rows themselves where that needs no copy."""
+    """Let `write` change rows `ids` of a stack, without a copy if the rows are consecutive."""
     rows = as_slice(ids)
     models = stack.rows(rows)
     write(models)

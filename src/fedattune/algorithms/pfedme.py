@@ -38,10 +38,10 @@ class _Carry(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedMeClient(ClientUpdate):
-    """theta ~ argmin f(theta) + lam/2 ||theta - w||^2 by K steps on one batch; then w <- w - lr lam (w - theta).
+    """Client rule of pFedMe: theta ~ argmin f(theta) + lam/2 ||theta - w||^2 by K steps on one batch; w follows theta.
 
-    Source: pFedMe (Dinh et al., 2020), Algorithm 1. theta starts at w in the first step of a round and goes on
-    from there, as in the public code (the paper leaves the inner solver open).
+    theta starts at w in the first step of a round and continues from there, as in the public code. The paper does not
+    specify the inner solver.
     """
 
     lam: float
@@ -50,16 +50,16 @@ class PFedMeClient(ClientUpdate):
     start: Literal["sent", "newest"] = "sent"
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """The personal model theta, and the own local model if training can start from it."""
+        """Return the personal model theta, and the own local model if training can start from it."""
         return {"theta": w0} | ({"own": w0} if self.start == "newest" else {})
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        """Both models start from the received one."""
+        """Start both models from the received one."""
         w = self.received_model(sent, local_state, fresh)
         return _Carry(w, w)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
-        """K proximal steps of theta on the same batch, then one step of w towards theta."""
+        """Take K proximal steps of theta on the same batch, then one step of w towards theta."""
         w, theta = carry
         for _ in range(self.K):
             theta = theta - self.personal_lr * (grad(theta, batch) + self.lam * (theta - w))
@@ -75,15 +75,15 @@ class PFedMeClient(ClientUpdate):
         return Payload(carry.w), kept
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The local model w before training: what was sent (the paper's GM), or the own one."""
+        """Return the local model w before training: the received one (the paper's GM), or the own one."""
         return pick_newest(sent.params, local_state["own"], fresh) if self.start == "newest" else sent.params
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
-        """The personal model theta (the paper's PM)."""
+        """Return the personal model theta (the paper's PM)."""
         return local_state["theta"]
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The personal model of the last round in which the client trained."""
+        """Return the personal model of the client's last training."""
         return local_state["theta"]
 
 

@@ -37,12 +37,10 @@ from .table import Family, method
 
 @dataclass(frozen=True)
 class ControlVariateCorrection(Correction):
-    """g - c_i + c, where c is the server's and c_i the client's control variate.
+    """Gradient of SCAFFOLD: g - c_i + c, with the control variates c of the server and c_i of the client.
 
-    After K steps from w to y: c_i <- c_i - c + (w - y) / (K lr) (option II), or the gradient at w over all training
-    samples (option I); the change of c_i is uploaded. Source: SCAFFOLD (Karimireddy et al., 2020), equations 3
-    and 4. The server must be wrapped in `ControlVariateWrapper`, which keeps and sends c. A client that
-    the server will not hear of takes plain steps and keeps its c_i: c could not follow.
+    The client uploads the change of c_i (equations 3 and 4). Wrap the server rule in `ControlVariateWrapper`, which
+    keeps and sends c. A client whose upload is not used takes plain steps and keeps its c_i, because c could not follow.
     """
 
     option: Literal["I", "II"] = "II"
@@ -54,7 +52,7 @@ class ControlVariateCorrection(Correction):
 
     @property
     def needs_full_gradient(self) -> bool:
-        """Option I does."""
+        """Whether option I is chosen."""
         return self.option == "I"
 
     def init_local_state(self, w0: Params) -> LocalState:
@@ -62,7 +60,7 @@ class ControlVariateCorrection(Correction):
         return {"c": w0.zeros()}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
-        """The corrected gradient; tensors that are not shared keep their own."""
+        """Return the corrected gradient; personal tensors stay uncorrected."""
         c = local.sent.extra["c"]
         corrected = Params({**g, **(g.only(c) - local.local_state["c"].only(c) + c)})
         return choose(local.context.is_uploaded, corrected, g)
@@ -83,7 +81,7 @@ class ControlVariateCorrection(Correction):
 def scaffold(
     *, option: Literal["I", "II"] = "II", server_lr: Positive = 1.0, weighting: Weighting = "uniform"
 ) -> Algorithm:
-    """One average; control variates take the clients' drift out of their steps."""
+    """One average; control variates remove the clients' drift from their steps."""
     return Algorithm(
         SGD((ControlVariateCorrection(option),)),
         ControlVariateWrapper(Average(weighting, server_lr)),
@@ -93,27 +91,23 @@ def scaffold(
 
 @dataclass(frozen=True)
 class ControlVariateWrapper(ServerWrapper):
-    """Keeps and sends SCAFFOLD's c, for clients with `client.ControlVariates`.
-
-    c <- c + (|S| / N) mean over the cohort S of (c_i^+ - c_i), for N clients. Source: SCAFFOLD (Karimireddy et
-    al., 2020), equation 5.
-    """
+    """Server rule of SCAFFOLD: keeps and sends c, the mean of all clients' control variates (equation 5)."""
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
         """Start with c = 0."""
         return {**super().init(w0, n_clients), "c": w0.zeros(), "N": torch.tensor(n_clients)}
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """The control variate c goes to everybody alike."""
+        """Send c to all clients."""
         return attach_extra(super().broadcast(state, ids), "c", state, ids)
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
-        """Add the changes that arrived.
+        """Add the uploaded changes to c.
 
         Raises:
-            ConfigError: the clients have no control variates.
+            ConfigError: the clients upload no control variates.
 
         """
         if "dc" not in received.extra:

@@ -24,7 +24,7 @@ MMD_BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
 def coral(a: Tensor, b: Tensor) -> Tensor:
-    """||C_a - C_b||_F^2 / (4 f^2) for features a, b (B, f) and their covariances C with divisor B - 1.
+    """Return ||C_a - C_b||_F^2 / (4 f^2) for features a, b (B, f) with covariances C of divisor B - 1.
 
     Source: Deep CORAL (Sun and Saenko, 2016), equation 1. It is 0 for one sample.
     """
@@ -32,7 +32,7 @@ def coral(a: Tensor, b: Tensor) -> Tensor:
 
 
 def mmd(a: Tensor, b: Tensor) -> Tensor:
-    """Mean over all pairs of k(a, a') + k(b, b') - 2 k(a, b'), k a sum of Gaussian kernels; a, b (B, f).
+    """Return the mean of k(a, a') + k(b, b') - 2 k(a, b') over all pairs of features a, b (B, f).
 
     k(x, y) = sum_s exp(-||x - y||^2 / (2 s)) over the bandwidths s of FedCP's public code.
     """
@@ -59,9 +59,10 @@ CombinationKind = Literal["logits", "probabilities"]
 
 
 def make_client_vector(kind: VectorKind, own: Tensor, shared: Tensor) -> Tensor:
-    """The client's vector v (f,) of length 1, from the weights (C, f) of its own head and of the global one.
+    """Return the client's vector (f,) of length 1, from the weights (C, f) of its own head and of the global head.
 
-    `sum`: the sum over classes; `absolute`: that of absolute values; `difference`: that of |own - global|.
+    `kind` is the sum over classes of the own weights (`sum`), of their absolute values (`absolute`), or of
+    |own - global| (`difference`).
     """
     weights = {"sum": own, "absolute": own.abs(), "difference": (own - shared).abs()}[kind]
     v = weights.sum(0)
@@ -78,13 +79,13 @@ class FeatureAttention(nn.Module):
         self.last = nn.Linear(hidden, 2 * features)
 
     def forward(self, u: Tensor) -> Tensor:
-        """Weights (B, 2, features) that sum to 1 over the pair."""
+        """Return weights (B, 2, features) that sum to 1 over the pair."""
         pairs: Tensor = self.last(torch.relu(self.first(u))).unflatten(1, (2, -1))
         return pairs.softmax(1)
 
 
 class ConditionalPolicy(nn.Module):
-    """FedCP's conditional policy: linear, layer normalisation, ReLU, Gumbel softmax of each pair at temperature 1."""
+    """FedCP's policy: linear, layer normalisation, ReLU, Gumbel softmax of each pair at temperature 1."""
 
     def __init__(self, features: int, noise: bool) -> None:
         super().__init__()
@@ -92,7 +93,7 @@ class ConditionalPolicy(nn.Module):
         self.noise = noise
 
     def forward(self, u: Tensor) -> Tensor:
-        """Weights (B, 2, f) that sum to 1 over the pair."""
+        """Return weights (B, 2, f) that sum to 1 over the pair."""
         pairs: Tensor = self.scores(u).unflatten(1, (2, -1))
         if self.noise and self.training:
             pairs = pairs - torch.rand_like(pairs).clamp_min(1e-30).log().neg().clamp_min(1e-30).log()
@@ -114,7 +115,7 @@ class SeparationModule(MethodModule):
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        """Logits (B, C); in training mode also the personal and the global features (B, f)."""
+        """Return logits (B, C); in training, also the personal and the global features (B, f)."""
         own = self.body(x)
         v = self.context.detach().expand_as(own)
         u = torch.cat([own, v], 1) if self.network.context == "concatenated" else own * v
@@ -131,7 +132,7 @@ class SeparationModule(MethodModule):
         return logits, own, shared
 
     def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
-        """Cross-entropy plus lam times the alignment of personal and global features."""
+        """Return cross-entropy plus lam times the alignment of personal and global features."""
         logits, own, shared = output
         loss = cross_entropy(logits, batch)
         lam = self.network.lam
@@ -139,7 +140,7 @@ class SeparationModule(MethodModule):
 
 
 def combine_logits(own: Tensor, shared: Tensor, how: CombinationKind) -> Tensor:
-    """The heads' logits (B, C) added, or the logarithm of the mean of their probabilities."""
+    """Add the heads' logits (B, C), or return the logarithm of their mean probabilities."""
     if how == "logits":
         return own + shared
     return torch.logaddexp(own.log_softmax(1), shared.log_softmax(1)) - torch.log(own.new_tensor(2.0))
@@ -147,9 +148,15 @@ def combine_logits(own: Tensor, shared: Tensor, how: CombinationKind) -> Tensor:
 
 @dataclass(frozen=True)
 class SeparationNetwork(Network):
-    """Five parts made of the user's model and a module of attention, which a subclass makes.
+    """Base of networks with the user's body and head twice, and an attention module.
 
-    `vector` says what the client's vector is at the start; with `random_first`, it is drawn (the same for all).
+    Attributes:
+        lam: weight of the alignment loss.
+        context: `product` or `concatenated`: joins features and the client's vector.
+        combine: combines the heads' `logits` or `probabilities`.
+        vector: kind of the client's vector; see `make_client_vector`.
+        random_first: whether the first vector is drawn, the same for all clients.
+
     """
 
     lam: float = 1.0
@@ -160,14 +167,14 @@ class SeparationNetwork(Network):
 
     @abstractmethod
     def attention(self, features: int) -> nn.Module:
-        """Makes weights (B, 2, f) or (B, 2, 1) of a context (B, f), or (B, 2 f) if it is concatenated."""
+        """Return a module from contexts (B, f), or (B, 2 f) if concatenated, to weights (B, 2, f) or (B, 2, 1)."""
 
     @abstractmethod
     def alignment(self, own: Tensor, shared: Tensor) -> Tensor:
-        """How unlike personal and global features (B, f) are."""
+        """Return the distance of personal and global features (B, f)."""
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
-        """Both bodies and both heads start as the model's."""
+        """Start both bodies and both heads as the model's."""
         body, head = split_head(model, x)
         weight = head.weight.detach()
         v = (
@@ -181,34 +188,34 @@ class SeparationNetwork(Network):
 
 @dataclass(frozen=True)
 class FedAMNetwork(SeparationNetwork):
-    """Attention of two linear layers, `hidden` wide (None: 0.19 f), per feature or one pair per sample; CORAL."""
+    """Attention of two linear layers, `hidden` wide (None: 0.19 f), per feature or per sample; CORAL alignment."""
 
     hidden: int | None = None
     per_feature: bool = True
 
     def attention(self, features: int) -> nn.Module:
-        """Two linear layers."""
+        """Return two linear layers."""
         inputs = features * (2 if self.context == "concatenated" else 1)
         hidden = max(1, round(0.19 * features)) if self.hidden is None else self.hidden
         return FeatureAttention(inputs, hidden, features if self.per_feature else 1)
 
     def alignment(self, own: Tensor, shared: Tensor) -> Tensor:
-        """Correlation alignment."""
+        """Return the correlation alignment."""
         return coral(own, shared)
 
 
 @dataclass(frozen=True)
 class FedCPNetwork(SeparationNetwork):
-    """FedCP's conditional policy, with Gumbel noise while training; maximum mean discrepancy."""
+    """FedCP's conditional policy, with Gumbel noise in training; maximum mean discrepancy."""
 
     noise: bool = True
 
     def attention(self, features: int) -> nn.Module:
-        """One linear layer with layer normalisation."""
+        """Return one linear layer with layer normalisation."""
         return ConditionalPolicy(features, self.noise)
 
     def alignment(self, own: Tensor, shared: Tensor) -> Tensor:
-        """Maximum mean discrepancy."""
+        """Return the maximum mean discrepancy."""
         return mmd(own, shared)
 
 
@@ -217,13 +224,13 @@ TRAINED_PARTS = ("body.", "head.", "attention.")
 
 @dataclass(frozen=True)
 class SeparationClient(ClientUpdate):
-    """Trains E_p, H_p and A of `networks.Separation`; uploads E_p, A, and a mixture of both heads.
+    """Client rule of FedAM and FedCP: trains E_p, H_p and A; uploads E_p, A, and a mixture of both heads.
 
     Attributes:
-        reset: E_p starts from E_g in every round; else it goes on from where it was.
-        head_mix: the uploaded head is (1 - c) H_g + c H_p; mixed here, so that H_p itself never leaves.
-        vector: see `make_client_vector`.
-        random_first: in the client's first round its vector is that of the initial network.
+        reset: whether E_p starts from E_g in every round.
+        head_mix: c of the uploaded head (1 - c) H_g + c H_p; the client mixes, so that H_p itself never leaves.
+        vector: kind of the client's vector; see `make_client_vector`.
+        random_first: whether the client's first round uses the vector of the initial network.
 
     """
 
@@ -233,7 +240,7 @@ class SeparationClient(ClientUpdate):
     random_first: bool = False
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """E_g and H_g as last received, for the trained model; and whether the client has trained."""
+        """Return E_g and H_g as last received, and a count of trained rounds."""
         kept: LocalState = {"received": w0.only(k for k in w0 if k.startswith("global_"))}
         if self.random_first:
             kept["trained"] = Params(rounds=torch.zeros_like(w0["context"][0]))
@@ -244,7 +251,7 @@ class SeparationClient(ClientUpdate):
         return self.received_model(sent, local_state, fresh)
 
     def step(self, carry: Params, batch: Batch, grad: Grad, context: RoundContext) -> Params:
-        """One gradient step of the parts that learn."""
+        """Take one gradient step of the parts that learn."""
         g = grad(carry, batch)
         return Params(
             {k: v - context.lr * g[k] if k.startswith(TRAINED_PARTS) else v for k, v in carry.items()}
@@ -269,7 +276,7 @@ class SeparationClient(ClientUpdate):
         return Payload(Params(upload)), kept
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
-        """The global parts with the client's own, and its vector from its head."""
+        """Return the global parts with the client's own parts, and its vector."""
         w = sent.params
         v = make_client_vector(self.vector, w["head.weight"], w["global_head.weight"])
         if self.random_first:
@@ -280,7 +287,7 @@ class SeparationClient(ClientUpdate):
         return new
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
-        """What was trained, with the global parts as they were received."""
+        """Return the trained model with the global parts as received."""
         return Params({**upload.params, **local_state["received"]})
 
 

@@ -33,42 +33,41 @@ from .table import Family, method
 
 @dataclass(frozen=True)
 class VarianceCorrection(Correction):
-    """g - D_i, where D_i <- D_i + (xhat - x_i) / (k lr) whenever the mean xhat of the clients' models comes back.
+    """Gradient of VRL-SGD: g - D_i, where D_i <- D_i + (xhat - x_i) / (k lr) when the mean xhat comes back.
 
-    x_i is what the client uploaded after its last k steps, xhat what it is sent next. A client that did not take
-    part in the round just before was not in that mean: its D_i stays. With `warmup` the first round has k = 1: the
-    first step alone moves the model. Source: VRL-SGD (Liang et al., 2019), Algorithm 1 and its warm-up variant.
+    x_i is the client's last upload, after k steps. A client that missed the round before was not in the mean, so its
+    D_i stays. With `warmup`, only the first step of the first round moves the model: k = 1.
     """
 
     warmup: bool = False
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Start with D_i = 0; no upload yet."""
+        """Start with D_i = 0 and no upload."""
         none = next(iter(w0.values())).new_zeros(())
         return {"D": w0.zeros(), "x": w0, "period": Params(round=none - 1, k=none + 1)}
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
-        """The gradient without D_i."""
+        """Return the gradient minus D_i."""
         bent = g - self._control(local)
         if not self.warmup:
             return bent
-        # As long as nothing moved, no step was taken; whatever did move has done its one step.
+        # A model that moved has taken its one step.
         moved = torch.stack([(w[k] != local.start[k]).any() for k in w]).any()
         return choose((local.context.round == 1) & moved, bent.zeros(), bent)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
-        """Keep D_i, and what was uploaded after how many steps in which round."""
+        """Keep D_i, the upload, its number of steps and its round."""
         last = local.local_state["period"]["round"]
         k = local.context.n_steps.to(last.dtype)
         if self.warmup:
             k = torch.where(local.context.round == 1, torch.ones_like(k), k)
-        # What the server does not hear of is no part of the mean that comes back.
+        # An upload that is not used is no part of the mean.
         now = torch.where(local.context.is_uploaded, local.context.round.to(last.dtype), last)
         period = Params(round=now, k=k)
         return {}, {"D": self._control(local), "x": w, "period": period}
 
     def _control(self, local: LocalContext) -> Params:
-        """D_i of this round: changed by the mean that came back, if the client was in it."""
+        """Return D_i of this round: changed if the client was in the last mean."""
         period = local.local_state["period"]
         change = (local.sent.params - local.local_state["x"]) / (period["k"] * local.context.lr)
         was_there = period["round"] == local.context.round - 1
@@ -77,7 +76,7 @@ class VarianceCorrection(Correction):
 
 @method(Family.GLOBAL, "one average", "SGD corrected for the client's drift")
 def vrl_sgd(*, warmup: bool = False, weighting: Weighting = "uniform") -> Algorithm:
-    """One average; clients take out of their gradients what sets them apart from the mean."""
+    """One average; clients remove their difference from the mean from their gradients."""
     return Algorithm(
         SGD((VarianceCorrection(warmup),)), Average(weighting), headline="received", full_participation=True
     )
