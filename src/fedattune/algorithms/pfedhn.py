@@ -41,8 +41,8 @@ class PFedHNServer(ServerUpdate):
     """Server rule of pFedHN: sends theta_i = h(v_i; phi); phi and v_i follow J^T (theta_i - upload).
 
     The server generates all models of a cohort at once. Then it takes one optimizer step per upload, with the Jacobian
-    J and the theta_i of the current phi. h has a linear layer, `depth` times ReLU and a linear layer, and one linear head
-    per tensor of the model. The optimizer is SGD with momentum, weight decay, and gradients clipped to a length.
+    J and the theta_i of the current phi. h has a linear layer, `depth` times ReLU and a linear layer, and one linear
+    head per tensor of the model. The optimizer is SGD with momentum, weight decay, and gradients clipped to a length.
 
     Attributes:
         embedding: width of v_i; None for 1 + N / 4, rounded down, for N clients.

@@ -40,7 +40,8 @@ class ControlVariateCorrection(Correction):
     """Gradient of SCAFFOLD: g - c_i + c, with the control variates c of the server and c_i of the client.
 
     The client uploads the change of c_i (equations 3 and 4). Wrap the server rule in `ControlVariateWrapper`, which
-    keeps and sends c. A client whose upload is not used takes plain steps and keeps its c_i, because c could not follow.
+    keeps and sends c. A client whose upload is not used takes plain steps and keeps its c_i: c could not
+    follow.
     """
 
     option: Literal["I", "II"] = "II"
