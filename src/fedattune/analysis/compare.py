@@ -1,7 +1,7 @@
-"""Results side by side, as a table."""
+"""Methods side by side: accuracy, gain over training alone and cost, over clients and seeds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from ..training.metrics import Point, RunMetrics
 
-BASELINE = "local"  # the method that everything is compared with: each client trains by itself
-
+BASELINE = "local"
+"""The method that every other one is compared with: each client trains alone."""
 
 AnyRun = TypeVar("AnyRun", bound="RunMetrics")
-
-
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
@@ -29,10 +27,27 @@ class MeanStd(NamedTuple):
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One line of the table: a method, its numbers averaged over the seeds; accuracies are fractions."""
+    """One method in the table; accuracies are fractions, numbers are over the seeds.
+
+    Attributes:
+        algorithm: the method's name.
+        point: the headline point, received or trained.
+        mean, pooled, std, worst10: test accuracy over clients, over all samples, its deviation over clients, and its
+            mean over the worst tenth of the clients, after the last round.
+        better_than_local: share of the clients that gain over training alone.
+        best_validation: mean test accuracy at the round with the best validation accuracy.
+        bmta, bmta_pooled: best mean test accuracy of any round.
+        mean_last_10pct: mean test accuracy in the last tenth of the rounds.
+        rounds_to: for each seed, the first round with the accuracy asked for; None if it was not reached.
+        generalised: accuracy of the global model on all test samples.
+        arrived, newcomers: mean accuracy of clients that joined after training, at first and after own rounds.
+        bytes_up, bytes_down, seconds, local_steps: cost, the steps per client.
+        n_seeds: runs.
+
+    """
 
     algorithm: str
-    point: str  # received or trained: when the method's model is meant to be used
+    point: str
     mean: MeanStd
     pooled: MeanStd
     std: MeanStd
@@ -42,10 +57,10 @@ class MethodRow:
     bmta: MeanStd | None
     bmta_pooled: MeanStd | None
     mean_last_10pct: MeanStd | None
-    rounds_to: list[int | None] | None  # per seed, of the accuracy asked for; None: not reached
+    rounds_to: list[int | None] | None
     generalised: MeanStd | None
-    arrived: MeanStd | None  # clients that joined after training: with what they were sent first
-    newcomers: MeanStd | None  # and after rounds of their own
+    arrived: MeanStd | None
+    newcomers: MeanStd | None
     bytes_up: float
     bytes_down: float
     seconds: float
@@ -54,7 +69,7 @@ class MethodRow:
 
 
 def group_by_algorithm(results: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
-    """The results of each method, one per seed, in the order given."""
+    """Group runs by method, one per seed, in the order given."""
     groups: dict[str, list[AnyRun]] = {}
     for result in results:
         groups.setdefault(result.algorithm, []).append(result)
@@ -62,29 +77,29 @@ def group_by_algorithm(results: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
 
 
 def compute_client_accuracy(runs: Sequence["RunMetrics"]) -> FloatArray:
-    """Test accuracy per client (N,) at the headline point, averaged over the seeds."""
+    """Compute test accuracy per client (N,) at the headline point, averaged over the seeds."""
     per_run = [[getattr(client, run.headline) for client in run.clients] for run in runs]
     mean: FloatArray = np.array(per_run, dtype=np.float64).mean(axis=0)
     return mean
 
 
 def pair_runs(groups: Mapping[str, list[AnyRun]], algorithm: str) -> tuple[list[AnyRun], list[AnyRun]]:
-    """The runs of a method and those of `local` with the same seeds; all of both where they share no seed."""
+    """Return the runs of a method and of `local` with the same seeds, or all runs if they share no seed."""
     mine, alone = groups[algorithm], groups[BASELINE]
-    both = {run.settings.seed for run in mine} & {run.settings.seed for run in alone}
-    if not both:
+    common = {run.settings.seed for run in mine} & {run.settings.seed for run in alone}
+    if not common:
         return mine, alone
-    first, second = ([run for run in runs if run.settings.seed in both] for runs in (mine, alone))
+    first, second = ([run for run in runs if run.settings.seed in common] for runs in (mine, alone))
     return first, second
 
 
 def compute_gap(mine: FloatArray, alone: FloatArray) -> FloatArray:
-    """How much one is above the other; who was right as often neither gains nor loses by the rounding of means."""
+    """Subtract accuracies; equal accuracies have no gap by the rounding of means."""
     return np.round(mine - alone, 12) + 0.0
 
 
 def compute_gains(groups: Mapping[str, list[AnyRun]], algorithm: str) -> FloatArray | None:
-    """Gain of every client over training alone (N,), in fractions, averaged over the seeds; None without `local`."""
+    """Compute each client's gain over training alone (N,), a fraction, over the seeds; None without `local`."""
     if BASELINE not in groups or algorithm not in groups:
         return None
     mine, alone = pair_runs(groups, algorithm)
@@ -92,65 +107,70 @@ def compute_gains(groups: Mapping[str, list[AnyRun]], algorithm: str) -> FloatAr
 
 
 def compute_mean_std(values: Sequence[float]) -> MeanStd:
-    """Mean and population standard deviation of some numbers."""
+    """Compute mean and population standard deviation of some numbers."""
     return MeanStd(float(np.mean(values)), float(np.std(values)))
 
 
-def _mean_std_of_known(values: Sequence[float | None]) -> MeanStd | None:
-    """The spread of the seeds that have the number; None if none has."""
-    known = [value for value in values if value is not None]
-    return compute_mean_std(known) if known else None
-
-
-def _best_accuracy(run: "RunMetrics", mean: str) -> float | None:
-    return run.bmta[mean]["accuracy"] if run.bmta else None
-
-
-def _newcomer_accuracy(run: "RunMetrics", point: "Point") -> float | None:
-    """Mean over the newcomers: as they arrived, or after rounds of their own."""
-    found = [getattr(newcomer, point) for newcomer in run.newcomers]
-    return float(np.mean(found)) if found else None
-
-
 def build_rows(results: Sequence["RunMetrics"], rounds_to: float | None = None) -> list[MethodRow]:
-    """One row per method, in the order given; `rounds_to`: a mean test accuracy, a fraction, to be reached."""
+    """Build one row per method, in the order given.
+
+    Args:
+        results: runs on the same clients.
+        rounds_to: a mean test accuracy to reach, a fraction.
+
+    """
     groups = group_by_algorithm(results)
-    table = []
-    for name, runs in groups.items():
-        final = [run.metrics for run in runs]
-        best = [run.best_validation["acc_uniform"] if run.best_validation else None for run in runs]
-        late = [run.mean_last_10pct["acc_uniform"] if run.mean_last_10pct else None for run in runs]
-        gained = None if name == BASELINE else compute_gains(groups, name)
-        table.append(
-            MethodRow(
-                algorithm=name,
-                point=runs[0].headline,
-                mean=compute_mean_std([one["acc_uniform"] for one in final]),
-                pooled=compute_mean_std([one["acc_pooled"] for one in final]),
-                std=compute_mean_std([one["acc_std"] for one in final]),
-                worst10=compute_mean_std([one["acc_worst10"] for one in final]),
-                better_than_local=None if gained is None else float(np.mean(gained > 0)),
-                best_validation=_mean_std_of_known(best),
-                bmta=_mean_std_of_known([_best_accuracy(run, "uniform") for run in runs]),
-                bmta_pooled=_mean_std_of_known([_best_accuracy(run, "pooled") for run in runs]),
-                mean_last_10pct=_mean_std_of_known(late),
-                rounds_to=None if rounds_to is None else [run.rounds_to(rounds_to) for run in runs],
-                generalised=_mean_std_of_known([run.generalised for run in runs]),
-                arrived=_mean_std_of_known([_newcomer_accuracy(run, "received") for run in runs]),
-                newcomers=_mean_std_of_known([_newcomer_accuracy(run, "trained") for run in runs]),
-                bytes_up=float(np.mean([run.bytes_up for run in runs])),
-                bytes_down=float(np.mean([run.bytes_down for run in runs])),
-                seconds=float(np.mean([run.seconds for run in runs])),
-                local_steps=float(np.mean([run.local_steps for run in runs])),
-                n_seeds=len(runs),
-            )
-        )
-    return table
+    return [_build_row(name, groups, rounds_to) for name in groups]
+
+
+def _build_row(name: str, groups: Mapping[str, list["RunMetrics"]], rounds_to: float | None) -> MethodRow:
+    runs = groups[name]
+    numbers = [_pick_numbers(run) for run in runs]
+    spreads: dict[str, Any] = {}
+    for key in numbers[0]:
+        known = [value for one in numbers if (value := one[key]) is not None]
+        spreads[key] = compute_mean_std(known) if known else None
+    gains = None if name == BASELINE else compute_gains(groups, name)
+    return MethodRow(
+        algorithm=name,
+        point=runs[0].headline,
+        better_than_local=None if gains is None else float(np.mean(gains > 0)),
+        rounds_to=None if rounds_to is None else [run.rounds_to(rounds_to) for run in runs],
+        bytes_up=float(np.mean([run.bytes_up for run in runs])),
+        bytes_down=float(np.mean([run.bytes_down for run in runs])),
+        seconds=float(np.mean([run.seconds for run in runs])),
+        local_steps=float(np.mean([run.local_steps for run in runs])),
+        n_seeds=len(runs),
+        **spreads,
+    )
+
+
+def _pick_numbers(run: "RunMetrics") -> dict[str, float | None]:
+    """Pick the accuracies of one run that a row shows over the seeds."""
+
+    def average_newcomers(point: "Point") -> float | None:
+        found = [getattr(newcomer, point) for newcomer in run.newcomers]
+        return float(np.mean(found)) if found else None
+
+    final, best = run.metrics, run.bmta
+    return {
+        "mean": final["acc_uniform"],
+        "pooled": final["acc_pooled"],
+        "std": final["acc_std"],
+        "worst10": final["acc_worst10"],
+        "best_validation": run.best_validation["acc_uniform"] if run.best_validation else None,
+        "bmta": best["uniform"]["accuracy"] if best else None,
+        "bmta_pooled": best["pooled"]["accuracy"] if best else None,
+        "mean_last_10pct": run.mean_last_10pct["acc_uniform"] if run.mean_last_10pct else None,
+        "generalised": run.generalised,
+        "arrived": average_newcomers("received"),
+        "newcomers": average_newcomers("trained"),
+    }
 
 
 def rows_to_json(table: Sequence[MethodRow]) -> list[dict[str, Any]]:
-    """The rows as JSON-able dictionaries."""
+    """Return the rows as JSON values."""
     return [
-        {key: value._asdict() if isinstance(value, MeanStd) else value for key, value in vars_.items()}
-        for vars_ in ({name: getattr(row, name) for name in asdict(row)} for row in table)
+        {key: value._asdict() if isinstance(value, MeanStd) else value for key, value in vars(row).items()}
+        for row in table
     ]

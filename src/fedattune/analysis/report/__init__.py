@@ -60,9 +60,9 @@ def render_report(runs: Runs) -> str:
     joined = findings.summarise_newcomers(results)
     return environment.get_template("report.html").render(
         title=runs.title + (f", {len(joined)} of them joining after training" if joined else ""),
-        head=findings.build_answer(runs, found),
+        head=findings.build_answer(runs),
         live=not runs.finished,
-        warnings=findings.list_warnings(runs, found),
+        warnings=findings.list_warnings(runs),
         tables=[
             {
                 "columns": list(group),
