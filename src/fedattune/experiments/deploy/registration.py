@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
@@ -62,31 +62,72 @@ class RegisteredNode:
     clients: dict[str, int]
 
 
-@dataclass
 class NodeRegistry:
     """The nodes of a federation, and the server's facts about their clients.
 
-    Attributes:
+    Args:
+        hellos: the nodes' introductions.
         deployment: the options of the server.
+        seed: seed that draws the evaluated clients.
+        attempt: number of times that the server was started for this federation.
+
+    Attributes:
         nodes: the nodes.
         info: facts about the clients.
-        schema: schema of the data.
-        attempt: number of times that the server was started for this federation.
+
+    Raises:
+        DataError: the data of the nodes do not fit together.
 
     """
 
-    deployment: DeploymentOptions
-    nodes: list[RegisteredNode]
-    info: FederationInfo
-    schema: Schema
-    attempt: int = 1
-    _index: dict[int, int] = field(default_factory=dict)  # Flower's number of a node -> its index in `nodes`
-    _foreign: set[int] = field(default_factory=set)  # numbers of nodes of other federations
-    _silent: dict[int, float] = field(default_factory=dict)  # number -> when it failed to introduce itself
+    def __init__(
+        self, hellos: Sequence[Hello], deployment: DeploymentOptions, seed: int, attempt: int = 1
+    ) -> None:
+        self.hellos, self.deployment, self.attempt = hellos, deployment, attempt
+        self.nodes = [RegisteredNode(hello.label, {}) for hello in hellos]
+        schema = deployment.data_schema or Schema.from_json(hellos[0].data_schema)
+        clients: dict[str, tuple[HelloClient, RegisteredNode]] = {}
+        for hello, node in zip(hellos, self.nodes, strict=True):
+            schema.check(Schema.from_json(hello.data_schema), node.label)
+            for one in hello.clients:
+                if one.name in clients:
+                    raise DataError(
+                        f"the client {one.name!r} is at {clients[one.name][1].label} and at {node.label}; names of "
+                        "clients are unique in the federation, so rename one of them"
+                    )
+                if not one.sizes[0] or not one.sizes[2]:
+                    raise DataError(
+                        f"the client {one.name!r} at {node.label} has {one.sizes[0]} samples to train and "
+                        f"{one.sizes[2]} to test, expected at least one of each"
+                    )
+                clients[one.name] = one, node
+        if len(clients) < 2:
+            raise DataError("a federation needs at least two clients, but there is one; start more nodes")
+        names = sorted(clients, key=natural_key)
+        if all(one.number is not None for one, _ in clients.values()):
+            names.sort(key=lambda name: clients[name][0].number or 0)
+        for number, name in enumerate(names):
+            clients[name][1].clients[name] = number
+        self.info = FederationInfo(
+            name="federation",
+            names=tuple(names),
+            counts=tuple(clients[name][0].sizes for name in names),
+            classes=schema.classes,
+            input_shape=tuple(schema.input_shape),
+            partition={"name": "given", "seed": seed},
+        )
+        self._index: dict[int, int] = {}  # Flower's number of a node -> its index in `nodes`
+        self._foreign: set[int] = set()  # numbers of nodes of other federations
+        self._silent: dict[int, float] = {}  # number -> when the node failed to introduce itself
 
     @classmethod
-    def register(cls, grid: NodeGrid, deployment: DeploymentOptions) -> "NodeRegistry":
+    def register(cls, grid: NodeGrid, deployment: DeploymentOptions, seed: int) -> "NodeRegistry":
         """Wait for the nodes of a new federation, and ask them for their clients.
+
+        Args:
+            grid: the connection to the nodes.
+            deployment: the options of the server.
+            seed: seed that draws the evaluated clients.
 
         Raises:
             RunError: too few nodes came in time.
@@ -102,45 +143,9 @@ class NodeRegistry:
             raise RunError(
                 f"got answers of {len(hellos)} nodes, expected {n}: {'; '.join(failed) or 'some went offline'}"
             )
-        registry = cls._from_hellos(list(hellos.values()), deployment)
+        registry = cls(list(hellos.values()), deployment, seed)
         registry._index = {number: i for i, number in enumerate(hellos)}
         return registry
-
-    @classmethod
-    def _from_hellos(cls, hellos: Sequence[Hello], deployment: DeploymentOptions) -> "NodeRegistry":
-        schema = deployment.data_schema or Schema.from_json(hellos[0].data_schema)
-        nodes = [RegisteredNode(hello.label, {}) for hello in hellos]
-        clients: list[tuple[HelloClient, RegisteredNode]] = []
-        seen: dict[str, str] = {}
-        for hello, node in zip(hellos, nodes, strict=True):
-            schema.check(Schema.from_json(hello.data_schema), node.label)
-            for one in hello.clients:
-                if one.name in seen:
-                    raise DataError(
-                        f"the client {one.name!r} is at {seen[one.name]} and at {node.label}; names of clients are "
-                        "unique in the federation, so rename one of them"
-                    )
-                seen[one.name] = node.label
-                if not one.sizes[0] or not one.sizes[2]:
-                    raise DataError(
-                        f"the client {one.name!r} at {node.label} has {one.sizes[0]} samples to train and "
-                        f"{one.sizes[2]} to test, expected at least one of each"
-                    )
-                clients.append((one, node))
-        if len(clients) < 2:
-            raise DataError("a federation needs at least two clients, but there is one; start more nodes")
-        if all(one.number is not None for one, _ in clients):
-            clients.sort(key=lambda pair: pair[0].number or 0)
-        else:
-            clients.sort(key=lambda pair: natural_key(pair[0].name))
-        for number, (one, node) in enumerate(clients):
-            node.clients[one.name] = number
-        names, counts = [one.name for one, _ in clients], [one.sizes for one, _ in clients]
-        return cls(deployment, nodes, _make_info(names, counts, schema), schema)
-
-    def with_seed(self, seed: int) -> "NodeRegistry":
-        """Return the registry with the seed that draws the evaluated clients."""
-        return replace(self, info=replace(self.info, partition={"name": "given", "seed": seed}))
 
     def locate(self, grid: NodeGrid) -> dict[int, int]:
         """Find the nodes that are online; wait if none is.
@@ -187,31 +192,16 @@ class NodeRegistry:
 
     def to_json(self) -> dict[str, Any]:
         """Return the registry as plain JSON values."""
-        return {
-            "nodes": [{"label": node.label, "clients": node.clients} for node in self.nodes],
-            "names": list(self.info.names),
-            "counts": [list(row) for row in self.info.counts],
-            "schema": self.schema.to_json(),
-            "attempt": self.attempt,
-        }
+        hellos = [hello.model_dump(mode="json", by_alias=True) for hello in self.hellos]
+        return {"hellos": hellos, "attempt": self.attempt}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any], deployment: DeploymentOptions) -> "NodeRegistry":
+    def from_json(
+        cls, content: Mapping[str, Any], deployment: DeploymentOptions, seed: int
+    ) -> "NodeRegistry":
         """Read the values of `to_json`; this start of the server is one more attempt."""
-        schema = Schema.from_json(content["schema"])
-        nodes = [RegisteredNode(**node) for node in content["nodes"]]
-        info = _make_info(content["names"], content["counts"], schema)
-        return cls(deployment, nodes, info, schema, content["attempt"] + 1)
-
-
-def _make_info(names: Sequence[str], counts: Sequence[Sequence[int]], schema: Schema) -> FederationInfo:
-    return FederationInfo(
-        name="federation",
-        names=tuple(names),
-        counts=tuple(counts),
-        classes=schema.classes,
-        input_shape=tuple(schema.input_shape),
-    )
+        hellos = [Hello(**hello) for hello in content["hellos"]]
+        return cls(hellos, deployment, seed, content["attempt"] + 1)
 
 
 def _ask_hello(grid: NodeGrid, numbers: set[int], timeout: float) -> dict[int, Hello | str]:

@@ -89,20 +89,21 @@ class _Server:
     def _open_registry(self) -> tuple[str, NodeRegistry]:
         """Read the token and the nodes from the folder, or register the nodes of a new federation."""
         file, deployment = self.folder / FEDERATION_FILE, self.plan.deployment
+        seed = self.plan.experiment.split_seed or 0
         if file.exists():
             content = read_json(file)
             try:
-                token, registry = content["token"], NodeRegistry.from_json(content, deployment)
-            except (KeyError, TypeError) as error:
+                token, registry = content["token"], NodeRegistry.from_json(content, deployment, seed)
+            except (KeyError, TypeError, ValueError) as error:
                 raise RunError(f"{file} is damaged; take a new run-folder") from error
         elif any(not path.name.startswith(".") for path in self.folder.iterdir()):
             raise RunError(
                 f"run-folder: {self.folder} is not empty and holds no federation; take a new folder"
             )
         else:
-            token, registry = secrets.token_hex(8), NodeRegistry.register(self.grid, deployment)
+            token, registry = secrets.token_hex(8), NodeRegistry.register(self.grid, deployment, seed)
         write_json(file, {"token": token, **registry.to_json()})
-        return token, registry.with_seed(self.plan.experiment.split_seed or 0)
+        return token, registry
 
     def run(self) -> Iterator[Result]:
         """Run every method with every seed; skip runs that diverge."""

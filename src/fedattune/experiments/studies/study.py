@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ...core.errors import ConfigError, did_you_mean
 from ...core.io import read_yaml
-from ...core.options import look_up
+from ...core.options import describe_errors, look_up
 from ...core.settings import Settings
 from ...training.metrics import Point
 from ..config import Experiment, flatten_options
@@ -267,28 +267,21 @@ class Study(_StudyPart):
                 values[key] = value
             else:
                 values["set"][f"{row.algorithm}.{key}"] = value
-        most = self._whole_number(cell, values, "rounds", Settings.model_fields["rounds"].default)
-        values["rounds"] = min(extent.rounds or most, most)
-        if extent.mixed_precision:
-            values["mixed_precision"] = extent.mixed_precision
-        if tuning:
-            assert self.tuning is not None
-            values["rounds"] = min(self.tuning.rounds, values["rounds"])
-            values["validation"] = self.tuning.validation
-        if self.populations:
-            values["split_seed"] = seed
-        values["eval_every"] = min(self._whole_number(cell, values, "eval_every", 1), values["rounds"])
         try:
             experiment = Experiment(**values, algorithms=(row.algorithm,), seed=seed)
         except ValidationError as error:
-            raise ConfigError(f"{self.name}, {cell}: {_format_errors(error)}") from error
-        return CellRun(cell, dict(choice), experiment)
-
-    def _whole_number(self, cell: Cell, values: Mapping[str, Any], key: str, default: int) -> int:
-        value = values.get(key, default)
-        if not isinstance(value, int):
-            raise ConfigError(f"{self.name}, {cell}: {key}: expected a whole number, got {value!r}")
-        return value
+            raise ConfigError(f"{self.name}, {cell}: {'; '.join(describe_errors(error))}") from error
+        rounds = min(extent.rounds or experiment.rounds, experiment.rounds)
+        changes: dict[str, Any] = {}
+        if extent.mixed_precision:
+            changes["mixed_precision"] = extent.mixed_precision
+        if tuning and self.tuning:
+            rounds = min(self.tuning.rounds, rounds)
+            changes["validation"] = self.tuning.validation
+        if self.populations:
+            changes["split_seed"] = seed
+        changes |= {"rounds": rounds, "eval_every": min(experiment.eval_every, rounds)}
+        return CellRun(cell, dict(choice), experiment.model_copy(update=changes))
 
     def paper_value(self, cell: Cell) -> tuple[float | None, float | None]:
         """Return the paper's number and its spread, in percent."""
@@ -316,16 +309,11 @@ def load_study(name: str) -> Study:
     try:
         return Study(**{**read_yaml(path), "name": path.stem})
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_format_errors(error)}") from error
-
-
-def _format_errors(error: ValidationError) -> str:
-    """Format all mistakes in one line, each with its key."""
-    said = []
-    for one in error.errors():
-        where = ".".join(str(part) for part in one["loc"])
-        said.append(f"{where}: " * bool(where) + one["msg"].removeprefix("Value error, "))
-    return "; ".join(said)
+        problems = [
+            (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))
+            for one in error.errors()
+        ]
+        raise ConfigError(f"{path}: {'; '.join(': '.join(filter(None, one)) for one in problems)}") from error
 
 
 def _flatten_options(values: Mapping[str, Any]) -> dict[str, Any]:
