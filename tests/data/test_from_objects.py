@@ -123,6 +123,6 @@ def test_small_clients_can_be_dropped():
     assert fed.n_clients == 2
     assert "1 of 3 clients are left out" in fed.notes[0]
     with pytest.raises(
-        DataError, match="only '0' after 1 too small or of one class were left out; give those"
+        DataError, match="only '0' after 1 too small or of one class were left out; give these clients"
     ):
         federation([pair(), pair(1)], small_clients="drop")

@@ -198,7 +198,9 @@ def test_constants_of_the_schema_scale_samples_that_have_none(tmp_path: Path, ra
 
 def test_refuses_to_export(tmp_path: Path, digits: Federation) -> None:
     for groups in ([[0], [5]], [[0, 1], [1]], [[-1]]):
-        with pytest.raises(ConfigError, match="cannot go to a node: each of the numbers 0 to 4"):
+        with pytest.raises(
+            ConfigError, match="cannot go to a node: give each of the numbers 0 to 4 at most once"
+        ):
             export_clients(digits, tmp_path, groups)
     with pytest.raises(ConfigError, match="node-1 has no clients"):
         export_clients(digits, tmp_path, [[0], []])

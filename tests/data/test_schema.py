@@ -230,7 +230,7 @@ def test_whole_columns_without_values(tmp_path: Path) -> None:
         ),
         (
             "a,old,60,m,0,n0,y",
-            "'age' is text with 'old' in data row 41, but the schema says .*mend that cell",
+            "'age' is text with 'old' in data row 41, but the schema says .*correct that cell",
         ),
         ("a,1e31,60,m,0,n0,y", "'age' holds 1e.31 in data row 41"),
         (",30,60,m,0,n0,y", "client column 'ward' lacks 1"),
@@ -268,7 +268,7 @@ def test_refuses_tables_and_options_that_do_not_fit(tmp_path: Path) -> None:
     path = csv(tmp_path)
     with pytest.raises(ConfigError, match="target is 'age', but the schema says 'ill'"):
         made(path, schema, target="age")
-    with pytest.raises(ConfigError, match="the schema names them already"):
+    with pytest.raises(ConfigError, match="the schema names the features already"):
         made(path, schema, features=["age"])
     with pytest.raises(ConfigError, match="column 'sex' is the client column"):
         made(path, schema, client_column="sex")

@@ -181,7 +181,7 @@ def test_new_rows_by_hand(tmp_path: Path) -> None:
     [
         (
             {"kind": "k3"},
-            r"column 'kind' holds 'k3' in data row 1, which is no category.*known: k1, k2; mend",
+            r"column 'kind' holds 'k3' in data row 1, which is no category.*known: k1, k2; correct",
         ),
         ({"kind": ""}, "column 'kind' holds no value in data row 1"),
         ({"size": "3,5"}, "column 'size' is text with '3,5' in data row 1.*decimal point"),

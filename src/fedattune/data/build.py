@@ -114,8 +114,8 @@ def _find_names_and_keys(
             )
         if clients not in (None, len(dataset.owners)):
             raise ConfigError(
-                f"{dataset.name} comes with {len(dataset.owners)} clients of its own, so {clients} cannot be "
-                "asked for; leave the number out, or take another partition, such as dirichlet"
+                f"{dataset.name} comes with {len(dataset.owners)} clients of its own, got clients={clients}; "
+                "leave the number out, or take another partition, such as dirichlet"
             )
         return dataset.owners, dataset.owner
     n = DEFAULT_CLIENTS.get(partition, dataset.default_clients) if clients is None else clients
@@ -203,7 +203,7 @@ def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> Non
     """
     if len(names) < 2:
         why = f" after {left_out} too small or of one class were left out" if left_out else ""
-        todo = "give those more data" if left_out else "divide the data among more clients"
+        todo = "give these clients more data" if left_out else "divide the data among more clients"
         who = f"only {names[0]!r}" if names else "none"
         raise DataError(f"{name}: a federation needs at least two clients, but there is {who}{why}; {todo}")
 

@@ -79,8 +79,8 @@ def export_clients(federation: Federation, folder: Path | str, groups: Sequence[
     wrong = [u for u, n in times.items() if not 0 <= u < federation.n_clients or n > 1]
     if wrong:
         raise ConfigError(
-            f"client {wrong[0]} cannot go to a node: each of the numbers 0 to {federation.n_clients - 1} can be "
-            "named once"
+            f"client {wrong[0]} cannot go to a node: give each of the numbers 0 to {federation.n_clients - 1} at "
+            "most once"
         )
     folders = [Path(folder) / f"node-{node}" for node in range(len(groups))]
     for node, group in zip(folders, groups, strict=True):

@@ -146,7 +146,7 @@ class ClientIndex(Sequence[Client]):
         if len(set(counts)) > 1:
             raise DataError(
                 f"clients: got {counts[0]} names and index lists for {counts[1]}, {counts[2]} and {counts[3]} "
-                "clients (train, validation, test); expected as many of each"
+                "clients (train, validation, test); expected the same number of each"
             )
 
     @classmethod

@@ -59,7 +59,9 @@ class Dataset:
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or (self.owner is not None and len(self.owner) != len(self.y)):
             owners = "" if self.owner is None else f", {len(self.owner)} owners"
-            raise DataError(f"{self.name}: {len(self.x)} samples but {len(self.y)} labels{owners}")
+            raise DataError(
+                f"{self.name}: {len(self.x)} samples but {len(self.y)} labels{owners}; give one of each per sample"
+            )
         if len(self.y) == 0:
             raise DataError(f"{self.name}: no samples")
         _check_labels(self.name, self.y, len(self.classes))
@@ -117,7 +119,7 @@ def _check_features(name: str, x: Array) -> None:
         total = x.sum(dtype=np.float64)
     if not np.isfinite(total):
         row = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))[0])
-        raise DataError(f"{name}: row {row} holds NaN or an infinite value; mend or leave out such rows")
+        raise DataError(f"{name}: row {row} holds NaN or an infinite value; correct or leave out such rows")
 
 
 def _check_broadcast(name: str, what: str, value: Array | None, shape: tuple[int, ...]) -> None:

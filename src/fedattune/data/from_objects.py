@@ -67,7 +67,7 @@ def federation(
         raise DataError("no clients; give a list with one (x, y) pair, torch Dataset or mapping per client")
     labels = tuple(str(u) for u in range(len(clients))) if names is None else tuple(map(str, names))
     if len(labels) != len(clients):
-        raise DataError(f"{len(clients)} clients but {len(labels)} names")
+        raise DataError(f"{len(clients)} clients but {len(labels)} names; give each client one name")
     read = [_read_parts(label, client) for label, client in zip(labels, clients, strict=True)]
     owners = [label for label, parts in zip(labels, read, strict=True) for _ in parts]
     pieces = [piece for parts in read for piece in parts.values()]

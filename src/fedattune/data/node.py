@@ -171,7 +171,7 @@ def _find_files(data: str) -> list[Path]:
         raise DataError(f"{path} holds no clients; expected files that end in {', '.join(kinds)}")
     if len(found) > 1:
         raise DataError(
-            f"{path} holds files of the kinds {' and '.join(found)}; leave those of one kind there"
+            f"{path} holds files of the kinds {' and '.join(found)}; keep the files of one kind only"
         )
     return files
 
@@ -181,7 +181,7 @@ def _read_clients(data: str, files: Sequence[Path]) -> NodeData:
     numbers = [client.number for client in clients]
     repeated = [number for number in numbers if numbers.count(number) > 1]
     if repeated:
-        raise DataError(f"{data} holds two clients of the number {repeated[0]}; leave one of them there")
+        raise DataError(f"{data} holds two clients of the number {repeated[0]}; keep one of them")
     return NodeData(combine_federations(data, [client.federation for client in clients]), tuple(numbers))
 
 

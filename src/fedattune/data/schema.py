@@ -259,7 +259,7 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
     for name in texts:
         if name in numbers:
             raise DataError(
-                f"column {name!r} holds numbers in one table and text in another; mend its cells, or write a "
+                f"column {name!r} holds numbers in one table and text in another; correct its cells, or write a "
                 "schema by hand that lists its categories"
             )
     lacking = {name for schema in schemas for name in (*numbers, *texts) if name not in schema.columns}

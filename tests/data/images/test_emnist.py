@@ -69,7 +69,7 @@ def test_emnist_in_parquet_is_taken_as_it_is(tmp_path):
     write(tmp_path / "emnist" / "a.parquet", x, {"label": [0, 1, 2, 61]}, features={"label": BYCLASS})
     data = load_data("emnist", data_dir=tmp_path)
     assert np.array_equal(data.x[:, 0], x)
-    with pytest.raises(DataError, match=r"and 62 classes, those of emnist .* and 47;"):
+    with pytest.raises(DataError, match=r"expected images .* in 47 classes, got .* and 62 classes;"):
         load_data("emnist", data_dir=tmp_path, options={"split": "balanced"})
     with pytest.raises(DataError, match=r"none of the 1 files of emnist, such as .* begins with train"):
         load_data("emnist", data_dir=tmp_path, options={"rows": "train"})

@@ -40,10 +40,10 @@ def test_mnist_layout_and_normalisation(tmp_path):
 @pytest.mark.parametrize(
     ("name", "held", "message"),
     [
-        ("mnist", LETTERS, r"no part of mnist: its images .*\(3, 32, 32\) and 10 .*\(1, 28, 28\) and 10"),
+        ("mnist", LETTERS, r"no part of mnist: expected images .*\(1, 28, 28\) in 10 .*\(3, 32, 32\) and 10"),
         ("fashion_mnist", LETTERS, "no part of fashion_mnist"),
-        ("cifar10", LETTERS * 2, "cifar10: its images have .* and 20 classes, those of cifar10 .* and 10;"),
-        ("cifar100", LETTERS, "cifar100 .* and 100 or 20; give the folder of cifar100"),
+        ("cifar10", LETTERS * 2, "cifar10: expected images .* in 10 classes, got .* and 20 classes;"),
+        ("cifar100", LETTERS, "cifar100: expected .* in 100 or 20 classes, .*; give the folder of cifar100"),
     ],
 )
 def test_images_of_another_set_are_refused(tmp_path, monkeypatch, name, held, message):

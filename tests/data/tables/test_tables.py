@@ -149,7 +149,7 @@ def test_targets(tmp_path, target, classes):
         (
             {"bp": [str(i) for i in range(6)] + ["high"] + [None] * 30 + ["7", "8", "9"]},
             r"t.parquet: column 'bp' is text with 'high' in data row 7, but 9 of its 10 values are numbers; "
-            r"mend that cell or leave it empty, or leave it out .*--set 'features=\[age,visits,smoker,ward\]'",
+            r"correct that cell or leave it empty, or leave it out .*--set 'features=\[age,visits,smoker,ward\]'",
         ),
         ({"bp": ["1.5"] * 3 + ["-2,5"] * 37}, "'-2,5' in data row 4, .*write numbers with a decimal point"),
         ({"bp": ["01", "02"] * 20}, "'01' in data row 1, .*put a letter before them"),

@@ -251,5 +251,5 @@ def test_clients_over_flat_lists():
         )
     with pytest.raises(DataError, match="bounds must go from 0 to 2"):
         RaggedIndex(np.array([1, 2]), np.array([0, 1]))
-    with pytest.raises(DataError, match="as many of each"):
+    with pytest.raises(DataError, match="the same number of each"):
         ClientIndex(twice, none, none, names=["a"])

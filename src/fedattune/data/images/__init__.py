@@ -171,7 +171,7 @@ def _build_dataset(name: str, images: Images, scaling: str) -> Dataset:
 def _scale_pixels(x: Array) -> Scaling:
     """Standardise every pixel over all images, with deviation + 0.001 (pFedMe's and FedMCSA's protocol)."""
     mean, std = compute_moments(x)
-    note = "Every pixel is standardised over all images, those for testing included, as in the papers."
+    note = "Every pixel is standardised over all images, test images included, as in the papers."
     return mean.astype(np.float32), (1 / (std + 0.001)).astype(np.float32), (note,)
 
 

@@ -80,9 +80,9 @@ def check_images(name: str, file: Path, images: Images, known: ImageSet) -> None
     got, n = images.x.shape[1:], len(images.classes)
     if got != known.shape or n not in known.n_classes:
         raise DataError(
-            f"{file} is no part of {name}: its images have the shape {got} and {n} classes, those of {name} "
-            f"{known.shape} and {' or '.join(map(str, known.n_classes))}; give the folder of {name}, or the name of "
-            "these data"
+            f"{file} is no part of {name}: expected images of shape {known.shape} in "
+            f"{' or '.join(map(str, known.n_classes))} classes, got shape {got} and {n} classes; give the folder of "
+            f"{name}, or the name of these data"
         )
 
 
@@ -135,7 +135,7 @@ def select_files(name: str, files: list[Path], rows: RowSet) -> list[Path]:
     if not training:
         raise DataError(
             f"none of the {len(files)} files of {name}, such as {files[0]}, has a name that begins with train; "
-            f"rename those with its training images, or set {name}.rows=all"
+            f"rename the files of its training images, or set {name}.rows=all"
         )
     return training
 

@@ -26,7 +26,9 @@ def iid(labels: Array, n_clients: int, seed: int) -> list[Index]:
 
     """
     if n_clients > len(labels):
-        raise DataError(f"{len(labels)} samples cannot be divided among {n_clients} clients; take fewer")
+        raise DataError(
+            f"{len(labels)} samples cannot be divided among {n_clients} clients; take fewer clients"
+        )
     order = np.random.default_rng(seed).permutation(len(labels))
     return np.array_split(order, n_clients)
 

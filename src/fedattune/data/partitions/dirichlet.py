@@ -116,7 +116,9 @@ def dirichlet_clients(
     """
     size = len(labels) // n_clients
     if not size:
-        raise DataError(f"{len(labels)} samples cannot be divided among {n_clients} clients; take fewer")
+        raise DataError(
+            f"{len(labels)} samples cannot be divided among {n_clients} clients; take fewer clients"
+        )
     random = np.random.default_rng(seed)
     by_class = [random.permutation(rows) for rows in group_rows(labels)]
     n_classes = len(by_class)

@@ -117,7 +117,7 @@ def pfedla_similarity(
         )
     if study == "weights" and n_clients < 4:
         raise DataError(
-            f"the weights study has a target, a client like it, one nearly so and others, got {n_clients} clients; "
+            f"the weights study needs a target, an equal client, a similar client and others, got {n_clients} clients; "
             "take 4 or more"
         )
     random = np.random.default_rng(seed)

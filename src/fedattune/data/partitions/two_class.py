@@ -35,7 +35,7 @@ def two_class(labels: Array, n_clients: int, seed: int, *, protocol: Literal["A"
     """
     if not 0 <= seed < LEGACY_SEEDS:
         raise DataError(
-            f"two_class needs a seed of at least 0 and below 2**32, got {seed}; take a smaller one"
+            f"two_class needs a seed of at least 0 and below 2**32, got {seed}; take another seed"
         )
     by_class = group_rows(labels)
     n_classes = len(by_class)

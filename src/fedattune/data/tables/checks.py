@@ -86,7 +86,7 @@ def read_target(path: Path, name: str, values: Array) -> tuple[Array, tuple[str,
             f"{MAX_NUMBER_CLASSES} classes, put a letter before them, such as c7"
         )
     if n_values < 2:
-        raise DataError(f"{where} has the single class {values[0]!s}; nothing to learn")
+        raise DataError(f"{where} has the single class {values[0]!s}; a target needs two classes or more")
     n_single = int((times == 1).sum())
     if is_text and (n_values > MAX_TEXT_CLASSES or n_single > len(values) / 2):
         raise DataError(
@@ -133,7 +133,7 @@ def check_text_column(table: TableFile, name: str, values: Array, features: Sequ
     wrong = np.flatnonzero(~is_number if not is_number.all() else ~is_plain)
     row = rows[wrong[0]] if len(wrong) else rows[0]
     if not is_number.all():
-        advice = "mend that cell or leave it empty"
+        advice = "correct that cell or leave it empty"
     elif len(wrong):
         advice = "write numbers with a decimal point"
     else:
@@ -156,7 +156,7 @@ def read_numbers(table: TableFile, name: str) -> Array:
     if len(wrong):
         raise DataError(
             f"{table.path}: column {name!r} holds {numbers[wrong[0]]} in data row {wrong[0] + 1}; values must be "
-            f"finite and at most {MAX_ABS_VALUE:g} in size; mend them or leave them empty"
+            f"finite and at most {MAX_ABS_VALUE:g} in size; correct them or leave them empty"
         )
     return numbers
 

@@ -12,7 +12,7 @@ from ..types import Array
 from .checks import NUMBER_PATTERN, find_missing, read_numbers
 from .file import TableFile, is_categorical, is_numeric
 
-MEND_OR_EXTEND = "mend the cell, or give all nodes a schema with it"
+MEND_OR_EXTEND = "correct the cell, or give all nodes a schema with it"
 """Advice for a value that the schema does not know."""
 
 
@@ -113,9 +113,11 @@ def check_schema_columns(
             f"{table.path}: the schema names no columns; a table needs one with numbers or categories"
         )
     if features is not None:
-        raise ConfigError("features: the schema names them already; give one of both")
+        raise ConfigError("features: the schema names the features already; leave this option out")
     if target != schema.target:
-        raise ConfigError(f"target is {target!r}, but the schema says {schema.target!r}; give the same")
+        raise ConfigError(
+            f"target is {target!r}, but the schema says {schema.target!r}; give the target of the schema"
+        )
     for column in (*schema.columns, target):
         if column not in table.names:
             raise DataError(
@@ -172,7 +174,7 @@ def _read_schema_numbers(table: TableFile, name: str) -> Array:
     rows = np.flatnonzero(~find_missing(values))
     wrong = [row for row in rows if NUMBER_PATTERN.fullmatch(values[row]) is None]
     row = wrong[0] if wrong else rows[0]
-    advice = "mend that cell or leave it empty"
+    advice = "correct that cell or leave it empty"
     if NUMBER_PATTERN.fullmatch(values[row].replace(",", ".", 1)) is not None:
         advice = "write numbers with a decimal point" if wrong else "store them as numbers"
     raise DataError(

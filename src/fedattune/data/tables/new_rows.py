@@ -65,7 +65,7 @@ def _read_table_rows(table: TableFile, schema: Schema, constants: Array) -> NewR
         )
     notes = _note_unused(table, (*schema.columns, schema.target or ""))
     found = read_schema_features(
-        table, schema, may_lack_numbers=True, advice="mend the cell: the model knows no other"
+        table, schema, may_lack_numbers=True, advice="correct the cell: the model knows no other"
     )
     for (name, values), median in zip(found.numbers.items(), constants[0], strict=True):
         n_missing = int(np.isnan(values).sum())
@@ -107,7 +107,7 @@ def _read_number_rows(table: TableFile, schema: Schema) -> NewRows:
         row, column = wrong[0]
         raise DataError(
             f"{table.path}: column {names[column]!r} holds no finite number in data row {row + 1}; the model knows no "
-            "value to put in its place; mend the cell"
+            "value to put in its place; correct the cell"
         )
     y = _read_classes(table, target, schema.classes, notes) if target else None
     return NewRows(x.reshape(len(x), *schema.input_shape), y, notes)
@@ -116,9 +116,7 @@ def _read_number_rows(table: TableFile, schema: Schema) -> NewRows:
 def _read_image_rows(table: TableFile, schema: Schema, images: list[str]) -> NewRows:
     """Read a column of encoded images."""
     if len(images) > 1:
-        raise DataError(
-            f"{table.path} has several columns of images, {', '.join(images)}; leave one of them there"
-        )
+        raise DataError(f"{table.path} has several columns of images, {', '.join(images)}; keep one of them")
     shape, where = schema.input_shape, f"{table.path}: column {images[0]!r}"
     if shape[0] not in (1, 3):
         raise DataError(f"{where} holds images, and the model needs samples of shape {shape}")
