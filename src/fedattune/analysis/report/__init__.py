@@ -1,4 +1,4 @@
-"""A report: runs as one HTML file that needs no network, made from their stores alone."""
+"""Reports: runs as one HTML file that needs no network, made from their stores alone."""
 
 import base64
 import gzip
@@ -15,8 +15,8 @@ from ...training.storage.folder import RunFolder
 from ..compare import build_rows, group_by_algorithm
 from ..load import Runs
 from ..mixing import MixingAnalysis
-from ..tables import choose_columns, write_legend
-from ..verdict import Verdict, describe_seed_differences, write_fairness_notes
+from ..tables import choose_columns, format_points, write_legend
+from ..verdict import describe_seed_differences, merge_notes
 from . import content, findings
 
 MAX_DATA_BYTES = 3_200_000
@@ -26,14 +26,18 @@ MAX_DATA_BYTES = 3_200_000
 def write_report(path: Path | str, runs: Runs) -> None:
     """Write the report on some runs to `path`.
 
-    The page holds all it shows and the chart library (Apache ECharts), asks for nothing from any network, and stays
-    below 5 MB: of many clients or rounds, as many mixing matrices are shown as fit.
+    The page holds its data and the chart library (Apache ECharts) and asks nothing from any network. It stays below
+    5 MB: of many clients or rounds, it shows as many mixing matrices as fit.
+
+    Raises:
+        RunError: no run has finished a round.
+
     """
     write_text(Path(path), render_report(runs))
 
 
 def render_report(runs: Runs) -> str:
-    """The page as text.
+    """Render the page as text.
 
     Raises:
         RunError: no run has finished a round.
@@ -50,13 +54,12 @@ def render_report(runs: Runs) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters["percent"] = lambda share: f"{100 * share:.1f}"
+    environment.filters["percent"] = lambda share: format_points(share, 1)
     here = files("fedattune.analysis.report")
-    found = runs.verdict
     results, rounds_to = runs.results, runs.rounds_to
     table = build_rows(results, rounds_to)
     groups = group_by_algorithm(results)
-    data, matrices = _fit_data(runs, found)
+    data, matrices = _fit_data(runs)
     joined = findings.summarise_newcomers(results)
     return environment.get_template("report.html").render(
         title=runs.title + (f", {len(joined)} of them joining after training" if joined else ""),
@@ -87,12 +90,12 @@ def render_report(runs: Runs) -> str:
     )
 
 
-def _fit_data(runs: Runs, found: Verdict) -> tuple[dict[str, Any], str]:
+def _fit_data(runs: Runs) -> tuple[dict[str, Any], str]:
     """Build the data of the pictures, and pack as many mixing matrices as fit into the page."""
     groups = group_by_algorithm(runs.results)
     mixings = {name: MixingAnalysis(group[0]) for name, group in groups.items()}
     data: dict[str, Any] = {
-        "method": found.method,
+        "method": runs.verdict.method,
         "methods": list(groups),
         "curves": content.build_curves(groups),
         "clients": content.build_clients(groups, mixings),
@@ -113,24 +116,20 @@ def _compress(raw: bytes) -> str:
 
 
 def _collect_notes(runs: Runs) -> list[str]:
-    """What the data and the methods have to say."""
-    said = [note for run in runs.results for note in (*run.facts.get("data_notes", ()), *run.notes)]
-    warned = describe_seed_differences(runs.results).values()
-    return [
-        note for note in dict.fromkeys([*said, *write_fairness_notes(runs.results)]) if note not in warned
-    ]
+    """Collect the notes on the data and the methods that are not warnings."""
+    data_notes = [note for run in runs.results for note in run.facts.get("data_notes", ())]
+    warnings = describe_seed_differences(runs.results).values()
+    return [note for note in dict.fromkeys([*data_notes, *merge_notes(runs.results)]) if note not in warnings]
 
 
 def _collect_environments(runs: Runs) -> list[dict[str, str]]:
-    """The versions and machines that the runs were made with, each once."""
+    """Collect the versions and machines of the runs, each once."""
     found: dict[str, dict[str, str]] = {}
-    for folder in runs.folders:
-        file = RunFolder(folder).environment
+    for file in (RunFolder(folder).environment for folder in runs.folders):
         if file.is_file():
-            said = read_json(file)
-            packages = ", ".join(f"{name} {version}" for name, version in said.pop("packages", {}).items())
-            text = {key: str(value) for key, value in said.items() if value is not None} | {
-                "packages": packages
-            }
-            found.setdefault(json.dumps(text, sort_keys=True), text)
+            values = read_json(file)
+            packages = values.pop("packages", {})
+            text = {key: str(value) for key, value in values.items() if value is not None}
+            text["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
+            found.setdefault(str(text), text)
     return list(found.values())
