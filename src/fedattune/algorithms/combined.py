@@ -8,12 +8,12 @@ The files of these methods give the equations. In Python, `Algorithm(...)` takes
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from ..client import SGD, Proximal
-from ..core.algorithm import Algorithm, ClientUpdate, Participation, ServerUpdate
+from ..core.algorithm import Algorithm, Participation, ServerUpdate
 from ..core.errors import ConfigError
-from ..core.options import Count, Fraction, NonNegative, Positive, list_options
+from ..core.options import Count, Fraction, NonNegative, Positive
 from ..core.selectors import BatchNorms, Head, NoParameters, Unit
 from ..server import Average
 from ..server.average import Weighting
@@ -26,87 +26,44 @@ from .pfedme import PFedMeClient
 from .scaffold import ControlVariateCorrection, ControlVariateWrapper
 from .table import Family, method
 
-PartStart = Literal["sent", "newest"]
+
+class Part(NamedTuple):
+    """One part of `combined`: the method whose papers it cites, its constructor, and the constructor's options."""
+
+    method: str
+    make: Callable[..., Any]
+    options: dict[str, Any] = {}  # noqa: RUF012 (never written to)
 
 
-def _mcsa(*, unit: Unit = "tensor", sigma: float = 50.0, weighting: Weighting = "samples") -> ServerUpdate:
+def _mcsa(unit: Unit, sigma: float, weighting: Weighting) -> ServerUpdate:
     return Attention(unit, sigma=sigma, size_weighted=weighting == "samples")
 
 
-def _fedamp(*, unit: Unit = "model", sigma: float = 1.0, alpha: float = 1.0) -> ServerUpdate:
-    return AttentiveMixing(unit, alpha=alpha, sigma=sigma)
-
-
-def _heurfedamp(*, unit: Unit = "model", sigma: float = 25.0, self_weight: float = 0.5) -> ServerUpdate:
-    return CosineMixing(unit, sigma=sigma, self_weight=self_weight)
-
-
-def _update_attention(*, query: AttentionQuery = "time", weighting: Weighting = "uniform") -> ServerUpdate:
-    return UpdateAttention(weighting, query=query)
-
-
-def _learned(*, unit: Unit = "layer", hn_lr: float = 5e-3) -> ServerUpdate:
-    return PFedLAServer(unit, hn_lr)
-
-
-def _average(*, weighting: Weighting = "samples") -> ServerUpdate:
-    return Average(weighting)
-
-
-def _sgd(start: PartStart) -> ClientUpdate:
-    return SGD(start=start)
-
-
-def _prox(start: PartStart, *, lam: float = 0.01) -> ClientUpdate:
-    return SGD((Proximal(lam),), start=start)
-
-
-def _pfedme(start: PartStart, *, lam: float = 15.0, K: int = 5, personal_lr: float = 0.05) -> ClientUpdate:
-    return PFedMeClient(lam, K, personal_lr, start)
-
-
-def _ditto(start: PartStart, *, lam: float = 1.0, personal_lr: float | None = None) -> ClientUpdate:
-    return DittoClient(lam, personal_lr, SGD(start=start))
-
-
-def _scaffold(start: PartStart) -> ClientUpdate:
-    return SGD((ControlVariateCorrection(),), start=start)
-
-
-SERVER_PARTS: dict[str, Callable[..., ServerUpdate]] = {
-    "mcsa": _mcsa,
-    "fedamp": _fedamp,
-    "heurfedamp": _heurfedamp,
-    "update_attention": _update_attention,
-    "learned": _learned,
-    "average": _average,
+SERVER_PARTS = {
+    "mcsa": Part("fedmcsa", _mcsa, {"unit": "tensor", "sigma": 50.0, "weighting": "samples"}),
+    "fedamp": Part("fedamp", AttentiveMixing, {"unit": "model", "sigma": 1.0, "alpha": 1.0}),
+    "heurfedamp": Part("heurfedamp", CosineMixing, {"unit": "model", "sigma": 25.0, "self_weight": 0.5}),
+    "update_attention": Part("igfl_s", UpdateAttention, {"query": "time", "weighting": "uniform"}),
+    "learned": Part("pfedla", PFedLAServer, {"unit": "layer", "hn_lr": 5e-3}),
+    "average": Part("fedavg", Average, {"weighting": "samples"}),
 }
-
-
-CLIENT_PARTS: dict[str, Callable[..., ClientUpdate]] = {
-    "sgd": _sgd,
-    "prox": _prox,
-    "pfedme": _pfedme,
-    "ditto": _ditto,
-    "scaffold": _scaffold,
+CLIENT_PARTS = {
+    "sgd": Part("fedavg", SGD),
+    "prox": Part("fedprox", lambda lam, start: SGD((Proximal(lam),), start), {"lam": 0.01}),
+    "pfedme": Part("pfedme", PFedMeClient, {"lam": 15.0, "K": 5, "personal_lr": 0.05}),
+    "ditto": Part(
+        "ditto",
+        lambda lam, personal_lr, start: DittoClient(lam, personal_lr, SGD(start=start)),
+        {"lam": 1.0, "personal_lr": None},
+    ),
+    "scaffold": Part("scaffold", lambda start: SGD((ControlVariateCorrection(),), start)),
 }
-"""Part -> factory whose keywords have the defaults of the part's method."""
-
+PERSONAL_PARTS = {"head": Part("fedper", Head), "norms": Part("fedbn", BatchNorms)}
 
 PART_METHODS = {
-    "mcsa": "fedmcsa",
-    "fedamp": "fedamp",
-    "heurfedamp": "heurfedamp",
-    "update_attention": "igfl_s",
-    "learned": "pfedla",
-    "average": "fedavg",
-    "sgd": "fedavg",
-    "prox": "fedprox",
-    "pfedme": "pfedme",
-    "ditto": "ditto",
-    "scaffold": "scaffold",
-    "head": "fedper",
-    "norms": "fedbn",
+    name: part.method
+    for parts in (SERVER_PARTS, CLIENT_PARTS, PERSONAL_PARTS)
+    for name, part in parts.items()
 }
 """Part -> method whose papers it cites."""
 
@@ -148,21 +105,23 @@ def combined(
         "weighting": weighting, "lam": lam, "K": K, "personal_lr": personal_lr,
     }  # fmt: skip
     given = {key: value for key, value in values.items() if value is not None}
-    server_options = {o.name: given.get(o.name, o.default) for o in list_options(SERVER_PARTS[server])}
-    client_options = {o.name: given.get(o.name, o.default) for o in list_options(CLIENT_PARTS[client])}
-    if idle := sorted(given.keys() - server_options.keys() - client_options.keys()):
+    server_part, client_part = SERVER_PARTS[server], CLIENT_PARTS[client]
+    if idle := sorted(given.keys() - server_part.options.keys() - client_part.options.keys()):
         raise ConfigError(
             f"combined: {', '.join(idle)}: no part has this option; server={server} has "
-            f"{', '.join(server_options)}, client={client} has {', '.join(client_options) or 'none'}"
+            f"{', '.join(server_part.options)}, client={client} has {', '.join(client_part.options) or 'none'}"
         )
-    start: PartStart = "newest" if answered else "sent"
-    rule = SERVER_PARTS[server](**server_options)
+    server_options, client_options = (
+        {key: given.get(key, default) for key, default in part.options.items()}
+        for part in (server_part, client_part)
+    )
+    rule = server_part.make(**server_options)
     one_model = server in ("average", "update_attention") and client in ("sgd", "prox", "scaffold")
     parts = {"server": server, **server_options, "client": client, **client_options, "personal": personal}
     return Algorithm(
-        CLIENT_PARTS[client](start, **client_options),
+        client_part.make(**client_options, start="newest" if answered else "sent"),
         ControlVariateWrapper(rule) if client == "scaffold" else rule,
-        personal={"none": NoParameters(), "head": Head(), "norms": BatchNorms()}[personal],
+        personal=NoParameters() if personal == "none" else PERSONAL_PARTS[personal].make(),
         participation=Participation("all", "reply") if answered else Participation(),
         headline="received" if one_model else "trained",
         bn_buffers="local" if personal == "norms" else None,

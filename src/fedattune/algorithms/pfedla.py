@@ -23,10 +23,8 @@ hypernetwork. As in public code, v_i has 100 values, and HN_i has three linear l
 head per layer of the model. Public code uses -G_i, which ascends, and `relu_sum`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -115,19 +113,6 @@ MIN_WEIGHT = 1e-6
 """Added to every weight of `relu_sum`, so that no row is zero."""
 
 
-class Candidates(NamedTuple):
-    """The K stored models from the view of R receiving clients.
-
-    Attributes:
-        own: (R,) position of each client's own model.
-        allowed: (R, K) whether a client may receive a model.
-
-    """
-
-    own: Tensor
-    allowed: Tensor
-
-
 @dataclass(frozen=True)
 class PFedLAServer(UploadStore):
     """Server rule of pFedLA: sends sum_k alpha_i^l[k] theta_l[k] to client i, where alpha_i = HN_i(v_i; psi_i).
@@ -168,10 +153,9 @@ class PFedLAServer(UploadStore):
         v = draw_normal((n, self.embedding), like)
         return Params({"embedding": v, **add_prefix("trunk.", layers), **add_prefix("head.", heads)})
 
-    def rows(self, state: ServerState, ids: Tensor) -> Candidates:
-        """Return the models that clients `ids` may receive: their own, and those of all clients in training."""
-        in_pool = cast(Tensor, state["in_pool"])
-        return Candidates(ids, in_pool.expand(len(ids), -1).scatter(1, ids[:, None], True))
+    def allowed(self, state: ServerState, ids: Tensor) -> Tensor:
+        """Return which models (R, K) clients `ids` may receive: their own, and the models of the pool."""
+        return cast(Tensor, state["in_pool"]).expand(len(ids), -1).scatter(1, ids[:, None], True)
 
     def logits(self, state: ServerState, ids: Tensor) -> Tensor:
         """Return the outputs (R, L, K) of the hypernetworks of clients `ids`, before normalisation."""
@@ -179,9 +163,16 @@ class PFedLAServer(UploadStore):
         blocks = [networks.rows(as_slice(block)) for block in self._blocks(state, ids)]
         return torch.cat([_scores(_features(rows), rows) for rows in blocks])
 
-    def alpha(self, z: Tensor, rows: Candidates) -> Tensor:
-        """Normalise the outputs `z` (R, L, K) of hypernetworks to mixing weights."""
-        allowed = rows.allowed[:, None]
+    def alpha(self, z: Tensor, ids: Tensor, allowed: Tensor) -> Tensor:
+        """Return mixing weights (R, L, K).
+
+        Args:
+            z: (R, L, K) outputs of the hypernetworks.
+            ids: (R,) the clients.
+            allowed: (R, K) whether a client may receive a model.
+
+        """
+        allowed = allowed[:, None]
         if self.norm == "softmax":
             return torch.softmax(z.masked_fill(~allowed, -torch.inf), 2)
         positive = (z.relu() + MIN_WEIGHT) * allowed
@@ -194,7 +185,9 @@ class PFedLAServer(UploadStore):
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """Mix a model for each of clients `ids`, by a matrix per component, whose columns are all clients."""
-        matrices = self._matrices(state, ids, self.alpha(self.logits(state, ids), self.rows(state, ids)))
+        matrices = self._matrices(
+            state, ids, self.alpha(self.logits(state, ids), ids, self.allowed(state, ids))
+        )
         return Broadcast(Payload(mix_models(cast(Params, state["theta"]), self.unit, matrices)), matrices)
 
     def aggregate(
@@ -208,25 +201,20 @@ class PFedLAServer(UploadStore):
         """Take a step of the hypernetworks of clients `ids`, from the models `sent` and `received`."""
         if not state["theta"]:
             return
-        networks, by_alpha, start = (
-            cast(Params, state["hypernetworks"]),
-            self._by_alpha(state, sent, received),
-            0,
-        )
-        for block in self._blocks(state, ids):
-            gradient = by_alpha[start : start + len(block)]
-            step = partial(self._step, rows=self.rows(state, block), by_alpha=gradient)
-            update_rows(networks, block, step)
-            start += len(block)
+        stack, blocks = cast(Params, state["hypernetworks"]), self._blocks(state, ids)
+        by_alpha = torch.split(self._by_alpha(state, sent, received), [len(block) for block in blocks])
+        for block, gradient in zip(blocks, by_alpha, strict=True):
+            rows = as_slice(block)
+            networks = stack.rows(rows)
+            self._step(networks, block, self.allowed(state, block), gradient)
+            if not (isinstance(stack, Params) and isinstance(rows, slice)):  # the networks were a copy
+                stack.put_rows(block, networks)
 
     def _blocks(self, state: ServerState, ids: Tensor) -> tuple[Tensor, ...]:
         """Split the clients, so that copies of their hypernetworks stay small."""
-        heads = (
-            len(group_names(cast(Params, state["theta"]), self.unit))
-            * len(cast(Tensor, state["n"]))
-            * self.hidden
-        )
-        return torch.split(ids, max(1, BLOCK_WEIGHTS // max(1, heads)))
+        components = group_names(cast(Params, state["theta"]), self.unit)
+        head_weights = len(components) * len(cast(Tensor, state["n"])) * self.hidden
+        return torch.split(ids, max(1, BLOCK_WEIGHTS // max(1, head_weights)))
 
     def _by_alpha(self, state: ServerState, sent: Params, received: Params) -> Tensor:
         """Return the gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>."""
@@ -242,7 +230,7 @@ class PFedLAServer(UploadStore):
                 out[:, i].addmm_(before[:, c] - after[:, c], (models[:, c] - models[:1, c]).T)
         return out
 
-    def _step(self, networks: Params, rows: Candidates, by_alpha: Tensor) -> None:
+    def _step(self, networks: Params, ids: Tensor, allowed: Tensor, by_alpha: Tensor) -> None:
         """Change R hypernetworks by one step, from the gradient (R, L, K) by their mixing weights."""
         heads = networks["head.weight"].flatten(1, 2)
         small = networks.without(("head.weight", "head.bias"))
@@ -250,7 +238,7 @@ class PFedLAServer(UploadStore):
             leaves = small.map(lambda a: a.detach().requires_grad_())
             h = _features(leaves)
             z = _scores(h.detach(), networks).requires_grad_()
-            (by_z,) = torch.autograd.grad(self.alpha(z, rows), z, by_alpha)
+            (by_z,) = torch.autograd.grad(self.alpha(z, ids, allowed), z, by_alpha)
             by_h = (by_z.flatten(1)[:, None] @ heads)[:, 0]
             values = torch.autograd.grad(h, list(leaves.values()), by_h)
         for old, g in zip(small.values(), values, strict=True):
@@ -303,23 +291,23 @@ class HeurPFedLAServer(PFedLAServer):
         flags = cast(Tensor, state["seen"])[:, None].repeat(1, len(group_names(w0, self.unit)))
         return {**state, "retained": flags}
 
-    def alpha(self, z: Tensor, rows: Candidates) -> Tensor:
+    def alpha(self, z: Tensor, ids: Tensor, allowed: Tensor) -> Tensor:
         """Return the mixing weights (R, L, K); retained components are one-hot."""
-        alpha = super().alpha(z, rows)
-        return _with_own(alpha, self._chosen(alpha, rows), rows)
+        alpha = super().alpha(z, ids, allowed)
+        return _with_own(alpha, self._choose(alpha, ids), ids)
 
-    def _chosen(self, alpha: Tensor, rows: Candidates) -> Tensor:
+    def _choose(self, alpha: Tensor, ids: Tensor) -> Tensor:
         """Return flags (R, L) of the components to retain under the weights alpha (R, L, K)."""
-        weight = alpha.detach().gather(2, _own_positions(alpha, rows))[:, :, 0]
+        weight = alpha.detach().gather(2, _own_positions(alpha, ids))[:, :, 0]
         first = weight.sort(stable=True, dim=1, descending=True).indices[:, : self.retain]
         return torch.zeros_like(weight, dtype=torch.bool).scatter(1, first, True)
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """The mixtures, and a flag per component that says whether the client goes on with its own."""
-        rows, theta = self.rows(state, ids), cast(Params, state["theta"])
-        alpha = super().alpha(self.logits(state, ids), rows)
-        flags = self._chosen(alpha, rows)
-        matrices = self._matrices(state, ids, _with_own(alpha, flags, rows))
+        """Send the mixtures, and a flag per component: whether the client continues with its own."""
+        theta = cast(Params, state["theta"])
+        alpha = super().alpha(self.logits(state, ids), ids, self.allowed(state, ids))
+        flags = self._choose(alpha, ids)
+        matrices = self._matrices(state, ids, _with_own(alpha, flags, ids))
         extra = {"retained": Params({c: flags[:, i] for i, c in enumerate(matrices.weights)})}
         return Broadcast(Payload(mix_models(theta, self.unit, matrices), extra), matrices)
 
@@ -368,15 +356,15 @@ class HeurPFedLAServer(PFedLAServer):
         return spared
 
 
-def _with_own(alpha: Tensor, flags: Tensor, rows: Candidates) -> Tensor:
+def _with_own(alpha: Tensor, flags: Tensor, ids: Tensor) -> Tensor:
     """Replace the weights alpha (R, L, K) by the own model alone where a flag (R, L) is set."""
-    own = torch.zeros_like(alpha).scatter_(2, _own_positions(alpha, rows), 1.0)
+    own = torch.zeros_like(alpha).scatter_(2, _own_positions(alpha, ids), 1.0)
     return torch.where(flags[:, :, None], own, alpha)
 
 
-def _own_positions(alpha: Tensor, rows: Candidates) -> Tensor:
+def _own_positions(alpha: Tensor, ids: Tensor) -> Tensor:
     """Return the position (R, L, 1) of each client's own model in alpha (R, L, K)."""
-    return rows.own[:, None, None].expand(-1, alpha.shape[1], 1)
+    return ids[:, None, None].expand(-1, alpha.shape[1], 1)
 
 
 @method(Family.MIXTURE, "a mixture per client and layer, by learned weights", "SGD")
@@ -423,12 +411,3 @@ def mix_models(theta: Params, unit: Unit, matrices: MixingMatrices) -> Params:
         for name in names
     }
     return Params({name: new[name] for name in theta})
-
-
-def update_rows(stack: Params, ids: Tensor, write: Callable[[Params], None]) -> None:
-    """Let `write` change rows `ids` of a stack, without a copy if the rows are consecutive."""
-    rows = as_slice(ids)
-    models = stack.rows(rows)
-    write(models)
-    if not (isinstance(stack, Params) and isinstance(rows, slice)):
-        stack.put_rows(ids, models)
