@@ -162,16 +162,16 @@ def test_it_goes_on_where_it_stopped(
     assert refused.code == 2
     assert "--resume" in refused.err
     trained = []
-    fit = "fedattune.training.fit.fit"
+    train_run = "fedattune.training.fit.train_run"
     from fedattune.training import fit as trainer
 
-    real = trainer.fit
+    real = trainer.train_run
 
     def counting(*args: object, **more: object) -> object:
         trained.append(args[0])
         return real(*args, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fit, counting)
+    monkeypatch.setattr(train_run, counting)
     assert cli("reproduce", small, "--out", "parts", "--resume", "--quiet", "--processes", 1).code == 0
     done = len(trained)
     once, parts = (work / out / "small" for out in ("once", "parts"))

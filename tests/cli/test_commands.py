@@ -201,7 +201,7 @@ def test_internal_errors(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("oops\nagain")
 
-    monkeypatch.setattr("fedattune.training.fit.fit", broken)
+    monkeypatch.setattr("fedattune.training.fit.train_run", broken)
     done = cli("run", *FAST, "--out", "o")
     assert done.code == 1
     assert done.err.endswith(

@@ -19,15 +19,15 @@ def diverge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let the runs with these (algorithm, seed) diverge."""
     from fedattune.training import fit as trainer
 
-    real = trainer.fit
+    real = trainer.train_run
 
     def use(*runs: tuple[str, int]) -> None:
-        def fit(name: str, *args: Any, **options: Any) -> Any:
-            if (name, options["settings"].seed) in runs:
+        def train_run(run: Any, **options: Any) -> Any:
+            if (run.name, run.settings.seed) in runs:
                 raise DivergedError("round 1: training diverged")
-            return real(name, *args, **options)
+            return real(run, **options)
 
-        monkeypatch.setattr("fedattune.training.fit.fit", fit)
+        monkeypatch.setattr("fedattune.training.fit.train_run", train_run)
 
     return use
 

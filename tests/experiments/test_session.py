@@ -95,7 +95,7 @@ def test_second_interrupt_stops_at_once(cli: Cli, work: Path, monkeypatch: pytes
         signal.raise_signal(signal.SIGINT)  # asks
         signal.raise_signal(signal.SIGINT)  # insists
 
-    monkeypatch.setattr("fedattune.training.fit.fit", fit)
+    monkeypatch.setattr("fedattune.training.fit.train_run", fit)
     done = cli("run", "--clients", 5, "--out", "o", "--quiet")
     assert done.code == 130
     assert done.err == "fedattune: interrupted; go on with: fedattune run --resume o\n"
@@ -104,14 +104,14 @@ def test_second_interrupt_stops_at_once(cli: Cli, work: Path, monkeypatch: pytes
 def test_interrupt_between_two_methods(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedattune.training import fit as trainer
 
-    real = trainer.fit
+    real = trainer.train_run
 
     def fit(*args: Any, **options: Any) -> Any:
         done = real(*args, **options | {"stop": None})
         signal.raise_signal(signal.SIGINT)
         return done
 
-    monkeypatch.setattr("fedattune.training.fit.fit", fit)
+    monkeypatch.setattr("fedattune.training.fit.train_run", fit)
     done = cli("compare", "--clients", 5, "--rounds", 2, "--out", "o", "--quiet")
     assert done.code == 130
     assert "stopped before fedavg; go on with: fedattune compare --resume o" in done.err

@@ -41,7 +41,7 @@ class FailedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """One run: the arguments of `fit`, and a title for the screen.
+    """One run of a plan: the arguments of `fit`, and a title for the screen.
 
     Attributes:
         title: what the screen calls the run; it names the seed only where there are several.
@@ -67,20 +67,24 @@ class Job:
 
     def train(self, on_progress: ProgressCallback, should_stop: ShouldStop) -> "Result":
         """Train the run in this process; the result is unfinished if `should_stop` returned True."""
-        from ..training.fit import fit
+        from ..training.fit import prepare_run, train_run
 
         if self.folder.is_dir() and not (self.folder / "config.json").exists():
             shutil.rmtree(self.folder)  # killed while it was being made: there is nothing in it to resume
-        return fit(
+        run = prepare_run(
             self.algorithm,
             self.federation,
             self.model,
             options=self.options,
             model_options=self.model_options,
+            settings=self.settings,
+            check=False,  # the plan has done that
+        )
+        return train_run(
+            run,
             out=self.folder,
             resume=self.folder.is_dir(),
             watch=on_progress,
             stop=should_stop,
             tensorboard=self.folder if self.tensorboard else None,
-            settings=self.settings,
         )

@@ -141,15 +141,21 @@ def prepare_run(
     options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
     settings: Settings,
+    check: bool = True,
 ) -> PreparedRun:
-    """Build the parts of a run, and check that they fit together; arguments and errors are the same as for `fit`."""
-    if not isinstance(federation, Federation):
-        raise ConfigError(
-            f"fit needs a Federation, got {type(federation).__name__}; make one with fedattune.federation(clients)"
-        )
-    check_device(settings)
-    check_ray(settings)
-    hold_out_newcomers(federation, settings)
+    """Build the parts of a run, and check that they fit together.
+
+    Arguments and errors are the same as for `fit`. A plan has checked the parts of its runs: it says `check=False`.
+    """
+    if check:
+        if not isinstance(federation, Federation):
+            raise ConfigError(
+                f"fit needs a Federation, got {type(federation).__name__}; make one with "
+                "fedattune.federation(clients)"
+            )
+        check_device(settings)
+        check_ray(settings)
+        hold_out_newcomers(federation, settings)
     if isinstance(algorithm, str):
         name = name or algorithm
         algorithm = build(algorithm, look_up("algorithm", algorithm, ALGORITHMS), options or {})
@@ -157,7 +163,8 @@ def prepare_run(
         module = build_seeded_model(model, federation, options=model_options, seed=settings.seed)
     else:
         module = copy.deepcopy(model)
-    check_model(module, federation, batch_size=settings.batch_size, engine=settings.engine)
+    if check:
+        check_model(module, federation, batch_size=settings.batch_size, engine=settings.engine)
     return PreparedRun(
         name or "custom",
         algorithm,

@@ -144,7 +144,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_numbers(tmp_path: Path) -> N
     """SIGKILL several times, at whatever the process is doing then; the end is that of an undisturbed run."""
     name = "fedmcsa"
     out = tmp_path / "run"
-    tests = str(Path(__file__).parent)
+    tests = str(Path(__file__).parents[1])
     code = KILLED.format(tests=tests, name=name, out=str(out))
     kills = 0
     for wanted in (2, 61, 300):

@@ -1,0 +1,125 @@
+"""The round loop: mixing matrices are computed once, and nothing else is sent or recorded than before."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import fedattune
+from fedattune import Algorithm, Broadcast, ConfigError, Federation, Participation, Payload, Settings
+from fedattune.algorithms import ALGORITHMS
+from fedattune.algorithms.fedmcsa import Attention
+from fedattune.client import SGD
+from fedattune.models import make_model
+from fedattune.server import Average
+from fedattune.training.loop import RoundLoop
+from fedattune.training.setup import make_context
+
+RUN: dict[str, Any] = {"rounds": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The clients of every broadcast."""
+    found: list[list[int]] = []
+    real = Attention.broadcast
+
+    def broadcast(self: Attention, state: Any, ids: torch.Tensor) -> Broadcast:
+        found.append(ids.tolist())
+        return real(self, state, ids)
+
+    monkeypatch.setattr(Attention, "broadcast", broadcast)
+    return found
+
+
+def make_loop(algorithm: Algorithm, federation: Federation, **settings: Any) -> RoundLoop:
+    mine = Settings(**(RUN | settings))
+    model = make_model("mlr", federation)
+    return RoundLoop(algorithm, federation, model, mine, {"algorithm": "mine", **mine.model_dump()})
+
+
+@pytest.mark.parametrize("receive", ["cohort", "all", "reply"])
+def test_matrices_are_computed_once_a_round(receive: Any, ragged: Federation, calls: list[list[int]]) -> None:
+    """Evaluation, record and next round share one broadcast if they are about the same clients."""
+    algorithm = Algorithm(SGD(), Attention("layer"), participation=Participation("all", receive))
+    loop = make_loop(algorithm, ragged)
+    everybody = list(range(ragged.n_clients))
+    loop.run_round(1, evaluate=True)
+    calls.clear()
+    for r in (2, 3):
+        loop.run_round(r, evaluate=True)
+        assert calls == [everybody] * (r - 1)
+    assert sorted(loop.store.mixing(ragged.n_clients)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("receive", ["cohort", "all", "reply"])
+@pytest.mark.parametrize("settings", [{}, {"cohort": 3}, {"cohort": 4, "drop_out": 0.4}, {"eval_clients": 2}])
+def test_recorded_matrices_are_those_of_the_clients_that_uploaded(
+    receive: Any, settings: dict[str, Any], ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After aggregation, and to the last bit what the server rule gives when it is asked for them alone."""
+    algorithm = Algorithm(SGD(), Attention("layer"), participation=Participation("cohort", receive))
+    loop = make_loop(algorithm, ragged, **settings)
+    uploaded: list[torch.Tensor] = []
+    real = Attention.aggregate
+
+    def aggregate(self: Attention, state: Any, ids: torch.Tensor, *rest: Any) -> Any:
+        uploaded.append(ids)
+        return real(self, state, ids, *rest)
+
+    monkeypatch.setattr(Attention, "aggregate", aggregate)
+    for r in (1, 2, 3):
+        uploaded.clear()
+        loop.run_round(r, evaluate=True)
+        if not uploaded:
+            continue
+        expected = algorithm.server.broadcast(copy.deepcopy(loop.server.state), uploaded[0]).mixing
+        assert expected
+        found = loop.store.mixing(ragged.n_clients).among(r)
+        assert list(found.rows) == expected.rows.tolist()
+        assert list(found.columns) == expected.columns.tolist()
+        for component, weights in expected.weights.items():
+            assert torch.equal(torch.from_numpy(found.weights[component].copy()), weights.float())
+
+
+def test_a_round_without_evaluation_records_no_matrices(ragged: Federation, calls: list[list[int]]) -> None:
+    loop = make_loop(Algorithm(SGD(), Attention()), ragged)
+    loop.run_round(1, evaluate=False)
+    assert len(calls) == 2  # the check before the first round, and the round
+    assert list(loop.store.mixing(ragged.n_clients)) == []
+
+
+def test_a_broadcast_is_not_remembered_for_others(ragged: Federation) -> None:
+    loop = make_loop(Algorithm(SGD(), Average()), ragged)
+    loop.run_round(1, evaluate=True)
+    server, some = loop.server, torch.tensor([0, 2])
+    assert server.broadcast(loop.context.all_ids) is server.broadcast(loop.context.all_ids)
+    sent = server.broadcast(some)
+    assert len(sent.payload.params["1.weight"]) == 2
+    assert server.broadcast(some) is not sent  # two at a time may not fit into memory
+    mixing = server.take_mixing(some)
+    assert mixing
+    assert mixing.rows.tolist() == [0, 2]
+
+
+def test_nothing_of_a_run_changes_in_its_rounds(ragged: Federation) -> None:
+    context = make_context(
+        ALGORITHMS["fedmcsa"](), ragged, make_model("mlr", ragged), Settings(train="cohort")
+    )
+    assert context.is_answered
+    assert context.algorithm.participation.train == "cohort"
+    assert (context.n_clients, context.eval_ids.tolist()) == (6, list(range(6)))
+    with pytest.raises(AttributeError):
+        context.settings = Settings()  # type: ignore[misc]
+
+
+def test_a_server_rule_that_sends_a_payload_alone_is_told_what_to_return(ragged: Federation) -> None:
+    class Old(Average):
+        def broadcast(self, state: Any, ids: Any) -> Payload:  # type: ignore[override]
+            return Payload(state["w"].repeat(len(ids)))
+
+    with pytest.raises(
+        ConfigError, match=r"Old.broadcast: got Payload, expected a Broadcast; return Broadcast\("
+    ):
+        fedattune.fit(Algorithm(SGD(), Old()), ragged, rounds=1)
