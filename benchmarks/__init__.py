@@ -1,1 +1,1 @@
-"""Speed and memory, always beside a floor that is measured in the same run: `python -m benchmarks`, `make bench`."""
+"""Measure speed and memory, each against a floor from the same run: `python -m benchmarks`, `make bench`."""

@@ -1,4 +1,4 @@
-"""The command: `python -m benchmarks [NAME ...]`."""
+"""Measure FedAttune's speed and memory against floors."""
 
 import argparse
 import json
@@ -18,63 +18,64 @@ DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
 
 
 def all_cases() -> list[Case]:
-    """The cases of all modules of this package, W1 first."""
+    """Find the cases of all modules of this package, W1 first."""
     folder = str(Path(__file__).parent)
     names = [m.name for m in pkgutil.iter_modules([folder]) if not m.name.startswith("_")]
     found = [case for name in names for case in getattr(import_module(f"benchmarks.{name}"), "CASES", ())]
-    return sorted(found, key=lambda case: show.order(case.name))
+    return sorted(found, key=lambda case: show.sort_key(case.name))
 
 
-def chosen(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
-    """The cases called so, or whose name begins so before a hyphen; all without names.
+def select_cases(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
+    """Select the cases with these names, or whose names begin so before a hyphen; without names, all cases.
 
     Raises:
-        SystemExit: a name that no case has.
-
+        SystemExit: no case has the name.
     """
     picked = [c for c in cases if not names or any(f"{c.name}-".startswith(f"{name}-") for name in names)]
     for name in names:
         if not any(f"{c.name}-".startswith(f"{name}-") for c in picked):
-            raise SystemExit(f"no case is called {name!r}; there are: {', '.join(c.name for c in cases)}")
+            raise SystemExit(
+                f"no case is called {name!r}; expected one of: {', '.join(c.name for c in cases)}"
+            )
     return picked
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Make the parser of the command's arguments."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="cases, such as W1, W4-dnn (default: all)")
-    add("--list", action="store_true", help="what there is")
+    add("--list", action="store_true", help="list the cases")
     add(
         "--repeats",
         type=int,
         metavar="N",
-        help="measured rounds of each way (default: each case's own number)",
+        help="measured rounds of each way (default: depends on the case)",
     )
-    add("--json", type=Path, metavar="FILE", help="write all samples, versions and the machine there")
-    add("--quick", action="store_true", help="next to nothing of each, to see that it runs")
-    add("--write-docs", action="store_true", help="put the figures into the table of docs/performance.md")
-    add("--threads", type=int, metavar="N", help="cores for everybody (default: all)")
+    add("--json", type=Path, metavar="FILE", help="write all samples, the versions and the machine to FILE")
+    add("--quick", action="store_true", help="do next to nothing, to test that the cases run")
+    add("--write-docs", action="store_true", help="write the figures to the table of docs/performance.md")
+    add("--threads", type=int, metavar="N", help="number of cores for all ways (default: all)")
     add(
         "--no-memory",
         action="store_true",
-        help="leave out each way's peak memory, which takes a process of its own",
+        help="do not measure peak memory, which takes one process per way",
     )
     add(
         "--alone", metavar="WAY", help=argparse.SUPPRESS
-    )  # one way in a fresh process: prints its peak memory
+    )  # run one way in a fresh process, and print its peak memory
     add("--device", default="cpu", help=argparse.SUPPRESS)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None, docs: Path = DOCS) -> int:
-    """Measure what was asked for; 0 if that worked, whether or not targets are reached."""
+    """Measure the chosen cases; return 0 if that worked, whether or not targets are reached."""
     given = make_parser().parse_args(arguments)
     for option in ("repeats", "threads"):
         value = getattr(given, option)
         if value is not None and value < 1:
             raise SystemExit(f"--{option} must be at least 1, got {value}")
-    cases = chosen(all_cases(), given.names)
+    cases = select_cases(all_cases(), given.names)
     console = Console(width=None if sys.stdout.isatty() else 150)
     if given.list:
         for case in cases:
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None, docs: Path = DOCS) -> int:
             skipped[case.name] = str(skip)
             continue
         show.show(console, measured[-1])
-        if given.json:  # after every case, so that a run that is broken off leaves what it has
+        if given.json:  # after every case, so that an interrupted run leaves its results
             given.json.write_text(show.as_json(facts, measured, skipped), "utf-8")
         if given.write_docs:
             show.write_docs(docs, facts, measured)

@@ -1,4 +1,4 @@
-"""W6: the evaluation of every client's own model on its own test part, as it happens in every evaluated round."""
+"""W6: evaluate every client's own model on its own test part, as in every evaluated round."""
 
 from typing import Any, Literal
 
@@ -18,14 +18,14 @@ BATCH = 1000
 
 
 def personal(problem: Problem) -> Params:
-    """A model for each client (C, ...), all different."""
+    """Make a different model for each client (C, ...)."""
     generator = torch.Generator().manual_seed(1)
     models = problem.task.params.copies(problem.data.n_clients)
     return models.map(lambda w: w + 0.05 * torch.randn(w.shape, generator=generator).to(w))
 
 
 def plain(problem: Problem, models: Params) -> Way:
-    """The floor: client by client, batches as views of samples that are normalised and in memory already."""
+    """Evaluate client by client; samples are normalized and in memory already, and batches are views."""
     forward = WRITTEN_OUT[problem.model]
     parts = own_tensors(problem.data, [c.test for c in problem.data.clients])
     own = [(x.flatten(1), y) for x, y in parts]
@@ -51,7 +51,7 @@ def plain(problem: Problem, models: Params) -> Way:
 
 
 def engine(problem: Problem, models: Params, name: Literal["auto", "batched", "loop"]) -> Way:
-    """The same by an engine."""
+    """Evaluate by an engine."""
     runner = make_engine(name, problem.task, problem.data)
     ids = torch.arange(problem.data.n_clients, device=problem.data.device)
 
@@ -63,11 +63,10 @@ def engine(problem: Problem, models: Params, name: Literal["auto", "batched", "l
 
 
 def agree(results: dict[str, Any]) -> None:
-    """Refuse to measure ways that score differently; a sample on the edge may fall to either side.
+    """Check that all ways give the same scores, up to samples on the decision boundary.
 
     Raises:
-        AssertionError: they do.
-
+        AssertionError: the scores differ.
     """
     correct, loss = results["floor"]
     for name, (right, losses) in results.items():

@@ -1,11 +1,10 @@
 """The floor: the best plain PyTorch that a good engineer writes, one client after the other, with autograd.
 
-Samples are loaded, normalised and in memory before the clock starts. A round gathers each client's samples once, in
-the order of its batches, so that batches are views; one working copy of the model is moved in place by one call for
-all tensors; the loss is differentiated by `torch.autograd.grad` without an optimizer object, and where the model is
-small it is written out, since calling modules costs as much as their arithmetic. Each of these was tried against its
-alternatives (indexing per step, `functional_call`, `no_grad` around the update, one `add_` per tensor) and was at
-least as fast.
+Samples are loaded, normalized and in memory before the clock starts. A round gathers each client's samples once, in the
+order of its batches, so that batches are views. One call moves all tensors of one working copy of the model in place.
+`torch.autograd.grad` differentiates the loss, without an optimizer object. Small models are written out, since calling
+modules costs as much as their arithmetic. Each choice was at least as fast as its alternatives (indexing per step,
+`functional_call`, `no_grad` around the update, one `add_` per tensor).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,19 +18,19 @@ from .problems import Problem
 
 Orders = list[Tensor]
 Models = list[Tensor]
-"""The trained tensors of all clients, each (C, ...), in the order of `task.params`."""
+"""Trained tensors of all clients, each (C, ...), in the order of `task.params`."""
 
 Train = Callable[[Orders], Models]
 Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
 
 
 def mlr(w: Sequence[Tensor], x: Tensor) -> Tensor:
-    """Logits of multinomial logistic regression."""
+    """Compute the logits of multinomial logistic regression."""
     return linear(x, w[0], w[1])
 
 
 def dnn(w: Sequence[Tensor], x: Tensor) -> Tensor:
-    """Logits of a network with one hidden layer."""
+    """Compute the logits of a network with one hidden layer."""
     return linear(linear(x, w[0], w[1]).relu(), w[2], w[3])
 
 
@@ -39,7 +38,7 @@ WRITTEN_OUT: dict[str, Forward] = {"mlr": mlr, "dnn": dnn}
 
 
 def plain(problem: Problem) -> Train:
-    """Train by hand-written loop; convolutional models are called as modules."""
+    """Train with a hand-written loop; convolutional models are called as modules."""
     model = deepcopy(problem.task.model).train()
     w = [p for p in model.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in w]

@@ -1,4 +1,4 @@
-"""W10: on a GPU, W1 to W7 as they are, against the same floor there, and ResNet-18 on CIFAR shapes."""
+"""W10: W1 to W7 on a GPU against the same floor there, and ResNet-18 on CIFAR shapes."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -14,11 +14,11 @@ from .problems import Problem, even
 
 MIXING = import_module("benchmarks.mixing").CASES if find_spec("benchmarks.mixing") else ()
 TARGETS = {"W1": 1 / 20, "W2": 1 / 20, "W3": 1 / 20, "W4": 1 / 20}
-"""At most so much of the time of the GPU's floor; others: not slower than it."""
+"""Largest share of the time of the GPU's floor; cases without an entry may take as long as the floor."""
 
 
 def resnet(setting: Setting) -> Workload:
-    """ResNet-18 with the stem for small images, 10 clients, 20 steps of 20; BatchNorm stays each client's own."""
+    """Make the workload of ResNet-18 with the stem for small images: 10 clients, 20 steps of 20, local BatchNorm."""
     if setting.quick:
         problem = Problem(even(2, 6, (3, 8, 8)), "resnet18", {"width": 2, "stem": "3x3"}, batch=3, steps=1)
     else:
@@ -38,11 +38,10 @@ def _resnet(setting: Setting) -> Figures:
 
 
 def on_gpu(setting: Setting) -> Setting:
-    """The setting with the GPU and its rates.
+    """Return the setting with the GPU and its rates.
 
     Raises:
-        Skip: there is none.
-
+        Skip: there is no GPU.
     """
     if not torch.cuda.is_available():
         raise Skip("PyTorch finds no GPU here")
@@ -56,7 +55,7 @@ def _rates(device: torch.device, quick: bool) -> Rates:
 
 
 def _moved(case: Case, name: str, setting: Setting) -> Figures:
-    """A case of the CPU, run on the GPU under its new name and targets."""
+    """Turn a case of the CPU into a case of the GPU with its own name and targets."""
     figures = case.run(replace(on_gpu(setting), memory=False))
     most = TARGETS.get(case.name.split("-")[0], 1.0)
     targets = (Target("auto", "floor", most),) if "auto" in figures.seconds else figures.targets

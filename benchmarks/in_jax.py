@@ -1,8 +1,8 @@
 """The same training in JAX, an optional dependency of the benchmark: `pip install 'fedattune[bench]'`.
 
-As the fastest peer (fedjax) does it: one compiled function per client that scans over its steps, with parameters
-donated and data on the device; and, for JAX's best, the same over all clients at once by `vmap`. Where clients have
-unequal numbers of steps, the first counts each client's own; the second does as many as the longest needs.
+`one_by_one` works as the fastest peer (fedjax) does: one compiled function per client scans over its steps, with
+donated parameters and data on the device. `all_at_once` does the same over all clients by `vmap`. If clients have
+unequal numbers of steps, `one_by_one` runs each client's own number, and `all_at_once` the longest.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ MISSING = None if importlib.util.find_spec("jax") else "JAX is not installed: pi
 
 
 def one_by_one(problem: Problem) -> Train:
-    """A compiled scan over the steps of one client, called for each client."""
+    """Train with a compiled scan over the steps of one client, called for each client."""
     import jax
 
     data, start, step = _pieces(problem)
@@ -41,7 +41,7 @@ def one_by_one(problem: Problem) -> Train:
 
 
 def all_at_once(problem: Problem) -> Train:
-    """A compiled scan over the steps of all clients, mapped over them."""
+    """Train with a compiled scan over the steps of all clients, mapped over the clients."""
     import jax
     import jax.numpy as jnp
 
@@ -64,12 +64,12 @@ def all_at_once(problem: Problem) -> Train:
 
 
 def _models(arrays: list[Any]) -> Models:
-    """What JAX trained, as tensors; also waits until it is there."""
+    """Return JAX's trained models as tensors; wait until they are ready."""
     return [torch.from_numpy(np.array(a, copy=not a.flags.writeable)) for a in arrays]
 
 
 def _index(problem: Problem, orders: Orders) -> tuple[Any, Any]:
-    """Row numbers (C, steps, B) in the data of all clients, -1 where there are none, and each client's steps (C,)."""
+    """Lay out row numbers (C, steps, B) in the data of all clients, -1 for padding; count each client's steps (C,)."""
     first = np.cumsum([0, *(n for n, _ in problem.draws)])
     steps = [-(-len(o) // problem.size(i)) for i, o in enumerate(orders)]
     index = np.full((len(orders), max(steps), problem.batch), -1, dtype=np.int32)
@@ -82,7 +82,7 @@ def _index(problem: Problem, orders: Orders) -> tuple[Any, Any]:
 
 
 def _pieces(problem: Problem) -> tuple[Any, Any, Any]:
-    """Data (x, y) of all clients on the device, the initial weights, and one step of SGD on rows of the data."""
+    """Return the data (x, y) of all clients on the device, the initial weights, and one step of SGD on some rows."""
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""What the machine is and what it can do: versions, FLOP/s, bytes/s, peak memory, fresh processes."""
+"""Measure and describe the machine: versions, FLOP/s, bytes/s, peak memory, fresh processes."""
 
 import datetime as dt
 import importlib.metadata
@@ -25,7 +25,7 @@ class Rates(NamedTuple):
     bytes: float
 
     def roofline(self, flops: float, bytes_: float) -> float:
-        """Seconds that so much work takes at least; 0 if the rates are unknown."""
+        """Return the least seconds for so much work; 0 if the rates are unknown."""
         return max(flops / self.flops, bytes_ / self.bytes) if self.flops else 0.0
 
 
@@ -33,7 +33,7 @@ UNKNOWN = Rates(0.0, 0.0)
 
 
 def measure_rates(device: torch.device, quick: bool = False) -> Rates:
-    """The rate of a large float32 matrix product and of a copy larger than caches, with this process's threads."""
+    """Measure a large float32 matrix product, and a copy larger than the caches, with this process's threads."""
     n, size = (64, 1 << 16) if quick else (4096, 1 << 28) if device.type == "cuda" else (3072, 1 << 27)
     a, b = torch.randn(n, n, device=device), torch.randn(n, n, device=device)
     out = torch.empty_like(a)
@@ -45,7 +45,7 @@ def measure_rates(device: torch.device, quick: bool = False) -> Rates:
 
 
 def _seconds(run: Callable[[], object], device: torch.device, rounds: int = 7) -> float:
-    """Median seconds after two rounds of warming up."""
+    """Return the median seconds after two warm-up rounds."""
     took = []
     for _ in range(rounds + 2):
         wait(device)
@@ -57,15 +57,15 @@ def _seconds(run: Callable[[], object], device: torch.device, rounds: int = 7) -
 
 
 def wait(device: torch.device) -> None:
-    """Wait until a GPU has done all that it was told to do."""
+    """Wait until a GPU has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def set_threads(n: int | None) -> int:
-    """Let this process and those it starts use `n` cores (None: all it may); how many that are.
+    """Let this process and its children use `n` cores (None: all available), and return their number.
 
-    The process is bound to as many cores, since XLA's thread pool has no other knob.
+    The process is bound to as many cores, since XLA's thread pool has no other setting.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = sorted(os.sched_getaffinity(0))
@@ -78,7 +78,7 @@ def set_threads(n: int | None) -> int:
 
 
 def facts(threads: int, device: torch.device, rates: Rates) -> dict[str, Any]:
-    """When, where and with what the measurements were made."""
+    """Describe when, where and with which versions the measurements were made."""
     packages = ("torch", "numpy", "jax", "jaxlib", "fedattune")
     return {
         "date": dt.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -95,7 +95,7 @@ def facts(threads: int, device: torch.device, rates: Rates) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.*)", info.read_text("utf-8")) if info.exists() else None
     return found[1].strip() if found else platform.processor() or platform.machine()
@@ -109,7 +109,7 @@ def _version(package: str) -> str | None:
 
 
 def peak_rss() -> int:
-    """The most memory in bytes that was resident in this process."""
+    """Return the peak resident memory of this process in bytes."""
     status = Path("/proc/self/status")  # ru_maxrss is inherited over exec, so it may be the parent's
     found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text("utf-8")) if status.exists() else None
     if found:
@@ -119,11 +119,10 @@ def peak_rss() -> int:
 
 
 def fresh(module: str, *arguments: str) -> dict[str, Any]:
-    """Run `python -m module arguments` in a process of its own, and read the JSON object in its last line.
+    """Run `python -m module arguments` in a fresh process, and parse the JSON object in its last line.
 
     Raises:
-        RuntimeError: it failed; with what it wrote.
-
+        RuntimeError: the process failed; the message has its output.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     if "" in sys.path:

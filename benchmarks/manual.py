@@ -1,8 +1,8 @@
 """The loop over clients with gradients derived by hand: no autograd, products and updates in place.
 
-For logits z, the gradient of the mean cross-entropy over B samples is (softmax(z) - onehot(y)) / B. The loops differ
-from others that were tried by writing into buffers, adding the gradient's product straight into the weights (`addmm_`),
-and, with a hidden layer, by keeping weights as (inputs, outputs), in which both products run along memory.
+For logits z, the gradient of the mean cross-entropy over B samples is (softmax(z) - onehot(y)) / B. The loops write
+into buffers and add the gradient's product straight into the weights (`addmm_`). With a hidden layer, weights are
+stored as (inputs, outputs), so that both products run along memory. Each of these was faster than its alternatives.
 """
 
 import torch
@@ -14,11 +14,10 @@ from .problems import Problem
 
 
 def by_hand(problem: Problem) -> Train:
-    """Train by the loop of this model.
+    """Train with the loop of this model.
 
     Raises:
-        KeyError: there is none for it.
-
+        KeyError: the model has no such loop.
     """
     return {"mlr": _mlr, "dnn": _dnn}[problem.model](problem)
 
@@ -26,7 +25,7 @@ def by_hand(problem: Problem) -> Train:
 def _batches(
     problem: Problem, client: int, x: Tensor, y: Tensor, order: Tensor
 ) -> "zip[tuple[Tensor, Tensor]]":
-    """The batches of a client as views: inputs, and labels as rows of ones and zeros."""
+    """Yield the batches of a client as views: inputs, and one-hot labels."""
     size = problem.size(client)
     hot = one_hot(y.index_select(0, order), problem.data.n_classes).to(x.dtype)
     return zip(torch.split(x.index_select(0, order), size), torch.split(hot, size), strict=True)

@@ -1,8 +1,8 @@
-"""How everything here is measured: cases, ways of doing the same work, targets, and the figures that come out.
+"""Measure cases: several ways to do the same work, with targets.
 
-Every module of this package that has a tuple `CASES` is found by `python -m benchmarks`. A case has a name (`W1-mlr`;
-`python -m benchmarks W1` runs all whose name is W1 or begins with `W1-`), one line on what is done, and a function
-`run(setting) -> Figures`. Most cases describe a `Workload` and hand it to `measure`:
+`python -m benchmarks` finds every module of this package that has a tuple `CASES`. A case has a name, a description
+of one line, and a function `run(setting) -> Figures`. (`python -m benchmarks W1` runs the cases named W1 or `W1-...`.)
+Most cases describe a `Workload` and hand it to `measure`:
 
     def run(setting: Setting) -> Figures:
         stack = torch.randn(10 if setting.quick else 1000, 100_000, device=setting.device)
@@ -19,9 +19,9 @@ Every module of this package that has a tuple `CASES` is found by `python -m ben
 
     CASES = (Case("W7-mcsa-100k", "MCSA over 1,000 clients of 100k parameters", run),)
 
-A case that measures by itself (fresh processes, say by `machine.fresh`) fills in `Figures` directly: seconds per way,
-peak memory, and further numbers in `values`. `--quick` (`setting.quick`) must make the work next to nothing: it is what
-the tests run.
+A case that measures by itself (for example fresh processes, by `machine.fresh`) fills in `Figures` directly: seconds
+per way, peak memory, and further numbers in `values`. With `--quick` (`setting.quick`), which the tests use, the work
+must be tiny.
 """
 
 import statistics
@@ -35,7 +35,7 @@ import torch
 from . import machine
 
 Way = Callable[[int], Any]
-"""Does one round, given its number; what it returns goes to the workload's `check`."""
+"""Does one round, given its number; the workload's `check` gets the result."""
 
 Maker = Callable[[], Way]
 
@@ -44,16 +44,15 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Setting:
-    """What the user asked for, and what the machine can do.
+    """The user's options, and the rates of the machine.
 
     Attributes:
         quick: do next to nothing (for tests): tiny sizes, one round.
-        repeats: measured rounds per way; None leaves it to the workload.
-        device: where tensors go.
+        repeats: measured rounds per way; None: the workload's own number.
+        device: device of the tensors.
         rates: measured FLOP/s and bytes/s; see `machine.measure_rates`.
         memory: whether to measure each way's peak memory in a process of its own.
         only: build and run this way alone (in the process that measures its memory).
-
     """
 
     quick: bool = False
@@ -66,10 +65,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Target:
-    """At most: `way` may have `at_most` times what `against` has, or `at_most` itself where that is empty.
+    """An upper bound: `way` may have `at_most` times the value of `against`, or `at_most` itself if `against` is empty.
 
-    `of` says what is compared: `seconds` (median), `rss` (peak bytes), or a name in `Figures.values`. `against` may
-    be "roofline".
+    `of` names the compared value: `seconds` (median), `rss` (peak bytes), or a name in `Figures.values`. `against`
+    may be "roofline".
     """
 
     way: str
@@ -83,16 +82,15 @@ class Workload:
     """The same work done in several ways.
 
     Attributes:
-        name, about: those of the case.
-        ways: name -> a function of the round's number that does one round. Preparation is not measured if it is
-            made on first use by `lazily`.
-        floor: the way that all are compared with.
-        targets: what is asked for.
-        flops, bytes: what one round must compute and move at least, for the roofline; 0 where it says nothing.
+        name, about: name and description of the case.
+        ways: name -> a function of the round's number that does one round. Preparation is not measured if `lazily`
+            makes it on first use.
+        floor: the way that all others are compared with.
+        targets: upper bounds.
+        flops, bytes: least operations and bytes of one round, for the roofline; 0 for no roofline.
         repeats, warmup: measured rounds per way, and rounds before these.
-        check: gets what each way returned in round 0, and raises if they did not compute the same.
-        skipped: ways that cannot be run here, each with a sentence on why.
-
+        check: gets the results of all ways in round 0, and raises if they differ.
+        skipped: ways that cannot run here, each with a reason.
     """
 
     name: str
@@ -110,14 +108,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured.
+    """Measurements of one case.
 
     Attributes:
-        seconds: way -> seconds of each measured round. Where `paired`, the i-th rounds of all ways ran side by side.
+        seconds: way -> seconds of each measured round. If `paired`, the i-th rounds of all ways ran side by side.
         rss: way -> peak resident bytes of a process that did nothing else.
         values: further numbers, way -> name -> value; names end with their unit ("disk MB").
-        roofline: seconds that the machine's measured rates allow at best; 0 if unknown.
-
+        roofline: least seconds by the machine's measured rates; 0 if unknown.
     """
 
     name: str
@@ -132,18 +129,18 @@ class Figures:
     paired: bool = False
 
     def median(self, way: str) -> float:
-        """Median seconds of a round; of "roofline", what the machine allows."""
+        """Return the median seconds of a round, or of the roofline."""
         return self.roofline if way == "roofline" else statistics.median(self.seconds[way])
 
     def ratio(self, way: str, against: str) -> float:
-        """Time of one way over that of another: the median over rounds that ran side by side, else of medians."""
+        """Return the time of one way over another: the median over paired rounds, else the ratio of medians."""
         if self.paired and against in self.seconds:
             pairs = zip(self.seconds[way], self.seconds[against], strict=True)
             return statistics.median(a / b for a, b in pairs)
         return self.median(way) / self.median(against)
 
     def reached(self, target: Target) -> float | None:
-        """What a target's `at_most` is held against; None if it was not measured."""
+        """Return the value to compare with a target's `at_most`; None if it was not measured."""
         if target.of == "seconds":
             known = {k for k, v in self.seconds.items() if v} | ({"roofline"} if self.roofline else set())
             if target.way not in known or target.against not in known | {""}:
@@ -161,7 +158,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure, as `python -m benchmarks NAME` knows it."""
+    """A case of `python -m benchmarks NAME`."""
 
     name: str
     about: str
@@ -169,11 +166,11 @@ class Case:
 
 
 class Skip(Exception):  # noqa: N818 (it is no error)
-    """A case that cannot be run here; the message says why."""
+    """A case that cannot run here; the message gives the reason."""
 
 
 def lazily(make: Maker) -> Way:
-    """A way that is made by `make` when it is first called, which is never in a measured round."""
+    """Make a way on its first call, which is never in a measured round."""
     made: list[Way] = []
 
     def run(round_: int) -> Any:
@@ -185,15 +182,17 @@ def lazily(make: Maker) -> Way:
 
 
 def measure(workload: Workload, setting: Setting) -> Figures:
-    """Run all ways round by round, side by side, so that a busy machine harms all alike."""
+    """Run all ways round by round, side by side, so that a busy machine slows all of them alike."""
     ways = {k: v for k, v in workload.ways.items() if setting.only in (None, k)}
     repeats = setting.repeats or (1 if setting.quick else workload.repeats)
-    peaks = _peaks(workload, setting)  # first: afterwards this process holds what those need
+    peaks = _peaks(
+        workload, setting
+    )  # first: afterwards this process holds the memory that these processes need
     names = list(ways)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     results: dict[str, Any] = {}
     for r in range((1 if setting.quick else workload.warmup) + repeats):
-        turn = r % max(1, len(names))  # nobody always runs in the wake of the same neighbour
+        turn = r % max(1, len(names))  # rotate, so that no way always follows the same way
         for name in names[turn:] + names[:turn]:
             took, result = timed(ways[name], r, setting.device)
             seconds[name].append(took)
@@ -218,7 +217,7 @@ def measure(workload: Workload, setting: Setting) -> Figures:
 
 
 def timed(way: Way, round_: int, device: torch.device) -> tuple[float, Any]:
-    """Seconds of one round, with all that was left to a GPU, and what it returned."""
+    """Run one round, and return its seconds, including pending work of a GPU, and its result."""
     machine.wait(device)
     start = time.perf_counter()
     result = way(round_)

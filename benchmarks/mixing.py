@@ -1,13 +1,13 @@
-"""W7: what the server mixes for every client, beside the plain expressions for the same thing.
+"""W7: mix models on the server, against plain expressions for the same mixtures.
 
-The clock runs over one round of the server: it takes in everybody's uploads and makes what everybody is sent. The
-roofline of MCSA has two products per component, theta theta^T and M theta (4 C^2 P operations), and the bytes of
-uploads read and written to the bank, the bank read by each product, and what is sent. That of learned mixing has
-G theta^T instead of theta theta^T, and reads the hypernetworks' heads twice and writes them once. In all cases the
-peak memory of a way includes the uploads, the bank, and two rounds of what is sent.
+The clock runs over one round of the server: it takes in all uploads and makes all payloads. The roofline of MCSA
+counts two products per component, theta theta^T and M theta (4 C^2 P operations). Its bytes are the uploads read and
+written to the store, the store read by each product, and the payloads. Learned mixing has G theta^T instead of theta
+theta^T, and reads the heads of the hypernetworks twice and writes them once. The peak memory of a way includes the
+uploads, the store, and the payloads of two rounds.
 
-The roofline's rate is that of square matrices of 3,072. `products` are these two products alone, into memory that is
-there already: what PyTorch's library reaches for matrices with as few rows as there are clients.
+The roofline's rate is measured on square matrices of 3,072. `products` are the two products alone, into allocated
+memory: the speed of PyTorch's library for matrices with as few rows as there are clients.
 """
 
 from collections.abc import Callable
@@ -36,18 +36,18 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Cohort:
-    """All clients take part: their number and their model, made when it is needed."""
+    """Clients that all take part: their number, and a function that makes their model."""
 
     clients: int
     model: Callable[[], nn.Module]
 
     def params(self, device: torch.device) -> Params:
-        """The initial model."""
+        """Make the initial model."""
         torch.manual_seed(0)
         return Params({k: v.detach().to(device) for k, v in self.model().named_parameters()})
 
     def uploads(self, w0: Params) -> Params:
-        """Models (C, ...) around the initial one."""
+        """Make models (C, ...) around the initial one."""
         stack = w0.copies(self.clients)
         for tensor in stack.values():
             for row in tensor:  # one by one: no second stack
@@ -56,26 +56,26 @@ class Cohort:
 
 
 def small() -> nn.Module:
-    """A model for tests of this file."""
+    """Make a small model for tests."""
     return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
 
 
 def dnn(hidden: int) -> Callable[[], nn.Module]:
-    """One hidden layer between 784 inputs and 10 classes."""
+    """Make a factory of networks with one hidden layer between 784 inputs and 10 classes."""
     return lambda: build_model("dnn", (1, 28, 28), 10, {"hidden": hidden})
 
 
 def resnet18() -> nn.Module:
-    """ResNet-18 for images of 32x32."""
+    """Make ResNet-18 for images of 32x32."""
     return build_model("resnet18", (3, 32, 32), 10, {"stem": "3x3"})
 
 
 Uploads = Callable[[], Params]
-"""Gives everybody's uploads, the same tensors to all ways: they take gigabytes."""
+"""Returns all uploads, the same tensors for all ways: they take gigabytes."""
 
 
 def ours(rule: ServerUpdate, cohort: Cohort, device: torch.device, uploaded: Uploads) -> Way:
-    """The package's rule; the bank takes in the same uploads each round."""
+    """Mix by the package's rule, with the same uploads in each round."""
     if device.type == "cpu":
         keep_freed_memory()  # as the engine of a run does
     w0 = cohort.params(device)
@@ -97,7 +97,7 @@ def ours(rule: ServerUpdate, cohort: Cohort, device: torch.device, uploaded: Upl
 
 
 def plain_attention(cohort: Cohort, device: torch.device, uploaded: Uploads) -> Way:
-    """Per layer: concatenate, normalise, multiply, softmax, multiply."""
+    """Mix layer by layer: concatenate, normalize, multiply, softmax, multiply."""
     w0 = cohort.params(device)
     uploads, bank = uploaded(), w0.copies(cohort.clients)
 
@@ -117,7 +117,7 @@ def plain_attention(cohort: Cohort, device: torch.device, uploaded: Uploads) -> 
 
 
 def plain_learned(cohort: Cohort, device: torch.device, uploaded: Uploads, lr: float) -> Way:
-    """Hypernetworks as batched products under autograd, and two products per layer."""
+    """Mix by hypernetworks as batched products under autograd, and two products per layer."""
     w0 = cohort.params(device)
     uploads, bank, n = uploaded(), w0.copies(cohort.clients), cohort.clients
     torch.manual_seed(1)
@@ -162,7 +162,7 @@ def plain_learned(cohort: Cohort, device: torch.device, uploaded: Uploads, lr: f
 
 
 def products(cohort: Cohort, device: torch.device, uploaded: Uploads) -> Way:
-    """The two products per tensor, and nothing else."""
+    """Compute the two products per tensor, and nothing else."""
     uploads, n = uploaded(), cohort.clients
     weights = torch.full((n, n), 1 / n, device=device)
     alike = torch.empty(n, n, device=device)
@@ -179,7 +179,7 @@ def products(cohort: Cohort, device: torch.device, uploaded: Uploads) -> Way:
 
 
 def briefly(make: Callable[[], Way]) -> Way:
-    """A way that gives some values of every tensor, so that what several ways made need not be held at once."""
+    """Make a way that returns a few values of every tensor, so that the results of several ways fit into memory."""
     way = lazily(make)
     return lambda r: {k: v.flatten(1)[:, :50].clone() for k, v in way(r).items()}
 
@@ -191,7 +191,7 @@ def same(results: dict[str, Any]) -> None:
 
 
 def case(name: str, about: str, cohort: Cohort, rule: ServerUpdate) -> Case:
-    """One workload, and what it must compute and move at least."""
+    """Make a case with its least operations and bytes."""
 
     def run(setting: Setting) -> Figures:
         group = replace(cohort, clients=min(cohort.clients, 5), model=small) if setting.quick else cohort

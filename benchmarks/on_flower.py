@@ -1,8 +1,8 @@
-"""What the parts of a deployed run cost beside the engine: `python -m benchmarks flower`.
+"""Measure the parts of a deployed run against the engine: `python -m benchmarks flower`.
 
-The same ServerApp and ClientApp as on a network, message by message in one process: each message is answered by a node
-that is made anew, as in Flower's own processes, from its files on disk. A network, and Flower's polling and processes,
-come on top: about six seconds a message (docs/deployment.md).
+The ServerApp and ClientApp of a real network exchange messages in one process. As in Flower's own processes, a new
+node, made from its files on disk, answers each message. A network, and Flower's polling and processes, add about six
+seconds a message (docs/deployment.md).
 """
 
 import tempfile
@@ -27,7 +27,7 @@ ABOUT = {
 
 
 def images(n_clients: int) -> Federation:
-    """Clients with 100 random images of MNIST's shape each."""
+    """Make clients with 100 random images of MNIST's shape each."""
     generator = torch.Generator().manual_seed(0)
     return fedattune.federation(
         [(torch.randn(100, 784, generator=generator), torch.arange(100) % 10) for _ in range(n_clients)]
@@ -35,7 +35,7 @@ def images(n_clients: int) -> Federation:
 
 
 def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[float]:
-    """Seconds of the rounds of a run over nodes in this process."""
+    """Time the rounds of a run over nodes in this process."""
     from tests.flower.in_process import InProcessGrid
 
     from fedattune.data import deal_clients, export_clients, infer_schema
@@ -64,14 +64,14 @@ def deployed(data: Federation, folder: Path, settings: dict[str, Any]) -> list[f
 
 
 def simulated(data: Federation, settings: dict[str, Any]) -> list[float]:
-    """Seconds of the rounds of the same run in the engine."""
+    """Time the rounds of the same run in the engine."""
     moments: list[float] = []
     fedattune.fit("fedavg", data, "mlr", watch=lambda _: moments.append(time.perf_counter()), **settings)
     return np.diff(moments)[1:-1].tolist()
 
 
-def measured(name: str, setting: Setting) -> Figures:
-    """One case in the engine, and over nodes in this process."""
+def measure_case(name: str, setting: Setting) -> Figures:
+    """Measure one case in the engine, and over nodes in this process."""
     if find_spec("flwr") is None:
         raise Skip("Flower is not installed")
     rounds = 5 if setting.quick else ROUNDS
@@ -86,6 +86,6 @@ def measured(name: str, setting: Setting) -> Figures:
 
 
 CASES = tuple(
-    Case(name, about, lambda setting, name=name: measured(name, setting))  # type: ignore[misc]
+    Case(name, about, lambda setting, name=name: measure_case(name, setting))  # type: ignore[misc]
     for name, about in ABOUT.items()
 )

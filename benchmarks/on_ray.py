@@ -1,12 +1,11 @@
-"""Clients on actors of Ray against the same clients in one process: `python -m benchmarks ray`.
+"""Compare clients on actors of Ray with the same clients in one process: `python -m benchmarks ray`.
 
-Both train the same clients from the same batches. One process uses all cores; of the actors there is one per core,
-with one thread each. Runs take turns; a round's time is that of `fit` from one round's end to the next, without the
-first rounds and the last one, which evaluates. Ray is started once, outside the clock.
-RAY_ADDRESS names a cluster to join.
+Both train the same clients from the same batches. One process uses all cores; each core has one actor with one
+thread. Runs take turns. The time of a round is the time between the ends of two rounds of `fit`, without the first
+rounds and the last one, which evaluates. Ray starts once, outside the clock. RAY_ADDRESS names a cluster to join.
 
-`ray-mixing` asks whether actors should do the mixing of a method with attention: it takes the same bank of models and
-does the work here, on actors, and, as a bound, ships the bank to actors and back with no work done at all.
+`ray-mixing` asks whether actors should mix for a method with attention. It mixes the same models in this process and
+on actors. As a bound, it also sends the models to the actors and back without any work.
 """
 
 import time
@@ -25,13 +24,13 @@ from fedattune.server.products import dots, mix, offload_products
 from .measure import Case, Figures, Setting, Skip, Target, Workload, measure
 from .population import population
 
-WARM = 2
+WARM_ROUNDS = 2
 """Rounds of each run that are not counted."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is trained."""
+class Training:
+    """One run to measure."""
 
     about: str
     data: Callable[[bool], Federation]
@@ -42,7 +41,7 @@ class Job:
 
 
 def images(quick: bool) -> Federation:
-    """Clients with 100 random images of CIFAR's shape each."""
+    """Make clients with 100 random images of CIFAR's shape each."""
     generator = torch.Generator().manual_seed(0)
     return fedattune.federation(
         [
@@ -53,28 +52,28 @@ def images(quick: bool) -> Federation:
 
 
 def points(quick: bool) -> Federation:
-    """Clients with 40 random points each."""
+    """Make clients with 40 random points each."""
     generator = torch.Generator().manual_seed(0)
     return fedattune.federation(
         [(torch.randn(40, 5, generator=generator), torch.arange(40) % 3) for _ in range(2 if quick else 10)]
     )
 
 
-JOBS = {
-    "ray-cnn": Job(
+TRAININGS = {
+    "ray-cnn": Training(
         "CNN, 16 clients of 100 CIFAR-shaped images, 5 steps of 50",
         images,
         "cnn",
         {"steps": 5, "batch_size": 50},
     ),
-    "ray-overhead": Job(
+    "ray-overhead": Training(
         "MLR with 18 values, 10 clients, 1 step: what a round takes that has nothing to do",
         points,
         "mlr",
         {"steps": 1},
         rounds=100,
     ),
-    "ray-10000": Job(
+    "ray-10000": Training(
         "MLR, MNIST shapes, 100 of 10,000 clients per round, 20 steps of 20",
         lambda quick: population(200 if quick else 10_000),
         "mlr",
@@ -85,57 +84,59 @@ JOBS = {
 }
 
 
-def seconds(job: Job, method: str, data: Federation, rounds: int, **engine: Any) -> tuple[list[float], float]:
-    """Seconds of the counted rounds of one run, and of all before its first round ended."""
+def seconds(
+    training: Training, method: str, data: Federation, rounds: int, **engine: Any
+) -> tuple[list[float], float]:
+    """Return the seconds of the counted rounds of one run, and the seconds until its first round ended."""
     moments = [time.perf_counter()]
     fedattune.fit(
         method,
         data,
-        job.model,
+        training.model,
         watch=lambda _: moments.append(time.perf_counter()),
-        **{**job.settings, "rounds": rounds, "eval_every": rounds, **engine},
+        **{**training.settings, "rounds": rounds, "eval_every": rounds, **engine},
     )
     took = np.diff(moments)
-    return took[min(WARM, rounds - 2) : -1].tolist(), float(took[0])
+    return took[min(WARM_ROUNDS, rounds - 2) : -1].tolist(), float(took[0])
 
 
-def measured(name: str, setting: Setting) -> Figures:
-    """One job in one process and on actors."""
+def measure_case(name: str, setting: Setting) -> Figures:
+    """Measure one run in one process and on actors."""
     _needs_ray()
     from fedattune.training.backends.ray import connect_ray
 
-    job = JOBS[name]
-    data = job.data(setting.quick)
-    rounds = 3 if setting.quick else job.rounds
+    training = TRAININGS[name]
+    data = training.data(setting.quick)
+    rounds = 3 if setting.quick else training.rounds
     engines = {"1 process": {}, "actors": {"engine": "ray"}}
     found: dict[str, list[float]] = {}
     values: dict[str, dict[str, float]] = {}
     more = {"cohort": 1.0, "steps": 1} if setting.quick else {}
     with connect_ray(Settings(engine="ray")):
-        seconds(job, "fedavg", data, 3, **engines["actors"], **more)  # the actors start
+        seconds(training, "fedavg", data, 3, **engines["actors"], **more)  # the actors start
         for _ in range(1 if setting.quick else setting.repeats or 3):
-            for method in job.methods:
+            for method in training.methods:
                 for engine, given in engines.items():
-                    way = engine if len(job.methods) == 1 else f"{method}, {engine}"
-                    took, first = seconds(job, method, data, rounds, **given, **more)
+                    way = engine if len(training.methods) == 1 else f"{method}, {engine}"
+                    took, first = seconds(training, method, data, rounds, **given, **more)
                     found.setdefault(way, []).extend(took)
                     values.setdefault(way, {})["first round s"] = first
     floor = next(iter(found))
     targets = (Target("actors", floor, 1.0),) if name == "ray-cnn" else ()
-    return Figures(name, job.about, found, floor, targets, values=values, paired=len(found) == 2)
+    return Figures(name, training.about, found, floor, targets, values=values, paired=len(found) == 2)
 
 
 MIXING = "the Gram matrix of 1,000 models of 100,000 values, and their mixture"
 
 
 def mixing(setting: Setting) -> Figures:
-    """The mixing of one round here and by actors, one for each core of the machine or of a cluster that is joined."""
+    """Mix the models of one round in this process and on actors, one per core of the machine or of the cluster."""
     _needs_ray()
     from fedattune.training.backends.ray import connect_ray
     from fedattune.training.backends.ray.offload import ProductOffloader, return_models
 
     class Always(ProductOffloader):
-        """Does every product by actors."""
+        """Compute every product on actors."""
 
         def is_worth(self, flops: float, nbytes: float) -> bool:
             return True
@@ -185,8 +186,8 @@ def _needs_ray() -> None:
 
 CASES = (
     *(
-        Case(name, job.about, lambda setting, name=name: measured(name, setting))  # type: ignore[misc]
-        for name, job in JOBS.items()
+        Case(name, training.about, lambda setting, name=name: measure_case(name, setting))  # type: ignore[misc]
+        for name, training in TRAININGS.items()
     ),
     Case("ray-mixing", MIXING, mixing),
 )

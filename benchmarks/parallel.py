@@ -1,8 +1,8 @@
-"""Independent runs in one process and in several, and what memory they share: `python -m benchmarks parallel`.
+"""Measure independent runs in one process and in several, and their shared memory: `python -m benchmarks parallel`.
 
-Fresh commands train the same runs one after another with one thread and with all, and beside each other with one thread
-each; start-up is in the time. Memory is that of all processes together: PSS, in which a page that several processes
-share counts once, beside RSS, in which it counts for each.
+Fresh commands train the same runs one after another, with one thread and with all, and side by side with one thread
+each. The time includes start-up. Memory is the sum over all processes: PSS counts a shared page once, RSS once per
+process.
 """
 
 import os
@@ -39,7 +39,7 @@ QUICK = ("--data", "digits", "--clients", "2", "--rounds", "1", "--steps", "1")
 
 
 def _ways() -> dict[str, tuple[str, int]]:
-    """Way -> processes, threads that PyTorch may use."""
+    """Map each way to its processes and its threads of PyTorch."""
     n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "1 process, 1 thread": ("1", 1),
@@ -50,7 +50,7 @@ def _ways() -> dict[str, tuple[str, int]]:
 
 
 def _run(line: Sequence[str], processes: str, threads: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a fresh command, and the most memory that it and what it started had together."""
+    """Return the seconds of a fresh command, and the peak memory of the command and its children."""
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def _run(line: Sequence[str], processes: str, threads: int) -> tuple[float, dict
 
 
 class _Memory:
-    """Looks at the memory of a process and all its descendants a few times per second, where /proc tells."""
+    """Sample the memory of a process and all its descendants a few times per second, if /proc has it."""
 
     def __init__(self, pid: int) -> None:
         self.most: dict[str, float] = defaultdict(float)
@@ -80,7 +80,7 @@ class _Memory:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop looking."""
+        """Stop sampling."""
         self._over.set()
         self._thread.join()
 
@@ -110,7 +110,7 @@ def _family(pid: int) -> list[int]:
 
 
 def compare(name: str, setting: Setting) -> Figures:
-    """One comparison in all ways."""
+    """Measure one comparison in all ways."""
     line = QUICK if setting.quick else EXPERIMENTS[name]
     ways = _ways()
     if setting.quick:

@@ -1,8 +1,8 @@
-"""W8: a thousand to a million registered clients with a personal model each, of whom 100 are asked per round.
+"""W8: a thousand to a million registered clients with a personal model each; 100 clients train per round.
 
-Every population is trained in a process of its own, so that its memory is its own. Clients draw from 60,000 shared
-images of MNIST's shape; their index lists overlap. The run has a folder, so checkpoints and the rows on disk are
-part of what is measured; the evaluation, at the end alone, is not.
+Every population trains in a process of its own, to measure its memory alone. Clients share 60,000 images of MNIST's
+shape; their index lists overlap. The run has a folder, so checkpoints and rows on disk are measured. The evaluation
+comes at the end and is not measured.
 """
 
 import json
@@ -28,7 +28,7 @@ MEMORY = 2 << 30
 
 
 def population(n: int, pool: int = 60_000) -> fedattune.Federation:
-    """`n` clients whose samples are stretches of one pool of images of bytes."""
+    """Make `n` clients with ranges of one pool of byte images."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (pool, 1, 28, 28), generator=generator, dtype=torch.uint8)
     y = torch.randint(0, 10, (pool,), generator=generator)
@@ -46,7 +46,7 @@ def population(n: int, pool: int = 60_000) -> fedattune.Federation:
 
 
 def one(method: str, n: int, rounds: int) -> dict[str, object]:
-    """Train `method` on `n` clients; seconds of each round and of the start, peak memory, and bytes on disk."""
+    """Train `method` on `n` clients; return seconds per round and of the start, peak memory, and bytes on disk."""
     begun = time.perf_counter()
     data = population(n)
     moments = [time.perf_counter()]
@@ -78,7 +78,7 @@ def one(method: str, n: int, rounds: int) -> dict[str, object]:
 
 
 def case(method: str) -> Case:
-    """The case of one method."""
+    """Make the case of one method."""
     name, about = f"W8-{method}", f"{method}: MLR, {COHORT} of N registered clients per round, 20 steps of 20"
 
     def run(setting: Setting) -> Figures:

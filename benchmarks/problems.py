@@ -1,4 +1,4 @@
-"""What is trained: random data in the shape of the papers', spread over clients, and what each rival is given of it."""
+"""Make the training problems: random data in the shape of the papers' data, divided over clients."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -37,13 +37,13 @@ class Problem:
 
     @cached_property
     def task(self) -> Task:
-        """The model, the same for all rivals."""
+        """The model, the same for all ways."""
         torch.manual_seed(0)
         model = build_model(self.model, self.data.input_shape, self.data.n_classes, self.options)
         return Task(model, self.mixed_precision).to(self.data.device, torch.float32)
 
     def work(self, round_: int) -> LocalTraining:
-        """The round as the package's engines want it."""
+        """Return the round in the form of the package's engines."""
         return LocalTraining(
             seed=0, stream=TRAIN, round=round_, lr=self.lr, batch_size=self.batch,
             steps=self.steps, epochs=self.epochs, drop_last=self.task.uses_batch_statistics,
@@ -51,15 +51,15 @@ class Problem:
 
     @cached_property
     def own(self) -> list[tuple[Tensor, Tensor]]:
-        """Each client's samples, normalised, float32 (n, *shape), and labels (n,): loaded before the clock starts."""
+        """Each client's samples, normalized, float32 (n, *shape), and labels (n,): loaded before the clock starts."""
         return own_tensors(self.data, [c.train for c in self.data.clients])
 
     def size(self, client: int) -> int:
-        """Samples in a full batch of a client."""
+        """Return the samples in a full batch of a client."""
         return min(self.batch, len(self.data.clients[client].train))
 
     def used(self, client: int) -> int:
-        """Samples that a client sees in a round."""
+        """Return the number of samples that a client sees in a round."""
         n = len(self.data.clients[client].train)
         if self.steps is not None:
             return self.steps * self.size(client)
@@ -68,11 +68,11 @@ class Problem:
 
     @cached_property
     def draws(self) -> "list[tuple[int, int]]":
-        """Each client's samples, and how many of them a round uses."""
+        """Each client's number of samples, and how many of them a round uses."""
         return [(len(c.train), self.used(i)) for i, c in enumerate(self.data.clients)]
 
     def orders(self, round_: int) -> list[Tensor]:
-        """Positions (used,) among each client's samples in the order in which they are trained on; the rivals' draw."""
+        """Draw positions (used,) of each client's samples in the order of training, for the rivals."""
         generator = torch.Generator().manual_seed(round_)
         orders = []
         for n, used in self.draws:
@@ -83,7 +83,7 @@ class Problem:
         return orders
 
     def engine_orders(self, round_: int) -> list[Tensor]:
-        """The same for the batches that the package draws: with these all rivals must train the same models."""
+        """Return the same for the package's batches; with these, all ways must train the same models."""
         work, orders = self.work(round_), []
         for client, who in enumerate(self.data.clients):
             number = np.full(len(self.data.y), -1, dtype=np.int64)
@@ -114,7 +114,7 @@ class Problem:
 
     @property
     def nbytes(self) -> float:
-        """Bytes that must move in one round: samples as they are stored, and each client's model in and out."""
+        """Least bytes of one round: samples as stored, and each client's model in and out."""
         sample = self.data.x[0].nbytes
         models = 2 * self.task.params.nbytes() * self.data.n_clients
         return float(models + sample * sum(used for _, used in self.draws))
@@ -123,13 +123,13 @@ class Problem:
 def own_tensors(
     data: Federation, parts: Sequence[np.typing.NDArray[np.int64]]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Samples of each part, normalised, float32 (n, *shape), and their labels (n,)."""
+    """Return the samples of each part, normalized, float32 (n, *shape), and their labels (n,)."""
     index = [torch.as_tensor(part, device=data.device) for part in parts]
     return [(data.features(i).contiguous(), data.y[i]) for i in index]
 
 
 def images(n: int, shape: tuple[int, ...], seed: int = 0) -> Dataset:
-    """Byte images of ten classes that can be told apart: a pattern per class under noise of the same strength."""
+    """Make byte images of ten separable classes: one pattern per class, and noise of the same strength."""
     random = np.random.default_rng(seed)
     y = random.integers(0, CLASSES, n)
     x = random.integers(0, 128, (n, *shape), dtype=np.uint8)
@@ -141,7 +141,7 @@ def images(n: int, shape: tuple[int, ...], seed: int = 0) -> Dataset:
 
 
 def even(n_clients: int, each: int, shape: tuple[int, ...] = (1, 28, 28)) -> Federation:
-    """Clients with `each` training images; the samples of one client lie all over the data set, as real ones do."""
+    """Make clients with `each` training images, spread over the whole data set, as in real data."""
     n = n_clients * (each + 1)
     whole = images(n, shape)
     rows = np.random.default_rng(1).permutation(n).reshape(n_clients, each + 1)
@@ -150,7 +150,7 @@ def even(n_clients: int, each: int, shape: tuple[int, ...] = (1, 28, 28)) -> Fed
 
 
 def dirichlet(n_clients: int, n: int, test: float = 0.25) -> Federation:
-    """MNIST images dealt by class, Dirichlet(0.1), so that clients have very unequal sizes."""
+    """Deal MNIST images by class, Dirichlet(0.1), so that clients have very unequal sizes."""
     return federate(
         images(n, (1, 28, 28)), partition="dirichlet", options={"beta": 0.1}, clients=n_clients, test=test,
         validation=0.0, seed=0, small_clients="drop",
@@ -158,12 +158,12 @@ def dirichlet(n_clients: int, n: int, test: float = 0.25) -> Federation:
 
 
 def synthetic(n_clients: int) -> Federation:
-    """FedMCSA's Synthetic(0.5, 0.5): 60 features, clients of very unequal sizes."""
+    """Make FedMCSA's Synthetic(0.5, 0.5): 60 features, clients of very unequal sizes."""
     return load_federation("synthetic", options={"clients": n_clients}, validation=0.0, small_clients="drop")
 
 
 def as_federation(whole: Dataset, clients: Sequence[Client]) -> Federation:
-    """A federation of these clients."""
+    """Make a federation of these clients."""
     shift, scale = (None if a is None else torch.from_numpy(a) for a in (whole.shift, whole.scale))
     return Federation(
         whole.name,

@@ -1,4 +1,4 @@
-"""What was measured: on the terminal, in JSON, and as rows of the table in docs/performance.md."""
+"""Show measurements: on the terminal, in JSON, and as rows of the table in docs/performance.md."""
 
 import json
 import re
@@ -18,30 +18,30 @@ COLUMNS = ("case", "way", "median", "quartiles", "x floor", "targets", "peak MB"
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
 
 
-def order(name: str) -> int:
-    """Sorts W2 before W10, and what has no number last; cases of one number stay as they are."""
+def sort_key(name: str) -> int:
+    """Sort W2 before W10, and names without a number last; cases of one number keep their order."""
     number = re.match(r"W(\d+)", name)
     return int(number[1]) if number else 99
 
 
-def seconds(value: float) -> str:
-    """A time with three digits and its unit."""
+def format_seconds(value: float) -> str:
+    """Format a time with three digits and its unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= scale or unit == "us":
             return f"{value / scale:.3g} {unit}"
     raise AssertionError
 
 
-def spread(samples: Sequence[float]) -> str:
-    """The quartiles of the samples, or their ends if there are few."""
+def format_quartiles(samples: Sequence[float]) -> str:
+    """Format the quartiles of the samples, or the range of few samples."""
     low, high = min(samples), max(samples)
     if len(samples) > 3:
         low, _, high = statistics.quantiles(samples, n=4)
-    return f"{seconds(low)} - {seconds(high)}"
+    return f"{format_seconds(low)} - {format_seconds(high)}"
 
 
-def said(figures: Figures, target: Target) -> str:
-    """A target and what was reached."""
+def describe_target(figures: Figures, target: Target) -> str:
+    """Describe a target and the measured value."""
     got = figures.reached(target)
     of = "" if target.of == "seconds" else f"{target.of} "
     unit = f"x {target.against}" if target.against else ""
@@ -52,19 +52,21 @@ def said(figures: Figures, target: Target) -> str:
 
 
 def _rows(figures: Figures) -> list[tuple[str, str, str, str, str, str]]:
-    """Way, median, quartiles, times floor, targets, peak memory; the roofline last."""
+    """Return the columns of each way (way, median, quartiles, x floor, targets, peak memory), the roofline last."""
     rows = []
     ways = [*figures.seconds, *(w for w in (*figures.rss, *figures.values) if w not in figures.seconds)]
     for way in dict.fromkeys(ways):
         samples = figures.seconds.get(way, ())
         known = bool(samples) and figures.floor is not None and bool(figures.seconds.get(figures.floor))
         values = "; ".join(f"{name} {value:.4g}" for name, value in figures.values.get(way, {}).items())
-        targets = "; ".join(said(figures, target) for target in figures.targets if target.way == way)
+        targets = "; ".join(
+            describe_target(figures, target) for target in figures.targets if target.way == way
+        )
         rows.append(
             (
                 way,
-                seconds(figures.median(way)) if samples else "",
-                spread(samples) if samples else "",
+                format_seconds(figures.median(way)) if samples else "",
+                format_quartiles(samples) if samples else "",
                 f"{figures.ratio(way, str(figures.floor)):.2f}" if known else "",
                 "; ".join(part for part in (targets, values) if part),
                 f"{figures.rss[way] / 1e6:,.0f}" if way in figures.rss else "",
@@ -73,7 +75,7 @@ def _rows(figures: Figures) -> list[tuple[str, str, str, str, str, str]]:
     if figures.roofline:
         known = figures.floor in figures.seconds
         ratio = f"{figures.roofline / figures.median(str(figures.floor)):.3f}" if known else ""
-        rows.append(("roofline", seconds(figures.roofline), "", ratio, "", ""))
+        rows.append(("roofline", format_seconds(figures.roofline), "", ratio, "", ""))
     return rows
 
 
@@ -90,7 +92,7 @@ def show(console: Console, figures: Figures) -> None:
 
 
 def as_json(facts: Mapping[str, Any], measured: Sequence[Figures], skipped: Mapping[str, str]) -> str:
-    """Everything, all samples included."""
+    """Return all measurements as JSON, including all samples."""
     cases = [
         {
             "name": f.name,
@@ -115,11 +117,10 @@ def as_json(facts: Mapping[str, Any], measured: Sequence[Figures], skipped: Mapp
 
 
 def write_docs(path: Path, facts: Mapping[str, Any], measured: Sequence[Figures]) -> None:
-    """Replace the rows of the cases that were measured, between the markers; other rows stay with their dates.
+    """Replace the rows of the measured cases between the markers; other rows keep their dates.
 
     Raises:
         ValueError: the markers are missing.
-
     """
     text = path.read_text("utf-8")
     before, begin, rest = text.partition(BEGIN)
@@ -139,5 +140,5 @@ def write_docs(path: Path, facts: Mapping[str, Any], measured: Sequence[Figures]
         lines += [f"| {f.name} | {' | '.join(row)} | |" for row in _rows(f)]
         lines += [f"| {f.name} | {way} | | | | {why} | | |" for way, why in f.skipped.items()]
         groups[f.name] = lines
-    body = "".join(line + "\n" for name in sorted(groups, key=order) for line in groups[name])
+    body = "".join(line + "\n" for name in sorted(groups, key=sort_key) for line in groups[name])
     path.write_text(f"{before}{BEGIN}\n\n{HEAD}{body}\n{END}{after}", "utf-8")

@@ -1,7 +1,7 @@
-"""W9: how long a user waits before anything is trained, in fresh processes.
+"""W9: measure how long a user waits before training, in fresh processes.
 
-`python -m benchmarks W9`. Help and import against the bare interpreter and PyTorch's own import, their floors;
-decoding cold (no cache) and warm (mapped from the cache), against a hand-written loop over Pillow that keeps nothing.
+`python -m benchmarks W9`. The floors of help and import are the bare interpreter and PyTorch's own import. Decoding
+cold (no cache) and warm (mapped from the cache) is compared with a hand-written loop over Pillow that keeps nothing.
 """
 
 import io
@@ -29,7 +29,7 @@ COMMANDS = {
 
 
 def _seconds(code: str, more: Mapping[str, str] | None = None) -> float:
-    """Seconds of a fresh interpreter that runs this."""
+    """Return the seconds of a fresh interpreter that runs this code."""
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     start = time.perf_counter()
     subprocess.run(
@@ -42,7 +42,7 @@ def _seconds(code: str, more: Mapping[str, str] | None = None) -> float:
 
 
 def commands(setting: Setting) -> Figures:
-    """Help, import and list."""
+    """Measure help, import and list."""
     repeats = setting.repeats or (1 if setting.quick else SEPARATE)
     names = ("python", "--help") if setting.quick else tuple(COMMANDS)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -62,7 +62,7 @@ sys.exit(main(["run", "--data", "digits", "--rounds", "1", "--out", sys.argv[-1]
 
 
 def first_round(setting: Setting) -> Figures:
-    """From the command line to the end of the first round."""
+    """Measure from the command line to the end of the first round."""
     repeats = setting.repeats or (1 if setting.quick else SEPARATE)
     seconds: dict[str, list[float]] = {"import torch": [], "first round": []}
     for _ in range(repeats):
@@ -73,7 +73,7 @@ def first_round(setting: Setting) -> Figures:
 
 
 def decoding(setting: Setting) -> Figures:
-    """One data set: decoded by hand, by FedAttune without its cache, and from the cache."""
+    """Measure one data set: decoded by hand, by FedAttune without its cache, and from the cache."""
     from fedattune.data import load_data
 
     name = "mnist"

@@ -1,4 +1,4 @@
-"""W1 to W5: local training of a round. Drawing the batches is part of it for everybody; evaluation is not."""
+"""W1 to W5: local training of a round, including the drawing of batches, without evaluation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ MLP_TARGETS = (
 
 
 def rival(problem: Problem, make: Callable[[Problem], Train]) -> Way:
-    """A way that draws its batches and trains; round 0 takes those of the package, so that results can be compared."""
+    """Make a way that draws its batches and trains; round 0 uses the package's batches, to compare results."""
 
     def prepare() -> Way:
         train = make(problem)
@@ -39,7 +39,7 @@ def rival(problem: Problem, make: Callable[[Problem], Train]) -> Way:
 
 
 def engine(problem: Problem, name: EngineName) -> Way:
-    """One round of an engine: all clients train from one model."""
+    """Make a way that trains all clients from one model by an engine."""
 
     def prepare() -> Way:
         task, data = problem.task, problem.data
@@ -59,13 +59,12 @@ def engine(problem: Problem, name: EngineName) -> Way:
 
 
 def agree(problem: Problem, results: dict[str, Any]) -> None:
-    """Refuse to measure ways that train different models from the same batches.
+    """Check that all ways train the same models from the same batches.
 
     Raises:
-        AssertionError: a tensor of most clients lies further from the floor's than a hundredth of how far training
-            moved it, or of one client than half of it. (In few, rounding flips a ReLU, and what follows differs.)
-            In bfloat16, where single biases lose most of their digits, the whole model counts, up to a quarter.
-
+        AssertionError: a tensor of most clients lies further from the floor's tensor than a hundredth of its change by
+            training, or of one client than half of it. (Rounding flips a ReLU in a few clients.) In bfloat16, single
+            biases lose most of their digits; the whole model counts, up to a quarter.
     """
     for name, models in results.items():
         if name == "bfloat16":
@@ -85,7 +84,7 @@ def agree(problem: Problem, results: dict[str, Any]) -> None:
 
 
 def _length(models: list[Tensor]) -> Tensor:
-    """The length (C,) of each client's parameters taken together."""
+    """Return the length (C,) of each client's parameters taken together."""
     return torch.cat([tensor.flatten(1) for tensor in models], 1).norm(dim=1)
 
 
@@ -97,7 +96,7 @@ def training(
     repeats: int = 9,
     engines: tuple[EngineName, ...] = ("auto",),
 ) -> Workload:
-    """The workload of one problem: the floor, the other rivals that know the model, and some engines."""
+    """Make the workload of one problem: the floor, the rivals that know the model, and some engines."""
     ways = {"floor": rival(problem, plain)}
     skipped = {}
     on_cpu = problem.data.device.type == "cpu"
@@ -120,7 +119,7 @@ def training(
 
 
 def on(problem: Problem, setting: Setting) -> Problem:
-    """The problem with its data on the device of this run."""
+    """Return the problem with its data on the device of this run."""
     return replace(problem, data=problem.data.to(setting.device))
 
 
