@@ -41,7 +41,7 @@ def deploy(space: Namespace, problems: list[str]) -> int:
     """
     server = validate_options(DeploymentOptions, space, problems)
     kit = validate_options(KitOptions, space, problems)
-    experiment, _, given = read_experiment(space, problems, {"algorithms": "local,fedmcsa"})
+    experiment, _, overrides = read_experiment(space, problems, {"algorithms": "local,fedmcsa"})
     assert server and kit  # noqa: PT018 (else read_experiment has raised)
     for key in sorted(SIMULATION_OPTIONS & experiment.model_fields_set):
         if getattr(experiment, key) != Experiment.model_fields[key].default:
@@ -51,7 +51,7 @@ def deploy(space: Namespace, problems: list[str]) -> int:
             f"--out {kit.out}: the folder is not empty, and no file is overwritten; give a new one"
         )
     check_run_folder(kit.out, "deploy")
-    federation, data_schema = _load_data(experiment, server, kit, has_data="data" in given)
+    federation, data_schema = _load_data(experiment, server, kit, has_data="data" in overrides)
     if federation is not None:
         experiment.cohort_size(federation.n_clients)
         seed = federation.partition.get("seed")  # it draws the evaluated clients

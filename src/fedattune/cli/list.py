@@ -94,8 +94,8 @@ def cite(space: Namespace, problems: Sequence[str]) -> int:
     from ..algorithms import ALGORITHMS
 
     options = parse_options(CiteOptions, space, problems)
-    given = [name.strip() for name in (options.algorithms or "").split(",") if name.strip()]
-    names = expand_names(given, ALGORITHMS)
+    typed = [name.strip() for name in (options.algorithms or "").split(",") if name.strip()]
+    names = expand_names(typed, ALGORITHMS)
     if not space.runs and not names:
         raise ConfigError("cite needs the folders of runs, or --algorithms; see fedattune cite --help")
     for name in names:

@@ -59,7 +59,7 @@ def run_command(argv: list[str] | None, space: Namespace) -> int:
     """Parse the command line into `space`, and call the function of the command."""
     _, problems = parse_arguments(argv, space)
     module, _, function = COMMANDS[space.command].function.partition(":")
-    return int(getattr(import_module(f".{module}", __package__), function)(space, problems))
+    return int(getattr(import_module(f".{module}", __package__), function or module)(space, problems))
 
 
 def print_error(sentence: str) -> None:

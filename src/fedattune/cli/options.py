@@ -175,19 +175,17 @@ def read_experiment(
     from ..experiments.config import Experiment
     from ..experiments.load import load_options, parse_set
     from ..experiments.output import OutputOptions
+    from ..experiments.validate import collect_errors
 
     found = list(problems)
-    given = {key: value for key, value in vars(space).items() if key in Experiment.model_fields}
+    overrides = {key: value for key, value in vars(space).items() if key in Experiment.model_fields}
     output = {key: value for key, value in vars(space).items() if key in OutputOptions.model_fields}
-    if "set" in given:
-        try:
-            given["set"] = parse_set(given["set"])
-        except ConfigError as error:
-            found.append(str(error))
-            del given["set"]
+    if items := overrides.pop("set", None):
+        with collect_errors(found):
+            overrides["set"] = parse_set(items)
     if "resume" in output:
         if {"out", "config"} & output.keys():
             found.append("--out and --config cannot be given with --resume, which goes on in its own folder")
-        return *load_options(None, output, errors=found), given
+        return *load_options(None, output, errors=found), overrides
     config = Path(output["config"]) if "config" in output else None
-    return *load_options(config, given | output, defaults=defaults, errors=found), given
+    return *load_options(config, overrides | output, defaults=defaults, errors=found), overrides

@@ -18,7 +18,7 @@ DATA_FIELDS = (
     "data", "data_dir", "client_column", "target", "partition", "clients", "split_seed", "test", "validation",
     "stratify", "small_clients", "save_partition",
 )  # fmt: skip
-METHOD_FIELDS = ("model", "algorithms", "set", "seeds")
+METAVARS = {"algorithms": "A,B,C", "cells": "FILTER", "set": "NAME=VALUE"}
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
 
 
@@ -31,10 +31,10 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 class Options(NamedTuple):
-    """A group of options.
+    """A group of options: fields of a schema.
 
     Attributes:
-        schema: `module:Schema`, whose fields are the options.
+        schema: `module:Schema`; without a module, a schema of `cli.options`.
         title: the title of the group in the help text.
         fields: the fields; by default, all of them.
         without: `module:NAMES`, fields to leave out.
@@ -52,8 +52,9 @@ class Command(NamedTuple):
 
     Attributes:
         help: a phrase with an imperative verb.
-        function: `module:function` in this package; it takes the parsed arguments and the problems with them.
-        options: `module:Schema`, whose fields are the options, or groups of options.
+        function: `module:function` in this package, or the name of both. It takes the parsed arguments and the
+            problems with them, and returns the exit code.
+        options: a schema whose fields are the options, or groups of options.
         argument: the argument by position, as keywords of `add_argument`.
 
     """
@@ -66,98 +67,58 @@ class Command(NamedTuple):
 
 EXPERIMENT, SETTINGS = "experiments.config:Experiment", "core.settings:Settings"
 OUTPUT, DEPLOY = "experiments.output:OutputOptions", "experiments.deploy.config"
+METHODS = Options(EXPERIMENT, "model and methods", ("model", "algorithms", "set", "seeds"))
 TRAINING = (
     Options(EXPERIMENT, "data", DATA_FIELDS),
-    Options(EXPERIMENT, "model and methods", METHOD_FIELDS),
+    METHODS,
     Options(SETTINGS, "training"),
     Options(EXPERIMENT, "output", ("rounds_to",)),
     Options(OUTPUT, "output"),
 )
-RUN = {
-    "dest": "run",
-    "metavar": "RUN",
-    "type": Path,
-    "help": "folder that run or compare wrote, or one of its runs",
-}
+SHOW = (
+    Options(EXPERIMENT, "data", (*DATA_FIELDS, "set")),
+    Options(OUTPUT, "output", ("config", "json_file")),
+    Options("ShowOptions", "output"),
+)
+DEPLOYMENT = (
+    Options(EXPERIMENT, "data of a trial", DATA_FIELDS),
+    METHODS,
+    Options(SETTINGS, "training", without=f"{DEPLOY}:SIMULATION_OPTIONS"),
+    Options(f"{DEPLOY}:DeploymentOptions", "server"),
+    Options(f"{DEPLOY}:KitOptions", "folder"),
+)
+STUDY = "experiments.studies.cells:StudyOptions"
+
+
+def _make_argument(name: str, help_: str, **more: Any) -> dict[str, Any]:
+    return {"dest": name, "metavar": name.upper(), "help": help_, **more}
+
+
+RUN = _make_argument("run", "folder that run or compare wrote, or one of its runs", type=Path)
 RUNS = {**RUN, "dest": "runs", "nargs": "+"}
-KINDS = "{" + ",".join(LIST_KINDS) + "}"
+ANY_RUNS = {**RUNS, "nargs": "*"}
+KIND = _make_argument("kind", "list only these (default: all)", nargs="?") | {
+    "metavar": "{" + ",".join(LIST_KINDS) + "}"
+}
+NAME = _make_argument("name", "a study, or your own YAML file", nargs="?")
+MODEL = _make_argument("model", "a file that fedattune export wrote", type=Path)
 
 COMMANDS = {
     "compare": Command(
-        "train several methods on the same data split and report whether collaboration helps, and whom",
-        "train:train",
-        TRAINING,
+        "train several methods and report whether collaboration helps, and whom", "train", TRAINING
     ),
-    "run": Command("train one method", "train:train", TRAINING),
-    "list": Command(
-        "list the methods, data sets, models and partitions with their options and defaults",
-        "list:print_list",
-        "cli.options:ListOptions",
-        {"dest": "kind", "nargs": "?", "metavar": KINDS, "help": "list only these (default: all)"},
-    ),
-    "data": Command(
-        "show how data is distributed over clients",
-        "data:show_data",
-        (
-            Options(EXPERIMENT, "data", (*DATA_FIELDS, "set")),
-            Options(OUTPUT, "output", ("config", "json_file")),
-            Options("cli.options:ShowOptions", "output"),
-        ),
-    ),
-    "deploy": Command(
-        "write a folder that runs an experiment over a real network with Flower, TLS and keys",
-        "deploy:deploy",
-        (
-            Options(EXPERIMENT, "data of a trial", DATA_FIELDS),
-            Options(EXPERIMENT, "model and methods", METHOD_FIELDS),
-            Options(SETTINGS, "training", without=f"{DEPLOY}:SIMULATION_OPTIONS"),
-            Options(f"{DEPLOY}:DeploymentOptions", "server"),
-            Options(f"{DEPLOY}:KitOptions", "folder"),
-        ),
-    ),
-    "reproduce": Command(
-        "reproduce a table or figure of a paper and print its numbers beside ours; without a name, list the studies",
-        "reproduce:reproduce",
-        "experiments.studies.cells:StudyOptions",
-        {"dest": "name", "nargs": "?", "metavar": "NAME", "help": "a study, or your own YAML file"},
-    ),
-    "report": Command(
-        "write one HTML file about runs: the verdict, the clients, and who learns from whom",
-        "report:report",
-        "cli.options:ReportOptions",
-        RUNS,
-    ),
-    "explain": Command(
-        "explain from whom each client learns, layer by layer, and how much it gains",
-        "explain:explain",
-        "cli.options:ExplainOptions",
-        RUN,
-    ),
-    "watch": Command(
-        "watch runs while they train: a table that updates itself, and the report",
-        "watch:watch",
-        "cli.options:WatchOptions",
-        RUN,
-    ),
-    "plot": Command("draw a figure of runs for a paper", "report:plot", "cli.options:PlotOptions", RUNS),
-    "export": Command(
-        "export a client's model to a file, and check that it predicts the same",
-        "export:export",
-        "cli.options:ExportOptions",
-        RUN,
-    ),
-    "predict": Command(
-        "predict new data with an exported model",
-        "export:predict",
-        "cli.options:PredictOptions",
-        {"dest": "model", "metavar": "MODEL", "type": Path, "help": "a file that fedattune export wrote"},
-    ),
-    "cite": Command(
-        "print the BibTeX of everything that runs used: methods, data, partition, model, FedAttune",
-        "list:cite",
-        "cli.options:CiteOptions",
-        {**RUNS, "nargs": "*"},
-    ),
+    "run": Command("train one method", "train", TRAINING),
+    "list": Command("list methods, data sets, models and partitions", "list:print_list", "ListOptions", KIND),
+    "data": Command("show how data is distributed over clients", "data:show_data", SHOW),
+    "deploy": Command("write a folder that trains over a real network with Flower", "deploy", DEPLOYMENT),
+    "reproduce": Command("reproduce a paper's table or figure, or list them", "reproduce", STUDY, NAME),
+    "report": Command("write an HTML report about runs", "report", "ReportOptions", RUNS),
+    "explain": Command("explain from whom clients learn, and their gain", "explain", "ExplainOptions", RUN),
+    "watch": Command("watch runs while they train", "watch", "WatchOptions", RUN),
+    "plot": Command("draw a figure of runs for a paper", "report:plot", "PlotOptions", RUNS),
+    "export": Command("export a client's model to a checked file", "export", "ExportOptions", RUN),
+    "predict": Command("predict new data with a model", "export:predict", "PredictOptions", MODEL),
+    "cite": Command("print the BibTeX of all that runs used", "list:cite", "CiteOptions", ANY_RUNS),
 }
 
 
@@ -193,8 +154,8 @@ def make_parser(chosen: str | None) -> ArgumentParser:
 
 
 def _import(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(f"fedattune.{module}"), name)
+    module, _, name = path.rpartition(":")
+    return getattr(import_module(f"fedattune.{module or 'cli.options'}"), name)
 
 
 def _add_command(subparsers: Any, name: str, help_: str) -> ArgumentParser:
@@ -219,10 +180,9 @@ def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str]) ->
         common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": _help_text(name, field)}
         if field.annotation is bool:
             group.add_argument(*flags, action="store_true", **common)
-        elif name == "set":
-            group.add_argument(*flags, action="append", metavar="NAME=VALUE", **common)
         else:
-            group.add_argument(*flags, metavar=_metavar(name, field), **common)
+            action = "append" if name == "set" else "store"
+            group.add_argument(*flags, action=action, metavar=_metavar(name, field), **common)
 
 
 def _help_text(name: str, field: "FieldInfo") -> str:
@@ -235,24 +195,19 @@ def _help_text(name: str, field: "FieldInfo") -> str:
 
 
 def _metavar(name: str, field: "FieldInfo") -> str:
+    if name in METAVARS:
+        return METAVARS[name]
     kinds = [field.annotation, *get_args(field.annotation)]
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            if any(int in get_args(other) for other in kinds):  # a word in place of a number
-                return "|".join(["N", *get_args(kind)])
-            return "{" + ",".join(get_args(kind)) + "}"
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    kinds += [inner for kind in kinds for inner in get_args(kind)]
+    if words:  # in the place of a number, or the only values
+        return "|".join(["N", *words]) if int in kinds else "{" + ",".join(words) + "}"
     if bool in kinds:
         return "{true,false}"
-    if name == "algorithms":
-        return "A,B,C"
     if Path in kinds:
         text = field.description or ""
         return "DIR" if "folder" in text and "file" not in text else "FILE"
-    if name == "cells":
-        return "FILTER"
-    if float in kinds or any(float in get_args(kind) for kind in kinds):
-        return "X"
-    return "N" if int in kinds or any(int in get_args(kind) for kind in kinds) else "NAME"
+    return "X" if float in kinds else "N" if int in kinds else "NAME"
 
 
 def parse_arguments(
@@ -268,7 +223,8 @@ def parse_arguments(
         The arguments, and a phrase for every unknown argument.
 
     Raises:
-        ConfigError: a wrong command, or an option without its value.
+        ConfigError: the command is unknown, or an option lacks its value.
+
     """
     words = sys.argv[1:] if argv is None else argv
     parser = make_parser(next((word for word in words if not word.startswith("-")), None))

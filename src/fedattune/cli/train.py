@@ -24,7 +24,7 @@ def train(space: Namespace, problems: list[str]) -> int:
 
     """
     command: str = space.command
-    experiment, output, given = read_experiment(
+    experiment, output, overrides = read_experiment(
         space, problems, {"algorithm": "fedmcsa"} if command == "run" else {}
     )
     if output.tensorboard:
@@ -34,7 +34,7 @@ def train(space: Namespace, problems: list[str]) -> int:
     files = {"--json": output.json_file}
     if output.resume:
         out = output.resume
-        plan, notes = reopen_run(command, out, given)
+        plan, notes = reopen_run(command, out, overrides)
         _check_processes(plan.experiment.engine, output)
         check_output_files(files, input_files(plan.experiment, out=out))
     else:

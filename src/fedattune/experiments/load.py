@@ -62,25 +62,27 @@ def load_options(
 
     """
     problems = list(errors)
-    given = {_canonical_key(key): value for key, value in overrides.items()}
+    overrides = {_canonical_key(key): value for key, value in overrides.items()}
     in_file = _read_file(path, problems) if path else {}
-    if ("steps" in given) != ("epochs" in given):  # the command line's unit of work replaces the file's
-        in_file.pop("epochs" if "steps" in given else "steps", None)
-    values = {_canonical_key(key): value for key, value in (defaults or {}).items()} | in_file | given
+    if ("steps" in overrides) != (
+        "epochs" in overrides
+    ):  # the command line's unit of work replaces the file's
+        in_file.pop("epochs" if "steps" in overrides else "steps", None)
+    values = {_canonical_key(key): value for key, value in (defaults or {}).items()} | in_file | overrides
     if isinstance(in_file.get("set"), Mapping):
-        typed = given.get("set", {})
-        bare = {key for key in typed if "." not in key}
-        kept = {
+        set_overrides = overrides.get("set", {})
+        bare = {key for key in set_overrides if "." not in key}
+        set_in_file = {
             key: value
             for key, value in flatten_options(in_file["set"]).items()
-            if key.rpartition(".")[2] not in bare and not _is_replaced(key, in_file, given)
+            if key.rpartition(".")[2] not in bare and not _is_replaced(key, in_file, overrides)
         }
-        values["set"] = kept | typed
+        values["set"] = set_in_file | set_overrides
 
     def locate(key: str) -> str:
         name = "json" if key == "json_file" else key
         option = "--" + name.replace("_", "-")
-        return option if key in given or key not in in_file else f"{path}: {name}"
+        return option if key in overrides or key not in in_file else f"{path}: {name}"
 
     def report_unknown(key: str) -> str:
         hint = suggest_name(key, Experiment.model_fields)
@@ -133,7 +135,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     return values
 
 
-def _is_replaced(key: str, in_file: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+def _is_replaced(key: str, in_file: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool:
     """Tell whether the command line replaced the owner of this option in the file, such as the model."""
 
     def list_names(values: Mapping[str, Any]) -> set[str]:
@@ -142,4 +144,4 @@ def _is_replaced(key: str, in_file: Mapping[str, Any], given: Mapping[str, Any])
         return {word.strip() for part in parts if isinstance(part, str) for word in part.split(",")}
 
     owner = key.rpartition(".")[0]
-    return bool(owner) and owner in list_names(in_file) and owner not in list_names({**in_file, **given})
+    return bool(owner) and owner in list_names(in_file) and owner not in list_names({**in_file, **overrides})

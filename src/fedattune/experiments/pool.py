@@ -95,7 +95,7 @@ class _Worker:
         self.pipe, far_end = context.Pipe()
         self._executor = ProcessPoolExecutor(1, context, _start_worker, (far_end, threads, data))
         before = multiprocessing.active_children()
-        with _worker_environment(threads):
+        with _block_interrupts():
             self.future: Future[Any] = self._executor.submit(os.getpid)  # starts the process
         (self._process,) = set(multiprocessing.active_children()) - set(before)
         far_end.close()
@@ -156,21 +156,16 @@ def _get_context() -> Any:
 
 
 @contextmanager
-def _worker_environment(threads: int) -> Iterator[None]:
-    """Let new processes inherit the number of threads, which PyTorch reads on import, and no Ctrl-C."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    can_block = hasattr(signal, "pthread_sigmask")
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if can_block else set()
+def _block_interrupts() -> Iterator[None]:
+    """Let new processes inherit that Ctrl-C is blocked."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        if can_block:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _describe_exit(code: int | None) -> str:

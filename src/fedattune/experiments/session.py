@@ -111,13 +111,13 @@ def _with_absolute_paths(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update=paths)
 
 
-def reopen_run(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan, list[str]]:
+def reopen_run(command: str, out: Path, overrides: Mapping[str, Any]) -> tuple[Plan, list[str]]:
     """Plan an interrupted run again.
 
     Args:
         command: the command, which must be the one that began the run.
         out: the run folder.
-        given: the options of the experiment on the command line.
+        overrides: options of the experiment on the command line.
 
     Returns:
         The plan, and a note about settings that changed.
@@ -129,7 +129,7 @@ def reopen_run(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan,
     """
     from ..training.storage.folder import RESUMABLE_SETTINGS
 
-    if refused := sorted(given.keys() - RESUMABLE_SETTINGS - DISPLAY_FIELDS):
+    if refused := sorted(overrides.keys() - RESUMABLE_SETTINGS - DISPLAY_FIELDS):
         names = ", ".join("--" + key.replace("_", "-") for key in refused)
         raise ConfigError(
             f"{names} cannot be given with --resume, which goes on with the experiment as it was begun"
@@ -138,8 +138,8 @@ def reopen_run(command: str, out: Path, given: Mapping[str, Any]) -> tuple[Plan,
     if not path.is_file():
         raise RunError(f"--resume {out}: there is no run of fedattune here ({path} is missing)")
     # Another engine than Ray resets the options of Ray.
-    reset = RAY_DEFAULTS if given.get("engine", "ray") != "ray" else {}
-    before, experiment = load_experiment(path, {}), load_experiment(path, {**reset, **given})
+    reset = RAY_DEFAULTS if overrides.get("engine", "ray") != "ray" else {}
+    before, experiment = load_experiment(path, {}), load_experiment(path, {**reset, **overrides})
     try:
         first_command = (out / COMMAND_FILE).read_text(encoding="utf-8").strip()
         first_hash = json.loads((out / PARTITION_FILE).read_text(encoding="utf-8"))["hash"]

@@ -87,7 +87,7 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
 
 
 def assign_options(
-    given: Mapping[str, Any], known: KnownOptions, problems: list[str] | None = None
+    options: Mapping[str, Any], known: KnownOptions, problems: list[str] | None = None
 ) -> AssignedOptions:
     """Give `option: value` and `name.option: value` to their owners; the second form wins.
 
@@ -95,7 +95,7 @@ def assign_options(
     too.
 
     Args:
-        given: the options.
+        options: the values of `--set`.
         known: the options of everything in use.
         problems: receives options that nothing in use has, or that could belong to two kinds of thing.
 
@@ -105,22 +105,22 @@ def assign_options(
     """
     found: list[str] = []
     assigned: AssignedOptions = {kind: {name: {} for name in names} for kind, names in known.items()}
-    everything = [(kind, name, options) for kind, group in known.items() for name, options in group.items()]
-    for key, value in sorted(given.items(), key=lambda item: "." in item[0]):
+    everything = [(kind, name, own) for kind, group in known.items() for name, own in group.items()]
+    for key, value in sorted(options.items(), key=lambda item: "." in item[0]):
         prefix, _, option = key.rpartition(".")
         named = [
-            (kind, name, options)
-            for kind, name, options in everything
+            (kind, name, own)
+            for kind, name, own in everything
             if prefix in ("", name) or prefix == kind != "algorithm"
         ]
-        owners = [(kind, name) for kind, name, options in named if option in options]
+        owners = [(kind, name) for kind, name, own in named if option in own]
         if prefix and not named:
             hint = did_you_mean(prefix, [name for _, name, _ in everything])
             found.append(f"--set {key}: nothing called {prefix!r} is used here; {hint}")
         elif not owners:
-            has = f"{prefix} has no" if prefix else "nothing used here has an"
-            hint = did_you_mean(option, {one for _, _, options in named for one in options})
-            found.append(f"--set {key}: {has} option {option!r}; {hint}")
+            lacks = f"{prefix} has no" if prefix else "nothing used here has an"
+            hint = did_you_mean(option, {one for _, _, own in named for one in own})
+            found.append(f"--set {key}: {lacks} option {option!r}; {hint}")
         elif not prefix and len({kind for kind, _ in owners}) > 1:
             ways = " or ".join(f"{name}.{option}" for _, name in owners)
             found.append(f"--set {key}: {option!r} could mean several things; write {ways}")
