@@ -16,7 +16,7 @@ from docs.make import methods
 import fedattune
 from fedattune.algorithms import ALGORITHMS
 from fedattune.cli import options as view_options
-from fedattune.cli.parser import COMMANDS, make_parser, option_flags, parse_arguments
+from fedattune.cli.parser import COMMANDS, list_flags, make_parser, parse_arguments
 from fedattune.core.options import StrictSchema, list_options
 from fedattune.data import PARTITIONS, SOURCES, Schema
 from fedattune.experiments.config import Experiment
@@ -206,7 +206,7 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
     known = {
         flag
         for words in list_commands()
-        for flag in option_flags(make_parser(words[0]), parse_arguments(words)[0])
+        for flag in list_flags(make_parser(words[0]), parse_arguments(words)[0])
     }
     known |= {
         "--run-config",  # of Flower

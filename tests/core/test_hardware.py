@@ -9,18 +9,18 @@ from fedattune.core import hardware
 
 def test_room_and_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "CGROUP_PATH", tmp_path)
-    most = hardware.available_cores()
+    most = hardware.count_available_cores()
     (tmp_path / "cpu.max").write_text("100000 100000\n")
-    assert hardware.available_cores() == 1
+    assert hardware.count_available_cores() == 1
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert hardware.available_cores() == most
+    assert hardware.count_available_cores() == most
     (tmp_path / "memory.max").write_text("1\n")
     (tmp_path / "memory.current").write_text("0\n")
-    assert hardware.processes_in_memory(4) == 1
+    assert hardware.limit_to_memory(4) == 1
     monkeypatch.setattr(hardware, "_free_memory_bytes", lambda: None)
-    assert hardware.processes_in_memory(4) == 4
+    assert hardware.limit_to_memory(4) == 4
     monkeypatch.setattr(hardware, "_free_memory_bytes", lambda: 3 * hardware._peak_memory_bytes() + 1)
-    assert hardware.processes_in_memory(4) == 3
+    assert hardware.limit_to_memory(4) == 3
 
 
 def test_groups_cost_about_the_same() -> None:

@@ -19,8 +19,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
         self.now = 0.0
         monkeypatch.setattr(autoscale.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(autoscale, "available_cores", lambda: cores)
-        monkeypatch.setattr(autoscale, "processes_in_memory", lambda n: n)
+        monkeypatch.setattr(autoscale, "count_available_cores", lambda: cores)
+        monkeypatch.setattr(autoscale, "limit_to_memory", lambda n: n)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_finished_runs_and_little_memory_speak_against_it(
 
     todo = [job(tmp_path / str(i), ragged, 100) for i in range(2)]
     assert decide()
-    monkeypatch.setattr(autoscale, "processes_in_memory", lambda n: 1)
+    monkeypatch.setattr(autoscale, "limit_to_memory", lambda n: 1)
     assert not decide()
-    monkeypatch.setattr(autoscale, "processes_in_memory", lambda n: n)
+    monkeypatch.setattr(autoscale, "limit_to_memory", lambda n: n)
     todo[1].folder.mkdir(parents=True)
     (todo[1].folder / "result.json").write_text("{}")
     assert not decide()

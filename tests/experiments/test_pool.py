@@ -259,7 +259,7 @@ def test_auto_spreads_in_the_middle_of_a_run(cli: Cli, work: Path, monkeypatch: 
     monkeypatch.setattr(autoscale, "START_S", -1.0)
     monkeypatch.setattr(autoscale, "MIN_TIMED_S", 1e-9)
     for module in (autoscale, runner):
-        monkeypatch.setattr(module, "available_cores", lambda: 2)
+        monkeypatch.setattr(module, "count_available_cores", lambda: 2)
     done = cli(*line, "two")
     assert done.code == 0, done.err
     assert "training 2 runs in 2 processes" in done.err

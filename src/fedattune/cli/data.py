@@ -33,14 +33,14 @@ def show_data(space: Namespace, problems: list[str]) -> int:
     from ..analysis.plots.style import check_figure_path, save_figure, use_style
     from ..experiments.output import check_output_files
     from ..experiments.plan import prepare_data
-    from ..experiments.session import input_files
+    from ..experiments.session import list_input_files
 
     experiment, output, _ = read_experiment(space, problems, {})
     options = parse_options(ShowOptions, space, ())
     if options.picture:
         check_figure_path(options.picture, "--picture")
     files = {"--json": output.json_file, "--picture": options.picture, "--schema": options.schema_file}
-    check_output_files(files, input_files(experiment, config=output.config))
+    check_output_files(files, list_input_files(experiment, config=output.config))
     federation = prepare_data(experiment)
     if experiment.save_partition:
         from ..data.manifest import save_manifest

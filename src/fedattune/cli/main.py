@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         return int(leaving.code or 0)
     except KeyboardInterrupt:
         print_error(
-            "interrupted" + (f"; go on with: {resume_command(space)}" if space.training_folder else "")
+            "interrupted" + (f"; go on with: {format_resume_command(space)}" if space.training_folder else "")
         )
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has left, as in `fedattune list | head`
@@ -67,7 +67,7 @@ def print_error(sentence: str) -> None:
     print("fedattune: " + " ".join(sentence.split()), file=sys.stderr, flush=True)
 
 
-def resume_command(space: Namespace) -> str:
+def format_resume_command(space: Namespace) -> str:
     """Return the command line that resumes an interrupted training."""
     return f"fedattune {space.command} --resume {shlex.quote(str(space.training_folder))}"
 

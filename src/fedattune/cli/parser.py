@@ -177,15 +177,19 @@ def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str]) ->
             flags.insert(0, "--algorithm")
         if name == "out":
             flags.insert(0, "-o")
-        common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": _help_text(name, field)}
+        common: dict[str, Any] = {
+            "dest": name,
+            "default": argparse.SUPPRESS,
+            "help": _format_help(name, field),
+        }
         if field.annotation is bool:
             group.add_argument(*flags, action="store_true", **common)
         else:
             action = "append" if name == "set" else "store"
-            group.add_argument(*flags, action=action, metavar=_metavar(name, field), **common)
+            group.add_argument(*flags, action=action, metavar=_choose_metavar(name, field), **common)
 
 
-def _help_text(name: str, field: "FieldInfo") -> str:
+def _format_help(name: str, field: "FieldInfo") -> str:
     text = (field.description or "").replace("%", "%%")
     default = field.default
     if default is None or default == {} or default is False:
@@ -194,7 +198,7 @@ def _help_text(name: str, field: "FieldInfo") -> str:
     return f"{text} (default: {shown}{'; run: fedmcsa' if name == 'algorithms' else ''})"
 
 
-def _metavar(name: str, field: "FieldInfo") -> str:
+def _choose_metavar(name: str, field: "FieldInfo") -> str:
     if name in METAVARS:
         return METAVARS[name]
     kinds = [field.annotation, *get_args(field.annotation)]
@@ -242,7 +246,7 @@ def parse_arguments(
         from ..core.options import look_up
 
         look_up("kind of thing", space.kind, dict.fromkeys(LIST_KINDS))
-    known = option_flags(parser, space)
+    known = list_flags(parser, space)
     problems = []
     for i, argument in enumerate(rest):
         name = argument.partition("=")[0]
@@ -266,7 +270,7 @@ def _rephrase(message: str) -> str:
     return message.removeprefix("argument ").replace("expected one argument", "expected a value")
 
 
-def option_flags(parser: argparse.ArgumentParser, space: argparse.Namespace) -> list[str]:
+def list_flags(parser: argparse.ArgumentParser, space: argparse.Namespace) -> list[str]:
     """List all options of the chosen command."""
     for name in (space.command, getattr(space, "action", None)):
         for action in parser._actions:

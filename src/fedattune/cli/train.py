@@ -5,11 +5,17 @@ from argparse import Namespace
 from ..analysis.tables import make_console, print_methods
 from ..core.errors import ConfigError
 from ..experiments.job import StoppedError
-from ..experiments.output import OutputOptions, check_output_files, check_run_folder, default_run_folder
+from ..experiments.output import OutputOptions, check_output_files, check_run_folder, choose_run_folder
 from ..experiments.plan import make_plan, prepare_command
-from ..experiments.session import InterruptHandler, create_run_folder, input_files, reopen_run, train_plan
+from ..experiments.session import (
+    InterruptHandler,
+    create_run_folder,
+    list_input_files,
+    reopen_run,
+    train_plan,
+)
 from ..experiments.summary import Summary, write_summary
-from .main import FAILED, INTERRUPTED, print_error, resume_command
+from .main import FAILED, INTERRUPTED, format_resume_command, print_error
 from .options import read_experiment
 
 
@@ -36,11 +42,11 @@ def train(space: Namespace, problems: list[str]) -> int:
         out = output.resume
         plan, notes = reopen_run(command, out, overrides)
         _check_processes(plan.experiment.engine, output)
-        check_output_files(files, input_files(plan.experiment, out=out))
+        check_output_files(files, list_input_files(plan.experiment, out=out))
     else:
-        out = output.out or default_run_folder(command, experiment.data)
+        out = output.out or choose_run_folder(command, experiment.data)
         check_run_folder(out, command)
-        check_output_files(files, input_files(experiment, config=output.config))
+        check_output_files(files, list_input_files(experiment, config=output.config))
         _check_processes(experiment.engine, output)
         experiment, notes = prepare_command(command, experiment)
         plan = make_plan(experiment)
@@ -51,7 +57,7 @@ def train(space: Namespace, problems: list[str]) -> int:
         try:
             results, failed = train_plan(plan, out, should_stop, output, keep_going=is_comparison)
         except StoppedError as stopped:
-            print_error(f"{stopped}; go on with: {resume_command(space)}")
+            print_error(f"{stopped}; go on with: {format_resume_command(space)}")
             return INTERRUPTED
     files_out = [out / "result.json", *([output.json_file] if output.json_file else [])]
     summary = write_summary(

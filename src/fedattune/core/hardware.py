@@ -154,7 +154,7 @@ CGROUP_PATH = Path("/sys/fs/cgroup")
 """Folder in which Linux states the limits of a container."""
 
 
-def available_cores() -> int:
+def count_available_cores() -> int:
     """Count the cores that this process may use."""
     n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
@@ -163,7 +163,7 @@ def available_cores() -> int:
     return n
 
 
-def processes_in_memory(n: int) -> int:
+def limit_to_memory(n: int) -> int:
     """Return the number of processes, at most `n`, that fit into memory if each needs this process's peak."""
     free = _free_memory_bytes()
     return n if free is None else max(1, min(n, free // _peak_memory_bytes()))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..core.hardware import available_cores, processes_in_memory
+from ..core.hardware import count_available_cores, limit_to_memory
 
 if TYPE_CHECKING:
     from ..training.context import Progress
@@ -54,10 +54,10 @@ class SpeedupEstimate:
             self._seconds += now - self._last
             self._timed_rounds += 1
         self._last = now
-        n = min(available_cores(), len(self._todo) + 1)
+        n = min(count_available_cores(), len(self._todo) + 1)
         if self._seconds < MIN_TIMED_S or n < 2 or self._on_gpu:
             return
         rounds_left = self._later_rounds + progress.rounds - progress.round
         work_s = rounds_left * self._seconds / self._timed_rounds
         saved_s = work_s * (1 - ONE_THREAD_FACTOR / n) - START_S
-        self.pays = saved_s > START_S and processes_in_memory(2) > 1
+        self.pays = saved_s > START_S and limit_to_memory(2) > 1

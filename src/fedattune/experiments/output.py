@@ -119,7 +119,7 @@ def check_run_folder(out: Path, command: str) -> None:
         raise ConfigError(f"--out {out}: the folder {nearest} cannot be written to; give another one")
 
 
-def default_run_folder(command: str, data: str) -> Path:
+def choose_run_folder(command: str, data: str) -> Path:
     """Return a new folder under runs/, named after the command, the data and the time."""
     stem = f"{command}-{Path(data).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     names = [stem, *(f"{stem}-{again}" for again in range(2, 100))]

@@ -16,7 +16,7 @@ from .validate import (
     collect_errors,
     expand_names,
     find_known_options,
-    partition_option_names,
+    list_partition_options,
 )
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _assign_all(experiment: Experiment, known: KnownOptions, default: str) -> As
     """Assign all options; only the loaded data know the `default` partition."""
     partition = experiment.partition or default
     return assign_options(
-        experiment.set, {**known, "partition": {partition: partition_option_names(partition)}}
+        experiment.set, {**known, "partition": {partition: list_partition_options(partition)}}
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..core.errors import DivergedError, RunError
-from ..core.hardware import available_cores, processes_in_memory
+from ..core.hardware import count_available_cores, limit_to_memory
 from .autoscale import SpeedupEstimate
 from .job import FailedRun, Job, ProgressCallback, ShouldStop, StoppedError
 from .progress import ProgressDisplay
@@ -56,7 +56,7 @@ def train_all(
     if processes == "auto" or min(processes, runs.n_unfinished) < 2:
         runs.train_in_sequence(may_leave=processes == "auto")
     if runs.remaining:
-        most = processes_in_memory(available_cores()) if processes == "auto" else processes
+        most = limit_to_memory(count_available_cores()) if processes == "auto" else processes
         runs.train_in_parallel(min(most, runs.n_unfinished), scratch)
     return runs.collect()
 
@@ -140,7 +140,7 @@ class _JobRunner:
         from ..training.result import Result
         from .pool import run_in_processes
 
-        threads = max(1, min(torch.get_num_threads(), available_cores() // n_processes))
+        threads = max(1, min(torch.get_num_threads(), count_available_cores() // n_processes))
         each = f"{threads} thread{'s' * (threads > 1)} each"
         self.display.print_line(f"training {self.n_unfinished} runs in {n_processes} processes, {each}")
 

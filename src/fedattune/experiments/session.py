@@ -54,7 +54,7 @@ class InterruptHandler:
         self.stop_requested = True
 
 
-def input_files(
+def list_input_files(
     experiment: Experiment, *, config: Path | None = None, out: Path | None = None
 ) -> dict[str, Path]:
     """Return the files that no result may replace: the inputs, and the files from which a run is resumed."""
@@ -101,7 +101,7 @@ def create_run_folder(plan: Plan, out: Path, command: str) -> None:
 def _with_absolute_paths(experiment: Experiment) -> Experiment:
     """Make the paths absolute, so that the run can be resumed from another folder."""
     paths: dict[str, Any] = {}
-    files = input_files(experiment)
+    files = list_input_files(experiment)
     if "the data" in files:
         paths["data"] = str(files["the data"].resolve())
     if "the partition" in files:

@@ -59,17 +59,17 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
         for name in expand_names(experiment.algorithms, ALGORITHMS):
             with collect_errors(problems):
                 factory = look_up("algorithm", name, ALGORITHMS)
-                known.setdefault("algorithm", {})[name] = _option_names(factory)
+                known.setdefault("algorithm", {})[name] = _list_option_names(factory)
         with collect_errors(problems):
-            known["model"] = {experiment.model: model_option_names(experiment.model)}
+            known["model"] = {experiment.model: list_model_options(experiment.model)}
         for check in (check_device, check_ray):
             with collect_errors(problems):
                 check(experiment)
     with collect_errors(problems):
-        known["data"] = _data_option_names(experiment.data)
+        known["data"] = _list_data_options(experiment.data)
     if experiment.partition:
         with collect_errors(problems):
-            known["partition"] = {experiment.partition: partition_option_names(experiment.partition)}
+            known["partition"] = {experiment.partition: list_partition_options(experiment.partition)}
     if experiment.save_partition in PARTITIONS:
         problems.append(
             f"--save-partition {experiment.save_partition}: this is a built-in partition; choose another name"
@@ -133,7 +133,7 @@ def assign_options(
     return assigned
 
 
-def partition_option_names(name: str) -> list[str]:
+def list_partition_options(name: str) -> list[str]:
     """List the options of a partition; a saved one has none.
 
     Raises:
@@ -144,36 +144,36 @@ def partition_option_names(name: str) -> list[str]:
     from ..data.manifest import resolve_manifest_path
 
     if name in PARTITIONS:
-        return _option_names(PARTITIONS[name])
+        return _list_option_names(PARTITIONS[name])
     if not resolve_manifest_path(name).exists():
         known = did_you_mean(name, [*PARTITIONS, *list_partitions()])
         raise ConfigError(f"unknown partition {name!r}, and no such file; {known}")
     return []
 
 
-def model_option_names(name: str) -> list[str]:
+def list_model_options(name: str) -> list[str]:
     """List the options of a model's factory; a user's factory takes the input shape and the classes before them."""
     from ..models import MODELS, find_factory
 
     factory = find_factory(name)
     if name in MODELS:
-        return _option_names(factory)
+        return _list_option_names(factory)
     try:
         return list(inspect.signature(factory).parameters)[2:]
     except (TypeError, ValueError):  # a factory written in C
         return []
 
 
-def _data_option_names(data: str) -> dict[str, Collection[str]]:
+def _list_data_options(data: str) -> dict[str, Collection[str]]:
     from ..data import SOURCES, is_table, load_table, resolve_source_name
 
     if not is_table(data):
         name = resolve_source_name(data)
-        return {name: _option_names(SOURCES[name])}
+        return {name: _list_option_names(SOURCES[name])}
     if not Path(data).is_file():
         raise DataError(f"there is no file {data}; give the path of a .csv or .parquet table")
-    return {TABLE_SOURCE: {*_option_names(load_table)} - TABLE_COLUMN_OPTIONS}
+    return {TABLE_SOURCE: {*_list_option_names(load_table)} - TABLE_COLUMN_OPTIONS}
 
 
-def _option_names(factory: Callable[..., Any]) -> list[str]:
+def _list_option_names(factory: Callable[..., Any]) -> list[str]:
     return [option.name for option in list_options(factory)]

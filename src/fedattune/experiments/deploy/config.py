@@ -14,7 +14,7 @@ from ...core.settings import RAY_DEFAULTS, Settings
 from ...data.schema import Schema
 from ..config import Experiment
 from ..load import parse_set
-from ..validate import assign_options, expand_names, model_option_names
+from ..validate import assign_options, expand_names, list_model_options
 
 NODE_OPTIONS = {
     "data", "data_dir", "client_column", "target", "partition", "clients", "small_clients", "stratify",
@@ -103,7 +103,7 @@ class DeploymentPlan:
         model = self.experiment.model
         known = {
             "algorithm": {name: [o.name for o in list_options(make)] for name, make in factories.items()},
-            "model": {model: model_option_names(model)},
+            "model": {model: list_model_options(model)},
         }
         assigned = assign_options(self.experiment.set, known)
         self.options = {name: assigned["algorithm"].get(name, {}) for name in names}
