@@ -103,7 +103,7 @@ def test_batches_are_drawn_without_replacement_and_do_not_depend_on_others() -> 
     assert sorted(epoch[:7].reshape(-1)[:50]) == sorted(samples)
     assert (epoch[6, 0, 2:] == -1).all()
     whole = LocalTraining(seed=1, stream=1, round=3, lr=0.1, batch_size=8, epochs=2, drop_last=True)
-    assert whole.batches(7, samples, 1).shape == (12, 1, 8)
+    assert whole.draw_batches(7, samples, 1).shape == (12, 1, 8)
     few = work.draw_batches(7, samples[:5], 2)
     assert few.shape == (12, 2, 5)
     assert {len(set(b)) for b in few.reshape(-1, 5)} == {5}
