@@ -28,10 +28,10 @@ def test_seriation_of_few_or_of_clients_that_are_all_alike(n: int) -> None:
 def test_no_clusters_are_seen_in_noise() -> None:
     everyone = np.ones((12, 12), dtype=bool)
     draws = [np.random.default_rng(k).dirichlet(np.ones(12), 12) for k in range(30)]
-    assert sum(arrange_clients(one, everyone).kept is not None for one in draws) <= 4
+    assert sum(arrange_clients(one, everyone).share is not None for one in draws) <= 4
     # Cohorts of six, everybody in them given the same: nobody chose.
     weights, offered = np.zeros((12, 12)), np.zeros((12, 12), dtype=bool)
     for cohort in (range(6), range(6, 12)):
         weights[np.ix_(cohort, cohort)] = 1 / 6
         offered[np.ix_(cohort, cohort)] = True
-    assert arrange_clients(weights, offered).kept is None
+    assert arrange_clients(weights, offered).share is None

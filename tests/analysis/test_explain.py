@@ -52,14 +52,14 @@ def test_one_client_by_hand(tmp_path: Path) -> None:
     assert gain.std == pytest.approx(5)
     bias, weight = subject.mixing.trace(0)
     assert (bias.name, weight.name) == ("fc.bias", "fc.weight")
-    assert bias.last.even
-    assert bias.settled is None
+    assert bias.last.is_even
+    assert bias.stable_since is None
     assert weight.last.own == pytest.approx(0.5)
     assert weight.last.others == pytest.approx(0.5)
     assert [(one.client, round(one.weight, 6)) for one in weight.last.partners] == [("b", 0.4), ("c", 0.1)]
     assert [one.round for one in weight.before] == [2, 3]
     assert [one.client for one in weight.before[0].partners] == ["c", "b"]
-    assert weight.settled == 2  # both are top partners from the start, though in another order
+    assert weight.stable_since == 2  # both are top partners from the start, though in another order
     assert weight.agreement is not None
     assert weight.agreement.share == pytest.approx(0.8)
     assert weight.agreement.chance == pytest.approx(1 / 3)
@@ -94,7 +94,7 @@ def test_all_clients_in_short(tmp_path: Path, capsys: Said) -> None:
     assert content["seeds"] == [0, 1]
     assert [one["client"] for one in content["clients"]] == ["a", "b", "c", "d"]
     assert content["clients"][0]["gain"]["by_seed"] == pytest.approx({"0": 20, "1": 30})
-    assert content["clients"][0]["given"]["partners"][0] == {"client": "b", "weight": pytest.approx(0.325)}
+    assert content["clients"][0]["shares"]["partners"][0] == {"client": "b", "weight": pytest.approx(0.325)}
     assert content["clusters"] is None
     weight = next(one for one in content["components"] if one["name"] == "fc.weight")
     assert weight["own"] == pytest.approx(0.5)
@@ -115,7 +115,7 @@ def test_clusters_by_hand(tmp_path: Path, capsys: Said) -> None:
     assert "  2: b, d, f, h\n" in text
     assert "alike by 1.00, of two clusters by 0.00" in text
     found = json.loads(file.read_text())["clusters"]
-    assert found["kept"] == pytest.approx(0.6 / 0.7)
+    assert found["share"] == pytest.approx(0.6 / 0.7)
     assert found["chance"] == pytest.approx(3 / 7)
 
 
@@ -191,8 +191,8 @@ def test_what_came_from_clients_that_are_not_evaluated_is_counted(tmp_path: Path
     text = explained(capsys, tmp_path, "--client", "b")
     assert cells(text, "l") == ["l", "50.0%", "20.0%", "30.0%", "a 20.0%"]
     brief = RunExplanation(read_runs([tmp_path])).summarise_client(1)
-    assert brief.given is not None
-    assert brief.given.unseen == pytest.approx(0.3)
+    assert brief.shares is not None
+    assert brief.shares.unseen == pytest.approx(0.3)
 
 
 def test_of_many_clients_those_at_both_ends_are_shown(tmp_path: Path, capsys: Said) -> None:

@@ -24,18 +24,18 @@ class Clusters:
 
     Attributes:
         clients: names of the clients of each cluster.
-        kept: share of what clients were given by others that came from their own cluster.
-        chance: that share if all others counted the same. Both are means over clients with others in their cluster.
-        inside: mean label similarity (0 to 1) of two clients of one cluster; None where labels are not known.
-        between: the same of two clients of different clusters.
+        share: part of what clients were given by others that came from their own cluster.
+        chance: that part if all others counted the same. Both are means over clients with others in their cluster.
+        similarity_inside: mean label similarity (0 to 1) of two clients of one cluster; None without labels.
+        similarity_between: the same of two clients of different clusters.
 
     """
 
     clients: list[list[str]]
-    kept: float
+    share: float
     chance: float
-    inside: float | None
-    between: float | None
+    similarity_inside: float | None
+    similarity_between: float | None
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Arrangement:
     Attributes:
         order: positions of the clients, those that learn from each other beside each other.
         clusters: number of the cluster of each client; all 0 if there are no clusters.
-        kept: as in `Clusters`; None if there are none.
+        share: as in `Clusters`; None if there are none.
         chance: as in `Clusters`; None if there are none.
 
     """
 
     order: list[int]
     clusters: list[int]
-    kept: float | None = None
+    share: float | None = None
     chance: float | None = None
 
 
@@ -69,7 +69,7 @@ def find_clusters(
 
     """
     found = arrange_clients(weights, offered)
-    if found.kept is None or found.chance is None:
+    if found.share is None or found.chance is None:
         return None
     numbers = np.array(found.clusters)
     same = (numbers[:, None] == numbers) & ~np.eye(len(numbers), dtype=bool)
@@ -81,7 +81,7 @@ def find_clusters(
         if similarity is None
         else (float(similarity[same].mean()), float(similarity[apart].mean()))
     )
-    return Clusters(clients, found.kept, found.chance, inside, between)
+    return Clusters(clients, found.share, found.chance, inside, between)
 
 
 def arrange_clients(weights: FloatArray, offered: BoolArray) -> Arrangement:

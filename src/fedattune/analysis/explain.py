@@ -52,7 +52,7 @@ class ClientSummary:
         n_test: test samples.
         accuracy: in percent, mean over the seeds; None if the client was never evaluated.
         gain: over training alone, where it is known.
-        given: its last mixture, averaged over the components, if it has one.
+        shares: its last mixture, averaged over the components, if it has one.
         agreement: of that mixture with label similarity, where labels are known.
 
     """
@@ -62,7 +62,7 @@ class ClientSummary:
     n_test: int
     accuracy: float | None
     gain: ClientGain | None
-    given: MixtureShares | None
+    shares: MixtureShares | None
     agreement: LabelAgreement | None
 
 

@@ -40,7 +40,7 @@ class Runs:
 
     @property
     def finished(self) -> bool:
-        """Whether all runs came to their end."""
+        """Tell whether all runs came to their end."""
         return not self.waiting and all(run.finished for run in self.results)
 
     @cached_property
@@ -128,7 +128,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
     identities: list[tuple[object, ...]] = []
     failed: list[str] = []
     waiting: list[Path] = []
-    seen: set[Path] = set()
+    read_folders: set[Path] = set()
     folders = [Path(path) for path in paths]
     for path in folders:
         failures = read_failures(path)
@@ -136,9 +136,9 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
         planned = [folder for folder, *_ in list_planned_runs(path)]
         waiting += [folder for folder in planned if not folder.exists() and folder not in failures]
         for folder in find_run_folders(path):
-            if folder.resolve() in seen or folder in failures:
+            if folder.resolve() in read_folders or folder in failures:
                 continue
-            seen.add(folder.resolve())
+            read_folders.add(folder.resolve())
             run = read_run(folder)
             if run is None or not (run.finished or running):
                 waiting.append(folder)

@@ -1,4 +1,4 @@
-"""Who learns from whom: the mixing matrices of one run, beside the similarity of its clients' labels."""
+"""Mixing matrices of one run: who learns from whom, beside the similarity of the clients' labels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,14 +71,14 @@ class ComponentSummary:
     Attributes:
         name: the component.
         own: mean share that clients keep of their own model.
-        even: no client has a partner that stands out.
+        is_even: no client has a partner that stands out.
         agreement: of the weights with label similarity; None if labels are not known.
 
     """
 
     name: str
     own: float
-    even: bool
+    is_even: bool
     agreement: LabelAgreement | None
 
 
@@ -113,14 +113,16 @@ class MixingAnalysis:
     def read_round(self, round_: int) -> RoundRows:
         """Read the rows of one round; weights of clients that are not looked at are missing."""
         rows, columns, weights = self.run.mixing.among(round_)
-        given = [(k, self._place_of[number]) for k, number in enumerate(rows) if number in self._place_of]
-        taken = [(k, self._place_of[number]) for k, number in enumerate(columns) if number in self._place_of]
-        source, receivers = [k for k, _ in given], [place for _, place in given]
-        senders = [place for _, place in taken]
+        rows_here = [(k, self._place_of[number]) for k, number in enumerate(rows) if number in self._place_of]
+        columns_here = [
+            (k, self._place_of[number]) for k, number in enumerate(columns) if number in self._place_of
+        ]
+        source, receivers = [k for k, _ in rows_here], [place for _, place in rows_here]
+        senders = [place for _, place in columns_here]
         among, totals = {}, {}
         for component, matrix in weights.items():
             among[component] = np.zeros((len(receivers), len(self.names)))
-            among[component][:, senders] = matrix[np.ix_(source, [k for k, _ in taken])]
+            among[component][:, senders] = matrix[np.ix_(source, [k for k, _ in columns_here])]
             totals[component] = matrix[source].sum(1, dtype=np.float64)
         return RoundRows(receivers, senders, among, totals)
 
@@ -156,7 +158,7 @@ class MixingAnalysis:
 
     @cached_property
     def is_one_for_all(self) -> bool:
-        """Whether all clients of a round were given the same, so that nobody learned from anybody in particular."""
+        """Tell whether all clients of a round were given the same: nobody learned from anybody in particular."""
         # Round by round: one model for all differs from one round to the next, and so do clients' last rows.
         return all(self._is_same_for_all(round_) for round_ in reversed(self.rounds[-ROUNDS_BACK:]))
 
@@ -170,7 +172,7 @@ class MixingAnalysis:
 
     @cached_property
     def has_mixtures(self) -> bool:
-        """Whether clients were given different mixtures."""
+        """Tell whether clients were given different mixtures."""
         return bool(self.rounds) and not self.is_one_for_all
 
     @cached_property
@@ -204,7 +206,7 @@ class MixingAnalysis:
 
     def _summarise(self, name: str, matrix: FloatArray) -> ComponentSummary:
         known = np.flatnonzero(~np.isnan(matrix).any(1)).tolist()
-        is_even = all(compute_shares(self.names, i, 0, matrix[i]).even for i in known)
+        is_even = all(compute_shares(self.names, i, 0, matrix[i]).is_even for i in known)
         return ComponentSummary(
             name, float(matrix[known, known].mean()), is_even, self.measure_agreement(matrix)
         )

@@ -64,7 +64,7 @@ class RunStatus:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Tell whether nothing more will come."""
         return self.state in ("finished", "failed")
 
 

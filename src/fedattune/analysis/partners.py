@@ -34,7 +34,7 @@ class MixtureShares:
         own: share of the client's own model.
         others: sum of the shares of the other clients.
         unseen: sum of the shares of clients that are not looked at.
-        even: no partner stands out.
+        is_even: no partner stands out.
         partners: the other clients with a share, the largest first.
 
     """
@@ -43,7 +43,7 @@ class MixtureShares:
     own: float
     others: float
     unseen: float
-    even: bool
+    is_even: bool
     partners: list[Partner]
 
     @property
@@ -61,7 +61,7 @@ class ComponentTrace:
         name: the component.
         last: the last mixture.
         before: the mixtures of the first and of a middle round.
-        settled: first round looked at since which the top partners are the same; None if no partner stands out.
+        stable_since: first round looked at since which the top partners are the same; None if no partner stands out.
         agreement: of the last weights with label similarity; None if labels are not known.
 
     """
@@ -69,7 +69,7 @@ class ComponentTrace:
     name: str
     last: MixtureShares
     before: list[MixtureShares]
-    settled: int | None
+    stable_since: int | None
     agreement: LabelAgreement | None
 
 
@@ -105,14 +105,21 @@ def compute_shares(
 def build_trace(
     name: str, shares: Sequence[MixtureShares], agreement: LabelAgreement | None
 ) -> ComponentTrace:
-    """Build the trace of a component from a client's mixtures in ascending rounds."""
+    """Build the trace of a component.
+
+    Args:
+        name: the component.
+        shares: a client's mixtures in ascending rounds, at least one.
+        agreement: of the last weights with label similarity.
+
+    """
     last = shares[-1]
     before = [shares[0], shares[(len(shares) - 1) // 2]] if len(shares) > 2 else list(shares[:-1])
-    settled = None
-    if last.partners and not last.even:
+    stable_since = None
+    if last.partners and not last.is_even:
         top = {partner.client for partner in last.top}
         for one in reversed(shares):
             if {partner.client for partner in one.top} != top:
                 break
-            settled = one.round
-    return ComponentTrace(name, last, before, settled, agreement)
+            stable_since = one.round
+    return ComponentTrace(name, last, before, stable_since, agreement)

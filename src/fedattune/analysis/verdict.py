@@ -22,7 +22,7 @@ MAX_STEPS_RATIO = 1.05
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether collaborating helps: in one sentence, and in numbers.
+    """The answer to the question of whether collaborating helps, in one sentence and in numbers.
 
     Attributes:
         text: the sentence.

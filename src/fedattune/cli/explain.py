@@ -99,7 +99,7 @@ def print_client(found: "RunExplanation", name: str, console: "Console") -> dict
         )
     if traces:
         _print_traces(found, traces, console)
-    content = {key: value for key, value in asdict(client).items() if key != "given"}
+    content = {key: value for key, value in asdict(client).items() if key != "shares"}
     return {"client": content | {"layers": [asdict(trace) for trace in traces]}}
 
 
@@ -156,7 +156,9 @@ def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
     for k, one in enumerate((*traces[0].before, traces[0].last)):
         columns[f"round {one.round}"] = format_round(k)
     left = tuple(columns)
-    columns["the same since"] = lambda trace: "-" if trace.settled is None else f"round {trace.settled}"
+    columns["the same since"] = lambda trace: (
+        "-" if trace.stable_since is None else f"round {trace.stable_since}"
+    )
     print_whole(fill_table(traces, columns, left), console)
     console.print("the same since: the first round looked at since which the partners named are the same.")
 
@@ -194,8 +196,8 @@ def _print_clients_table(found: "RunExplanation", console: "Console") -> None:
         columns["gain"] = lambda one: _format_gain(one.gain)
         columns["samples"] = lambda one: f"{one.gain.samples:+.1f}" if one.gain else "-"
     if found.mixing.has_mixtures:
-        columns["own"] = lambda one: format_percent(one.given.own) if one.given else "-"
-        columns["most from"] = lambda one: format_partners(one.given, 2) if one.given else "-"
+        columns["own"] = lambda one: format_percent(one.shares.own) if one.shares else "-"
+        columns["most from"] = lambda one: format_partners(one.shares, 2) if one.shares else "-"
         columns |= _agreement_columns(found.clients)
     print_whole(fill_table(shown, columns, ("client", "most from")), console)
     if len(shown) < len(found.clients):
@@ -226,7 +228,7 @@ def _describe_clusters(found: "RunExplanation") -> list[str]:
         return ["No clusters: clients do not learn more from some others than from the rest."]
     text = [
         f"Clusters of clients that learn from each other: of what they were given by others, "
-        f"{format_percent(clusters.kept)} came from their own cluster, where {format_percent(clusters.chance)} would "
+        f"{format_percent(clusters.share)} came from their own cluster, where {format_percent(clusters.chance)} would "
         "be chance."
     ]
     single = {one[0] for one in clusters.clients if len(one) == 1}
@@ -236,10 +238,10 @@ def _describe_clusters(found: "RunExplanation") -> list[str]:
     for title, names in groups.items():
         more = f", and {len(names) - MAX_SHOWN_CLIENTS} more" if len(names) > MAX_SHOWN_CLIENTS else ""
         text.append(f"  {title}: {', '.join(names[:MAX_SHOWN_CLIENTS])}{more}")
-    if clusters.inside is not None and clusters.between is not None:
+    if clusters.similarity_inside is not None and clusters.similarity_between is not None:
         text.append(
-            f"Labels of two clients of one cluster are alike by {clusters.inside:.2f}, of two clusters by "
-            f"{clusters.between:.2f} (1: the same shares of every class; 0: none in common)."
+            f"Labels of two clients of one cluster are alike by {clusters.similarity_inside:.2f}, of two clusters by "
+            f"{clusters.similarity_between:.2f} (1: the same shares of every class; 0: none in common)."
         )
     return text
 
@@ -249,7 +251,7 @@ def _print_components(components: "list[ComponentSummary]", console: "Console") 
         "layer": lambda one: one.name,
         "own": lambda one: format_percent(one.own),
         **_agreement_columns(components),
-        "others' shares": lambda one: "all alike" if one.even else "differ",
+        "others' shares": lambda one: "all alike" if one.is_even else "differ",
     }
     print_whole(fill_table(components, columns, ("layer", "others' shares")), console)
     console.print("own: what clients keep of their own model, on average.")
@@ -261,25 +263,25 @@ def _print_components(components: "list[ComponentSummary]", console: "Console") 
 
 def _shorten(client: "ClientSummary") -> "ClientSummary":
     """Keep only the top partners; the file of --client has all."""
-    given = client.given
-    return replace(client, given=given and replace(given, partners=given.partners[:3]))
+    shares = client.shares
+    return replace(client, shares=shares and replace(shares, partners=shares.partners[:3]))
 
 
 # --- cells ---------------------------------------------------------------------------------------------
 
 
-def format_partners(given: "MixtureShares", most: int = 3) -> str:
+def format_partners(shares: "MixtureShares", most: int = 3) -> str:
     """Format the top partners and their shares."""
-    if not given.partners:
+    if not shares.partners:
         return "nobody"
-    if given.even:
-        mean = given.others / len(given.partners)
-        return f"all {len(given.partners)} alike, {format_percent(mean)} each"
-    return ", ".join(f"{one.client} {format_percent(one.weight)}" for one in given.top[:most])
+    if shares.is_even:
+        mean = shares.others / len(shares.partners)
+        return f"all {len(shares.partners)} alike, {format_percent(mean)} each"
+    return ", ".join(f"{one.client} {format_percent(one.weight)}" for one in shares.top[:most])
 
 
-def _format_mixture(given: "MixtureShares") -> str:
-    return f"own {format_percent(given.own)}; {format_partners(given)}"
+def _format_mixture(shares: "MixtureShares") -> str:
+    return f"own {format_percent(shares.own)}; {format_partners(shares)}"
 
 
 def _format_gain(gain: "ClientGain | None") -> str:

@@ -231,9 +231,9 @@ def fit_terminal(statuses: "Sequence[RunStatus]", run: Path, console: "Console")
     shown = list(statuses)
     if len(statuses) > room:
         by_state = sorted(range(len(statuses)), key=lambda i: STATE_ORDER.index(statuses[i].state))
-        kept = by_state[: max(room - 1, 1)]
-        shown = [statuses[i] for i in sorted(kept)]
-        states = [status.state for i, status in enumerate(statuses) if i not in kept]
+        visible = by_state[: max(room - 1, 1)]
+        shown = [statuses[i] for i in sorted(visible)]
+        states = [status.state for i, status in enumerate(statuses) if i not in visible]
         hidden = ", ".join(f"{states.count(state)} {state}" for state in STATE_ORDER if state in states)
         texts = [Text(f"and {hidden}", style="dim"), *texts]
     return Group(_make_table(shown, columns), *texts)

@@ -224,8 +224,8 @@ def _pick_layers(bars: Sequence[dict[str, float]]) -> list[str]:
             largest[part] = max(largest.get(part, 0.0), size)
     if len(largest) <= MAX_LAYERS:
         return list(largest)
-    kept = sorted(largest, key=lambda part: -largest[part])[: MAX_LAYERS - 1]
-    return [part for part in largest if part in kept]
+    top = sorted(largest, key=lambda part: -largest[part])[: MAX_LAYERS - 1]
+    return [part for part in largest if part in top]
 
 
 def _lay_out_rows(axes: "Axes", n_rows: int) -> None:

@@ -146,7 +146,7 @@ def _number_clusters(found: Arrangement) -> list[int]:
     """Number each client's cluster from 1, in their order; 0 for a client in none."""
     sizes = Counter(found.clusters)
     several = [c for c in dict.fromkeys(found.clusters[i] for i in found.order) if sizes[c] > 1]
-    if found.kept is None:
+    if found.share is None:
         return [0] * len(found.clusters)
     return [several.index(c) + 1 if c in several else 0 for c in found.clusters]
 
@@ -179,10 +179,16 @@ def pack_matrices(
 
 
 def pack_weights(weights: FloatArray, largest: float, signed: bool) -> bytes:
-    """Pack weights (N, N) as one byte each: the fourth root of the share of the largest.
+    """Pack weights as one byte each: the fourth root of their share of the largest.
 
     Large weights are exact to about a hundredth of themselves, weights of a hundredth of the largest to three, and
     weights of a millionth differ from zero. Signed weights have their zero in the middle.
+
+    Args:
+        weights: (N, N); NaN where not known.
+        largest: the largest absolute weight.
+        signed: weights may be negative.
+
     """
     root = (np.abs(np.nan_to_num(weights)) / largest) ** 0.25
     levels = MAX_LEVEL // 2 * (1 + np.sign(np.nan_to_num(weights)) * root) if signed else MAX_LEVEL * root
