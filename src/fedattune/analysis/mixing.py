@@ -103,7 +103,7 @@ class MixingAnalysis:
             spread = np.linspace(0, n - 1, MAX_MIXING_CLIENTS).round().astype(int).tolist()
             self.positions = sorted({*spread, *always})
         self.names = [str(run.facts["clients"][i]["id"]) for i in self.positions]
-        self._place_of = {int(run._numbers[i]): place for place, i in enumerate(self.positions)}
+        self._place_of = {int(run.eval_ids[i]): place for place, i in enumerate(self.positions)}
 
     @cached_property
     def rounds(self) -> list[int]:

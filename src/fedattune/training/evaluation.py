@@ -1,4 +1,4 @@
-"""Where a round is evaluated: trained (after local training), received (after communication), and the global model."""
+"""Evaluation at three points: trained (after local training), received (after communication), and global."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from .engine import ClientInputs, ClientOutputs, Engine, EvalPart, LocalTraining
 from .storage.rows import RowStack, RowStorage
 
 PROBE_CHUNK = 32
-"""Clients whose received models are made together where that takes a look at data."""
+"""Clients whose received models are made together if that takes a look at data."""
 
 
 MODEL_CHUNK_BYTES = 1 << 30
@@ -29,7 +29,7 @@ EVALUATED_PARTS: tuple[EvalPart, ...] = ("test", "validation")
 
 
 class ClientModels(NamedTuple):
-    """Models and buffers (E, ...) of some clients (E,), sorted."""
+    """The models and buffers (E, ...) of clients (E,), sorted by client."""
 
     ids: Tensor
     params: Params
@@ -37,9 +37,14 @@ class ClientModels(NamedTuple):
 
 
 class PointScores(NamedTuple):
-    """The scores (E,) on one part of clients `ids` (E,), at one point: received, trained, or global.
+    """The scores of clients at one point on one part of their data.
 
-    At `global`, it is the one global model of the method that is scored on every client's part.
+    Attributes:
+        point: received, trained, or global: the one global model of the method on every client's part.
+        part: test or validation.
+        ids: (E,) clients.
+        scores: (E,) their scores.
+
     """
 
     point: str
@@ -50,10 +55,10 @@ class PointScores(NamedTuple):
 
 @dataclass
 class LocalEvaluation:
-    """Evaluates clients at the two points and keeps the models that it evaluated last.
+    """Evaluate the clients of a local backend, and keep the models that were evaluated last.
 
     Attributes:
-        eval_ids: the E clients that are evaluated, sorted.
+        eval_ids: (E,) clients that are evaluated, sorted.
         headline_models: models and buffers (E, ...) that were evaluated last at the headline point.
 
     """
@@ -66,7 +71,7 @@ class LocalEvaluation:
     headline_models: tuple[RowStack, RowStack] = field(default_factory=lambda: (Params(), Params()))
 
     def select_trained(self, ids: Tensor, trained: ClientOutputs) -> ClientModels | None:
-        """The models of those clients `ids` that are evaluated, after local training; None if there are none."""
+        """Return the trained models of the clients that are evaluated; None if there are none."""
         if self.algorithm.adapt:
             return None  # then `trained` is the received model after fine-tuning
         if not torch.equal(ids, self.eval_ids):
@@ -81,7 +86,13 @@ class LocalEvaluation:
         )
 
     def evaluate_trained(self, done: Sequence[ClientModels], send: Sender) -> list[PointScores]:
-        """The scores of clients after local training: of the models that `done` has, those of the others rest."""
+        """Score clients after local training.
+
+        Args:
+            done: the models of clients that trained; the other clients rest.
+            send: gives the payloads of resting clients if clients keep none.
+
+        """
         if self.algorithm.adapt:
             return []
 
@@ -98,12 +109,12 @@ class LocalEvaluation:
                 for like in (pieces[0].params, pieces[0].buffers)
             )
             for mine in pieces:
-                places = torch.searchsorted(ids, mine.ids)
-                params.put_rows(places, mine.params)
-                buffers.put_rows(places, mine.buffers)
+                rows = torch.searchsorted(ids, mine.ids)
+                params.put_rows(rows, mine.params)
+                buffers.put_rows(rows, mine.buffers)
             return ClientModels(ids, params, buffers)
 
-        return self._score("trained", map(models, self._stretches()))
+        return self._score("trained", map(models, self._chunks()))
 
     def evaluate_received(
         self,
@@ -113,48 +124,53 @@ class LocalEvaluation:
         adaptation: LocalTraining,
         mean_buffers: Params | None,
     ) -> list[PointScores]:
-        """The scores of clients after communication; then fine-tuned, where the method does that.
+        """Score clients after communication; then again after fine-tuning, if the method does that.
 
-        `w` is the global model without what never leaves a client, if there is one; its buffers are `mean_buffers`,
-        by default the mean of those that clients have here. `training` is the work of the next round, `adaptation`
-        that of this round's fine-tuning.
+        Args:
+            send: gives the payloads if clients keep none.
+            w: the global model without the tensors that never leave a client, if there is one.
+            training: the local training of the next round.
+            adaptation: the fine-tuning of this round.
+            mean_buffers: buffers of the global model; by default the mean of the buffers that clients have here.
+
         """
         adapt, rule = self.algorithm.adapt, self.algorithm.client
 
         def models(ids: Tensor) -> ClientModels:
             buffers = self.clients.received_buffers(ids)
             if rule.is_ready_after_probe:
-                return ClientModels(ids, self._probed(send, training, ids, buffers), buffers)
+                return ClientModels(ids, self._probe(send, training, ids, buffers), buffers)
             params = self.clients.models(rule.received_model, ids, send)
             return ClientModels(ids, params, buffers)
 
-        stretches = whole = self._stretches()
+        chunks = received_chunks = self._chunks()
         if (
-            len(stretches) > 1
+            len(chunks) > 1
             and not rule.is_ready_after_probe
             and _is_one_model(models(self.eval_ids[:2]).params)
         ):
-            whole = [self.eval_ids]  # one model for all takes no memory
-        made = [models(self.eval_ids)] if len(whole) == 1 else []
-        found = self._score("received", made or map(models, whole))
-        found += self._global(w, found, mean_buffers, bool(made) and _is_one_model(made[0].params))
+            received_chunks = [self.eval_ids]  # one model for all takes no memory
+        made = [models(self.eval_ids)] if len(received_chunks) == 1 else []
+        found = self._score("received", made or map(models, received_chunks))
+        found += self._score_global(w, found, mean_buffers, bool(made) and _is_one_model(made[0].params))
         if adapt:
-            # Whoever adapts on what is scored sees nothing of the other part, from which values are chosen; the
-            # test part comes last, for its models are kept.
-            leaks = adapt.part == "test"
-            for on in (EVALUATED_PARTS[1:], EVALUATED_PARTS[:1]) if leaks else (EVALUATED_PARTS,):
-                work = replace(adaptation, part=on[0] if leaks else "train")
-                again = made if len(stretches) == 1 else map(models, stretches)
-                found += self._score("trained", (self._adapted(piece, adapt, work) for piece in again), on)
+            # Fine-tuning on the scored part sees nothing of the other part, from which values are chosen. The test
+            # part comes last, for its models are kept.
+            uses_scored_part = adapt.part == "test"
+            groups = (EVALUATED_PARTS[1:], EVALUATED_PARTS[:1]) if uses_scored_part else (EVALUATED_PARTS,)
+            for parts in groups:
+                plan = replace(adaptation, part=parts[0] if uses_scored_part else "train")
+                again = made if len(chunks) == 1 else map(models, chunks)
+                found += self._score("trained", (self._adapt(one, adapt, plan) for one in again), parts)
         return found
 
-    def _stretches(self) -> Sequence[Tensor]:
-        """The evaluated clients, in stretches whose personal models fit into memory."""
+    def _chunks(self) -> Sequence[Tensor]:
+        """Split the evaluated clients, so that the personal models of a chunk fit into memory."""
         size = max(1, MODEL_CHUNK_BYTES // max(1, self.engine.task.params.nbytes()))
         return list(self.eval_ids.split(size))  # type: ignore[no-untyped-call]
 
-    def _probed(self, send: Sender, work: LocalTraining, ids: Tensor, buffers: Params) -> Params:
-        """The models of clients `ids` as their next round would begin with them."""
+    def _probe(self, send: Sender, work: LocalTraining, ids: Tensor, buffers: Params) -> Params:
+        """Return the models of clients `ids` as their next round would begin with them."""
         rule, work = self.algorithm.client, replace(work, steps=0, epochs=None)
         models = []
         numbers = torch.arange(len(ids), device=ids.device)
@@ -166,7 +182,8 @@ class LocalEvaluation:
             models.append(vmap(rule.trained_model)(done.upload, done.local_state))
         return concatenate(models)
 
-    def _adapted(self, models: ClientModels, adapt: FineTune, work: LocalTraining) -> ClientModels:
+    def _adapt(self, models: ClientModels, adapt: FineTune, work: LocalTraining) -> ClientModels:
+        """Fine-tune models by local SGD."""
         if adapt.steps:
             work = replace(work, steps=adapt.steps, epochs=None)
         work = replace(work, lr=adapt.lr or work.lr)
@@ -175,10 +192,13 @@ class LocalEvaluation:
         done = self.engine.train(SGD(), models.ids, inputs, work)
         return ClientModels(models.ids, done.upload.params, done.buffers)
 
-    def _global(
+    def _score_global(
         self, w: Params | None, found: Sequence[PointScores], mean_buffers: Params | None, alike: bool
     ) -> list[PointScores]:
-        """The scores of the one global model, if there is one; `found` has its own if what was received is `alike`."""
+        """Score the one global model, if there is one.
+
+        If all clients received one model (`alike`) and there are no buffers, `found` has its scores already.
+        """
         network, personal = self.algorithm.network, self.clients.personal
         scores = next((one.scores for one in found if one.part == "test"), None)
         if w is None or scores is None or (personal and not (network and network.generic)):
@@ -190,56 +210,54 @@ class LocalEvaluation:
             if mean_buffers is None:
                 total = self.total_buffers()
                 mean_buffers = total.map(lambda b: b / n)
-            # Without shared statistics, those of the clients' mean stand in.
+            # Without averaged statistics, the mean over clients stands in.
             buffers = mean_buffers.map(lambda b, like: b.to(like.dtype), self.clients.buffers.rows(0))
             scores = self.engine.evaluate(whole.repeat(n), buffers.repeat(n), "test", self.eval_ids)
         return [PointScores("global", "test", self.eval_ids, scores)]
 
     def total_buffers(self) -> Params:
-        """The sum over evaluated clients of their buffers after communication, in float64."""
+        """Return the sum over evaluated clients of their buffers after communication, in float64."""
         return self.clients.received_buffers(self.eval_ids).map(lambda b: b.double().sum(0))
 
     def _score(
         self,
         point: Literal["received", "trained"],
         pieces: Iterable[ClientModels],
-        on: Sequence[EvalPart] = EVALUATED_PARTS,
+        parts: Sequence[EvalPart] = EVALUATED_PARTS,
     ) -> list[PointScores]:
-        """The scores of one point on both parts, or those that are given."""
-        parts = [part for part in on if self.federation.sizes(part).any()]
+        """Score models at one point, on each part that any client has."""
+        parts = [part for part in parts if self.federation.sizes(part).any()]
         scores: dict[EvalPart, list[Scores]] = {part: [] for part in parts}
         for piece in pieces:
             for part in parts:
                 scores[part].append(self.engine.evaluate(piece.params, piece.buffers, part, piece.ids))
             if point == self.algorithm.headline:
-                self._deploy(piece)
+                self._keep(piece)
         return [
             PointScores(point, part, self.eval_ids, Scores(*map(torch.cat, zip(*some, strict=True))))
             for part, some in scores.items()
         ]
 
-    def _deploy(self, piece: ClientModels) -> None:
-        """Keep what was evaluated; on disk if it is too much to be made at once."""
+    def _keep(self, piece: ClientModels) -> None:
+        """Keep evaluated models; on disk if not all are made at once."""
         if len(piece.ids) == len(self.eval_ids):
             self.headline_models = piece.params, piece.buffers
             return
         rows = torch.searchsorted(self.eval_ids, piece.ids)
         if not int(rows[0]):
-            room = RowStorage(len(self.eval_ids), disk=True)
-            self.headline_models = (
-                room.allocate("headline_models", piece.params.rows(0)),
-                room.allocate("headline_models", piece.buffers.rows(0)),
-            )
+            storage = RowStorage(len(self.eval_ids), disk=True)
+            params, buffers = (storage.allocate("headline_models", stack.rows(0)) for stack in piece[1:])
+            self.headline_models = params, buffers
         for stack, new in zip(self.headline_models, piece[1:], strict=True):
             stack.put_rows(rows, new)
 
 
 def _select_clients(models: ClientModels, ids: Tensor) -> ClientModels:
-    """The models of those that are among clients `ids`."""
+    """Return the models of the clients that are among `ids`."""
     rows = torch.isin(models.ids, ids, assume_unique=True).nonzero().flatten()
     return ClientModels(models.ids[rows], models.params.rows(rows), models.buffers.rows(rows))
 
 
 def _is_one_model(models: Params) -> bool:
-    """Whether all rows are one model."""
+    """Return whether all rows are one model."""
     return all(v.stride(0) == 0 for v in models.values())

@@ -84,23 +84,26 @@ def fit(
     settings: Settings | None = None,
     **more: Any,
 ) -> Result:
-    """Train one algorithm on a federation and return what every client reaches.
+    """Train one algorithm on a federation.
 
     Args:
         algorithm: an `Algorithm`, or the name of one with its `options`.
         federation: the clients' data.
         model: an `nn.Module` (its weights are every client's initial model), the name of a model with its
             `model_options`, or "package.module:factory".
-        name: what the run is called; by default the algorithm's name.
-        options: the algorithm's options, when it is given by name.
-        model_options: the model's options, when it is given by name.
+        name: name of the run; by default the algorithm's name.
+        options: options of an algorithm that is given by name.
+        model_options: options of a model that is given by name.
         out: run folder, new or empty; without it nothing is written and the run cannot be resumed.
         resume: go on in `out`; a finished run is returned as it is.
         watch: called after every round.
-        stop: asked after every round; when it says yes, the run is saved and returned unfinished.
-        tensorboard: a folder of this run alone for event files, which TensorBoard shows while the run goes on.
+        stop: asked after every round; if it says yes, the run is saved and returned unfinished.
+        tensorboard: a folder for event files of this run alone, which TensorBoard shows while the run goes on.
         settings: rounds, learning rate and so on; single ones can be given by keyword instead: `rounds=100`.
         more: single settings.
+
+    Returns:
+        The result of every client, and every client's model.
 
     Raises:
         ConfigError: unknown names or options, impossible values, or TensorBoard is not installed.

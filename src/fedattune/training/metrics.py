@@ -1,9 +1,4 @@
-"""The numbers of a run: per client and round, over clients, and what papers make of them.
-
-From per-client scores to the numbers that are reported.
-
-The history of a run from its store.
-"""
+"""The numbers of a run: per client and round, over clients, and the summaries that papers report."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +17,23 @@ from .storage.store import RunStore
 Metrics = dict[str, float]
 """acc_uniform, acc_pooled, acc_std, acc_worst10, loss_uniform; accuracies are fractions."""
 
+JsonDict = dict[str, Any]
+
+Point = Literal["received", "trained"]
+
 
 def summarise(n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np.float64]) -> Metrics:
-    """Numbers over clients from samples, right answers and summed losses, each (N,).
+    """Summarise the scores of clients; clients without samples are left out.
 
-    `acc_uniform` weighs every client alike, `acc_pooled` every sample; `acc_std` is the population standard
-    deviation over clients, `acc_worst10` the mean over the worst tenth of the clients (one at least). Clients
-    without samples in this part are left out.
+    Args:
+        n: (N,) samples of each client.
+        correct: (N,) samples that were classified rightly.
+        loss: (N,) sum of the losses.
+
+    Returns:
+        `acc_uniform` weighs every client alike, `acc_pooled` every sample. `acc_std` is the population standard
+        deviation over clients, `acc_worst10` the mean over the worst tenth of the clients (at least one).
+
     """
     has = n > 0
     n, correct, loss = n[has], correct[has], loss[has]
@@ -44,23 +49,23 @@ def summarise(n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np
 
 
 def average_metrics(entries: list[Metrics]) -> Metrics:
-    """Every number averaged over several rounds."""
+    """Average every number over several rounds."""
     return {key: float(np.mean([e[key] for e in entries])) for key in entries[0]}
 
 
 def is_in_last_tenth(round_: int, rounds: int) -> bool:
-    """Whether a round is in the last tenth of all rounds, the last one at least."""
+    """Return whether a round is in the last tenth of all rounds, which has at least one round."""
     return round_ > rounds - max(1, round(0.1 * rounds))
 
 
 def reaches(entry: Metrics, accuracy: float) -> bool:
-    """Whether the mean over clients is `accuracy` or more."""
+    """Return whether the mean over clients is at least `accuracy`."""
     # A mean of fractions that is 0.9 on paper may be 0.8999999999999999 in memory.
     return entry["acc_uniform"] >= accuracy - 1e-9
 
 
 def replace_nonfinite(value: Any) -> Any:
-    """The same nest of lists and dicts with None for numbers that JSON cannot say."""
+    """Copy a nest of lists and dicts, with None for numbers that JSON cannot write."""
     if isinstance(value, dict):
         return {k: replace_nonfinite(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -68,14 +73,15 @@ def replace_nonfinite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-JsonDict = dict[str, Any]
-
-
 def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
-    """Per evaluated round: metrics at both points on both parts, traffic and time so far, and who was missing.
+    """List the evaluated rounds: metrics at both points on both parts, traffic and time so far, and missing clients.
 
-    `dropped` and `absent` name clients since the evaluation before; `global` is there for methods that have
-    one global model. `names` are those of clients, by number.
+    `dropped` and `absent` name clients since the evaluation before. Methods with one global model also have `global`.
+
+    Args:
+        store: the rounds of the run.
+        names: names of the clients by number.
+
     """
     points: dict[tuple[int, str], dict[str, Metrics]] = {}
     for part in ("test", "validation"):
@@ -104,12 +110,16 @@ def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
     return entries
 
 
-Point = Literal["received", "trained"]
-
-
 @dataclass(frozen=True)
 class ClientResult:
-    """One client: its training and test samples, and its test accuracy after the last round at both points."""
+    """The result of one client.
+
+    Attributes:
+        id: name of the client.
+        n_train: its training samples, and `n_test` its test samples.
+        received: its test accuracy after the last communication, and `trained` after the local training before it.
+
+    """
 
     id: str
     n_train: int
@@ -120,10 +130,15 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class NewcomerResult:
-    """A client that joined after training, and its test accuracy in three ways.
+    """The result of a client that joined after training.
 
-    `received`: with the model it is given; `trained`: after its own local rounds from there; `local`: by
-    training alone, from the initial model, for as many steps.
+    Attributes:
+        id: name of the client.
+        n_train: its training samples, and `n_test` its test samples.
+        received: test accuracy with the model that the server has for it.
+        trained: test accuracy after local rounds of its own from there.
+        local: test accuracy after training alone, from the initial model, for as many steps.
+
     """
 
     id: str
@@ -136,11 +151,14 @@ class NewcomerResult:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunMetrics:
-    """Everything of a run but its models: what it was asked to do, and what its store holds.
+    """Everything about a run except its models.
 
-    `received` is what a client's model reaches after communication and before local training, `trained` what it
-    reaches after local training (a client that did not train that round counts with the model it holds).
-    `headline` names the point at which the method's paper evaluates.
+    Attributes:
+        config: all that defines the run.
+        facts: facts about model, clients and notes.
+        store: scores, traffic and mixing matrices of all rounds.
+        finished: whether all rounds are done.
+
     """
 
     config: Mapping[str, Any]
@@ -160,7 +178,7 @@ class RunMetrics:
 
     @property
     def settings(self) -> Settings:
-        """How it was trained."""
+        """The settings of the run."""
         return Settings(**{k: v for k, v in self.config.items() if k in Settings.model_fields})
 
     @property
@@ -171,7 +189,7 @@ class RunMetrics:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences a reader of this result should know."""
+        """Sentences that a reader of this result should know."""
         return list(self.facts["notes"])
 
     @property
@@ -181,14 +199,14 @@ class RunMetrics:
 
     @property
     def n_clients(self) -> int:
-        """Clients that took part; `clients` has those of them that were evaluated."""
+        """Number of clients that took part; `clients` has the evaluated ones."""
         return int(self.facts.get("population", len(self.facts["clients"])))
 
     @property
-    def _numbers(self) -> Sequence[int]:
+    def eval_ids(self) -> Sequence[int]:
         """The numbers of the evaluated clients."""
-        numbers: Sequence[int] = self.facts.get("numbers", range(len(self.facts["clients"])))
-        return numbers
+        ids: Sequence[int] = self.facts.get("numbers", range(len(self.facts["clients"])))
+        return ids
 
     @cached_property
     def _records(self) -> list[RoundRecord]:
@@ -196,7 +214,7 @@ class RunMetrics:
 
     @property
     def rounds(self) -> int:
-        """Rounds done."""
+        """Number of finished rounds."""
         return self._records[-1].round
 
     @property
@@ -206,12 +224,12 @@ class RunMetrics:
 
     @property
     def bytes_up(self) -> int:
-        """Bytes that all clients sent."""
+        """Bytes that all clients sent together."""
         return self._records[-1].bytes_up
 
     @property
     def bytes_down(self) -> int:
-        """Bytes that all clients were sent."""
+        """Bytes that all clients were sent together."""
         return self._records[-1].bytes_down
 
     @property
@@ -221,10 +239,10 @@ class RunMetrics:
 
     @cached_property
     def history(self) -> list[JsonDict]:
-        """Per evaluated round: test metrics at both points, validation metrics, bytes and seconds so far."""
+        """The evaluated rounds: test metrics at both points, validation metrics, bytes and seconds so far."""
         ids = [client["id"] for client in self.facts["clients"]]
         missing = {int(number): name for number, name in self.facts.get("missing", {}).items()}
-        return build_history(self.store, {**missing, **dict(zip(self._numbers, ids, strict=True))})
+        return build_history(self.store, {**missing, **dict(zip(self.eval_ids, ids, strict=True))})
 
     @property
     def final(self) -> dict[Point, Metrics | None]:
@@ -239,16 +257,16 @@ class RunMetrics:
 
     @property
     def best_test(self) -> JsonDict | None:
-        """The round with the highest mean test accuracy: an optimistic number, as papers report it."""
+        """Test metrics of the round with the highest mean test accuracy: an optimistic number that papers report."""
         return self._best(lambda entry: float(entry[self.headline]["acc_uniform"]))
 
     @property
     def bmta(self) -> JsonDict | None:
         """FedMCSA's best mean test accuracy and its round: an optimistic number, for the test data choose the round.
 
-        {"uniform": {"accuracy", "round"}, "pooled": {"accuracy", "round"}}: the maximum over the evaluated
-        rounds of the mean over clients, and of the mean over samples, at the headline point; each has its own
-        round, the first one that reaches it.
+        {"uniform": {"accuracy", "round"}, "pooled": {"accuracy", "round"}}: the maximum over the evaluated rounds of
+        the mean over clients, and of the mean over samples, at the headline point. Each has the first round that
+        reaches it.
         """
         if not self.history:
             return None
@@ -260,12 +278,13 @@ class RunMetrics:
         return found
 
     def rounds_to(self, accuracy: float) -> int | None:
-        """The first evaluated round whose mean test accuracy reaches `accuracy`, a fraction; None if none does.
+        """Find the first evaluated round whose mean test accuracy reaches `accuracy`, a fraction; None if none does.
 
-        The mean is that over clients at the headline point.
+        The mean is taken over clients at the headline point.
 
         Raises:
             ConfigError: `accuracy` is no fraction.
+
         """
         if not 0 < accuracy <= 1:
             raise ConfigError(
@@ -276,15 +295,12 @@ class RunMetrics:
 
     @property
     def generalised(self) -> float | None:
-        """Accuracy of the one global model on the union of all test parts, at the last evaluation.
-
-        None for methods that have no global model.
-        """
+        """Accuracy of the one global model on all test parts together, at the last evaluation; None without one."""
         return next((float(e["global"]["acc_pooled"]) for e in reversed(self.history) if "global" in e), None)
 
     @property
     def newcomers(self) -> list[NewcomerResult]:
-        """Clients that joined after training; none unless some were held out."""
+        """Clients that joined after training; none unless clients were held out."""
         return [NewcomerResult(**one) for one in self.facts.get("newcomers", ())]
 
     @property
@@ -311,7 +327,7 @@ class RunMetrics:
 
     @cached_property
     def clients(self) -> list[ClientResult]:
-        """What every evaluated client reaches at the last evaluation."""
+        """The results of all evaluated clients at the last evaluation."""
         last = self.store.last_accuracies("test")
         return [
             ClientResult(
@@ -320,19 +336,19 @@ class RunMetrics:
                 client["n_test"],
                 *(last.get((number, point)) for point in ("received", "trained")),
             )
-            for number, client in zip(self._numbers, self.facts["clients"], strict=True)
+            for number, client in zip(self.eval_ids, self.facts["clients"], strict=True)
         ]
 
     @property
     def mixing(self) -> MixingLog:
-        """Who learned from whom: round -> component -> (N, N) matrix, rows receive from columns.
+        """The mixing matrices: round -> component -> (N, N) matrix, rows receive from columns.
 
-        Of many clients, `mixing.among(round)` has the rows and columns of those that took part.
+        Of many clients, `mixing.among(round)` has the rows and columns of the clients that took part.
         """
         return self.store.mixing(self.n_clients)
 
     def to_json(self) -> JsonDict:
-        """The run as plain JSON values; accuracies are fractions, and what is not finite (a loss) is None."""
+        """Return the run as plain JSON values; accuracies are fractions, and a loss that is not finite is None."""
         content = {
             "algorithm": self.algorithm,
             "config": dict(self.config),

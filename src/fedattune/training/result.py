@@ -52,7 +52,7 @@ class TrainedServer:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(RunMetrics):
-    """A run that came to its end, or was stopped: its numbers, and the models of its clients at the headline point.
+    """A finished or stopped run: its numbers, and the models of its clients at the headline point.
 
     Examples:
         >>> import fedattune
@@ -85,7 +85,7 @@ class Result(RunMetrics):
         folder = RunFolder(Path(path))
         if not folder.is_finished:
             raise RunError(f"{path} holds no finished run")
-        # A server whose clients are elsewhere has no models.
+        # The server of remote clients has no models.
         flat = load_tensors(folder.models)[0] if folder.models.exists() else {}
         models, buffers = (
             Params({k.removeprefix(kind): v for k, v in flat.items() if k.startswith(kind)})
@@ -106,7 +106,7 @@ class Result(RunMetrics):
         facts = dict(self.facts)
         if self.config["model"] not in MODELS and (not isinstance(self.models, Params) or self.models):
             facts["reference_logits"] = compute_reference_logits(
-                self.model(self._numbers[0]), self._card(self.facts["clients"][0]["id"])
+                self.model(self.eval_ids[0]), self._card(self.facts["clients"][0]["id"])
             )
         write_json(folder.result, self.to_json() | {"facts": facts})
 
@@ -115,18 +115,18 @@ class Result(RunMetrics):
 
         Args:
             client: the id of an evaluated client, or its number.
-            module: a model of the same architecture to fill; needed when the run was read from its folder and
-                was given a module of the user's own rather than a model's name.
+            module: a model of the same architecture to fill; needed if the run was read from its folder and trained
+                a module of the user's own.
 
         Raises:
-            RunError: no such client, or it was not evaluated.
+            RunError: there is no such client, or it was not evaluated.
 
         """
         if isinstance(self.models, Params) and not self.models:
             raise RunError(
                 "the models of this run are not here: each is on its client's node, in the folder `state`"
             )
-        ids, numbers = [c["id"] for c in self.facts["clients"]], self._numbers
+        ids, numbers = [c["id"] for c in self.facts["clients"]], self.eval_ids
         if client not in (ids if isinstance(client, str) else numbers):
             known = ", ".join(ids[:20]) + (", ..." if len(ids) > 20 else "")
             some = f"{len(ids):,} of its {self.n_clients:,} clients were evaluated, whose models are kept"
@@ -141,14 +141,15 @@ class Result(RunMetrics):
         """Write every evaluated client's model to its own safetensors file in `folder`, and return the files.
 
         Raises:
-            RunError: the folder holds something.
+            RunError: the folder is not empty.
+
         """
         path = Path(folder)
         if path.is_dir() and any(path.iterdir()):
             raise RunError(f"{path} is not empty, and nothing is written over; give a new folder")
         path.mkdir(parents=True, exist_ok=True)
         files = []
-        for number, client in zip(self._numbers, self.facts["clients"], strict=True):
+        for number, client in zip(self.eval_ids, self.facts["clients"], strict=True):
             files.append(path / f"{make_file_name(number, client['id'])}.safetensors")
             save_model(files[-1], self.model(number), self._card(client["id"]))
         return files
@@ -160,29 +161,30 @@ class Result(RunMetrics):
         format: ExportFormat = "safetensors",  # noqa: A002 (as the command has it)
         module: nn.Module | None = None,
     ) -> ExportedModel:
-        """Write a client's model for use elsewhere, and check that what was written predicts the same.
+        """Write a client's model for use elsewhere, and check that the file predicts the same.
 
-        The network in the file takes prepared inputs (B, ...) and gives logits (B, classes). How inputs are prepared
-        is in the file, too, and `fedattune.predict` does it.
+        The network in the file takes prepared inputs (B, ...) and gives logits (B, classes). The file also says how to
+        prepare inputs, and `fedattune.predict` does it.
 
         Args:
             client: the id of an evaluated client, or its number.
-            file: what is written; it ends in .safetensors, .pt2 (of torch-export) or .onnx.
+            file: the new file; it ends in .safetensors, .pt2 (of torch-export) or .onnx.
             format: "safetensors", "torch-export" or "onnx".
-            module: as of `model`.
+            module: see `model`.
 
         Raises:
-            ConfigError: the file's name is none of the format, or packages for ONNX are missing.
-            RunError: no such client, it was not kept how inputs are prepared, or the model cannot be written so.
+            ConfigError: the file's ending is not the format's, or packages for ONNX are missing.
+            RunError: there is no such client, the run does not say how to prepare inputs, or the model cannot be
+                written in this format.
 
         """
         model = self.model(client, module)
-        name = client if isinstance(client, str) else self.facts["clients"][self._numbers.index(client)]["id"]
+        name = client if isinstance(client, str) else self.facts["clients"][self.eval_ids.index(client)]["id"]
         card = self._card(name)
         check_preparation(card, f"the run of {self.algorithm}")
         if before := self.facts.get("reference_logits"):
             check_reference_logits(
-                self.model(self._numbers[0], module), card, before, self.folder or "the run"
+                self.model(self.eval_ids[0], module), card, before, self.folder or "the run"
             )
         return export_model(Path(file), model, card, format)
 

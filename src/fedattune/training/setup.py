@@ -1,4 +1,4 @@
-"""A method and its server made ready for one model, before the first round."""
+"""The preparation of a run before its first round: method, model and server are made to fit each other."""
 
 import copy
 from dataclasses import replace
@@ -24,7 +24,7 @@ from .storage.rows import LazyModel, drop_laziness
 
 
 def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
-    """The algorithm with what the user decides for all methods alike: who trains, and the BatchNorm policies."""
+    """Apply the settings that the user decides for all methods alike: who trains, and the BatchNorm policies."""
     personal = algorithm.personal
     if settings.bn_affine == "local" and personal != BatchNorms():
         personal = AnyOf((personal, BatchNorms()))
@@ -80,7 +80,7 @@ def init_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> 
 
 
 def check_compatible(algorithm: Algorithm, server: ServerState, ids: Tensor) -> None:
-    """Check that the server's broadcast is a `Broadcast`, and has the extras that the client rule needs.
+    """Check that the server sends a `Broadcast` with the extras that the client rule needs.
 
     Raises:
         ConfigError: it does not.
@@ -105,10 +105,10 @@ def check_compatible(algorithm: Algorithm, server: ServerState, ids: Tensor) -> 
 
 
 def hold_out_newcomers(federation: Federation, settings: Settings) -> tuple[Federation, Federation | None]:
-    """The clients that train, and those that join afterwards, if any.
+    """Divide a federation into the clients that train, and the clients that join afterwards, if there are any.
 
     Raises:
-        ConfigError: none would be left to train, or fewer than are asked per round.
+        ConfigError: no client would be left to train, or fewer than a cohort.
 
     """
     waiting = sample_newcomers(settings, federation)
@@ -126,10 +126,10 @@ def hold_out_newcomers(federation: Federation, settings: Settings) -> tuple[Fede
 def build_trained_module(
     algorithm: Algorithm, module: nn.Module, federation: Federation, seed: int
 ) -> nn.Module:
-    """What the method trains: a copy of the user's model, or what it makes of it.
+    """Build the model that the method trains: a copy of the user's model, or another one made from it.
 
     Raises:
-        ConfigError, ModelError: the model does not have what the method needs.
+        ConfigError, ModelError: the model lacks a part that the method needs.
 
     """
     network = algorithm.network
@@ -141,11 +141,11 @@ def build_trained_module(
 
 
 def sample_inputs(clients: Federation) -> Tensor:
-    """Some inputs (B, ...) to check a model with."""
+    """Return a few inputs (B, ...) to check a model with."""
     return clients.features(torch.as_tensor(clients.part("train")[0][:4], device=clients.device)).cpu()
 
 
 def resolve_weight_decay(algorithm: Algorithm, settings: Settings) -> float:
-    """The l2 coefficient: the method's, or the run's, or the default where neither gives one."""
+    """Return the l2 coefficient: the method's, or the run's, or the method's default if neither is given."""
     given = (algorithm.weight_decay, settings.weight_decay)
     return next((decay for decay in given if decay is not None), algorithm.default_weight_decay)

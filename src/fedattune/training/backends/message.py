@@ -1,4 +1,4 @@
-"""What passes between the server and clients elsewhere: named tensors and plain values, never code."""
+"""Messages between the server and remote workers: named tensors and plain values, never code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,21 +13,21 @@ from ..engine import Scores
 from ..evaluation import PointScores
 
 FORMAT_VERSION = 1
-"""Of the format; a parcel of another one is refused."""
+"""Version of the format; a message of another version is refused."""
 
 
 @dataclass(frozen=True)
 class WorkerMessage:
     """Named tensors, and a head of values that JSON can hold.
 
-    A stack whose rows are all one (a model that is the same for many clients) travels as one row.
+    A stack whose rows are all one model travels as one row.
     """
 
     head: dict[str, Any]
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def put(self, name: str, rows: Params | Payload) -> None:
-        """Add rows of tensors, or payloads, under a name."""
+        """Add rows of tensors, or of payloads, under a name."""
         if isinstance(rows, Payload):
             self.put(f"{name}/params", rows.params)
             for key, part in rows.extra.items():
@@ -40,7 +40,7 @@ class WorkerMessage:
             self.tensors[f"{name}/{key}"] = value[:1] if same else value
 
     def get(self, name: str) -> Params:
-        """The rows under a name; empty if there are none."""
+        """Return the rows under a name; empty if there are none."""
         same = self.head.get("same", {})
         found = Params()
         for key, value in self.tensors.items():
@@ -50,33 +50,33 @@ class WorkerMessage:
         return found
 
     def payload(self, name: str) -> Payload:
-        """The payloads under a name."""
+        """Return the payloads under a name."""
         return unflatten_payload(self.get(name))
 
     def put_scores(self, found: list[PointScores]) -> None:
-        """Add scores."""
+        """Add the scores of clients."""
         self.head["scores"] = [[one.point, one.part, one.ids.tolist()] for one in found]
         for i, one in enumerate(found):
             self.put(f"scores/{i}", Params(one.scores._asdict()))
 
     def scores(self) -> list[PointScores]:
-        """The scores in it."""
+        """Return the scores of clients."""
         return [
             PointScores(point, part, torch.tensor(ids), Scores(**self.get(f"scores/{i}")))
             for i, (point, part, ids) in enumerate(self.head.get("scores", ()))
         ]
 
     def nbytes(self) -> int:
-        """Bytes of the tensors that travel."""
+        """Return the bytes of the tensors that travel."""
         return sum(v.numel() * v.element_size() for v in self.tensors.values())
 
     def to(self, device: torch.device) -> "WorkerMessage":
-        """The same with its tensors on a device."""
+        """Return the message with its tensors on a device."""
         return WorkerMessage(self.head, {k: v.to(device) for k, v in self.tensors.items()})
 
 
 def unflatten_payload(tensors: Mapping[str, Tensor]) -> Payload:
-    """The payloads whose tensors are called `params/...` and `extra/.../...`."""
+    """Make payloads from tensors that are called `params/...` and `extra/.../...`."""
     payload = Payload(Params(), {})
     for name, value in tensors.items():
         part, _, rest = name.partition("/")
