@@ -1,39 +1,20 @@
 """Many clients: rows on disk are those in memory, survive a crash, and nothing grows with those not asked."""
 
-import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedattune
-from fedattune import ConfigError, DataError, Federation, Result, RunError
-from fedattune.data import ClientIndex, RaggedIndex
-from fedattune.data.client_index import hash_manifest
+from fedattune import ConfigError, Federation, Result, RunError
+from federations import many
 
 RUN = {"rounds": 3, "steps": 2, "cohort": 3, "lr": 0.1}
-
-
-def many(n: int, size: int = 6) -> Federation:
-    """`n` clients whose samples are stretches of 500 shared ones."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(500, 5, generator=generator), torch.arange(500) % 3
-    starts = np.arange(n, dtype=np.int32)[:, None] * 7
-
-    def lists(first: int, count: int) -> RaggedIndex:
-        return RaggedIndex(
-            ((starts + np.arange(first, first + count)) % 500).reshape(-1), np.arange(n + 1) * count
-        )
-
-    return Federation(
-        "many", x, y, ("a", "b", "c"), ClientIndex(lists(0, size), lists(0, 0), lists(size, 3)), source="many"
-    )
 
 
 def numbers(result: Result) -> list[dict[str, Any]]:
@@ -84,7 +65,8 @@ def test_a_stopped_run_goes_on_wherever_its_rows_are(
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from test_population import RUN, many
+from federations import many
+from training.storage.test_population import RUN
 import fedattune
 from fedattune.training import loop as rounds
 rounds.CHECKPOINT_SHARE = 1e-9  # of its own accord it saves after the first round alone
@@ -97,7 +79,9 @@ fedattune.fit("ditto", many(30), client_state="disk", out=sys.argv[2], watch=wat
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path):
     out = tmp_path / "run"
-    done = subprocess.run([sys.executable, "-c", KILLED, str(Path(__file__).parent), str(out)], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(Path(__file__).parents[2]), str(out)], check=False
+    )
     assert done.returncode == -signal.SIGKILL
     run = RUN | {"rounds": 6}
     same(
@@ -219,37 +203,3 @@ def test_that_clients_cannot_join_is_said_before_training(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match="clients cannot join after training"):
         fedattune.personalize(result, many(3), rounds=1)
     assert fedattune.fit("ditto", many(12), client_state="disk", held_out=3, **RUN).newcomers
-
-
-def test_a_manifest_is_written_piece_by_piece():
-    data = many(5)
-    assert "".join(data.iter_manifest()) == json.dumps(data.manifest())
-
-
-def test_clients_over_flat_lists():
-    data = many(40)
-    assert data.digest == hash_manifest(data.manifest()) == data.manifest()["hash"]
-    assert (data.names[3], data.names[-1], len(data.names)) == ("3", "39", 40)
-    assert data.clients[2].train.tolist() == [(14 + i) % 500 for i in range(6)]
-    assert [c.name for c in data.clients[1:3]] == ["1", "2"]
-    some = data.index.take(np.array([5, 1]))
-    assert [c.test.tolist() for c in some] == [data.clients[5].test.tolist(), data.clients[1].test.tolist()]
-    assert data.sizes("train") is data.sizes("train")
-    again = ClientIndex.from_clients([data.clients[0], data.clients[1]])
-    assert np.array_equal(again[1].all, data.clients[1].all)
-    twice = RaggedIndex(np.array([1, 2, 3, 3]), np.array([0, 2, 4]))
-    none = RaggedIndex(np.array([], dtype=int), np.zeros(3, dtype=int))
-    with pytest.raises(DataError, match="client '1' holds a sample twice"):
-        Federation("x", data.x, data.y, data.classes, ClientIndex(twice, none, none))
-    with pytest.raises(DataError, match=r"client '1' has indices outside \[0, 500\)"):
-        Federation(
-            "x",
-            data.x,
-            data.y,
-            data.classes,
-            ClientIndex(RaggedIndex(np.array([1, 700]), np.arange(3)), none, none),
-        )
-    with pytest.raises(DataError, match="bounds must go from 0 to 2"):
-        RaggedIndex(np.array([1, 2]), np.array([0, 1]))
-    with pytest.raises(DataError, match="the same number of each"):
-        ClientIndex(twice, none, none, names=["a"])
