@@ -35,7 +35,7 @@ class NodeState:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._checkpoints = CheckpointFolder(folder / "rounds", kept=ROUNDS_KEPT)
+        self._checkpoints = CheckpointFolder(folder / "rounds", n_kept=ROUNDS_KEPT)
 
     @contextmanager
     def lock(self, number: Sequence[int]) -> Iterator[None]:

@@ -60,7 +60,7 @@ def make_engine(
 
 
 def _supports_batching(task: Task, federation: Federation) -> bool:
-    some = next(rows for rows in federation.part("train") if len(rows))
-    index = torch.as_tensor(some[:4], device=federation.y.device)
+    samples = next(rows for rows in federation.part("train") if len(rows))
+    index = torch.as_tensor(samples[:4], device=federation.y.device)
     dtype = next(iter(task.params.values())).dtype
     return task.why_not_batched((federation.features(index, dtype), federation.y[index])) is None

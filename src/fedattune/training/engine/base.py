@@ -37,8 +37,8 @@ class ClientInputs(NamedTuple):
 
     def rows(self, ids: Tensor | int) -> "ClientInputs":
         """Select the inputs of some clients."""
-        some: ClientInputs = tree_map(partial(take, ids=ids), self)
-        return some
+        selected: ClientInputs = tree_map(partial(take, ids=ids), self)
+        return selected
 
 
 class ClientOutputs(NamedTuple):
@@ -51,8 +51,8 @@ class ClientOutputs(NamedTuple):
 
     def rows(self, ids: Tensor) -> "ClientOutputs":
         """Select the outputs of some clients."""
-        some: ClientOutputs = tree_map(partial(take, ids=ids), self)
-        return some
+        selected: ClientOutputs = tree_map(partial(take, ids=ids), self)
+        return selected
 
     def find_finite(self) -> Tensor:
         """Find the clients (C,) whose upload and local state are finite."""

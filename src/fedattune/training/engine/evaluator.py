@@ -44,7 +44,7 @@ class Evaluator:
         self._tasks, self._cores = [task], count_parallel_groups(self.device)
         values = max(1, math.prod(federation.input_shape))
         self._at_once = max(64, min(4096, EVAL_CHUNK_BYTES // (64 * values)))
-        self._kept: dict[str, _EvalSamples] = {}
+        self._cache: dict[str, _EvalSamples] = {}
 
     def evaluate(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
         """Evaluate models (E, ...) of clients `ids` (E,), each on its own part."""
@@ -68,19 +68,19 @@ class Evaluator:
         self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores
     ) -> None:
         """Evaluate models one after the other; score several in one call, as scoring takes many small operations."""
-        waiting: list[tuple[int, Tensor, Tensor]] = []
+        pending: list[tuple[int, Tensor, Tensor]] = []
         for row, samples, x, y in group:
             model, state = params.rows(row), buffers.rows(row)
             for at in range(0, len(y), self._at_once):
-                some = slice(at, at + self._at_once)
-                inputs = self.federation.features(samples[some], self.dtype) if x is None else x[some]
+                part = slice(at, at + self._at_once)
+                inputs = self.federation.features(samples[part], self.dtype) if x is None else x[part]
                 with FastPrediction():
-                    waiting.append((row, task.predict(model, state, inputs), y[some]))
-                if sum(logits.numel() for _, logits, _ in waiting) > MAX_PENDING_LOGITS:
-                    _add_scores(waiting, scores)
-                    waiting = []
-        if waiting:
-            _add_scores(waiting, scores)
+                    pending.append((row, task.predict(model, state, inputs), y[part]))
+                if sum(logits.numel() for _, logits, _ in pending) > MAX_PENDING_LOGITS:
+                    _add_scores(pending, scores)
+                    pending = []
+        if pending:
+            _add_scores(pending, scores)
 
     def _together(
         self, params: Params, buffers: Params, blocks: list["_PaddedBlock"], scores: Scores
@@ -96,8 +96,8 @@ class Evaluator:
 
     def _gather(self, part: EvalPart, ids: list[int]) -> "_EvalSamples":
         """Gather the part's samples of clients `ids`; keep them until other clients are evaluated."""
-        kept = self._kept.get(part)
-        if kept is None or kept.ids != ids:
+        cached = self._cache.get(part)
+        if cached is None or cached.ids != ids:
             parts = self.federation.part(part)
             samples = [parts[i] for i in ids]
             size = math.prod(self.federation.input_shape) * self.dtype.itemsize
@@ -106,9 +106,9 @@ class Evaluator:
             alone = [self._own(row, s, keep) for row, s in enumerate(samples) if large[row] and len(s)]
             small = [0 if large[row] else len(s) for row, s in enumerate(samples)]
             blocks = _group_by_size(small, max(1, EVAL_CHUNK_BYTES // (8 * size)))
-            kept = _EvalSamples(ids, alone, [self._pad(rows, samples, keep) for rows in blocks])
-            self._kept[part] = kept
-        return kept
+            cached = _EvalSamples(ids, alone, [self._pad(rows, samples, keep) for rows in blocks])
+            self._cache[part] = cached
+        return cached
 
     def _own(self, row: int, samples: NDArray[np.int64], keep: bool) -> "_LargePart":
         where = torch.as_tensor(samples, device=self.device)
@@ -132,9 +132,9 @@ class Evaluator:
         )
 
 
-def _add_scores(found: list[tuple[int, Tensor, Tensor]], scores: Scores) -> None:
+def _add_scores(pending: list[tuple[int, Tensor, Tensor]], scores: Scores) -> None:
     """Score the logits of several models, given by row, and add the result to `scores`."""
-    rows, logits, y = zip(*found, strict=True)
+    rows, logits, y = zip(*pending, strict=True)
     right, losses = score_samples(torch.cat(logits), torch.cat(y))
     sizes = [len(one) for one in y]
     for row, own_right, own_losses in zip(

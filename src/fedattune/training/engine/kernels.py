@@ -57,10 +57,12 @@ def linear_in_blocks(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
     outputs, inputs = weight.shape
     if outputs > MANY_COLUMNS or inputs < MIN_SUM_INPUTS:
         return linear(input, weight, bias)
-    whole, out = n * ROWS_PER_BLOCK, input.new_empty(len(input), outputs)
-    blocks = input[:whole].view(n, ROWS_PER_BLOCK, inputs)
-    torch.bmm(blocks, weight.t().expand(n, inputs, outputs), out=out[:whole].view(n, ROWS_PER_BLOCK, outputs))
-    torch.mm(input[whole:], weight.t(), out=out[whole:])
+    n_rows, out = n * ROWS_PER_BLOCK, input.new_empty(len(input), outputs)
+    blocks = input[:n_rows].view(n, ROWS_PER_BLOCK, inputs)
+    torch.bmm(
+        blocks, weight.t().expand(n, inputs, outputs), out=out[:n_rows].view(n, ROWS_PER_BLOCK, outputs)
+    )
+    torch.mm(input[n_rows:], weight.t(), out=out[n_rows:])
     return out if bias is None else out.add_(bias)
 
 
@@ -69,14 +71,14 @@ def _uses_mkl(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and available()
 
 
-def max_pool_with_indices(x: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
+def max_pool_with_indices(x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     """Pool maxima and their indices as PyTorch does, with adjacent channels.
 
     On a CPU, PyTorch does not vectorize pooling in the usual layout: it takes two to four times as long.
     """
-    beside = _channels_last(x)
-    values, places = aten.max_pool2d_with_indices.default(beside, *how)
-    return (values, places) if beside is x else (values.contiguous(), places.contiguous())
+    adjacent = _channels_last(x)
+    values, indices = aten.max_pool2d_with_indices.default(adjacent, *options)
+    return (values, indices) if adjacent is x else (values.contiguous(), indices.contiguous())
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -40,15 +40,15 @@ def reuse_products(graph: Graph) -> None:
         sums[node] = _expand_terms(node, sums)
         if node.target not in ADDING_PRODUCTS:
             continue
-        place = _find_moved_layer(node, sums)
-        if place is None:
+        side = _find_moved_layer(node, sums)
+        if side is None:
             products.append(node)
             continue
         with graph.inserting_before(node):
-            new = _combine_products(graph, node, place, sums[_stored_factor(node, place)], products)
+            new = _combine_products(graph, node, side, sums[_stored_factor(node, side)], products)
         node.replace_all_uses_with(new)
-        x = _stored_factor(node, 1 - place)
-        if not any(_is_same_view(x, known) for _, known in batches):
+        x = _stored_factor(node, 1 - side)
+        if not any(_is_same_view(x, other) for _, other in batches):
             batches.append((node.target, x))
     for target, x in batches:
         graph.eliminate_dead_code()
@@ -77,10 +77,10 @@ def _add_terms(parts: Iterable[tuple[Node, float]]) -> WeightedSum:
     return total
 
 
-def _stored_factor(product: Node, place: int) -> Node:
+def _stored_factor(product: Node, side: int) -> Node:
     """Return a factor of a product a b', as it is stored."""
-    factor = cast(Node, product.args[place])
-    return cast(Node, factor.args[0]) if place else factor
+    factor = cast(Node, product.args[side])
+    return cast(Node, factor.args[0]) if side else factor
 
 
 def _find_moved_layer(node: Node, sums: Mapping[Node, WeightedSum]) -> int | None:
@@ -88,8 +88,8 @@ def _find_moved_layer(node: Node, sums: Mapping[Node, WeightedSum]) -> int | Non
     turned = node.args[1]
     if not isinstance(turned, Node) or turned.target not in TRANSPOSES:
         return None
-    for place in (0, 1):
-        layer, x = _stored_factor(node, place), _stored_factor(node, 1 - place)
+    for side in (0, 1):
+        layer, x = _stored_factor(node, side), _stored_factor(node, 1 - side)
         terms = sums.get(layer, {})
         steps = [t for t in terms if t.target in ADDING_PRODUCTS]
         moved = 0 < len(steps) < len(terms) and all(_is_step(t, node.target, x) for t in steps)
@@ -99,7 +99,7 @@ def _find_moved_layer(node: Node, sums: Mapping[Node, WeightedSum]) -> int | Non
             and inputs >= MIN_LAYER_INPUTS
             and result_meta(x).shape[-2] <= MAX_SAMPLES_PER_OUTPUT * outputs
         ):
-            return place
+            return side
     return None
 
 
@@ -117,29 +117,29 @@ def _is_same_view(a: Any, b: Any) -> bool:
     return views and alike_args and a.kwargs == b.kwargs
 
 
-def _combine_products(graph: Graph, node: Node, place: int, terms: WeightedSum, products: list[Node]) -> Node:
+def _combine_products(graph: Graph, node: Node, side: int, terms: WeightedSum, products: list[Node]) -> Node:
     """Compute the product of a moved layer from the products of its terms."""
-    x, turned = _stored_factor(node, 1 - place), cast(Node, node.args[1])
+    x, turned = _stored_factor(node, 1 - side), cast(Node, node.args[1])
 
     def transposed(n: Node) -> Node:
         return _emit_call(graph, turned.target, n, *turned.args[1:])
 
     def product(a: Node, b: Node) -> Node:
-        for known in products:
+        for earlier in products:
             if (
-                known.target is node.target
-                and _is_same_view(known.args[0], a)
-                and _is_same_view(_second_factor(known), b)
+                earlier.target is node.target
+                and _is_same_view(earlier.args[0], a)
+                and _is_same_view(_second_factor(earlier), b)
             ):
-                return known
+                return earlier
         products.append(_emit_call(graph, node.target, a, transposed(b)))
         return products[-1]
 
     steps = {t: c for t, c in terms.items() if _is_step(t, node.target, x)}
     rest = [(t, c) for t, c in terms.items() if t not in steps]
-    before = _add_terms((product(*((t, x) if place == 0 else (x, t))), c) for t, c in rest)
+    before = _add_terms((product(*((t, x) if side == 0 else (x, t))), c) for t, c in rest)
     moved, square = _emit_sum(graph, _step_coefficients(steps)), product(x, x)
-    pair = (moved, square) if place == 0 else (square, transposed(moved))
+    pair = (moved, square) if side == 0 else (square, transposed(moved))
     return _emit_call(graph, ADD, _emit_sum(graph, before), _emit_call(graph, node.target, *pair))
 
 
@@ -191,8 +191,8 @@ def _emit_call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
 
 
 def _shape_only(value: Any) -> Any:
-    found = result_meta(value)
-    if found is None:
+    info = result_meta(value)
+    if info is None:
         return value
-    empty: Tensor = torch.empty_strided(found.shape, found.stride, dtype=found.dtype, device="meta")
+    empty: Tensor = torch.empty_strided(info.shape, info.stride, dtype=info.dtype, device="meta")
     return empty

@@ -68,10 +68,10 @@ class StepLoop(nn.Module):
         x, shift, scale = samples
         block = x
         for t in range(first, last):
-            place = (t - first) % ahead
-            if place == 0:
+            offset = (t - first) % ahead
+            if offset == 0:
                 block = gather(x, index[t : min(t + ahead, last)], shift, scale, self.dtype)
-            batch = [block[place], labels[t]]
+            batch = [block[offset], labels[t]]
             if weights is not None:
                 batch.append(weights[t])
             moving = self.body(ready, moving, batch)
@@ -155,14 +155,14 @@ class StepRecorder:
         self, key: Hashable, function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors
     ) -> RecordedStep:
         """Return the step `function`, identified by `key`, for tensors like the given ones."""
-        whole = key, *(_tensor_layouts(group) for group in (fixed, leaves, batch))
-        if whole not in self._steps:
+        full_key = key, *(_tensor_layouts(group) for group in (fixed, leaves, batch))
+        if full_key not in self._steps:
             if len(self._steps) >= MAX_RECORDED_STEPS:
                 del self._steps[next(iter(self._steps))]
             # Recording draws random numbers; the random numbers of the round must not shift.
             with torch.random.fork_rng(enabled=True):
-                self._steps[whole] = record_step(function, fixed, leaves, batch, self._recording)
-        return self._steps[whole]
+                self._steps[full_key] = record_step(function, fixed, leaves, batch, self._recording)
+        return self._steps[full_key]
 
 
 def _tensor_layouts(tensors: Tensors) -> tuple[Any, ...]:
@@ -203,21 +203,21 @@ def record_step(
 
 
 def _shares_memory(old: Tensor, new: Tensor) -> bool:
-    place = (old.data_ptr(), old.shape, old.stride()) == (new.data_ptr(), new.shape, new.stride())
-    return place and old.dtype == new.dtype
+    is_same = (old.data_ptr(), old.shape, old.stride()) == (new.data_ptr(), new.shape, new.stride())
+    return is_same and old.dtype == new.dtype
 
 
 def _replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Sequence[Tensor]:
     """Run two steps: the second shows if the first wrote over an input that is still needed."""
-    ready, here = step.before(*fixed, *step.staying(leaves)), [copy_dense(leaves[i]) for i in step.moving]
+    ready, current = step.before(*fixed, *step.staying(leaves)), [copy_dense(leaves[i]) for i in step.moving]
     x, y, *weights = batch
     index = torch.arange(y.numel(), device=y.device).view_as(y)
     twice = [torch.stack([t, t]) for t in (index, y, *weights)]
     samples = (x.flatten(0, y.dim() - 1), None, None)
-    again: Sequence[Tensor] = step.many(
-        0, 2, 2, ready, here, samples, *twice[:2], twice[2] if weights else None
+    results: Sequence[Tensor] = step.many(
+        0, 2, 2, ready, current, samples, *twice[:2], twice[2] if weights else None
     )
-    return again
+    return results
 
 
 def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> RecordedStep:
@@ -258,9 +258,9 @@ def _eager_step(
 ) -> RecordedStep:
     stay = [i for i in range(n_leaves) if i not in set(moving)]
 
-    def body(ready: list[Tensor], here: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
+    def body(ready: list[Tensor], current: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
         leaves: list[Any] = [None] * n_leaves
-        for i, leaf in zip([*stay, *moving], [*ready[n_fixed:], *here], strict=True):
+        for i, leaf in zip([*stay, *moving], [*ready[n_fixed:], *current], strict=True):
             leaves[i] = leaf
         new = function(ready[:n_fixed], leaves, batch)
         return [copy_dense(new[i]) for i in moving]  # a rule's results may share memory
@@ -272,18 +272,18 @@ def _trace_step(
     function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, moving: tuple[int, ...]
 ) -> RecordedStep:
     # Every argument needs its own tensor: tracing cannot tell apart a tensor that comes twice.
-    given = [t.view_as(t) for t in (*fixed, *leaves, *batch)]
+    arguments = [t.view_as(t) for t in (*fixed, *leaves, *batch)]
     n, m = len(fixed), len(leaves)
     for i in moving:
-        given[n + i] = copy_dense(leaves[i])
+        arguments[n + i] = copy_dense(leaves[i])
 
     def flat(*tensors: Tensor) -> list[Tensor]:
         new = function(tensors[:n], tensors[n : n + m], tensors[n + m :])
         return [new[i] for i in moving]
 
-    traced = make_fx(flat, TRACE_REWRITES)(*given)
+    traced = make_fx(flat, TRACE_REWRITES)(*arguments)
     if any(_mutates(node) for node in traced.graph.nodes):
-        traced = make_fx(functionalize(flat), TRACE_REWRITES)(*given)
+        traced = make_fx(functionalize(flat), TRACE_REWRITES)(*arguments)
     graph = traced.graph
     graph.eliminate_dead_code()
     simplify(graph)
@@ -296,8 +296,8 @@ def _trace_step(
     late = set(carried) | set(inputs[n + m :])
     before, body = _split_graph(traced, late)
     first = len([x for x in body.nodes if x.op == "placeholder"]) - len(late)
-    places = [node for node in body.nodes if node.op == "placeholder"][first:]
-    reuse_memory(body, places[: len(moving)])
+    late_inputs = [node for node in body.nodes if node.op == "placeholder"][first:]
+    reuse_memory(body, late_inputs[: len(moving)])
     operations = sum(node.op in ("call_function", "call_method") for node in body.nodes)
     first_of_all, replay = (GraphModule(traced, one).forward for one in (before, body))
 
@@ -306,8 +306,8 @@ def _trace_step(
     def once(*tensors: Tensor) -> list[Tensor]:
         return [*first_of_all(*tensors), nothing]  # no list may be empty
 
-    def each(ready: list[Tensor], here: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
-        return list(replay(*ready[:-1], *here, *batch))
+    def each(ready: list[Tensor], current: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
+        return list(replay(*ready[:-1], *current, *batch))
 
     return RecordedStep(once, each, StepLoop(each, batch[0].dtype), False, moving, random, operations)
 

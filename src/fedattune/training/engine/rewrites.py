@@ -100,8 +100,8 @@ def memory_owner(node: Node) -> Node:
 
 def result_meta(node: Any) -> Any:
     """Return shape, strides and type of a node's result; None if the result is not one tensor."""
-    found = node.meta.get("tensor_meta") if isinstance(node, Node) else None
-    return found if hasattr(found, "shape") else None
+    info = node.meta.get("tensor_meta") if isinstance(node, Node) else None
+    return info if hasattr(info, "shape") else None
 
 
 def same_layout(a: Any, b: Any) -> bool:
@@ -112,19 +112,19 @@ def same_layout(a: Any, b: Any) -> bool:
 
 def _detach_constants(graph: Graph, node: Node) -> Node | None:
     """Make zeros and ones from a shape instead of another tensor, so that they are made once."""
-    found = result_meta(node)
-    if node.target not in CONSTANT_FILLS or found.stride != torch.empty(found.shape, device="meta").stride():
+    info = result_meta(node)
+    if node.target not in CONSTANT_FILLS or info.stride != torch.empty(info.shape, device="meta").stride():
         return None
     with graph.inserting_before(node):
         device = node.meta["val"].device
-        args = (list(found.shape), CONSTANT_FILLS[cast(Any, node.target)])
-        return _insert_node(graph, node, aten.full.default, args, {"dtype": found.dtype, "device": device})
+        args = (list(info.shape), CONSTANT_FILLS[cast(Any, node.target)])
+        return _insert_node(graph, node, aten.full.default, args, {"dtype": info.dtype, "device": device})
 
 
 def _drop_same_views(_: Graph, node: Node) -> Node | None:
     """Drop a view that changes neither shape nor strides."""
-    whole = is_view(node) and node.target is not operator.getitem
-    return cast(Node, node.args[0]) if whole and same_layout(node, node.args[0]) else None
+    is_whole = is_view(node) and node.target is not operator.getitem
+    return cast(Node, node.args[0]) if is_whole and same_layout(node, node.args[0]) else None
 
 
 def _drop_double_transposes(_: Graph, node: Node) -> Node | None:
@@ -223,8 +223,8 @@ def _scale_factor(node: Any) -> float | None:
 
 
 def _result_dtype(node: Any) -> Any:
-    found = result_meta(node)
-    return found and found.dtype
+    info = result_meta(node)
+    return info and info.dtype
 
 
 def _fuse_scatter(graph: Graph, node: Node) -> Node | None:
@@ -256,12 +256,12 @@ def _fuse_product(graph: Graph, node: Node) -> Node | None:
         or _result_dtype(a) != _result_dtype(b)
     ):
         return None
-    how = {"alpha": c if node.target is ADD else -c}
+    options = {"alpha": c if node.target is ADD else -c}
     if (scale := _scale_factor(a)) and same_layout(a, node):
-        a, how["beta"] = cast(Node, a).args[0], scale
+        a, options["beta"] = cast(Node, a).args[0], scale
     with graph.inserting_before(node):
         target = ADDING_PRODUCTS[cast(Any, b).target]
-        return _insert_node(graph, node, target, (a, *cast(Node, b).args), how)
+        return _insert_node(graph, node, target, (a, *cast(Node, b).args), options)
 
 
 def _pool_first(graph: Graph, node: Node) -> Node | None:
@@ -294,8 +294,8 @@ def _pool_first(graph: Graph, node: Node) -> Node | None:
     with graph.inserting_before(inner[0]):
         g = inner[0].args[0]
         passed = _insert_node(graph, cast(Node, g), aten.threshold_backward.default, (g, result, 0), {})
-        whole = _insert_node(graph, inner[0], backward, (passed, x, *inner[0].args[2:]), inner[0].kwargs)
-    outer[0].replace_all_uses_with(whole)
+        gradient = _insert_node(graph, inner[0], backward, (passed, x, *inner[0].args[2:]), inner[0].kwargs)
+    outer[0].replace_all_uses_with(gradient)
     return None
 
 
@@ -306,26 +306,26 @@ def _insert_node(graph: Graph, like: Node, target: Any, args: Any, kwargs: Any) 
     return new
 
 
-def reuse_memory(graph: Graph, given: Iterable[Node]) -> None:
+def reuse_memory(graph: Graph, inputs: Iterable[Node]) -> None:
     """Let operations write over their first argument if no later operation reads it.
 
-    `given` are the inputs that may be overwritten: the tensors that the previous step left.
+    `inputs` are the tensors that may be overwritten: the previous step left them.
     """
     nodes = list(graph.nodes)
-    place = {node: i for i, node in enumerate(nodes)}
-    last = {node: place[node] for node in nodes}
+    position = {node: i for i, node in enumerate(nodes)}
+    last = {node: position[node] for node in nodes}
     for node in nodes:
         for used in node.all_input_nodes:
             owner = memory_owner(used)
-            last[owner] = max(last[owner], place[node])
-    free = set(given)
+            last[owner] = max(last[owner], position[node])
+    free = set(inputs)
     for node in nodes:
         if node.op != "call_function" or node.target not in IN_PLACE:
             continue
         if node.target in (aten.add.Tensor, *MUL) and not node.kwargs:
-            node.args = _writable_first(node, free, last, place)
+            node.args = _writable_first(node, free, last, position)
         a = node.args[0]
-        if _writable(a, node, free, last, place):
+        if _writable(a, node, free, last, position):
             node.op, node.target = "call_method", IN_PLACE[cast(Any, node.target)]
             last[node] = max(last[node], last[cast(Node, a)])
     for node in nodes:
@@ -335,17 +335,17 @@ def reuse_memory(graph: Graph, given: Iterable[Node]) -> None:
             node.op, node.target = "call_method", "view"
 
 
-def _writable_first(node: Node, free: set[Node], last: dict[Node, int], place: dict[Node, int]) -> Any:
+def _writable_first(node: Node, free: set[Node], last: dict[Node, int], position: dict[Node, int]) -> Any:
     a, b = node.args
-    swap = not _writable(a, node, free, last, place) and _writable(b, node, free, last, place)
+    swap = not _writable(a, node, free, last, position) and _writable(b, node, free, last, position)
     return (b, a) if swap else (a, b)
 
 
-def _writable(a: Any, node: Node, free: set[Node], last: dict[Node, int], place: dict[Node, int]) -> bool:
+def _writable(a: Any, node: Node, free: set[Node], last: dict[Node, int], position: dict[Node, int]) -> bool:
     """Tell whether `node` may write its result over `a`: `a` owns its memory, fits, and has no later use."""
     if not isinstance(a, Node) or not same_layout(a, node) or 0 in result_meta(a).stride:
         return False
     fresh = a in free or a.op == "call_method" or (a.op == "call_function" and not is_view(a))
     others = [n for n in node.all_input_nodes if n is not a]
     twice = sum(arg is a for arg in node.args) > 1 or any(memory_owner(n) is a for n in others)
-    return fresh and not twice and last[a] == place[node]
+    return fresh and not twice and last[a] == position[node]

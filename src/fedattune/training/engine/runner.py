@@ -61,8 +61,8 @@ def pack_lanes(counts: Sequence[int], at_once: int = 1) -> list[Lanes]:
 def _build_lanes(clients: list[list[int]], counts: Sequence[int]) -> Lanes:
     switches: dict[int, list[int]] = {}
     for number, lane in enumerate(clients):
-        for done in accumulate(counts[i] for i in lane):
-            switches.setdefault(done, []).append(number)
+        for step in accumulate(counts[i] for i in lane):
+            switches.setdefault(step, []).append(number)
     return Lanes(clients, switches, max(switches))
 
 
@@ -122,10 +122,10 @@ class BatchSequence:
     ) -> list[Tensor]:
         """Run the steps `first` to `last` - 1, which either all have padding or all have none."""
         weights = self._weights if self.padded[first] else None
-        done: list[Tensor] = step.many(
+        moved: list[Tensor] = step.many(
             first, last, self._ahead, ready, moving, self._samples, self._index, self._labels, weights
         )
-        return done
+        return moved
 
     def uniform_spans(self, cuts: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
         """List the ranges of steps (first, last + 1) between `cuts` with or without padding throughout."""
@@ -152,10 +152,10 @@ class BatchedRunner:
     ) -> None:
         self.lanes = lanes
         first = [lane[0] for lane in lanes.clients]
-        whole = lanes.is_uniform and first == list(range(first[0], first[0] + len(first)))
+        is_range = lanes.is_uniform and first == list(range(first[0], first[0] + len(first)))
         self.rows: Tensor | slice = (
             slice(first[0], first[0] + len(first))
-            if whole
+            if is_range
             else torch.tensor(first, device=federation.y.device)
         )
         self.leaves = [_select_rows(leaf, self.rows) for leaf in leaves]
@@ -175,54 +175,54 @@ class BatchedRunner:
         `out` begins as a copy of `start`; the steps may write over `start`.
         """
         moving = sorted({i for step in self._steps.values() for i in step.moving})
-        here = dict(enumerate(self.leaves))
+        current = dict(enumerate(self.leaves))
         in_place = isinstance(self.rows, slice)
         for i in moving:
-            here[i] = out[i][self.rows] if in_place else copy_dense(here[i])
-        ready = self._ready(fixed, here)
-        waiting = [list(lane) for lane in self.lanes.clients]
+            current[i] = out[i][self.rows] if in_place else copy_dense(current[i])
+        ready = self._ready(fixed, current)
+        queues = [list(lane) for lane in self.lanes.clients]
         switches = {} if in_place else self.lanes.switches
         # The step with padding may change leaves that are constant inputs of the other step.
         differ = len({step.moving for step in self._steps.values()}) > 1
         for first, last in self._batches.uniform_spans(switches):
             if first in switches:
-                self._switch(switches[first], waiting, here, start, out, moving)
+                self._switch(switches[first], queues, current, start, out, moving)
             if first in switches or differ:
-                ready = self._ready(fixed, here)
+                ready = self._ready(fixed, current)
             padded = self._batches.padded[first]
             step = self._steps[padded]
-            new = self._batches.run(step, ready[padded], [here[i] for i in step.moving], first, last)
-            here.update(zip(step.moving, new, strict=True))
+            new = self._batches.run(step, ready[padded], [current[i] for i in step.moving], first, last)
+            current.update(zip(step.moving, new, strict=True))
         if in_place:
             for i in moving:
-                if here[i].data_ptr() != out[i][self.rows].data_ptr():
-                    out[i][self.rows] = here[i]
+                if current[i].data_ptr() != out[i][self.rows].data_ptr():
+                    out[i][self.rows] = current[i]
         else:
-            self._switch(switches[self.lanes.steps], waiting, here, start, out, moving)
+            self._switch(switches[self.lanes.steps], queues, current, start, out, moving)
 
-    def _ready(self, fixed: Sequence[Tensor], here: dict[int, Tensor]) -> dict[bool, list[Tensor]]:
+    def _ready(self, fixed: Sequence[Tensor], current: dict[int, Tensor]) -> dict[bool, list[Tensor]]:
         """Compute the constant inputs of the steps from the leaves that stay; they are the same for both steps."""
-        leaves = [here[i] for i in range(len(here))]
+        leaves = [current[i] for i in range(len(current))]
         return {padded: step.before(*fixed, *step.staying(leaves)) for padded, step in self._steps.items()}
 
     def _switch(
         self,
         lanes: Sequence[int],
-        waiting: list[list[int]],
-        here: dict[int, Tensor],
+        queues: list[list[int]],
+        current: dict[int, Tensor],
         start: Sequence[Tensor],
         out: Sequence[Tensor],
         moving: Sequence[int],
     ) -> None:
         """Store the results of finished clients in `lanes`, and load the next clients."""
         for lane in lanes:
-            done = waiting[lane].pop(0)
+            finished = queues[lane].pop(0)
             for i in moving:
-                out[i][done] = here[i][lane]
-            if waiting[lane]:
-                for i, leaf in here.items():
+                out[i][finished] = current[i][lane]
+            if queues[lane]:
+                for i, leaf in current.items():
                     if leaf.stride(0) or i in moving:  # else all clients share it
-                        leaf[lane] = start[i][waiting[lane][0]]
+                        leaf[lane] = start[i][queues[lane][0]]
 
 
 class SerialRunner:
@@ -253,14 +253,14 @@ class SerialRunner:
     def run(self, fixed: Sequence[Tensor], start: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """Run all steps from `start` (C, ...), and write the moving leaves to the clients' rows of `out`."""
         for client, batches in self._batches.items():
-            here = [leaf[client] for leaf in out]
+            current = [leaf[client] for leaf in out]
             for first, last in batches.uniform_spans():
                 step = self._steps[self._sizes[client], batches.padded[first]]
-                ready = step.before(*fixed, *step.staying(here))
-                new = batches.run(step, ready, [here[i] for i in step.moving], first, last)
+                ready = step.before(*fixed, *step.staying(current))
+                new = batches.run(step, ready, [current[i] for i in step.moving], first, last)
                 for i, leaf in zip(step.moving, new, strict=True):
-                    here[i] = leaf
-            for leaf, row in zip(here, (leaf[client] for leaf in out), strict=True):
+                    current[i] = leaf
+            for leaf, row in zip(current, (leaf[client] for leaf in out), strict=True):
                 if leaf.data_ptr() != row.data_ptr():
                     row.copy_(leaf)
 

@@ -66,28 +66,31 @@ class VectorizedEngine(Engine):
         ]
         batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
         results: list[ClientOutputs] = []
-        done: list[int] = []
+        order: list[int] = []
         # PyTorch's own threads would spin, waiting for work, on cores that groups of clients need.
         with seeded_rng(work.rng_seed(), self.device), torch.no_grad(), use_threads(1):
             for chunk in self._chunks(batches, probed, inputs):
-                done += chunk
-                mine, before = [batches[i] for i in chunk], [probed[i] for i in chunk] if probed else []
-                whole = chunk == list(range(len(batches)))
-                some = inputs if whole else inputs.rows(torch.tensor(chunk, device=self.device))
-                results.append(self._train_chunk(rule, mine, before, some, work))
-        if len(results) == 1 and done == sorted(done):
+                order += chunk
+                chunk_batches, chunk_probed = (
+                    [batches[i] for i in chunk],
+                    [probed[i] for i in chunk] if probed else [],
+                )
+                is_all = chunk == list(range(len(batches)))
+                chunk_inputs = inputs if is_all else inputs.rows(torch.tensor(chunk, device=self.device))
+                results.append(self._train_chunk(rule, chunk_batches, chunk_probed, chunk_inputs, work))
+        if len(results) == 1 and order == sorted(order):
             return results[0]
         outputs: ClientOutputs = tree_map(lambda *chunks: torch.cat(chunks), *results)
-        return outputs.rows(torch.tensor(np.argsort(done), device=self.device))
+        return outputs.rows(torch.tensor(np.argsort(order), device=self.device))
 
     def _chunks(
         self, batches: list[NDArray[np.int64]], probed: list[NDArray[np.int64]], inputs: ClientInputs
     ) -> Iterator[list[int]]:
         """Cut the clients into chunks that fit into memory, clients with the most steps first."""
-        held = sum(
+        n_values = sum(
             p.numel() for p in (inputs.sent.params, *inputs.sent.extra.values(), *inputs.local_state.values())
         )
-        values = self.task.params.numel() * 6 + held // len(batches) * 2
+        values = self.task.params.numel() * 6 + n_values // len(batches) * 2
         values += (
             int(np.prod(self.federation.input_shape)) * max(int(np.prod(b.shape[1:])) for b in batches) * 8
         )
@@ -239,10 +242,12 @@ class VectorizedEngine(Engine):
             new = look(n, u, carry, own, batch)
             return tree_map(lambda a, b: a if a is b else torch.where(active, a, b), new, carry)
 
-        for t, some in enumerate(index):
+        for t, batches_now in enumerate(index):
             active = counts > t
             # A finished client looks at another one's batch: a batch of padding alone would give NaN.
-            batch = self._batch(torch.where(active[:, None], some, some[active.nonzero()[0]]), padded)
+            batch = self._batch(
+                torch.where(active[:, None], batches_now, batches_now[active.nonzero()[0]]), padded
+            )
             carry = vmap(look_if, randomness="different")(active, *clients, carry, buffers, batch)
         return carry
 

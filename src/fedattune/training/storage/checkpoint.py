@@ -52,43 +52,43 @@ def restore_tree(
     name = f"{path}/{SLOTS_KEY}"
     slots = flat.get(name)
     if isinstance(template, DiskRows):
-        before = [one[name] for one in older if name in one]
+        before = [checkpoint[name] for checkpoint in older if name in checkpoint]
         return (
             template.restore(slots, before) if slots is not None else _to_disk(template, flat, path, before)
         )
     if slots is not None and rows and isinstance(template, Params):
         row = template.rows(0)
-        kept = DiskRows(row, len(slots), rows_path(rows, path)).restore(slots)
-        return _to_memory(kept, template)
+        stored = DiskRows(row, len(slots), rows_path(rows, path)).restore(slots)
+        return _to_memory(stored, template)
     if isinstance(template, Tensor):
-        found = flat.get(path)
-        if found is None or found.shape != template.shape:
-            got = "nothing" if found is None else f"shape {tuple(found.shape)}"
+        tensor = flat.get(path)
+        if tensor is None or tensor.shape != template.shape:
+            got = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
             raise RunError(
                 f"the checkpoint does not fit: expected {path} of {tuple(template.shape)}, got {got}"
             )
         # Copy to aligned memory: the last bit of a product may depend on the alignment of its factors.
-        return found.to(template, copy=True)
+        return tensor.to(template, copy=True)
     items = {k: restore_tree(v, flat, f"{path}/{k}" if path else k, rows, older) for k, v in template.items()}
     return Params(items) if isinstance(template, Params) else items
 
 
 def _to_disk(stack: DiskRows, flat: Mapping[str, Tensor], path: str, older: Sequence[Tensor]) -> DiskRows:
     """Write the rows of a checkpoint to a stack on disk; rows of older checkpoints stay in its file."""
-    found = Params({k: flat[f"{path}/{k}"] for k in stack if f"{path}/{k}" in flat})
-    if len(found) < len(stack) or any(len(v) != stack.n for v in found.values()):
+    saved = Params({k: flat[f"{path}/{k}"] for k in stack if f"{path}/{k}" in flat})
+    if len(saved) < len(stack) or any(len(v) != stack.n for v in saved.values()):
         raise RunError(f"the checkpoint does not fit: expected {path} of {stack.n} clients; start a new run")
     stack.restore(torch.full((stack.n,), -1, dtype=torch.int32), older)
     for ids in stack.split_clients(torch.arange(stack.n)):
-        stack.put_rows(ids, found.rows(ids))
+        stack.put_rows(ids, saved.rows(ids))
     return stack
 
 
-def _to_memory(kept: DiskRows, stack: Params) -> Params:
+def _to_memory(stored: DiskRows, stack: Params) -> Params:
     """Read the written rows of a stack on disk into a stack in memory."""
     device = next(iter(stack.values())).device
-    for ids in kept.split_clients((kept.slots >= 0).nonzero().flatten()):
-        stack.put_rows(ids.to(device), kept.rows(ids))
+    for ids in stored.split_clients((stored.slots >= 0).nonzero().flatten()):
+        stack.put_rows(ids.to(device), stored.rows(ids))
     return stack
 
 
@@ -118,14 +118,14 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The last `kept` checkpoints of a run, one file per round.
+    """The last `n_kept` checkpoints of a run, one file per round.
 
     A file appears under its name when all of it is on the disk. Before, the rows of stacks on disk become durable. They
     may be overwritten when no kept checkpoint needs them.
     """
 
     folder: Path
-    kept: int = KEPT_CHECKPOINTS
+    n_kept: int = KEPT_CHECKPOINTS
 
     @property
     def has_any(self) -> bool:
@@ -133,7 +133,7 @@ class CheckpointFolder:
         return bool(self._files())
 
     def save(self, round_: int, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
-        """Write the state after a round, and remove checkpoints older than the last `kept`."""
+        """Write the state after a round, and remove checkpoints older than the last `n_kept`."""
         leaves = flatten_tree(tree)
         on_disk = [leaf for leaf in leaves.values() if isinstance(leaf, DiskRows)]
         for stack in on_disk:
@@ -171,21 +171,21 @@ class CheckpointFolder:
         Raises:
             RunError: no checkpoint can be read.
         """
-        whole: list[Checkpoint] = []
+        intact: list[Checkpoint] = []
         damaged: dict[Path, str] = {}
         for path in self._files():
             try:
-                whole.append(self._read(path))
+                intact.append(self._read(path))
             except DamagedCheckpointError as error:
                 damaged[path] = str(error)
-            if len(whole) == self.kept:
+            if len(intact) == self.n_kept:
                 break
-        if not whole:
+        if not intact:
             raise RunError(f"{'; '.join(damaged.values())}; {self._start_again}")
         for path in damaged:
             path.replace(path.with_suffix(".damaged"))
         self._prune()
-        newest, *others = whole
+        newest, *others = intact
         older = [{k: v for k, v in one.flat.items() if k.endswith(f"/{SLOTS_KEY}")} for one in others]
         warnings = [f"{why}; it is called {path.stem}.damaged now" for path, why in damaged.items()]
         return newest._replace(older_slots=tuple(older), warnings=tuple(warnings))
@@ -210,9 +210,9 @@ class CheckpointFolder:
 
     def _files(self) -> list[Path]:
         """List the checkpoints, the latest first."""
-        found = [path for path in self.folder.glob("*.safetensors") if path.stem.isdecimal()]
-        found.sort(key=lambda path: int(path.stem), reverse=True)
-        return found
+        paths = [path for path in self.folder.glob("*.safetensors") if path.stem.isdecimal()]
+        paths.sort(key=lambda path: int(path.stem), reverse=True)
+        return paths
 
     def _read(self, path: Path) -> Checkpoint:
         try:
@@ -233,7 +233,7 @@ class CheckpointFolder:
 
     def _prune(self) -> None:
         """Remove old checkpoints, and files of processes that were killed while writing."""
-        for path in [*self._files()[self.kept :], *unfinished_files(self.folder)]:
+        for path in [*self._files()[self.n_kept :], *unfinished_files(self.folder)]:
             path.unlink()
 
 

@@ -52,8 +52,8 @@ class RunFolder:
         else:
             path.mkdir(parents=True, exist_ok=True)
             write_json(folder.config, config)
-        for left in unfinished_files(path):
-            left.unlink()
+        for unfinished in unfinished_files(path):
+            unfinished.unlink()
         if not folder.environment.exists():
             write_json(folder.environment, describe_environment())
         return folder
@@ -141,7 +141,7 @@ def describe_environment() -> dict[str, Any]:
 
 def _git_revision() -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607
             capture_output=True,
             text=True,
@@ -150,4 +150,4 @@ def _git_revision() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return process.stdout.strip() or None

@@ -60,8 +60,8 @@ class DiskRows:
 
     def without(self, names: Iterable[str]) -> "DiskRows":
         """Select all tensors except these, from the same file."""
-        gone = set(names)
-        return self.only(name for name in self._names if name not in gone)
+        excluded = set(names)
+        return self.only(name for name in self._names if name not in excluded)
 
     def rows(self, ids: Tensor | int | slice) -> Params:
         """Read rows of clients `ids` into memory; a single number gives one row without a leading axis."""
@@ -73,13 +73,13 @@ class DiskRows:
         slots = self._file.slots[clients.numpy()]
         written = np.flatnonzero(slots >= 0)
         read = self._file.read(slots[written], self._names)
-        found = {}
+        tensors = {}
         for name in self._names:
             first, rows = self._first[name], read[name]
             if len(written) < len(slots):
                 rows = self._unwritten(name, clients).index_copy_(0, torch.from_numpy(written), rows)
-            found[name] = rows.to(first.device).reshape(*ids.shape, *first.shape)
-        return Params(found)
+            tensors[name] = rows.to(first.device).reshape(*ids.shape, *first.shape)
+        return Params(tensors)
 
     def _unwritten(self, name: str, clients: Tensor) -> Tensor:
         """Return the initial rows of one tensor for these clients, on the CPU."""
@@ -92,8 +92,8 @@ class DiskRows:
         if not len(ids) or not self._names:
             return self
         if len(self._names) < len(self._first):
-            whole = self.only(self._first)
-            whole.put_rows(ids, Params({**whole.rows(ids), **new.only(self._names)}))
+            stack = self.only(self._first)
+            stack.put_rows(ids, Params({**stack.rows(ids), **new.only(self._names)}))
             return self
         self._file.write(
             ids.cpu().numpy(),
@@ -216,15 +216,15 @@ class RowStorage:
 def row_bytes(algorithm: Algorithm, task: Task, server: ServerState) -> int:
     """Count the bytes that a run keeps for one client; `server` is the initial state with its lazy stacks."""
     w0 = task.params
-    kept = [
+    parts = [
         *algorithm.client.init_local_state(w0).values(),
         w0.only(algorithm.personal.names(task.model)),
         task.buffers,
     ]
-    kept += [part.rows(0) for part in server.values() if isinstance(part, LazyRows)]
+    parts += [part.rows(0) for part in server.values() if isinstance(part, LazyRows)]
     if algorithm.participation.receive == "reply":
-        kept.append(w0)
-    return sum(part.nbytes() for part in kept)
+        parts.append(w0)
+    return sum(part.nbytes() for part in parts)
 
 
 def drop_laziness(server: ServerState) -> ServerState:

@@ -62,9 +62,9 @@ class BackgroundWriter:
 
     def find_pending(self, slots: SlotIndex) -> tuple[Bytes, NDArray[np.intp]] | None:
         """Find rows that wait to be written: the buffer, and each slot's row in it; None if the file has the rows."""
-        if self._writing is None or not (waiting := np.isin(slots, self._slots)).any():
+        if self._writing is None or not (is_pending := np.isin(slots, self._slots)).any():
             return None
-        if not waiting.all():
+        if not is_pending.all():
             self.wait()
             return None
         order = np.argsort(self._slots)
@@ -107,10 +107,10 @@ def _write_rows(fd: int, rows: Bytes, slots: SlotIndex) -> None:
     """Write rows to their slots, adjacent slots in one call."""
     cuts = np.flatnonzero(np.diff(slots) != 1) + 1
     for start, stop in pairwise([0, *cuts.tolist(), len(slots)]):
-        left, at = rows[start:stop].reshape(-1).data, int(slots[start]) * rows.shape[1]
-        while left:
-            done = os.pwrite(fd, left, at)
-            left, at = left[done:], at + done
+        remaining, at = rows[start:stop].reshape(-1).data, int(slots[start]) * rows.shape[1]
+        while remaining:
+            written = os.pwrite(fd, remaining, at)
+            remaining, at = remaining[written:], at + written
 
 
 MAX_BUFFERS = 512
@@ -157,15 +157,15 @@ class SlotFile:
     def read(self, slots: SlotIndex, names: Sequence[str]) -> dict[str, Tensor]:
         """Read the rows (C, ...) of slots."""
         # Use tensors aligned by PyTorch: the last bit of a product may depend on the alignment.
-        found = {k: torch.empty(len(slots), self._layout[k][1], dtype=torch.uint8) for k in names}
-        if (waiting := self._writer.find_pending(slots)) is not None:
-            rows, positions = waiting
+        raw = {k: torch.empty(len(slots), self._layout[k][1], dtype=torch.uint8) for k in names}
+        if (pending := self._writer.find_pending(slots)) is not None:
+            rows, positions = pending
             columns = self._columns(rows)
-            for k, v in found.items():
+            for k, v in raw.items():
                 v.numpy()[:] = columns[k][positions]
         else:
-            self._read(slots, {k: v.numpy() for k, v in found.items()})
-        return {k: self._to_rows(found[k], self._layout[k][2]) for k in names}
+            self._read(slots, {k: v.numpy() for k, v in raw.items()})
+        return {k: self._to_rows(raw[k], self._layout[k][2]) for k in names}
 
     def _read(self, slots: SlotIndex, into: dict[str, Bytes]) -> None:
         """Read tensors of the rows in slots straight into the given arrays."""
@@ -184,10 +184,10 @@ class SlotFile:
         slots = self._assign_slots(clients)
         raw = {k: self._to_bytes(new[k]) for k in self._layout}
         for start in range(0, len(slots), self._writer.batch_rows):
-            some = slice(start, start + self._writer.batch_rows)
-            for k, column in self._columns(self._writer.reserve(len(slots[some]))).items():
-                column[:] = raw[k][some]
-            self._writer.write(slots[some])
+            batch = slice(start, start + self._writer.batch_rows)
+            for k, column in self._columns(self._writer.reserve(len(slots[batch]))).items():
+                column[:] = raw[k][batch]
+            self._writer.write(slots[batch])
 
     def _columns(self, rows: Bytes) -> dict[str, Bytes]:
         """Split rows into the bytes (C, b) of each tensor."""
@@ -239,13 +239,13 @@ class SlotFile:
                 f"{self._where}: got a checkpoint of {wrong[0]} clients, expected {len(self.slots)}; start a new run"
             )
         self._writer.wait()
-        kept = np.unique(np.concatenate([slots, *older]))
-        end = int(kept.max(initial=-1)) + 1
+        needed = np.unique(np.concatenate([slots, *older]))
+        end = int(needed.max(initial=-1)) + 1
         if os.fstat(self._fd).st_size < (int(slots.max(initial=-1)) + 1) * self.row_bytes:
             raise RunError(f"{self._where} is missing or was cut: the checkpoint needs it; start a new run")
         self.slots = slots
         self._is_saved = np.zeros(end, dtype=bool)
-        self._is_saved[kept[kept >= 0]] = True
+        self._is_saved[needed[needed >= 0]] = True
         self._free = np.flatnonzero(~self._is_saved)[::-1].tolist()
         released = [np.setdiff1d(old, np.append(new, -1)) for new, old in pairwise((slots, *older))]
         self._released, self._new = [], []
@@ -272,8 +272,8 @@ class SlotFile:
         """View rows (C, ...) as bytes (C, b)."""
         if not rows.numel():
             return np.empty((len(rows), 0), dtype=np.uint8)
-        found: Bytes = rows.reshape(-1).view(torch.uint8).reshape(len(rows), -1).numpy()
-        return found
+        raw: Bytes = rows.reshape(-1).view(torch.uint8).reshape(len(rows), -1).numpy()
+        return raw
 
     @property
     def _where(self) -> str:

@@ -66,21 +66,21 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         Raises:
             KeyError: the round has no matrices.
         """
-        found = self._db.execute(
+        records = self._db.execute(
             "SELECT component, row_clients, column_clients, weights FROM mixing WHERE round = ?", (round_,)
         ).fetchall()
-        if not found:
+        if not records:
             raise KeyError(
                 f"no mixing matrices of round {round_}; the run has matrices of rounds {list(self)}"
             )
-        rows, columns = json.loads(found[0][1]), json.loads(found[0][2])
-        found.sort(key=lambda row: natural_key(row[0]))
+        rows, columns = json.loads(records[0][1]), json.loads(records[0][2])
+        records.sort(key=lambda row: natural_key(row[0]))
         return RoundMixing(
             rows,
             columns,
             {
                 component: np.frombuffer(blob, dtype=np.float32).reshape(len(rows), len(columns))
-                for component, _, _, blob in found
+                for component, _, _, blob in records
             },
         )
 
@@ -194,8 +194,8 @@ class RunStore:
             scores: scores (E,).
             ids: numbers of the clients (E,); None: 0 to E - 1.
         """
-        who = range(len(scores.n)) if ids is None else ids.tolist()
-        columns = (who, scores.n.tolist(), scores.correct.tolist(), scores.loss.tolist())
+        clients = range(len(scores.n)) if ids is None else ids.tolist()
+        columns = (clients, scores.n.tolist(), scores.correct.tolist(), scores.loss.tolist())
         self._db.executemany(
             "INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?, ?)",
             ((round_, point, part, *row) for row in zip(*columns, strict=True)),
@@ -204,7 +204,8 @@ class RunStore:
     def add_faults(self, round_: int, reasons: Mapping[int, str]) -> None:
         """Add the reasons why clients of the cohort have no part in a round."""
         self._db.executemany(
-            "INSERT INTO faults VALUES (?, ?, ?)", ((round_, who, why) for who, why in reasons.items())
+            "INSERT INTO faults VALUES (?, ?, ?)",
+            ((round_, client, reason) for client, reason in reasons.items()),
         )
 
     def faults(self) -> list[tuple[int, int, str]]:
@@ -228,12 +229,12 @@ class RunStore:
 
     def traffic(self) -> dict[str, dict[str, int]]:
         """Read the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
-        found: dict[str, dict[str, int]] = {"up": {}, "down": {}}
+        total: dict[str, dict[str, int]] = {"up": {}, "down": {}}
         for way, part, count in self._db.execute("SELECT direction, part, bytes FROM traffic"):
-            found[way][part] = count
+            total[way][part] = count
         return {
             way: {part: parts[part] for part in sorted(parts, key=natural_key)}
-            for way, parts in found.items()
+            for way, parts in total.items()
         }
 
     def commit(self) -> None:
@@ -260,10 +261,10 @@ class RunStore:
 
     def rounds(self, since: int = 0) -> list[RoundRecord]:
         """Read the finished rounds in order, from round `since` on."""
-        found = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (since,))
+        records = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (since,))
         return [
             RoundRecord(r, s, up, down, steps, json.loads(dropped), json.loads(absent))
-            for r, s, up, down, steps, dropped, absent in found
+            for r, s, up, down, steps, dropped, absent in records
         ]
 
     def scores(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any]]]:
@@ -272,14 +273,14 @@ class RunStore:
         Yields:
             round, point, and an array (3, E): samples, correct predictions, and sum of losses.
         """
-        found = self._db.execute(
+        records = self._db.execute(
             "SELECT round, point, n, correct, loss FROM scores WHERE round >= ? AND part = ? "
             "ORDER BY round, point, client",
             (since, part),
         )
         key: tuple[int, str] | None = None
         block: list[tuple[float | None, ...]] = []
-        for round_, point, *values in found:
+        for round_, point, *values in records:
             if key is not None and (round_, point) != key:
                 yield *key, _to_columns(block)
                 block = []
@@ -290,21 +291,21 @@ class RunStore:
 
     def mean_accuracies(self, point: str, since: int = 0) -> dict[int, float]:
         """Read the mean test accuracy over clients at one point, by evaluated round, from round `since` on."""
-        found = self._db.execute(
+        records = self._db.execute(
             "SELECT round, AVG(1.0 * correct / n) FROM scores "
             "WHERE round >= ? AND point = ? AND part = 'test' AND n > 0 GROUP BY round",
             (since, point),
         )
-        return dict(found.fetchall())
+        return dict(records.fetchall())
 
     def last_accuracies(self, part: str) -> dict[tuple[int, str], float]:
         """Read the accuracy on one part at each client's last evaluation, by (client, point)."""
-        found = self._db.execute(
+        records = self._db.execute(
             # With MAX, SQLite takes the other columns from the same row.
             "SELECT client, point, n, correct, MAX(round) FROM scores WHERE part = ? GROUP BY client, point",
             (part,),
         )
-        return {(client, point): correct / n for client, point, n, correct, _ in found if n}
+        return {(client, point): correct / n for client, point, n, correct, _ in records if n}
 
     def mixing(self, n_clients: int) -> MixingLog:
         """Return the mixing matrices, read on access."""

@@ -33,10 +33,10 @@ def open_ray_backend(settings: Settings) -> "Iterator[Callable[[RunContext, Send
     from .offload import ProductOffloader
 
     with connect_ray(settings) as cluster, ExitStack() as stack:
-        made: list[RayBackend] = []
+        backends: list[RayBackend] = []
 
         def make_backend(context: RunContext, send: Sender) -> RayBackend:
-            made.append(backend := RayBackend(context, cluster, send))
+            backends.append(backend := RayBackend(context, cluster, send))
             stack.enter_context(offload_products(ProductOffloader(cluster, backend.actors)))
             return backend
 
@@ -45,5 +45,5 @@ def open_ray_backend(settings: Settings) -> "Iterator[Callable[[RunContext, Send
             yield make_backend
             has_failed = False
         finally:
-            for backend in made:
+            for backend in backends:
                 backend.release(at_once=has_failed)

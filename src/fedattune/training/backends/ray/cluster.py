@@ -145,13 +145,13 @@ class RayCluster:
         has = self.ray.cluster_resources()
         share, gpus = settings.ray_gpus, float(has.get("GPU", 0))
         most = int(gpus / share + 1e-9) if share else max(1, int(has.get("CPU", 1)))
-        asked = min(settings.ray_actors or most, n_clients)
-        if share and not 0 < asked <= most:
+        n = min(settings.ray_actors or most, n_clients)
+        if share and not 0 < n <= most:
             raise ConfigError(
                 f"ray_gpus: got {share:g} of a GPU for each of {settings.ray_actors or 1} actors, but the cluster has "
                 f"{gpus:g} GPUs; ask for fewer actors or a smaller share"
             )
-        return asked
+        return n
 
     def count_threads(self, actors: int) -> int:
         """Count the threads of each actor."""

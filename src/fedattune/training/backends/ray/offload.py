@@ -62,10 +62,10 @@ class ProductOffloader:
         try:
             if not self.is_worth(flops, values * models.itemsize):
                 return None
-            found = self.call_actors(piece, models, rest)
+            pieces = self.call_actors(piece, models, rest)
         except self.ray.exceptions.RayError:
             return None
-        return torch.stack(found).sum(0) if summed else torch.cat(found, 1)
+        return torch.stack(pieces).sum(0) if summed else torch.cat(pieces, 1)
 
     def is_worth(self, flops: float, nbytes: float) -> bool:
         """Estimate whether the actors finish sooner, with `nbytes` to send to them and back."""
@@ -74,18 +74,18 @@ class ProductOffloader:
         if self._rates is None:
             self._rates = self._measure()
         speed, sending = self._rates
-        here = flops / speed
-        return nbytes / sending + here * self.share < MAX_TIME_SHARE * here
+        local_s = flops / speed
+        return nbytes / sending + local_s * self.share < MAX_TIME_SHARE * local_s
 
     def call_actors(self, piece: Callable[..., Tensor], models: Tensor, rest: Any) -> list[Tensor]:
         """Compute the pieces of the columns on the actors."""
         actors = self.actors()
-        given = self.ray.put(rest)
+        factor = self.ray.put(rest)
         calls = [
-            actor.product.remote(piece, part.contiguous().numpy(), given)
+            actor.product.remote(piece, part.contiguous().numpy(), factor)
             for actor, part in zip(actors, models.chunk(len(actors), 1), strict=False)
         ]
-        return [torch.from_numpy(np.array(found)) for found in self.ray.get(calls)]
+        return [torch.from_numpy(np.array(result)) for result in self.ray.get(calls)]
 
     def _measure(self) -> tuple[float, float]:
         """Measure operations per second in this process, and bytes per second to all actors and back."""
