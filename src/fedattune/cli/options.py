@@ -42,9 +42,7 @@ class ShowOptions(StrictSchema):
         None, description="draw the labels of each client to this file (.pdf, .svg, .eps, .png)"
     )
     schema_file: Path | None = Field(
-        None,
-        alias="schema",
-        description="write the schema on which the nodes of a deployment must agree to this file",
+        None, alias="schema", description="file for the schema on which the nodes of a deployment must agree"
     )
 
 
@@ -64,8 +62,7 @@ class ExplainOptions(RunChoice):
     """Options of `explain`."""
 
     algorithm: str | None = Field(
-        None,
-        description="the method (default: the verdict's method if it mixes clients' models, otherwise one that does)",
+        None, description="the method (default: the verdict's if it mixes models, otherwise one that does)"
     )
     client: str | None = Field(
         None, description="name of a client to explain in detail (default: all, in short)"
@@ -84,11 +81,10 @@ class PlotOptions(RunChoice):
     """Options of `plot`."""
 
     algorithm: str | None = Field(
-        None, description="draw only this method (default: all; for heatmap, one that mixes clients' models)"
+        None, description="the only method (default: all; for heatmap, one that mixes models)"
     )
     kind: Literal["curves", "heatmap", "clients", "bytes"] = Field(
-        "curves",
-        description="accuracy by rounds; who learns from whom; accuracy of clients; bytes by layer",
+        "curves", description="accuracy by rounds; who learns from whom; accuracy of clients; bytes by layer"
     )
     out: Path = Field(Path("figure.pdf"), description="the figure: .pdf, .svg, .eps or .png")
     against: Literal["rounds", "bytes", "seconds"] = Field(
@@ -110,7 +106,7 @@ class ExportOptions(RunChoice):
     format_: Literal["safetensors", "torch-export", "onnx"] = Field(
         "safetensors",
         alias="format",
-        description="format of the model, which takes prepared inputs and returns logits",
+        description="format of the file; its model takes prepared inputs and returns logits",
     )
     out: Path | None = Field(
         None, description="the file; for all clients, a new folder (default: CLIENT-METHOD in this folder)"
@@ -125,7 +121,7 @@ class PredictOptions(StrictSchema):
         None, description="file for the predictions, .csv or .parquet (default: CSV on standard output)"
     )
     factory: str | None = Field(
-        None, description="package.module:factory of your own network, if the model was trained by that name"
+        None, description="package.module:factory of your own network, if the model has one"
     )
 
 

@@ -19,10 +19,10 @@ def flatten_options(options: Mapping[Any, Any]) -> dict[str, Any]:
     """Write `{fedmcsa: {sigma: 50}}` as `{"fedmcsa.sigma": 50}`."""
     flat: dict[str, Any] = {}
     for name, entry in options.items():
-        nested = isinstance(entry, Mapping)
-        flat |= (
-            {f"{name}.{option}": value for option, value in entry.items()} if nested else {str(name): entry}
-        )
+        if isinstance(entry, Mapping):
+            flat |= {f"{name}.{option}": value for option, value in entry.items()}
+        else:
+            flat[str(name)] = entry
     return flat
 
 
@@ -36,15 +36,12 @@ class Experiment(Settings):
         "digits", min_length=1, description="name of a data set, or your own .csv or .parquet table"
     )
     data_dir: Path | None = Field(
-        None, description="folder that holds the data sets as Parquet, instead of a download"
+        None, description="folder of the data sets as Parquet, instead of a download"
     )
-    client_column: str | None = Field(
-        None, description="column of your table that names the client of each row"
-    )
+    client_column: str | None = Field(None, description="column of your table that names each row's client")
     target: str | None = Field(None, description="column of your table to predict")
     partition: str | None = Field(
-        None,
-        description="how to divide the samples among clients: a partition, or a saved one (default: by the data)",
+        None, description="division of the samples into clients, built-in or saved (default: by the data)"
     )
     clients: Annotated[int, Field(ge=2, le=MAX_CLIENTS)] | None = Field(
         None, description="number of clients (default: by the data)"
@@ -57,8 +54,7 @@ class Experiment(Settings):
         0.1, ge=0, lt=1, description="share of each client's other samples for validation"
     )
     stratify: bool | None = Field(
-        None,
-        description="give every part of a client the same share of each class (default: by the partition)",
+        None, description="same share of each class in all parts of a client (default: by the partition)"
     )
     small_clients: Literal["error", "drop"] = Field(
         "error", description="clients with too little data: stop with an error, or drop them"
@@ -71,16 +67,13 @@ class Experiment(Settings):
         ("local", "fedavg", "fedmcsa"), description="methods, separated by commas, or all"
     )
     set: dict[str, Any] = Field(
-        {}, description="set a hyper-parameter: option=value or name.option=value; repeatable"
+        {}, description="hyper-parameter, option=value or name.option=value; repeatable"
     )
     seeds: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(
-        1, description="number of runs, with the seeds seed, seed+1, ..."
+        1, description="runs with the seeds seed, seed+1, ..."
     )
     rounds_to: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="add a column with the first round that reaches this mean test accuracy, such as 0.9",
+        None, gt=0, le=1, description="show the first round that reaches this mean test accuracy, such as 0.9"
     )
 
     @field_validator("seeds")

@@ -25,9 +25,7 @@ def _parse_processes(value: object) -> object:
 Processes = Annotated[
     int | Literal["auto"],
     BeforeValidator(_parse_processes),
-    Field(
-        description="number of runs to train at the same time, each in a process; auto: several if that saves time"
-    ),
+    Field(description="runs to train at the same time; auto: several processes if that saves time"),
 ]
 
 
@@ -36,16 +34,14 @@ class OutputOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    config: Path | None = Field(
-        None, description="YAML file with any of these options; the command line wins"
-    )
+    config: Path | None = Field(None, description="YAML file with these options; the command line wins")
     out: Path | None = Field(
         None, description="run folder, absent or empty (default: runs/COMMAND-DATA-TIME)"
     )
     json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
     resume: Path | None = Field(None, description="resume the interrupted run in this folder")
     quiet: bool = Field(False, description="show no progress, only the result")
-    tensorboard: bool = Field(False, description="also write event files for tensorboard --logdir RUN-FOLDER")
+    tensorboard: bool = Field(False, description="also write event files for TensorBoard")
     processes: Processes = "auto"
 
 
