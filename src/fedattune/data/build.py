@@ -197,6 +197,11 @@ def select_usable_clients(
 def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> None:
     """Refuse a federation of a single client.
 
+    Args:
+        name: name of the data, for messages.
+        names: names of the clients.
+        left_out: number of clients that were too small to take part.
+
     Raises:
         DataError: there are fewer than two clients.
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,7 +104,7 @@ def _write_client(folder: Path, federation: Federation, number: int, schema: Sch
     rows = torch.from_numpy(client.all).to(federation.device)
     ends = np.cumsum([0, *(len(getattr(client, part)) for part in PARTS)]).tolist()
     tensors = {"x": federation.x[rows].cpu().contiguous(), "y": federation.y[rows].cpu()}
-    for part, start, stop in zip(PARTS, ends, ends[1:], strict=False):
+    for part, (start, stop) in zip(PARTS, pairwise(ends), strict=True):
         tensors[part] = torch.arange(start, stop)  # positions in the client's own rows
     about = {"kind": CLIENT_FILE_KIND, "name": client.name, "number": str(number), "schema": schema.to_json()}
     if client.name in federation.preparation:
@@ -140,27 +140,19 @@ def read_client(path: Path) -> ClientFile:
     number = about.get("number", "")
     if not re.fullmatch(r"\d{1,9}", number, re.ASCII):
         raise DataError(f"{path}: the client's number must be 0 or more, got {number!r}; export it again")
+    name, preparation = about.get("name", path.stem), dict[str, Array]()
     try:
         schema = Schema.from_json(about.get("schema", ""))
-    except ConfigError as error:
+        if "preparation" in about:  # only a table has constants
+            preparation[name] = constants_from_card(json.loads(about["preparation"]), schema.numbers)
+    except (ValueError, TypeError, RecursionError, ConfigError, DataError) as error:
         raise DataError(f"{path}: {error}; export it again") from error
-    read = _build_federation(path, about.get("name", path.stem), schema, found)
-    return ClientFile(replace(read, preparation=_read_preparation(path, about, read, schema)), int(number))
+    return ClientFile(_build_federation(path, name, schema, found, preparation), int(number))
 
 
-def _read_preparation(
-    path: Path, about: dict[str, str], client: Federation, schema: Schema
-) -> dict[str, Array]:
-    """Read a table's constants by the client's name; files of other data have none."""
-    if "preparation" not in about:
-        return {}
-    try:
-        return {client.names[0]: constants_from_card(json.loads(about["preparation"]), schema.numbers)}
-    except (ValueError, TypeError, RecursionError, DataError) as error:
-        raise DataError(f"{path}: {error}; export it again") from error
-
-
-def _build_federation(path: Path, name: str, schema: Schema, found: dict[str, Array]) -> Federation:
+def _build_federation(
+    path: Path, name: str, schema: Schema, found: dict[str, Array], preparation: dict[str, Array]
+) -> Federation:
     """Build the federation of the one client."""
     data = Dataset(name=str(path), x=found["x"], y=found["y"], classes=schema.classes)
     if data.x.shape[1:] != schema.input_shape:
@@ -185,4 +177,5 @@ def _build_federation(path: Path, name: str, schema: Schema, found: dict[str, Ar
         scale=scale,
         partition={"name": "given", "clients": 1},
         schema=schema if schema.columns else None,
+        preparation=preparation,
     )

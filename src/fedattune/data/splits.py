@@ -77,7 +77,14 @@ def group_rows(values: Array, n_values: int = 0) -> list[Index]:
 
 
 def compute_part_sizes(n: int, test: float, validation: float) -> tuple[int, int, int]:
-    """Return how many of n samples are for training, validation and testing."""
+    """Return how many samples are for training, validation and testing.
+
+    Args:
+        n: number of samples.
+        test: fraction for testing.
+        validation: fraction of the training samples for validation.
+
+    """
     kept = int((1 - test) * n + 1e-9)  # floor; without the addend 0.7 * 10 could become 6
     n_validation = int(validation * kept + 1e-9)
     return kept - n_validation, n_validation, n - kept

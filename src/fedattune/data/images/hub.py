@@ -71,10 +71,16 @@ def read_known_images(
 
 
 def check_images(name: str, file: Path, images: Images, known: ImageSet) -> None:
-    """Refuse images that have another shape or number of classes than the set `name`.
+    """Refuse images that have another shape or number of classes than a known set.
+
+    Args:
+        name: name of the set.
+        file: first file of the images, for the message.
+        images: the images.
+        known: facts about the set.
 
     Raises:
-        DataError: the images are of another set; the message names their first file.
+        DataError: the images are of another set.
 
     """
     got, n = images.x.shape[1:], len(images.classes)
@@ -123,7 +129,12 @@ def find_image_files(
 
 
 def select_files(name: str, files: list[Path], rows: RowSet) -> list[Path]:
-    """Return the files that hold the rows `rows` of a set.
+    """Return the files that hold some rows of a set.
+
+    Args:
+        name: name of the set, for the message.
+        files: all files of the set.
+        rows: the rows.
 
     Raises:
         DataError: no file has a name for training rows.

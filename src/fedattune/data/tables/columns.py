@@ -27,7 +27,14 @@ class FeatureColumns:
     notes: list[str] = field(default_factory=list)
 
     def add_numbers(self, name: str, values: Array, is_flagged: bool) -> None:
-        """Add a column of numbers; if it is flagged, a further column marks the missing values."""
+        """Add a column of numbers.
+
+        Args:
+            name: name of the column.
+            values: numbers (n,), NaN where missing.
+            is_flagged: whether a further column marks the missing values.
+
+        """
         self.numbers[name] = values
         n_missing = int(np.isnan(values).sum())
         if is_flagged:
@@ -39,7 +46,14 @@ class FeatureColumns:
             )
 
     def add_text(self, name: str, values: Array, categories: Names = ()) -> None:
-        """Add a column of text, None where missing; without given categories, the values are the categories."""
+        """Add a column of text.
+
+        Args:
+            name: name of the column.
+            values: text (n,), None where missing.
+            categories: all categories; by default the values that occur.
+
+        """
         is_missing = find_missing(values)
         self.texts[name] = np.where(is_missing, MISSING_CATEGORY, values)
         self.categories[name] = categories or tuple(sorted(set(self.texts[name].tolist())))
