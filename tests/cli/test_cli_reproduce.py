@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from filelock import FileLock
 from cli_helpers import Done
 from data.image_files import pictures, write
 from fedattune import ConfigError
+from fedattune.cli import main
 from fedattune.experiments.job import ProgressCallback, StoppedError
 from fedattune.experiments.progress import ProgressDisplay
 from fedattune.experiments.studies import STUDIES, load_study
@@ -22,12 +24,13 @@ from fedattune.experiments.studies.outcome import StudyResults, choose_options
 from fedattune.experiments.studies.records import Records
 from fedattune.experiments.studies.render import CSV_FILE, TABLE_FILE
 from fedattune.experiments.studies.train import StudyTrainer
+from fedattune.models import architectures
 
 Cli = Callable[..., Done]
 SETS = {  # folder: classes, images per class, shape, names of the columns
-    "mnist": (10, 200, (28, 28), "image", "label"),
+    "mnist": (10, 100, (28, 28), "image", "label"),
     "fashion_mnist": (10, 40, (28, 28), "image", "label"),
-    "cifar10": (10, 120, (32, 32, 3), "img", "label"),
+    "cifar10": (10, 60, (32, 32, 3), "img", "label"),
     "cifar100": (100, 20, (32, 32, 3), "img", "fine_label"),
     "emnist": (62, 80, (28, 28), "image", "label"),
     "tiny_imagenet": (200, 6, (64, 64, 3), "image", "label"),
@@ -61,6 +64,29 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def thin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of the papers with narrow hidden layers: most of a tiny run would be copies of wide ones."""
+    real = architectures._stack_linear
+
+    def stack(*widths: int, **options: bool) -> Any:
+        return real(widths[0], *(min(width, 16) for width in widths[1:-1]), widths[-1], **options)
+
+    monkeypatch.setattr(architectures, "_stack_linear", stack)
+
+
+@pytest.fixture(scope="session")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all runs of the small study, made once."""
+    folder = tmp_path_factory.mktemp("full")
+    (folder / "small.yaml").write_text(SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDATTUNE_HOME", str(folder / "home"))
+        words = ["reproduce", str(folder / "small.yaml"), "--out", str(folder / "out"), "--quiet"]
+        assert main([*words, "--processes", "1"]) == 0
+    return folder / "out"
+
+
+@pytest.fixture
 def small(work: Path) -> Path:
     path = work / "small.yaml"
     path.write_text(SMALL)
@@ -83,6 +109,7 @@ def test_without_a_name_all_studies_are_listed(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.usefixtures("thin")
 def test_a_tiny_cell_of_every_study(cli: Cli, work: Path, images: Path, name: str) -> None:
     """One cell of the first column and its Local: one round, one seed, every file there."""
     study = load_study(name)
@@ -105,10 +132,8 @@ def test_a_tiny_cell_of_every_study(cli: Cli, work: Path, images: Path, name: st
     assert (again.code, stored(folder)) == (0, before)
 
 
-def test_choices_are_made_on_validation_data_and_kept(cli: Cli, work: Path, small: Path) -> None:
-    done = cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1)
-    assert done.code == 0, done.err
-    folder, study = work / "out" / "small", load_study(str(small))
+def test_choices_are_made_on_validation_data_and_kept(full: Path, small: Path) -> None:
+    folder, study = full / "small", load_study(str(small))
     records = Records(folder)
     for column in study.columns:
         cell = Cell("FedAvg", column)
@@ -133,9 +158,8 @@ def test_choices_are_made_on_validation_data_and_kept(cli: Cli, work: Path, smal
     assert {line["choice"] for line in lines(folder) if line["row"] == "FedAvg"} == {"lr=0.1"}
 
 
-def test_the_table_has_the_papers_number_and_the_difference(cli: Cli, work: Path, small: Path) -> None:
-    cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1)
-    folder, study = work / "out" / "small", load_study(str(small))
+def test_the_table_has_the_papers_number_and_the_difference(full: Path, small: Path) -> None:
+    folder, study = full / "small", load_study(str(small))
     records = Records(folder)
     found = StudyResults(study, records).outcomes
     received, trained = found[Cell("FedAvg", "few")], found[Cell("trained", "few")]
@@ -153,10 +177,9 @@ def test_the_table_has_the_papers_number_and_the_difference(cli: Cli, work: Path
 
 
 def test_it_goes_on_where_it_stopped(
-    cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, work: Path, full: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part, then the rest: the same files as at once, and nothing is trained twice."""
-    cli("reproduce", small, "--out", "once", "--quiet", "--processes", 1)
     cli("reproduce", small, "--out", "parts", "--cells", "few", "--seeds", 1, "--quiet", "--processes", 1)
     refused = cli("reproduce", small, "--out", "parts", "--quiet")
     assert refused.code == 2
@@ -174,7 +197,7 @@ def test_it_goes_on_where_it_stopped(
     monkeypatch.setattr(train_run, counting)
     assert cli("reproduce", small, "--out", "parts", "--resume", "--quiet", "--processes", 1).code == 0
     done = len(trained)
-    once, parts = (work / out / "small" for out in ("once", "parts"))
+    once, parts = full / "small", work / "parts" / "small"
     assert {r["run"]: r["value"] for r in lines(once)} == {r["run"]: r["value"] for r in lines(parts)}
     assert cli("reproduce", small, "--out", "parts", "--resume", "--quiet", "--processes", 1).code == 0
     assert len(trained) == done
@@ -203,9 +226,9 @@ def test_coarser_products_are_runs_of_their_own_and_the_table_says_so(
 
 
 def test_a_run_that_another_study_has_is_not_trained_again(
-    cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, work: Path, full: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1)
+    shutil.copytree(full, work / "out")
     (work / "other.yaml").write_text(SMALL.replace("A small study", "Another"))
     monkeypatch.setattr("fedattune.experiments.runner.train_all", None)  # nothing is left to be trained
     monkeypatch.setattr(

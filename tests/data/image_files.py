@@ -11,7 +11,7 @@ from PIL import Image
 
 def png(pixels):
     out = io.BytesIO()
-    Image.fromarray(pixels).save(out, format="PNG")
+    Image.fromarray(pixels).save(out, format="PNG", compress_level=0)  # of noise nothing can be compressed
     return out.getvalue()
 
 
