@@ -47,7 +47,7 @@ class Correction(ABC):
 
     @property
     def needs_full_gradient(self) -> bool:
-        """Whether the correction uses the gradient at the start over all training samples."""
+        """True if the correction uses the gradient at the start over all training samples."""
         return False
 
     def init_local_state(self, w0: Params) -> LocalState:
@@ -80,7 +80,7 @@ class _Carry(NamedTuple):
     sent: Payload
     local_state: LocalState
     full_gradient: Params
-    seen: Tensor
+    n_samples: Tensor
     velocity: Params
 
     def local(self, context: RoundContext) -> LocalContext:
@@ -123,10 +123,10 @@ class SGD(ClientUpdate):
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the corrections' state, and the own model if training can start from it."""
-        kept: LocalState = {} if self.start == "sent" else {"own": w0}
+        new_state: LocalState = {} if self.start == "sent" else {"own": w0}
         for correction in self.corrections:
-            kept |= correction.init_local_state(w0)
-        return kept
+            new_state |= correction.init_local_state(w0)
+        return new_state
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Start from the received model."""
@@ -141,10 +141,10 @@ class SGD(ClientUpdate):
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Average the gradient at the start over the samples so far."""
         x, _, *weight = batch
-        more = weight[0].sum() if weight else torch.full_like(carry.seen, len(x))
-        seen = carry.seen + more
-        g = carry.full_gradient + (grad(carry.start, batch) - carry.full_gradient) * (more / seen)
-        return carry._replace(full_gradient=g, seen=seen)
+        n_batch = weight[0].sum() if weight else torch.full_like(carry.n_samples, len(x))
+        n_samples = carry.n_samples + n_batch
+        g = carry.full_gradient + (grad(carry.start, batch) - carry.full_gradient) * (n_batch / n_samples)
+        return carry._replace(full_gradient=g, n_samples=n_samples)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Take one corrected gradient step."""
@@ -163,14 +163,14 @@ class SGD(ClientUpdate):
     ) -> tuple[Payload, LocalState]:
         """Upload the trained model and the corrections' extras."""
         extra: dict[str, Params] = {}
-        kept = dict(local_state)
+        new_state = dict(local_state)
         for correction in self.corrections:
-            more, changed = correction.finish(carry.w, carry.local(context))
-            extra |= more
-            kept |= changed
+            extras, changes = correction.finish(carry.w, carry.local(context))
+            extra |= extras
+            new_state |= changes
         if self.start != "sent":
-            kept["own"] = carry.w
-        return Payload(carry.w, extra), kept
+            new_state["own"] = carry.w
+        return Payload(carry.w, extra), new_state
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the model that `start` names."""

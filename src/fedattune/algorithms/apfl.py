@@ -66,8 +66,8 @@ class APFLClient(ClientUpdate):
         if self.adaptive:
             slope = torch.stack([(d * g[k]).sum() for k, d in (v - w).items()]).sum()
             alpha = (alpha - context.lr * slope).clamp(0, 1)
-        beside = grad(w, batch, statistics=False)  # statistics are those of the mixture
-        return _Carry(w - context.lr * beside, v - context.lr * carry.alpha * g, alpha)
+        shared_g = grad(w, batch, statistics=False)  # statistics are those of the mixture
+        return _Carry(w - context.lr * shared_g, v - context.lr * carry.alpha * g, alpha)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

@@ -104,15 +104,15 @@ def combined(
         "unit": unit, "sigma": sigma, "alpha": alpha, "self_weight": self_weight, "query": query, "hn_lr": hn_lr,
         "weighting": weighting, "lam": lam, "K": K, "personal_lr": personal_lr,
     }  # fmt: skip
-    given = {key: value for key, value in values.items() if value is not None}
+    options = {key: value for key, value in values.items() if value is not None}
     server_part, client_part = SERVER_PARTS[server], CLIENT_PARTS[client]
-    if idle := sorted(given.keys() - server_part.options.keys() - client_part.options.keys()):
+    if idle := sorted(options.keys() - server_part.options.keys() - client_part.options.keys()):
         raise ConfigError(
             f"combined: {', '.join(idle)}: no part has this option; server={server} has "
             f"{', '.join(server_part.options)}, client={client} has {', '.join(client_part.options) or 'none'}"
         )
     server_options, client_options = (
-        {key: given.get(key, default) for key, default in part.options.items()}
+        {key: options.get(key, default) for key, default in part.options.items()}
         for part in (server_part, client_part)
     )
     rule = server_part.make(**server_options)

@@ -79,15 +79,15 @@ class DittoClient(ClientUpdate):
         shared, v, anchor = carry
         lr = context.lr if self.personal_lr is None else self.personal_lr
         v = v - lr * (grad(v, batch) + self.lam * (v - anchor))
-        beside = partial(grad, statistics=False)  # statistics are those of v, which predicts
-        return _Carry(self.shared.step(shared, batch, beside, context), v, anchor)
+        shared_grad = partial(grad, statistics=False)  # statistics are those of v, which predicts
+        return _Carry(self.shared.step(shared, batch, shared_grad, context), v, anchor)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload the shared model; keep v."""
-        upload, kept = self.shared.finish(carry.shared, sent, local_state, context)
-        return upload, {**kept, "v": carry.v}
+        upload, shared_state = self.shared.finish(carry.shared, sent, local_state, context)
+        return upload, {**shared_state, "v": carry.v}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the personal model; communication does not change it."""

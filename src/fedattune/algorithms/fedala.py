@@ -109,8 +109,8 @@ class FedALAClient(ClientUpdate):
         """Return the mixture by the present U, or the received model before the first training."""
         top = self._top(sent.params)
         new, old = sent.params.only(top), local_state["own"].only(top)
-        mixed = choose(local_state["trained"]["rounds"] > 0, old + (new - old) * local_state["U"], new)
-        return Params({**sent.params, **mixed})
+        mixture = choose(local_state["trained"]["rounds"] > 0, old + (new - old) * local_state["U"], new)
+        return Params({**sent.params, **mixture})
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the own model, or the received model before the first training."""

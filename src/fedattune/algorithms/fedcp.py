@@ -44,11 +44,11 @@ def fedcp(
 
     `first_context="head"` derives the first round's vector from the head, as in later rounds.
     """
-    drawn = first_context == "random"
+    random_first = first_context == "random"
     return Algorithm(
-        SeparationClient(reset_personal_extractor, head_mix, client_vector, drawn),
+        SeparationClient(reset_personal_extractor, head_mix, client_vector, random_first),
         PartAverage(weighting, copies=STARTING_COPIES),
         personal=PERSONAL_PARTS,
-        network=FedCPNetwork(lam, vector=client_vector, random_first=drawn, noise=noise),
+        network=FedCPNetwork(lam, vector=client_vector, random_first=random_first, noise=noise),
         headline="received",
     )

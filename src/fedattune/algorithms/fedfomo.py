@@ -53,7 +53,7 @@ class _Carry(NamedTuple):
     start: Params
     models: Params
     losses: Tensor
-    seen: Tensor
+    n_samples: Tensor
     a: Tensor
 
 
@@ -101,8 +101,8 @@ class FedFomoClient(ClientUpdate):
         others = len(sent.extra["numbers"]["peer"])
         models = local_state["previous"].map(lambda a, b: torch.stack([a, b]), own)
         for name, v in models.items():  # personal tensors are the client's own in every candidate
-            more = peers[name] if name in peers else own[name].expand(others, *own[name].shape)
-            models[name] = torch.cat([v, more])
+            candidates = peers[name] if name in peers else own[name].expand(others, *own[name].shape)
+            models[name] = torch.cat([v, candidates])
         zeros = context.n_steps.new_zeros(2 + others)
         return _Carry(own, own, models, zeros, context.n_steps * 0, zeros[1:])
 
@@ -113,20 +113,20 @@ class FedFomoClient(ClientUpdate):
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Average the losses over the samples so far, and move theta accordingly."""
         x, _, *weight = batch
-        more = weight[0].sum() if weight else torch.full_like(carry.seen, len(x))
-        seen = carry.seen + more
+        n_batch = weight[0].sum() if weight else torch.full_like(carry.n_samples, len(x))
+        n_samples = carry.n_samples + n_batch
         # One by one: some models cannot run as a batch of models.
         each = torch.stack([loss(carry.models.rows(i), batch) for i in range(len(carry.losses))])
-        losses = carry.losses + (each - carry.losses) * (more / seen)
+        losses = carry.losses + (each - carry.losses) * (n_batch / n_samples)
         a = compute_affinity(carry.models, losses)
         start = self._mixed(carry.models, a)
-        return carry._replace(w=start, start=start, losses=losses, seen=seen, a=a)
+        return carry._replace(w=start, start=start, losses=losses, n_samples=n_samples, a=a)
 
     def _mixed(self, models: Params, a: Tensor) -> Params:
         previous, own = models.rows(0), models.rows(1)
         w = normalize_affinity(a)
-        moved = models.map(lambda v: v[0] + torch.tensordot(w.to(v.dtype), v[1:] - v[:1], 1))
-        return choose(w.sum() > 0, moved, own if self.fallback == "own" else previous)
+        mixture = models.map(lambda v: v[0] + torch.tensordot(w.to(v.dtype), v[1:] - v[:1], 1))
+        return choose(w.sum() > 0, mixture, own if self.fallback == "own" else previous)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Take one gradient step."""
@@ -214,9 +214,9 @@ class FedFomoServer(UploadStore):
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
         """Store the uploads, and add the reported affinities to P in place."""
-        peers, found = sent.extra["numbers"]["peer"], received.extra["affinity"]["a"]
+        peers, affinity = sent.extra["numbers"]["peer"], received.extra["affinity"]["a"]
         P = cast(Tensor, state["P"])
-        P.index_put_((ids[:, None].expand_as(peers), peers), found.to(P.dtype), accumulate=True)
+        P.index_put_((ids[:, None].expand_as(peers), peers), affinity.to(P.dtype), accumulate=True)
         return {**super().aggregate(state, ids, sent, received, n), "P": P, "round": state["round"] + 1}
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:

@@ -66,9 +66,9 @@ def make_client(lam: float, anchor: str, start: StartPoint) -> SGD:
     return SGD((Proximal(lam),) if anchor == "round" else (), start=start)
 
 
-def resolve_profile(profile: Profile, **given: Any) -> tuple[Any, ...]:
+def resolve_profile(profile: Profile, **switches: Any) -> tuple[Any, ...]:
     """Return the given switches; the profile replaces None."""
-    return tuple(PROFILES[profile][key] if value is None else value for key, value in given.items())
+    return tuple(PROFILES[profile][key] if value is None else value for key, value in switches.items())
 
 
 def note_inert_lam(name: str, anchor: str, lam: float) -> tuple[str, ...]:

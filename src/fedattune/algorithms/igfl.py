@@ -64,8 +64,8 @@ class GroupCorrection(Correction):
         missed = context.round - 1 - local.local_state["delta_round"]["round"]
         delta = local.local_state["delta"].only(displacement) * self.stale_decay**missed
         length = context.lr * context.n_steps
-        bent = Params({**g, **(own + (own + delta / length) / context.cohort - displacement / length)})
-        return choose(context.is_uploaded, bent, g)
+        corrected = Params({**g, **(own + (own + delta / length) / context.cohort - displacement / length)})
+        return choose(context.is_uploaded, corrected, g)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
         """Keep this round's update and the number of the round."""
@@ -116,7 +116,7 @@ class UpdateAttention(Average):
 
     @property
     def _single(self) -> bool:
-        """Whether each update has one score, instead of one score per client."""
+        """True if each update has one score, instead of one score per client."""
         return self.query == "global" or (self.query == "time" and self.form == "T3")
 
     def aggregate(

@@ -60,8 +60,8 @@ class L2GDClient(SGD):
         self, carry: object, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload and keep the trained model."""
-        upload, kept = super().finish(carry, sent, local_state, context)  # type: ignore[arg-type]
-        return upload, {**kept, "done": sent.extra["average"].only(["number"])}
+        upload, new_state = super().finish(carry, sent, local_state, context)  # type: ignore[arg-type]
+        return upload, {**new_state, "done": sent.extra["average"].only(["number"])}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the own model, averaged if the averaging is new."""
@@ -121,16 +121,16 @@ class L2GDServer(Average):
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
         """Toss the coin; average if it says so."""
-        flipped = self._flipped(state)
-        if not _averages(flipped):
-            return flipped
-        return {**flipped, **super().aggregate(state, ids, sent, received, n)}
+        new = self._toss(state)
+        if not _averages(new):
+            return new
+        return {**new, **super().aggregate(state, ids, sent, received, n)}
 
     def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
         """Toss the coin; newcomers move to the present mean."""
-        return self._flipped(state)
+        return self._toss(state)
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
         """Count nothing without averaging."""
@@ -140,7 +140,7 @@ class L2GDServer(Average):
         """Count nothing without averaging."""
         return received.traffic() if _averages(state) else Counter()
 
-    def _flipped(self, state: ServerState) -> ServerState:
+    def _toss(self, state: ServerState) -> ServerState:
         number = cast(Tensor, state["number"]) + 1
         rng = np.random.default_rng([int(cast(Tensor, state["seed"])), int(number)])
         steps = int(rng.geometric(1 - self.chance)) - 1  # successes before the first failure

@@ -52,11 +52,11 @@ class RelationshipCorrection(Correction):
         """Return g + 2 lam1 (W Omega)_t + 2 lam2 w."""
         sent, own = local.sent, local.sent.extra["omega"]["own"]
         personal = set(local.context.personal)
-        bent = {}
+        gradient = {}
         for k, v in w.items():
-            related = 0.0 if k in personal else self.lam1 * (sent.params[k] + own * v)
-            bent[k] = g[k] + 2 * related + 2 * self.lam2 * v
-        return Params(bent)
+            relation = 0.0 if k in personal else self.lam1 * (sent.params[k] + own * v)
+            gradient[k] = g[k] + 2 * relation + 2 * self.lam2 * v
+        return Params(gradient)
 
 
 SMOOTHING = 1e-4
@@ -78,9 +78,9 @@ class TaskRelationship(UploadStore):
         rows = self.matrix(state)[ids]
         own = rows.gather(1, ids[:, None])
         others = rows.scatter(1, ids[:, None], 0.0)
-        related = Params({name: mix(others, W.only([name]).rows(slice(None))[name]) for name in W})
-        like = next(iter(related.values()), own)
-        return Broadcast(Payload(related, {"omega": Params(own=own[:, 0].to(like.dtype))}))
+        relation = Params({name: mix(others, W.only([name]).rows(slice(None))[name]) for name in W})
+        like = next(iter(relation.values()), own)
+        return Broadcast(Payload(relation, {"omega": Params(own=own[:, 0].to(like.dtype))}))
 
     def matrix(self, state: ServerState) -> Tensor:
         """Return Omega (N, N)."""

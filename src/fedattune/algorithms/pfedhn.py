@@ -94,8 +94,8 @@ class PFedHNServer(ServerUpdate):
             phi = old.map(lambda a: a.detach().requires_grad_())
             model = generate_models(phi, phi["embedding"][client : client + 1]).rows(0)
             # Generated again: the steps of earlier clients changed phi since the broadcast.
-            apart = list((model - trained).map(torch.detach).values())
-            values = torch.autograd.grad(list(model.values()), list(phi.values()), apart)
+            difference = list((model - trained).map(torch.detach).values())
+            values = torch.autograd.grad(list(model.values()), list(phi.values()), difference)
         g = Params(zip(phi, values, strict=True))
         g = clip_norm(g, self.clip) + self.weight_decay * old
         velocity = self.momentum * cast(Params, state["velocity"]) + g

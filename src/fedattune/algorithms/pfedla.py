@@ -86,8 +86,8 @@ class HeurPFedLAClient(SGD):
         self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload the trained model, and keep it."""
-        upload, kept = super().finish(carry, sent, local_state, context)
-        return upload, {**kept, "last": upload.params}
+        upload, new_state = super().finish(carry, sent, local_state, context)
+        return upload, {**new_state, "last": upload.params}
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the received model with the client's own retained components."""
@@ -249,16 +249,16 @@ class PFedLAServer(UploadStore):
 
     def add_clients(self, state: ServerState, n: int) -> ServerState:
         """Return the state with `n` more clients, which weigh all earlier models and their own."""
-        joined, w0 = super().add_clients(state, n), self.newcomer_model(state)
+        larger, w0 = super().add_clients(state, n), self.newcomer_model(state)
         old = cast(Params, state["hypernetworks"])
-        new = self._draw(w0, n, len(cast(Tensor, joined["n"])))
+        new = self._draw(w0, n, len(cast(Tensor, larger["n"])))
         # Earlier clients weigh the same models as before: the new columns are not allowed to them.
         wider = {
             k: torch.cat([old[k], old[k].new_zeros(*old[k].shape[:2], n, *old[k].shape[3:])], 2)
             for k in ("head.weight", "head.bias")
         }
         both = Params({**old, **wider}).map(lambda a, b: torch.cat([a, b]), new)
-        return {**joined, "hypernetworks": both}
+        return {**larger, "hypernetworks": both}
 
 
 def _features(networks: Params) -> Tensor:
@@ -350,10 +350,10 @@ class HeurPFedLAServer(PFedLAServer):
 
     def _traffic(self, state: ServerState, flags: Tensor) -> Traffic:
         """Count the bytes of the components whose flags (R, L) are set."""
-        one, spared = cast(Params, state["theta"]).rows(0), Traffic()
+        one, traffic = cast(Params, state["theta"]).rows(0), Traffic()
         for names, times in zip(group_names(one, self.unit).values(), flags.sum(0).tolist(), strict=True):
-            spared += count_traffic(one.only(names), int(times))
-        return spared
+            traffic += count_traffic(one.only(names), int(times))
+        return traffic
 
 
 def _with_own(alpha: Tensor, flags: Tensor, ids: Tensor) -> Tensor:

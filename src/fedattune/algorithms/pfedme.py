@@ -69,10 +69,10 @@ class PFedMeClient(ClientUpdate):
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload w, keep theta."""
-        kept: LocalState = {"theta": carry.theta}
+        new_state: LocalState = {"theta": carry.theta}
         if self.start == "newest":
-            kept["own"] = carry.w
-        return Payload(carry.w), kept
+            new_state["own"] = carry.w
+        return Payload(carry.w), new_state
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the local model w before training: the received one (the paper's GM), or the own one."""

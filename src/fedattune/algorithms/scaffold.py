@@ -53,7 +53,7 @@ class ControlVariateCorrection(Correction):
 
     @property
     def needs_full_gradient(self) -> bool:
-        """Whether option I is chosen."""
+        """True if option I is chosen."""
         return self.option == "I"
 
     def init_local_state(self, w0: Params) -> LocalState:

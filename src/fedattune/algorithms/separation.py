@@ -241,10 +241,10 @@ class SeparationClient(ClientUpdate):
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return E_g and H_g as last received, and a count of trained rounds."""
-        kept: LocalState = {"received": w0.only(k for k in w0 if k.startswith("global_"))}
+        new_state: LocalState = {"received": w0.only(k for k in w0 if k.startswith("global_"))}
         if self.random_first:
-            kept["trained"] = Params(rounds=torch.zeros_like(w0["context"][0]))
-        return kept
+            new_state["trained"] = Params(rounds=torch.zeros_like(w0["context"][0]))
+        return new_state
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Params:
         """Start from the received model."""
@@ -270,10 +270,10 @@ class SeparationClient(ClientUpdate):
                 upload[k] = (1 - c) * v + c * w[k.removeprefix("global_")]
             else:
                 upload[k] = v
-        kept: LocalState = {"received": w.only(local_state["received"])}
+        new_state: LocalState = {"received": w.only(local_state["received"])}
         if self.random_first:
-            kept["trained"] = local_state["trained"] + 1
-        return Payload(Params(upload)), kept
+            new_state["trained"] = local_state["trained"] + 1
+        return Payload(Params(upload)), new_state
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the global parts with the client's own parts, and its vector."""

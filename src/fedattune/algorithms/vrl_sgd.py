@@ -48,12 +48,12 @@ class VarianceCorrection(Correction):
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """Return the gradient minus D_i."""
-        bent = g - self._control(local)
+        corrected = g - self._control(local)
         if not self.warmup:
-            return bent
+            return corrected
         # A model that moved has taken its one step.
-        moved = torch.stack([(w[k] != local.start[k]).any() for k in w]).any()
-        return choose((local.context.round == 1) & moved, bent.zeros(), bent)
+        has_moved = torch.stack([(w[k] != local.start[k]).any() for k in w]).any()
+        return choose((local.context.round == 1) & has_moved, corrected.zeros(), corrected)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
         """Keep D_i, the upload, its number of steps and its round."""

@@ -73,7 +73,7 @@ def load_entries() -> dict[str, str]:
     """Return the text of every BibTeX entry, by key."""
     file = Path(__file__).with_suffix(".bib").read_text(encoding="utf-8")
     return {
-        found[1]: found[0] for text in (file, *_method_texts().values()) for found in ENTRY.finditer(text)
+        match[1]: match[0] for text in (file, *_method_texts().values()) for match in ENTRY.finditer(text)
     }
 
 
@@ -83,7 +83,7 @@ def load_tables() -> dict[str, dict[str, Keys]]:
     from ..algorithms import METHODS
     from ..algorithms.combined import PART_METHODS
 
-    own = {name: tuple(found[1] for found in ENTRY.finditer(text)) for name, text in _method_texts().items()}
+    own = {name: tuple(match[1] for match in ENTRY.finditer(text)) for name, text in _method_texts().items()}
     methods = {
         name: tuple(dict.fromkeys(key for one in (name, *entry.cites) for key in own[one]))
         for name, entry in METHODS.items()
@@ -114,7 +114,7 @@ def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
     from ..core.io import read_json
     from ..training.storage.folder import RunFolder
 
-    used: dict[UsedItem, None] = {}
+    items: dict[UsedItem, None] = {}
     version = __version__
     for path in runs:
         configs = [RunFolder(path).config] if RunFolder(path).config.is_file() else []
@@ -124,11 +124,11 @@ def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
                 f"{path} holds no run; give a folder that fedattune run or compare wrote, or --algorithms"
             )
         for file in configs:
-            used |= dict.fromkeys(_items_of_config(read_json(file), _table(file)))
+            items |= dict.fromkeys(_items_of_config(read_json(file), _table(file)))
             environment = RunFolder(file.parent).environment
             if environment.is_file():
                 version = read_json(environment).get("fedattune", version)
-    return list(used), version
+    return list(items), version
 
 
 def _table(config: Path) -> str | None:
@@ -145,53 +145,53 @@ def _table(config: Path) -> str | None:
 
 
 def _items_of_config(config: Mapping[str, Any], table: str | None) -> list[UsedItem]:
-    named = {
+    names = {
         "data": table or config["data"],
         "partition": config["partition"].get("name"),
         "model": config["model"],
     }
     # A federation of ready clients has no partition.
-    given = ("partition", "given")
-    rest = [UsedItem(kind, name) for kind, name in named.items() if name and (kind, name) != given]
+    ready_clients = ("partition", "given")
+    rest = [UsedItem(kind, name) for kind, name in names.items() if name and (kind, name) != ready_clients]
     return [*_items_of_method(config["algorithm"], config.get("options", {})), *rest]
 
 
-def _items_of_method(name: str, given: Mapping[str, Any]) -> list[UsedItem]:
+def _items_of_method(name: str, options: Mapping[str, Any]) -> list[UsedItem]:
     """Return the method, or the parts of `combined`."""
     if name != "combined":
         return [UsedItem("method", name)]
     from ..algorithms import combined
     from ..core.options import list_options
 
-    values = {option.name: given.get(option.name, option.default) for option in list_options(combined)}
+    values = {option.name: options.get(option.name, option.default) for option in list_options(combined)}
     parts = [values[key] for key in ("server", "client", "personal")]
     return [UsedItem("part", part) for part in parts if part != "none"]
 
 
-def format_bibtex(used: Iterable[UsedItem], version: str = __version__) -> str:
+def format_bibtex(items: Iterable[UsedItem], version: str = __version__) -> str:
     """Write the entries of FedAttune and of all used items, each once, under a comment that names the items.
 
     Comments (%) at the end name the items that have no entry.
     """
     tables, entries = load_tables(), load_entries()
-    wanted: dict[str, list[str]] = {FEDATTUNE: []}
-    without: list[str] = []
-    unknown: list[str] = []
-    for kind, name in used:
+    reasons_by_key: dict[str, list[str]] = {FEDATTUNE: []}
+    uncited: list[str] = []
+    foreign: list[str] = []
+    for kind, name in items:
         keys = tables[kind].get(name)
         if keys is None:
-            unknown.append(f"{kind} {name}")
+            foreign.append(f"{kind} {name}")
         elif not keys:
-            without.append(f"{kind} {name}")
+            uncited.append(f"{kind} {name}")
         for key in keys or ():
-            wanted.setdefault(key, []).append(f"{kind} {name}")
+            reasons_by_key.setdefault(key, []).append(f"{kind} {name}")
     blocks = [
         "\n".join([*([f"% {', '.join(reasons)}"] if reasons else []), entries[key]])
-        for key, reasons in wanted.items()
+        for key, reasons in reasons_by_key.items()
     ]
     blocks[0] = blocks[0].replace("VERSION", version)
-    if without:
-        blocks.append(f"% Nothing to cite for {', '.join(without)}.")
-    if unknown:
-        blocks.append(f"% Not part of FedAttune, please cite the source: {', '.join(unknown)}.")
+    if uncited:
+        blocks.append(f"% Nothing to cite for {', '.join(uncited)}.")
+    if foreign:
+        blocks.append(f"% Not part of FedAttune, please cite the source: {', '.join(foreign)}.")
     return "\n\n".join(blocks) + "\n"

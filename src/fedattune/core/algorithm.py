@@ -63,7 +63,7 @@ class ClientUpdate(ABC):
 
     @property
     def is_ready_after_probe(self) -> bool:
-        """Whether the received model needs `probe`; `finish` then makes it, without any step."""
+        """True if the received model needs `probe`; `finish` then makes it, without any step."""
         return False
 
     def init_local_state(self, w0: Params) -> LocalState:
@@ -150,7 +150,7 @@ class ServerUpdate(ABC):
         return w if isinstance(w, Params) and w else None
 
     should_update: ClassVar[bool] = True
-    """Whether uploads change the payloads of other clients."""
+    """True if uploads change the payloads of other clients."""
 
     per_client: ClassVar[tuple[str, ...]] = ()
     """Names of the entries of the state that have one row per client."""

@@ -45,12 +45,12 @@ def summarize_error(error: BaseException) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Suggest the nearest known name and list all names: `did you mean 'sigma'? (known: lam, sigma)`."""
     names = sorted(known)
-    known_names = f"known: {', '.join(names) if names else 'none'}"
+    listing = f"known: {', '.join(names) if names else 'none'}"
     hint = suggest_name(name, names)
-    return f"{hint} ({known_names})" if hint else known_names
+    return f"{hint} ({listing})" if hint else listing
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
     """Suggest the nearest known name, or return an empty string."""
-    found = get_close_matches(name, sorted(known), n=1)
-    return f"did you mean {found[0]!r}?" if found else ""
+    matches = get_close_matches(name, sorted(known), n=1)
+    return f"did you mean {matches[0]!r}?" if matches else ""

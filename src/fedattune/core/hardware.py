@@ -133,7 +133,7 @@ def check_device(settings: Settings) -> None:
 
 
 def _has_cpu_bfloat16() -> bool:
-    return any(found for name, found in torch.cpu.get_capabilities().items() if "bf16" in name)
+    return any(has_type for name, has_type in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 
 def resolve_device(settings: Settings) -> torch.device:
@@ -171,16 +171,16 @@ def limit_to_memory(n: int) -> int:
 
 def _free_memory_bytes() -> int | None:
     """Return the free bytes of the machine or its container, whichever is less; None if the system is silent."""
-    found = []
+    sizes = []
     with suppress(OSError, ValueError, IndexError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
-        found.append(1024 * int(text.split("MemAvailable:")[1].split()[0]))
+        sizes.append(1024 * int(text.split("MemAvailable:")[1].split()[0]))
     with suppress(OSError, ValueError):
         most, used = (
             int((CGROUP_PATH / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current")
         )
-        found.append(most - used)
-    return min(found, default=None)
+        sizes.append(most - used)
+    return min(sizes, default=None)
 
 
 def _peak_memory_bytes() -> int:

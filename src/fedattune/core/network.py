@@ -20,7 +20,7 @@ class MethodModule(nn.Module, ABC):
     """
 
     batch_statistics = False
-    """Whether the loss depends on the batch as a whole; batches are then never padded."""
+    """True if the loss depends on the batch as a whole; batches are then never padded."""
 
     @abstractmethod
     def objective(self, output: Any, batch: tuple[Tensor, ...]) -> Tensor:
@@ -33,7 +33,7 @@ class Network(ABC):
 
     @property
     def generic(self) -> bool:
-        """Whether the module is the global model once its personal tensors are zero."""
+        """True if the module is the global model once its personal tensors are zero."""
         return False
 
     @abstractmethod

@@ -26,7 +26,7 @@ MAX_SHOWN_CHARS = 60
 
 
 def _is_number(annotation: Any) -> bool:
-    """Whether the annotation allows a number and no boolean."""
+    """True if the annotation allows a number and no boolean."""
     kinds = get_args(annotation)
     return bool not in kinds and (annotation in (int, float) or any(_is_number(kind) for kind in kinds))
 

@@ -67,8 +67,8 @@ class Params(dict[str, Tensor]):
 
     def without(self, names: Iterable[str]) -> "Params":
         """Return all tensors except the tensors called `names`."""
-        gone = set(names)
-        return Params({k: v for k, v in self.items() if k not in gone})
+        skip = set(names)
+        return Params({k: v for k, v in self.items() if k not in skip})
 
     def rows(self, ids: Tensor | int | slice) -> "Params":
         """Return the models of clients `ids` of a stack: a view for a number or a slice, else a copy."""

@@ -71,7 +71,7 @@ class Task:
 
     @property
     def uses_batch_statistics(self) -> bool:
-        """Whether the model normalises over the batch; padding would then change the result."""
+        """True if the model normalises over the batch; padding would then change the result."""
         own = isinstance(self.model, MethodModule) and self.model.batch_statistics
         return own or any(isinstance(m, _BatchNorm) for m in self.model.modules())
 
@@ -88,7 +88,7 @@ class Task:
 
     @property
     def convolutional(self) -> bool:
-        """Whether the model has convolutions; a CPU runs them fastest one client at a time."""
+        """True if the model has convolutions; a CPU runs them fastest one client at a time."""
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.model.modules())
 
     def predict(self, params: Params, buffers: Params, x: Tensor) -> Tensor:

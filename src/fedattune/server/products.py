@@ -66,8 +66,8 @@ def mix(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tensor:
     shape = (len(weights), *models.shape[1:])
     into = None if out is None else out.view(len(weights), -1)
     stack, weights = flatten(models), weights.to(models.dtype)
-    if (found := _try_offload(_mixture, stack, weights, len(weights), summed=False)) is not None:
-        return (found if into is None else into.copy_(found)).view(shape)
+    if (result := _try_offload(_mixture, stack, weights, len(weights), summed=False)) is not None:
+        return (result if into is None else into.copy_(result)).view(shape)
     return torch.mm(weights, stack, out=into).view(shape)
 
 
@@ -97,8 +97,8 @@ def dots(parts: Iterable[Part], rows: Tensor | slice, size: tuple[int, int]) -> 
 
 def _accumulate_dots(out: Tensor | None, a: Tensor, rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
     # A separate function, so that one part is freed before the next is made.
-    if (found := _try_offload(_dots, a, rows, size[0], summed=True)) is not None:
-        return found if out is None else out.add_(found)
+    if (result := _try_offload(_dots, a, rows, size[0], summed=True)) is not None:
+        return result if out is None else out.add_(result)
     out = a.new_zeros(size) if out is None else out
     _add_dots(out, a[rows], a)
     return out
@@ -138,8 +138,8 @@ def squared_distances(parts: Sequence[Part], like: Tensor, error: float) -> Tens
     n = len(like)
     out = torch.zeros(n, n, dtype=torch.float64, device=like.device)
     for part in parts:
-        if (found := _try_offload(_centred_dots, models := part(), None, n, summed=True)) is not None:
-            out += found
+        if (result := _try_offload(_centred_dots, models := part(), None, n, summed=True)) is not None:
+            out += result
         else:
             _add_centred_dots(out, models)
         del models
