@@ -68,20 +68,20 @@ def find_clusters(
         similarity: label similarity (N, N), where labels are known.
 
     """
-    found = arrange_clients(weights, offered)
-    if found.share is None or found.chance is None:
+    arrangement = arrange_clients(weights, offered)
+    if arrangement.share is None or arrangement.chance is None:
         return None
-    numbers = np.array(found.clusters)
+    numbers = np.array(arrangement.clusters)
     same = (numbers[:, None] == numbers) & ~np.eye(len(numbers), dtype=bool)
     apart = numbers[:, None] != numbers
-    in_order = dict.fromkeys(found.clusters[i] for i in found.order)
+    in_order = dict.fromkeys(arrangement.clusters[i] for i in arrangement.order)
     clients = [[names[i] for i in np.flatnonzero(numbers == number).tolist()] for number in in_order]
     inside, between = (
         (None, None)
         if similarity is None
         else (float(similarity[same].mean()), float(similarity[apart].mean()))
     )
-    return Clusters(clients, found.share, found.chance, inside, between)
+    return Clusters(clients, arrangement.share, arrangement.chance, inside, between)
 
 
 def arrange_clients(weights: FloatArray, offered: BoolArray) -> Arrangement:
@@ -151,8 +151,8 @@ def cut_clusters(similarity: FloatArray, count: int) -> NDArray[np.int_]:
     from scipy.spatial.distance import squareform
 
     tree = linkage(squareform(_compute_distance(similarity), checks=False), "average")
-    found: NDArray[np.int_] = fcluster(tree, count, "maxclust")
-    return found
+    clusters: NDArray[np.int_] = fcluster(tree, count, "maxclust")
+    return clusters
 
 
 def _compute_distance(similarity: FloatArray) -> FloatArray:
@@ -173,12 +173,12 @@ def _measure_clusters(
     same = others & (clusters[:, None] == clusters)
     totals = np.where(others, weights, 0).sum(1)
     # A client by itself has nobody to learn from in its cluster.
-    known = same.any(1) & ~np.isnan(weights).any(1) & (totals >= MIN_OTHERS_SHARE)
-    if not known.any() or not (others & ~same)[known].any():
+    has_choice = same.any(1) & ~np.isnan(weights).any(1) & (totals >= MIN_OTHERS_SHARE)
+    if not has_choice.any() or not (others & ~same)[has_choice].any():
         return None
-    kept = np.where(same, weights, 0).sum(1)[known] / totals[known]
-    chance = same.sum(1)[known] / others.sum(1)[known]
-    return float(kept.mean()), float(chance.mean())
+    share = np.where(same, weights, 0).sum(1)[has_choice] / totals[has_choice]
+    chance = same.sum(1)[has_choice] / others.sum(1)[has_choice]
+    return float(share.mean()), float(chance.mean())
 
 
 def _shuffle_rows(weights: FloatArray, offered: BoolArray) -> Iterator[FloatArray]:

@@ -128,8 +128,8 @@ def _build_row(name: str, groups: Mapping[str, list["RunMetrics"]], rounds_to: f
     numbers = [_pick_numbers(run) for run in runs]
     spreads: dict[str, Any] = {}
     for key in numbers[0]:
-        known = [value for one in numbers if (value := one[key]) is not None]
-        spreads[key] = compute_mean_std(known) if known else None
+        values = [value for one in numbers if (value := one[key]) is not None]
+        spreads[key] = compute_mean_std(values) if values else None
     gains = None if name == BASELINE else compute_gains(groups, name)
     return MethodRow(
         algorithm=name,
@@ -149,8 +149,8 @@ def _pick_numbers(run: "RunMetrics") -> dict[str, float | None]:
     """Pick the accuracies of one run that a row shows over the seeds."""
 
     def average_newcomers(point: "Point") -> float | None:
-        found = [getattr(newcomer, point) for newcomer in run.newcomers]
-        return float(np.mean(found)) if found else None
+        accuracies = [getattr(newcomer, point) for newcomer in run.newcomers]
+        return float(np.mean(accuracies)) if accuracies else None
 
     final, best = run.metrics, run.bmta
     return {

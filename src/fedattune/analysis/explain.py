@@ -100,11 +100,11 @@ class RunExplanation:
             else [*dict.fromkeys(run.algorithm for run, _ in runs.select(None, seed))]
         )
         names.sort(key=lambda name: (name == BASELINE, name != first))
-        found = [MixingAnalysis(runs.select(name, seed)[0][0], always) for name in names]
-        self.mixing = next((one for one in found if one.has_mixtures), found[0])
+        analyses = [MixingAnalysis(runs.select(name, seed)[0][0], always) for name in names]
+        self.mixing = next((one for one in analyses if one.has_mixtures), analyses[0])
         self.run = self.mixing.run
         self.choice_note: str | None = None
-        if self.mixing is not found[0] and names[0] == first:
+        if self.mixing is not analyses[0] and names[0] == first:
             self.choice_note = (
                 f"The verdict is about {first}, which does not mix client by client; {self.method} does."
             )
@@ -186,18 +186,18 @@ class RunExplanation:
 
 def _accuracy_by_seed(runs: list[RunMetrics], position: int) -> dict[int, float]:
     """Return seed -> test accuracy of a client in percent at the headline point; NaN if it was never evaluated."""
-    found = {run.settings.seed: getattr(run.clients[position], run.headline) for run in runs}
-    return {seed: np.nan if value is None else 100 * value for seed, value in found.items()}
+    accuracies = {run.settings.seed: getattr(run.clients[position], run.headline) for run in runs}
+    return {seed: np.nan if value is None else 100 * value for seed, value in accuracies.items()}
 
 
 def _find_client(run: RunMetrics, client: str) -> int:
     """Find the position of a client among the evaluated ones."""
-    known = [str(one["id"]) for one in run.facts["clients"]]
-    if client in known:
-        return known.index(client)
-    hint = did_you_mean(client, known) if len(known) <= MAX_LISTED_CLIENTS else suggest_name(client, known)
-    some = f", of whose {run.n_clients:,} clients {len(known):,} were evaluated"
+    names = [str(one["id"]) for one in run.facts["clients"]]
+    if client in names:
+        return names.index(client)
+    hint = did_you_mean(client, names) if len(names) <= MAX_LISTED_CLIENTS else suggest_name(client, names)
+    some = f", of whose {run.n_clients:,} clients {len(names):,} were evaluated"
     raise RunError(
-        f"no client {client!r} in this run{some if len(known) < run.n_clients else ''}"
+        f"no client {client!r} in this run{some if len(names) < run.n_clients else ''}"
         + (f"; {hint}" if hint else "; fedattune explain without --client lists them")
     )

@@ -66,17 +66,17 @@ class Runs:
         names = list(dict.fromkeys(run.algorithm for run in self.results))
         if algorithm is not None and algorithm not in names:
             raise RunError(f"no run of {algorithm!r} here; {did_you_mean(algorithm, names)}")
-        found = [
+        matches = [
             (run, folder)
             for run, folder in zip(self.results, self.folders, strict=True)
             if algorithm in (None, run.algorithm)
         ]
-        seeds = ", ".join(map(str, sorted({run.settings.seed for run, _ in found})))
-        found = [one for one in found if seed in (None, one[0].settings.seed)]
-        if not found:
+        seeds = ", ".join(map(str, sorted({run.settings.seed for run, _ in matches})))
+        matches = [one for one in matches if seed in (None, one[0].settings.seed)]
+        if not matches:
             method = f" of {algorithm}" if seed in [run.settings.seed for run in self.results] else ""
             raise RunError(f"no run{method} with seed {seed} here; give one of the seeds {seeds}")
-        return found
+        return matches
 
 
 def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
@@ -123,7 +123,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
         RunError: a folder holds no run, none that is finished, or the runs are not of the same clients.
 
     """
-    found: dict[tuple[str, int], tuple[RunMetrics, Path]] = {}
+    runs: dict[tuple[str, int], tuple[RunMetrics, Path]] = {}
     config_of: dict[str, dict[str, Any]] = {}  # name -> configuration of its runs
     identities: list[tuple[object, ...]] = []
     failed: list[str] = []
@@ -150,15 +150,15 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
             # Every folder is read once, so the last of these names is free.
             label = path if folder == path else path.resolve().name
             names = (own, *(f"{own} ({apart})" for apart in (label, path, folder, len(identities))))
-            free = (name for name in names if (name, seed) not in found)
+            free = (name for name in names if (name, seed) not in runs)
             name = next(name for name in free if config == config_of.setdefault(name, config))
-            found[name, seed] = replace(run, config={**run.config, "algorithm": name}), folder
-    if not found and not running:
+            runs[name, seed] = replace(run, config={**run.config, "algorithm": name}), folder
+    if not runs and not running:
         raise RunError(
             f"{folders[0]}: no run is finished yet; look at it with fedattune watch, or go on with it by --resume"
         )
-    ordered = sorted(found.values(), key=lambda one: one[0].algorithm != BASELINE)
-    _check_clients(list(found.values()))
+    ordered = sorted(runs.values(), key=lambda one: one[0].algorithm != BASELINE)
+    _check_clients(list(runs.values()))
     return Runs(
         [run for run, _ in ordered],
         [folder for _, folder in ordered],
@@ -174,17 +174,17 @@ def _strip_config(run: RunMetrics) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key not in hidden and value is not None}
 
 
-def _check_clients(found: Sequence[tuple[RunMetrics, Path]]) -> None:
+def _check_clients(runs: Sequence[tuple[RunMetrics, Path]]) -> None:
     """Refuse runs that are not of the same clients."""
-    for run, folder in found[1:]:
-        first, reason = found[0][0], ""
+    for run, folder in runs[1:]:
+        first, reason = runs[0][0], ""
         if run.config.get("split") != first.config.get("split"):
             reason = "data, partition or its seed differ"
         elif [one["id"] for one in run.facts["clients"]] != [one["id"] for one in first.facts["clients"]]:
             reason = "other clients were evaluated: --eval-clients or --held-out differ"
         if reason:
             raise RunError(
-                f"{folder} and {found[0][1]} are not of the same clients ({reason}), so they cannot be compared; look "
+                f"{folder} and {runs[0][1]} are not of the same clients ({reason}), so they cannot be compared; look "
                 "at them one by one"
             )
 
@@ -210,14 +210,14 @@ def find_run_folders(path: Path) -> list[Path]:
     """
     if RunFolder(path).config.is_file():
         return [path]
-    found = [file.parent for file in path.glob("*/seed-*/config.json")]
-    if not found and not (path / EXPERIMENT_FILE).is_file():
+    folders = [file.parent for file in path.glob("*/seed-*/config.json")]
+    if not folders and not (path / EXPERIMENT_FILE).is_file():
         missing = "" if path.exists() else " (there is no such folder)"
         raise RunError(f"{path} holds no run{missing}; give a folder that fedattune run or compare wrote")
     names = _list_methods(read_experiment(path))
-    found.sort(key=lambda run: (run.parent.name, natural_key(run.name)))
-    found.sort(key=lambda run: names.index(run.parent.name) if run.parent.name in names else len(names))
-    return found
+    folders.sort(key=lambda run: (run.parent.name, natural_key(run.name)))
+    folders.sort(key=lambda run: names.index(run.parent.name) if run.parent.name in names else len(names))
+    return folders
 
 
 def read_experiment(path: Path) -> dict[str, Any]:

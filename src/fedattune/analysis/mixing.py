@@ -100,10 +100,10 @@ class MixingAnalysis:
         n = len(run.facts["clients"])
         self.positions = list(range(n))
         if n > MAX_MIXING_CLIENTS:
-            spread = np.linspace(0, n - 1, MAX_MIXING_CLIENTS).round().astype(int).tolist()
-            self.positions = sorted({*spread, *always})
+            evenly = np.linspace(0, n - 1, MAX_MIXING_CLIENTS).round().astype(int).tolist()
+            self.positions = sorted({*evenly, *always})
         self.names = [str(run.facts["clients"][i]["id"]) for i in self.positions]
-        self._place_of = {int(run.eval_ids[i]): place for place, i in enumerate(self.positions)}
+        self._index_of = {int(run.eval_ids[position]): i for i, position in enumerate(self.positions)}
 
     @cached_property
     def rounds(self) -> list[int]:
@@ -113,12 +113,12 @@ class MixingAnalysis:
     def read_round(self, round_: int) -> RoundRows:
         """Read the rows of one round; weights of clients that are not looked at are missing."""
         rows, columns, weights = self.run.mixing.among(round_)
-        rows_here = [(k, self._place_of[number]) for k, number in enumerate(rows) if number in self._place_of]
+        rows_here = [(k, self._index_of[number]) for k, number in enumerate(rows) if number in self._index_of]
         columns_here = [
-            (k, self._place_of[number]) for k, number in enumerate(columns) if number in self._place_of
+            (k, self._index_of[number]) for k, number in enumerate(columns) if number in self._index_of
         ]
-        source, receivers = [k for k, _ in rows_here], [place for _, place in rows_here]
-        senders = [place for _, place in columns_here]
+        source, receivers = [k for k, _ in rows_here], [i for _, i in rows_here]
+        senders = [i for _, i in columns_here]
         among, totals = {}, {}
         for component, matrix in weights.items():
             among[component] = np.zeros((len(receivers), len(self.names)))
@@ -135,21 +135,21 @@ class MixingAnalysis:
 
         """
         n = len(self.names)
-        found = LastRows({}, [None] * n, np.zeros((n, n), dtype=bool), np.full(n, np.nan))
+        last = LastRows({}, [None] * n, np.zeros((n, n), dtype=bool), np.full(n, np.nan))
         rounds = [r for r in self.rounds if round_ is None or r <= round_]
         for r in reversed(rounds[-back:]):
             rows = self.read_round(r)
-            new = [k for k, place in enumerate(rows.receivers) if found.rounds[place] is None]
-            places = [rows.receivers[k] for k in new]
+            new = [k for k, i in enumerate(rows.receivers) if last.rounds[i] is None]
+            receivers = [rows.receivers[k] for k in new]
             for component, weights in rows.weights.items():
-                found.weights.setdefault(component, np.full((n, n), np.nan))[places] = weights[new]
-            found.offered[np.ix_(places, rows.senders)] = True
-            found.totals[places] = np.mean([total[new] for total in rows.totals.values()], axis=0)
-            for place in places:
-                found.rounds[place] = r
-            if None not in found.rounds:
+                last.weights.setdefault(component, np.full((n, n), np.nan))[receivers] = weights[new]
+            last.offered[np.ix_(receivers, rows.senders)] = True
+            last.totals[receivers] = np.mean([total[new] for total in rows.totals.values()], axis=0)
+            for i in receivers:
+                last.rounds[i] = r
+            if None not in last.rounds:
                 break
-        return found
+        return last
 
     @cached_property
     def last(self) -> LastRows:
@@ -184,8 +184,8 @@ class MixingAnalysis:
     @cached_property
     def labels(self) -> FloatArray | None:
         """Samples of each class (N, classes); None if the run does not know them."""
-        found = self.run.facts.get("labels")
-        return None if found is None else np.array(found, dtype=np.float64)[self.positions]
+        counts = self.run.facts.get("labels")
+        return None if counts is None else np.array(counts, dtype=np.float64)[self.positions]
 
     @cached_property
     def similarity(self) -> FloatArray | None:
@@ -205,10 +205,10 @@ class MixingAnalysis:
         return [self._summarise(*one) for one in self.last.weights.items()] if self.has_mixtures else []
 
     def _summarise(self, name: str, matrix: FloatArray) -> ComponentSummary:
-        known = np.flatnonzero(~np.isnan(matrix).any(1)).tolist()
-        is_even = all(compute_shares(self.names, i, 0, matrix[i]).is_even for i in known)
+        receivers = np.flatnonzero(~np.isnan(matrix).any(1)).tolist()
+        is_even = all(compute_shares(self.names, i, 0, matrix[i]).is_even for i in receivers)
         return ComponentSummary(
-            name, float(matrix[known, known].mean()), is_even, self.measure_agreement(matrix)
+            name, float(matrix[receivers, receivers].mean()), is_even, self.measure_agreement(matrix)
         )
 
     @cached_property
@@ -233,7 +233,7 @@ class MixingAnalysis:
         last = self.last.rounds[client]
         if last is None:
             return []
-        found: dict[str, list[MixtureShares]] = {}
+        mixtures: dict[str, list[MixtureShares]] = {}
         for r in sorted({*thin_out(self.rounds, MAX_TRACED_ROUNDS), last}):
             rows = self.read_round(r)
             if client not in rows.receivers:
@@ -242,8 +242,8 @@ class MixingAnalysis:
             for component, weights in rows.weights.items():
                 total = float(rows.totals[component][k])
                 shares = compute_shares(self.names, client, r, weights[k], total)
-                found.setdefault(component, []).append(shares)
+                mixtures.setdefault(component, []).append(shares)
         return [
             build_trace(name, shares, self.measure_agreement(self.last.weights[name], client))
-            for name, shares in found.items()
+            for name, shares in mixtures.items()
         ]

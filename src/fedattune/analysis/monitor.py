@@ -85,10 +85,10 @@ def read_statuses(path: Path) -> list[RunStatus]:
         changed = max(map(_read_time, (RunFolder(folder).metrics, RunFolder(folder).config)))
         # A failed run that goes on is of a comparison that was resumed.
         failure = failures.get(folder, "") if changed <= failed_at else ""
-        found, means[method, seed] = _read_progress(folder)
+        progress, means[method, seed] = _read_progress(folder)
         quiet = max(0.0, time.time() - changed) if changed else 0.0
         status = RunStatus(
-            method, seed, "running", **{"rounds": rounds, **found}, quiet=quiet, failure=failure
+            method, seed, "running", **{"rounds": rounds, **progress}, quiet=quiet, failure=failure
         )
         limit = FIRST_ROUND_S
         if status.round:
@@ -123,7 +123,7 @@ def _read_progress(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
     with closing(run.store) as store:
         records = store.rounds()
         last = records[-1]
-        found: dict[str, Any] = {
+        progress: dict[str, Any] = {
             "round": last.round,
             "rounds": int(run.config["rounds"]),
             "bytes": last.bytes_up + last.bytes_down,
@@ -135,8 +135,8 @@ def _read_progress(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
         for r, point, (n, correct, loss) in store.scores("test", max(means, default=last.round)):
             if r in means and point == run.headline:
                 metrics = summarise(n.astype(int), correct.astype(int), loss)
-                found |= {"accuracy": metrics["acc_uniform"], "worst10": metrics["acc_worst10"]}
-    return found, means
+                progress |= {"accuracy": metrics["acc_uniform"], "worst10": metrics["acc_worst10"]}
+    return progress, means
 
 
 def _add_gain(status: RunStatus, means: dict[tuple[str, int], dict[int, float]]) -> RunStatus:

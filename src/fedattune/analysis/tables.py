@@ -112,10 +112,12 @@ def _format_accuracy(pick: Callable[[MethodRow], MeanStd | None]) -> RowFormatte
     """Return a function that formats one accuracy of a row: its mean, and its deviation over several seeds."""
 
     def cell(row: MethodRow) -> str:
-        found = pick(row)
-        if found is None:
+        accuracy = pick(row)
+        if accuracy is None:
             return "-"
-        return format_points(found.mean) + (f" ±{format_points(found.std, 1)}" if row.n_seeds > 1 else "")
+        return format_points(accuracy.mean) + (
+            f" ±{format_points(accuracy.std, 1)}" if row.n_seeds > 1 else ""
+        )
 
     return cell
 

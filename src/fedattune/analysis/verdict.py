@@ -63,16 +63,16 @@ def reach_verdict(
     method = max(
         (name for name in groups if name != BASELINE and name not in excluded), key=scores.__getitem__
     )
-    found = _compare_with_baseline(groups, method, scores, f"by {criterion}")
-    return found if is_final else replace(found, text=f"As it stands now: {found.text}")
+    verdict = _compare_with_baseline(groups, method, scores, f"by {criterion}")
+    return verdict if is_final else replace(verdict, text=f"As it stands now: {verdict.text}")
 
 
 def choose_method(results: Sequence["RunMetrics"]) -> tuple[str, str]:
     """Choose the method to use, `local` included, and give the reason."""
-    found = reach_verdict(results)
-    if found.answer == "yes" and found.method:
-        return found.method, "the verdict's method"
-    if found.answer == "no":
+    verdict = reach_verdict(results)
+    if verdict.answer == "yes" and verdict.method:
+        return verdict.method, "the verdict's method"
+    if verdict.answer == "no":
         return BASELINE, "the verdict is that collaborating does not help here"
     excluded = find_excluded(results)
     scores, criterion = _score_methods(group_by_algorithm(results))

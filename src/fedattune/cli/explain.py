@@ -36,35 +36,37 @@ def explain(space: Namespace, problems: list[str]) -> int:
 
     options = parse_options(ExplainOptions, space, problems)
     check_output_files({"--json": options.json_file}, list_run_files([space.run]))
-    found = RunExplanation(read_runs([space.run]), options.algorithm, options.seed, options.client)
+    explanation = RunExplanation(read_runs([space.run]), options.algorithm, options.seed, options.client)
     console = make_console()
-    content = print_head(found, console)
+    content = print_head(explanation, console)
     if options.client is None:
-        content |= print_clients(found, console)
+        content |= print_clients(explanation, console)
     else:
-        content |= print_client(found, options.client, console)
+        content |= print_client(explanation, options.client, console)
     if options.json_file:
         write_text(options.json_file, json.dumps(replace_nonfinite(content), indent=2))
     return 0
 
 
-def print_head(found: "RunExplanation", console: "Console") -> dict[str, Any]:
+def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, Any]:
     """Print which run is explained, and notes on it; return the same as JSON values."""
     from ..analysis.verdict import describe_seed_differences
 
-    run, seeds = found.run, [one.settings.seed for one in found.groups[found.method]]
-    last = found.mixing.rounds[-1] if found.mixing.rounds else run.rounds
+    run, seeds = explanation.run, [one.settings.seed for one in explanation.groups[explanation.method]]
+    last = explanation.mixing.rounds[-1] if explanation.mixing.rounds else run.rounds
     console.print(
-        f"{found.method} on {found.runs.title}, seed {run.settings.seed}, round {last} of {run.rounds}"
+        f"{explanation.method} on {explanation.runs.title}, seed {run.settings.seed}, round {last} of {run.rounds}"
         + (f"; gains are means over {len(seeds)} seeds" if len(seeds) > 1 else ""),
         style="bold",
     )
-    notes = [note for note in (found.choice_note, found.sending_note, found.gain_note) if note]
-    if difference := describe_seed_differences(found.runs.results).get(found.method):
+    notes = [
+        note for note in (explanation.choice_note, explanation.sending_note, explanation.gain_note) if note
+    ]
+    if difference := describe_seed_differences(explanation.runs.results).get(explanation.method):
         notes.append(f"{difference}.")
-    if waiting := len(found.runs.waiting):
+    if waiting := len(explanation.runs.waiting):
         notes.append(f"{waiting} run{'s are' if waiting > 1 else ' is'} not finished and left out.")
-    if found.mixing.has_mixtures and found.mixing.similarity is None:
+    if explanation.mixing.has_mixtures and explanation.mixing.similarity is None:
         notes.append(
             "How labels are spread over clients is not known here (the data stay on their nodes), so it cannot be "
             "said whether clients learn from those with like labels."
@@ -74,11 +76,11 @@ def print_head(found: "RunExplanation", console: "Console") -> dict[str, Any]:
     return {
         "data": run.config["data"],
         "n_clients": run.n_clients,
-        "method": found.method,
+        "method": explanation.method,
         "seed": run.settings.seed,
         "seeds": seeds,
         "round": last,
-        "mixes": found.mixing.has_mixtures,
+        "mixes": explanation.mixing.has_mixtures,
         "notes": notes,
     }
 
@@ -86,19 +88,19 @@ def print_head(found: "RunExplanation", console: "Console") -> dict[str, Any]:
 # --- one client ----------------------------------------------------------------------------------------
 
 
-def print_client(found: "RunExplanation", name: str, console: "Console") -> dict[str, Any]:
+def print_client(explanation: "RunExplanation", name: str, console: "Console") -> dict[str, Any]:
     """Print the gain of a client, its mixtures and their change; return the same as JSON values."""
-    i = found.mixing.names.index(name)
-    client = found.summarise_client(i)
-    traces = found.mixing.trace(i) if found.mixing.has_mixtures else []
+    i = explanation.mixing.names.index(name)
+    client = explanation.summarise_client(i)
+    traces = explanation.mixing.trace(i) if explanation.mixing.has_mixtures else []
     console.print(f"\nClient {name}: {client.n_train:,} samples to train, {client.n_test:,} to test.")
-    console.print(_describe_gain(found.method, client))
-    if found.mixing.has_mixtures and not traces:
+    console.print(_describe_gain(explanation.method, client))
+    if explanation.mixing.has_mixtures and not traces:
         console.print(
-            f"It took part in no round of which mixtures are stored, so {found.method} gave it none."
+            f"It took part in no round of which mixtures are stored, so {explanation.method} gave it none."
         )
     if traces:
-        _print_traces(found, traces, console)
+        _print_traces(explanation, traces, console)
     content = {key: value for key, value in asdict(client).items() if key != "shares"}
     return {"client": content | {"layers": [asdict(trace) for trace in traces]}}
 
@@ -122,9 +124,9 @@ def _describe_gain(method: str, client: "ClientSummary") -> str:
     return text + "."
 
 
-def _print_traces(found: "RunExplanation", traces: "list[ComponentTrace]", console: "Console") -> None:
+def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]", console: "Console") -> None:
     round_ = traces[0].last.round
-    late = "" if round_ == found.mixing.rounds[-1] else ", the last one that it took part in"
+    late = "" if round_ == explanation.mixing.rounds[-1] else ", the last one that it took part in"
     console.print(f"\nWhat it was given at round {round_}{late}, in shares of the mixture:")
     has_unseen = any(trace.last.unseen for trace in traces)
     columns: AnyColumns = {
@@ -166,24 +168,24 @@ def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
 # --- all clients ---------------------------------------------------------------------------------------
 
 
-def print_clients(found: "RunExplanation", console: "Console") -> dict[str, Any]:
+def print_clients(explanation: "RunExplanation", console: "Console") -> dict[str, Any]:
     """Print all clients in short, clusters and components; return the same as JSON values."""
-    _print_clients_table(found, console)
-    for paragraph in _describe_clusters(found):
+    _print_clients_table(explanation, console)
+    for paragraph in _describe_clusters(explanation):
         console.print(paragraph)
-    components, clusters = found.mixing.components, found.mixing.clusters
+    components, clusters = explanation.mixing.components, explanation.mixing.clusters
     if components:
         _print_components(components, console)
     return {
         "components": [asdict(one) for one in components],
         "clusters": None if clusters is None else asdict(clusters),
-        "clients": [asdict(_shorten(one)) for one in found.clients],
+        "clients": [asdict(_shorten(one)) for one in explanation.clients],
     }
 
 
-def _print_clients_table(found: "RunExplanation", console: "Console") -> None:
-    has_gains = found.gain_note is None and found.method != "local"
-    shown = _pick_clients(found.clients)
+def _print_clients_table(explanation: "RunExplanation", console: "Console") -> None:
+    has_gains = explanation.gain_note is None and explanation.method != "local"
+    shown = _pick_clients(explanation.clients)
     columns: AnyColumns = {
         "client": lambda one: one.client,
         "train": lambda one: f"{one.n_train:,}",
@@ -191,23 +193,23 @@ def _print_clients_table(found: "RunExplanation", console: "Console") -> None:
     }
     if has_gains:
         columns["local %"] = lambda one: f"{one.gain.local:.2f}" if one.gain else "-"
-    columns[f"{found.method} %"] = lambda one: "-" if one.accuracy is None else f"{one.accuracy:.2f}"
+    columns[f"{explanation.method} %"] = lambda one: "-" if one.accuracy is None else f"{one.accuracy:.2f}"
     if has_gains:
         columns["gain"] = lambda one: _format_gain(one.gain)
         columns["samples"] = lambda one: f"{one.gain.samples:+.1f}" if one.gain else "-"
-    if found.mixing.has_mixtures:
+    if explanation.mixing.has_mixtures:
         columns["own"] = lambda one: format_percent(one.shares.own) if one.shares else "-"
         columns["most from"] = lambda one: format_partners(one.shares, 2) if one.shares else "-"
-        columns |= _agreement_columns(found.clients)
+        columns |= _agreement_columns(explanation.clients)
     print_whole(fill_table(shown, columns, ("client", "most from")), console)
-    if len(shown) < len(found.clients):
+    if len(shown) < len(explanation.clients):
         half = MAX_SHOWN_CLIENTS // 2
         which = (
             f"{half} that lose most or gain least and {half} that gain most"
             if has_gains
             else f"{MAX_SHOWN_CLIENTS} first"
         )
-        console.print(f"The {which} of {len(found.clients):,} clients are shown; --json gives all.")
+        console.print(f"The {which} of {len(explanation.clients):,} clients are shown; --json gives all.")
 
 
 def _pick_clients(clients: "list[ClientSummary]") -> "list[ClientSummary]":
@@ -215,14 +217,16 @@ def _pick_clients(clients: "list[ClientSummary]") -> "list[ClientSummary]":
     if len(clients) <= MAX_SHOWN_CLIENTS:
         return clients
     half = MAX_SHOWN_CLIENTS // 2
-    known = sorted((one for one in clients if one.gain), key=lambda one: one.gain.points if one.gain else 0.0)
-    return [*known[:half], *known[-half:]] if len(known) >= 2 * half else clients[: 2 * half]
+    gaining = sorted(
+        (one for one in clients if one.gain), key=lambda one: one.gain.points if one.gain else 0.0
+    )
+    return [*gaining[:half], *gaining[-half:]] if len(gaining) >= 2 * half else clients[: 2 * half]
 
 
-def _describe_clusters(found: "RunExplanation") -> list[str]:
+def _describe_clusters(explanation: "RunExplanation") -> list[str]:
     """Describe in paragraphs who learns from each other, if there are clusters."""
-    clusters = found.mixing.clusters
-    if not found.mixing.has_mixtures:
+    clusters = explanation.mixing.clusters
+    if not explanation.mixing.has_mixtures:
         return []
     if clusters is None:
         return ["No clusters: clients do not learn more from some others than from the rest."]
@@ -234,7 +238,7 @@ def _describe_clusters(found: "RunExplanation") -> list[str]:
     single = {one[0] for one in clusters.clients if len(one) == 1}
     groups = {str(k): one for k, one in enumerate((one for one in clusters.clients if len(one) > 1), 1)}
     if single:
-        groups["in none"] = [name for name in found.mixing.names if name in single]
+        groups["in none"] = [name for name in explanation.mixing.names if name in single]
     for title, names in groups.items():
         more = f", and {len(names) - MAX_SHOWN_CLIENTS} more" if len(names) > MAX_SHOWN_CLIENTS else ""
         text.append(f"  {title}: {', '.join(names[:MAX_SHOWN_CLIENTS])}{more}")
@@ -305,13 +309,13 @@ def _agreement_columns(rows: Sequence[Any]) -> AnyColumns:
 
 
 def _print_agreement_legend(
-    found: "Sequence[LabelAgreement | None]", receiver: str, console: "Console"
+    agreements: "Sequence[LabelAgreement | None]", receiver: str, console: "Console"
 ) -> None:
     """Explain the two columns of the agreement, if they say anything."""
-    known = [one for one in found if one and one.share is not None]
-    if known:
+    chances = [one for one in agreements if one and one.share is not None]
+    if chances:
         console.print(
             "Spearman: rank correlation of the others' shares with how alike their labels are; from alike: of what "
             f"{receiver} was given by others, the part from the nearest quarter by labels, where "
-            f"{format_percent(known[0].chance, 0)} would be chance."
+            f"{format_percent(chances[0].chance, 0)} would be chance."
         )

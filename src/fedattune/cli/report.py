@@ -20,20 +20,20 @@ from .options import PlotOptions, ReportOptions, parse_options
 
 
 def report(space: Namespace, problems: Sequence[str]) -> int:
-    """Write the report on some runs, and say the verdict.
+    """Write the report on some runs, and print the verdict.
 
     Raises:
         ConfigError, RunError: options that cannot be, or folders without runs of the same clients.
 
     """
-    runs: list[Path] = space.runs
+    paths: list[Path] = space.runs
     options = parse_options(ReportOptions, space, problems)
-    found = read_runs(runs, running=True)
-    out = options.out or runs[0] / "report.html"
-    check_output_files({"--out": out}, list_run_files(runs))
-    write_report(out, found)
+    runs = read_runs(paths, running=True)
+    out = options.out or paths[0] / "report.html"
+    check_output_files({"--out": out}, list_run_files(paths))
+    write_report(out, runs)
     console = make_console()
-    console.print(found.verdict.text, style="bold")
+    console.print(runs.verdict.text, style="bold")
     console.print(f"The report is {out}")
     return 0
 
@@ -100,11 +100,11 @@ def _find_mixing(runs: Runs, options: PlotOptions) -> MixingAnalysis:
         RunError: its method does not mix client by client.
 
     """
-    found = RunExplanation(runs, options.algorithm, options.seed)
-    if found.sending_note:
-        mixing = [name for name, group in found.groups.items() if MixingAnalysis(group[0]).has_mixtures]
+    explanation = RunExplanation(runs, options.algorithm, options.seed)
+    if explanation.sending_note:
+        mixing = [name for name, group in explanation.groups.items() if MixingAnalysis(group[0]).has_mixtures]
         others = f"these do: {', '.join(mixing)}" if mixing else "no method in these runs does"
         raise RunError(
-            f"{found.sending_note} A heatmap needs a method that gives clients mixtures of their own; {others}."
+            f"{explanation.sending_note} A heatmap needs a method that gives clients mixtures of their own; {others}."
         )
-    return found.mixing
+    return explanation.mixing

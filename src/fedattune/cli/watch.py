@@ -227,11 +227,11 @@ def fit_terminal(statuses: "Sequence[RunStatus]", run: Path, console: "Console")
         return console.height - 5 - sum(len(text.wrap(console, console.width)) for text in texts)
 
     texts = [*notes, legend] if count_rows([*notes, legend]) >= len(statuses) else notes
-    room = max(count_rows(texts), 1)
+    n_rows = max(count_rows(texts), 1)
     shown = list(statuses)
-    if len(statuses) > room:
+    if len(statuses) > n_rows:
         by_state = sorted(range(len(statuses)), key=lambda i: STATE_ORDER.index(statuses[i].state))
-        visible = by_state[: max(room - 1, 1)]
+        visible = by_state[: max(n_rows - 1, 1)]
         shown = [statuses[i] for i in sorted(visible)]
         states = [status.state for i, status in enumerate(statuses) if i not in visible]
         hidden = ", ".join(f"{states.count(state)} {state}" for state in STATE_ORDER if state in states)
@@ -249,10 +249,10 @@ def print_status(statuses: "Sequence[RunStatus]", run: Path, console: "Console")
 
 def print_changes(statuses: "Sequence[RunStatus]", before: "Sequence[RunStatus]", console: "Console") -> None:
     """Print a plain line for every run that has changed."""
-    known = {(status.method, status.seed): (status.state, status.round) for status in before}
+    last_seen = {(status.method, status.seed): (status.state, status.round) for status in before}
     has_seeds = len({status.seed for status in statuses}) > 1
     for status in statuses:
-        is_known = known.get((status.method, status.seed)) == (status.state, status.round)
+        is_known = last_seen.get((status.method, status.seed)) == (status.state, status.round)
         if not is_known and (status.state != "waiting" or not before):
             seed = f" (seed {status.seed})" if has_seeds else ""
             failure = f"; {status.failure}" if status.failure else ""

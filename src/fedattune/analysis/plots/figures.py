@@ -148,20 +148,20 @@ def _draw_boxes(
 ) -> None:
     """Draw a box per method in its row, and dots if there are few; dots always move up and down alike."""
     heights = [rows.index(name) for name in values]
-    known = [one[np.isfinite(one)] for one in values.values()]
+    finite = [one[np.isfinite(one)] for one in values.values()]
     box = axes.boxplot(
-        known, orientation="horizontal", positions=heights, widths=0.6, whis=(5, 95), showfliers=False
+        finite, orientation="horizontal", positions=heights, widths=0.6, whis=(5, 95), showfliers=False
     )
     for line in (*box["boxes"], *box["whiskers"], *box["caps"]):
         line.set(color="#777777", linewidth=0.7)
     for line in box["medians"]:
         line.set(color="black", linewidth=1.2, zorder=4)
-    for row, name, found in zip(heights, values, known, strict=True):
-        if len(found) <= MAX_DOTS:
-            jitter = np.random.default_rng(0).uniform(-0.22, 0.22, len(found))
+    for row, name, dots in zip(heights, values, finite, strict=True):
+        if len(dots) <= MAX_DOTS:
+            jitter = np.random.default_rng(0).uniform(-0.22, 0.22, len(dots))
             marker = "o" if name == BASELINE else styles[name]["marker"]
             style = {"color": styles[name]["color"], "marker": marker, "linestyle": "none"}
-            axes.plot(found, row + jitter, markersize=3.2, zorder=3, **style)
+            axes.plot(dots, row + jitter, markersize=3.2, zorder=3, **style)
     axes.set_yticks(range(len(rows)), rows)
     _lay_out_rows(axes, len(rows))
 
@@ -174,8 +174,10 @@ def plot_traffic(runs: Sequence[RunMetrics], width: float | None = None) -> Capt
 
     """
     groups = group_by_algorithm(runs)
-    found = {name: _average_traffic(group) for name, group in groups.items()}
-    sent = {name: ways for name, ways in found.items() if any(sum(parts.values()) for parts in ways.values())}
+    traffic = {name: _average_traffic(group) for name, group in groups.items()}
+    sent = {
+        name: ways for name, ways in traffic.items() if any(sum(parts.values()) for parts in ways.values())
+    }
     if not sent:
         raise RunError(f"nothing was sent in these runs ({', '.join(groups)}), so there are no bytes to draw")
     bars = [parts for ways in sent.values() for parts in ways.values()]

@@ -67,8 +67,8 @@ def plot_heatmap(
     height = (side + 0.25) * down + (0.45 if n <= MAX_NAMED_CLIENTS else 0.25)
     figure = new_figure(width, height, "compressed")
     axes = list(figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
-    for spare in axes[panels:]:
-        spare.remove()
+    for empty in axes[panels:]:
+        empty.remove()
     others = ~np.eye(n, dtype=bool)
     values = np.concatenate([matrix[others] for matrix in shown.values()])
     has_values = np.isfinite(values).any()

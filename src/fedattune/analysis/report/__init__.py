@@ -124,12 +124,12 @@ def _collect_notes(runs: Runs) -> list[str]:
 
 def _collect_environments(runs: Runs) -> list[dict[str, str]]:
     """Collect the versions and machines of the runs, each once."""
-    found: dict[str, dict[str, str]] = {}
+    environments: dict[str, dict[str, str]] = {}
     for file in (RunFolder(folder).environment for folder in runs.folders):
         if file.is_file():
             values = read_json(file)
             packages = values.pop("packages", {})
             text = {key: str(value) for key, value in values.items() if value is not None}
             text["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
-            found.setdefault(str(text), text)
-    return list(found.values())
+            environments.setdefault(str(text), text)
+    return list(environments.values())

@@ -29,7 +29,7 @@ Groups = dict[str, list[RunMetrics]]
 
 def build_curves(groups: Groups) -> list[dict[str, Any]]:
     """Build, for each method and seed: rounds, bytes and seconds so far, mean and worst-tenth accuracy."""
-    found = []
+    curves = []
     for name, runs in groups.items():
         seeds = []
         for run in runs:
@@ -45,8 +45,8 @@ def build_curves(groups: Groups) -> list[dict[str, Any]]:
                     "worst": [_round_percent(e[run.headline]["acc_worst10"]) for e in entries],
                 }
             )
-        found.append({"method": name, "point": runs[0].headline, "seeds": seeds})
-    return found
+        curves.append({"method": name, "point": runs[0].headline, "seeds": seeds})
+    return curves
 
 
 def build_clients(groups: Groups, mixings: dict[str, MixingAnalysis]) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def _list_partners(mixing: MixingAnalysis, n_clients: int) -> dict[str, Any]:
 def _mean_accuracies(runs: Sequence[RunMetrics], point: str) -> list[float | None]:
     """Compute each client's test accuracy at one point in percent, averaged over the seeds that have it."""
     rows = zip(*([getattr(client, point) for client in run.clients] for run in runs), strict=True)
-    known = [[a for a in row if a is not None] for row in rows]
-    return [_round_percent(float(np.mean(row))) if row else None for row in known]
+    values = [[a for a in row if a is not None] for row in rows]
+    return [_round_percent(float(np.mean(row))) if row else None for row in values]
 
 
 def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict[str, Any], bytes]:
@@ -115,13 +115,13 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
     for name, one in mixed.items():
         rounds = thin_out(one.rounds, n_rounds)
         components, packed = pack_matrices(one, shown, rounds)
-        found = arrange_clients(one.mean[square], one.last.offered[square])
+        arrangement = arrange_clients(one.mean[square], one.last.offered[square])
         methods[name] = {
             "components": components,
             "rounds": rounds,
             "start": len(content),
-            "order": found.order,
-            "clusters": _number_clusters(found),
+            "order": arrangement.order,
+            "clusters": _number_clusters(arrangement),
             "all_rounds": len(one.rounds),
             "own": {component.name: component.own for component in one.components},
             "agreement": {
@@ -142,13 +142,13 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
     }, content
 
 
-def _number_clusters(found: Arrangement) -> list[int]:
+def _number_clusters(arrangement: Arrangement) -> list[int]:
     """Number each client's cluster from 1, in their order; 0 for a client in none."""
-    sizes = Counter(found.clusters)
-    several = [c for c in dict.fromkeys(found.clusters[i] for i in found.order) if sizes[c] > 1]
-    if found.share is None:
-        return [0] * len(found.clusters)
-    return [several.index(c) + 1 if c in several else 0 for c in found.clusters]
+    sizes = Counter(arrangement.clusters)
+    several = [c for c in dict.fromkeys(arrangement.clusters[i] for i in arrangement.order) if sizes[c] > 1]
+    if arrangement.share is None:
+        return [0] * len(arrangement.clusters)
+    return [several.index(c) + 1 if c in several else 0 for c in arrangement.clusters]
 
 
 def pack_matrices(
@@ -170,9 +170,9 @@ def pack_matrices(
     components, content = [], b""
     for name in stack[-1]:
         series = np.stack([one.get(name, np.full((len(shown),) * 2, np.nan)) for one in stack])
-        known = series[~np.isnan(series)]
-        largest = float(np.abs(known).max()) or 1.0 if len(known) else 1.0
-        is_signed = bool(len(known) and known.min() < 0)
+        weights = series[~np.isnan(series)]
+        largest = float(np.abs(weights).max()) or 1.0 if len(weights) else 1.0
+        is_signed = bool(len(weights) and weights.min() < 0)
         components.append({"name": name, "largest": largest, "signed": is_signed})
         content += b"".join(pack_weights(one, largest, is_signed) for one in series)
     return components, content
@@ -199,11 +199,11 @@ def pack_weights(weights: FloatArray, largest: float, signed: bool) -> bytes:
 
 def build_traffic(groups: Groups) -> dict[str, Any]:
     """Build, for each method, the bytes up and down by layer, averaged over the seeds, and the rounds done."""
-    found = {}
+    traffic = {}
     for name, runs in groups.items():
         stored = [run.store.traffic() for run in runs]
         parts = list(dict.fromkeys(part for one in stored for way in one.values() for part in way))
-        found[name] = {
+        traffic[name] = {
             "parts": parts,
             "rounds": runs[0].rounds,
             "up": [float(np.mean([one["up"].get(part, 0) for one in stored])) for part in parts],
@@ -213,7 +213,7 @@ def build_traffic(groups: Groups) -> dict[str, Any]:
                 float(np.mean([run.bytes_down for run in runs])),
             ],
         }
-    return found
+    return traffic
 
 
 def _round_percent(value: float | None) -> float | None:

@@ -26,32 +26,32 @@ LIVE_ANSWERS = {
 
 def build_answer(runs: Runs) -> dict[str, Any]:
     """Build the verdict in words and numbers, for a reader of nothing else."""
-    found = runs.verdict
+    verdict = runs.verdict
     facts: list[tuple[str, str, str]] = []
-    if found.gains is not None and found.method:
+    if verdict.gains is not None and verdict.method:
         over_clients = ""
-        if found.interval:
-            over_clients = f"95% over clients: {found.interval[0]:+.2f} to {found.interval[1]:+.2f}"
-        seeds = ", ".join(f"{gain:+.2f}" for gain in found.by_seed)
-        over_seeds = ("one seed" if found.by_seed else "no common seed", "spread is not known")
-        if len(found.by_seed) > 1:
-            over_seeds = (f"±{np.std(found.by_seed):.2f}", f"mean gain of each: {seeds}")
-        better, worse = int((found.gains > 0).sum()), int((found.gains < 0).sum())
-        same = len(found.gains) - better - worse
-        pair = pair_runs(group_by_algorithm(runs.results), found.method)
+        if verdict.interval:
+            over_clients = f"95% over clients: {verdict.interval[0]:+.2f} to {verdict.interval[1]:+.2f}"
+        seeds = ", ".join(f"{gain:+.2f}" for gain in verdict.by_seed)
+        over_seeds = ("one seed" if verdict.by_seed else "no common seed", "spread is not known")
+        if len(verdict.by_seed) > 1:
+            over_seeds = (f"±{np.std(verdict.by_seed):.2f}", f"mean gain of each: {seeds}")
+        better, worse = int((verdict.gains > 0).sum()), int((verdict.gains < 0).sum())
+        same = len(verdict.gains) - better - worse
+        pair = pair_runs(group_by_algorithm(runs.results), verdict.method)
         best, alone = (100 * float(compute_client_accuracy(group).mean()) for group in pair)
         facts = [
             (
                 "Mean gain over training alone",
-                f"{float(found.gains.mean()):+.2f} points",
-                f"{found.method}; {over_clients}",
+                f"{float(verdict.gains.mean()):+.2f} points",
+                f"{verdict.method}; {over_clients}",
             ),
             ("Over seeds", *over_seeds),
             ("Clients that gain / lose", f"{better} / {worse}", f"{same} neither" if same else "all others"),
             ("Mean accuracy", f"{best:.2f}%", f"alone: {alone:.2f}%"),
         ]
-    short = (ANSWERS if runs.finished else LIVE_ANSWERS)[found.answer]
-    return {"answer": found.answer, "short": short, "text": found.text, "facts": facts}
+    short = (ANSWERS if runs.finished else LIVE_ANSWERS)[verdict.answer]
+    return {"answer": verdict.answer, "short": short, "text": verdict.text, "facts": facts}
 
 
 def list_warnings(runs: Runs) -> list[str]:
@@ -91,17 +91,18 @@ def list_warnings(runs: Runs) -> list[str]:
 
 def _describe_harm(runs: Runs) -> list[str]:
     """Describe the clients that are worse than alone, with the verdict's method and with the others."""
-    groups, found = group_by_algorithm(runs.results), runs.verdict
+    groups, verdict = group_by_algorithm(runs.results), runs.verdict
     gains = {name: compute_gains(groups, name) for name in groups if name != BASELINE}
-    counts = {name: int((gain < 0).sum()) for name, gain in gains.items() if gain is not None}
+    counts = {method: int((gain < 0).sum()) for method, gain in gains.items() if gain is not None}
     text = []
-    if found.gains is not None and found.method and counts[found.method]:
-        worst = int(found.gains.argmin())
+    name, gain = verdict.method, verdict.gains
+    if gain is not None and name and counts[name]:
+        worst = int(gain.argmin())
         text.append(
-            f"{found.method} harms {counts[found.method]} of {len(found.gains)} clients: they are worse than with "
-            f"training alone, client {groups[found.method][0].clients[worst].id} by {-found.gains[worst]:.1f} points."
+            f"{name} harms {counts[name]} of {len(gain)} clients: they are worse than with training alone, client "
+            f"{groups[name][0].clients[worst].id} by {-gain[worst]:.1f} points."
         )
-    others = [f"{name} {count}" for name, count in counts.items() if count and name != found.method]
+    others = [f"{method} {count}" for method, count in counts.items() if count and method != name]
     if others:
         text.append(
             f"Clients that {'other methods harm' if text else 'are worse than alone'}: {', '.join(others)}."
@@ -111,7 +112,7 @@ def _describe_harm(runs: Runs) -> list[str]:
 
 def summarise_newcomers(results: Sequence[RunMetrics]) -> list[dict[str, Any]]:
     """Summarise each client that joined after training: its accuracies with each method, over the seeds."""
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for name, runs in group_by_algorithm(results).items():
         by_id: dict[str, list[NewcomerResult]] = {}
         for newcomer in (newcomer for run in runs for newcomer in run.newcomers):
@@ -120,8 +121,8 @@ def summarise_newcomers(results: Sequence[RunMetrics]) -> list[dict[str, Any]]:
             sizes = {"id": id_, "n_train": same[0].n_train, "n_test": same[0].n_test, "methods": []}
             points = ("received", "trained", "local")
             means = {point: float(np.mean([getattr(one, point) for one in same])) for point in points}
-            found.setdefault(id_, sizes)["methods"].append({"name": name, **means})
-    return list(found.values())
+            entries.setdefault(id_, sizes)["methods"].append({"name": name, **means})
+    return list(entries.values())
 
 
 def describe_configuration(results: Sequence[RunMetrics]) -> dict[str, dict[str, str]]:
