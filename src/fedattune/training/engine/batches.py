@@ -7,11 +7,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...core.algorithm import ClientUpdate
 from ...core.payload import LocalState, RoundContext
+from ...data.types import Index
 from ..sampling import Stream
 
 
@@ -57,8 +57,8 @@ class LocalTraining:
         return _hashable_rule(rule), self.lr, self.weight_decay, self.cohort, self.personal
 
     def client_batches(
-        self, rule: ClientUpdate, client: int, samples: NDArray[np.int64], local_state: LocalState
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        self, rule: ClientUpdate, client: int, samples: Index, local_state: LocalState
+    ) -> tuple[Index, Index | None]:
         """Choose the batches of one client.
 
         Args:
@@ -94,7 +94,7 @@ class LocalTraining:
         pass_ = replace(self, steps=None, epochs=int(probes), stream=stream)
         return batches, pass_.draw_batches(client, probed, 1) if probes else batches[:0]
 
-    def draw_batches(self, client: int, samples: NDArray[np.int64], per_step: int) -> NDArray[np.int64]:
+    def draw_batches(self, client: int, samples: Index, per_step: int) -> Index:
         """Draw the batches of one client without replacement, reshuffled after each pass.
 
         With `steps`, batches are full and may span two passes. With `epochs`, the last batch of a pass may be

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
@@ -14,6 +13,7 @@ from ...core.hardware import balance, count_parallel_groups, run_parallel
 from ...core.params import Params
 from ...core.task import Task
 from ...data import Federation
+from ...data.types import Index
 from .base import EvalPart, Scores, score_samples
 from .kernels import FastPrediction
 
@@ -110,12 +110,12 @@ class Evaluator:
             self._cache[part] = cached
         return cached
 
-    def _own(self, row: int, samples: NDArray[np.int64], keep: bool) -> "_LargePart":
+    def _own(self, row: int, samples: Index, keep: bool) -> "_LargePart":
         where = torch.as_tensor(samples, device=self.device)
         x = self.federation.features(where, self.dtype) if keep else None
         return _LargePart(row, where, x, self.federation.y[where])
 
-    def _pad(self, rows: list[int], samples: list[NDArray[np.int64]], keep: bool) -> "_PaddedBlock":
+    def _pad(self, rows: list[int], samples: list[Index], keep: bool) -> "_PaddedBlock":
         longest = max(len(samples[c]) for c in rows)
         index = np.zeros((len(rows), longest), dtype=np.int64)
         real = np.zeros(index.shape, dtype=bool)

@@ -9,14 +9,13 @@ from math import ceil
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...core.hardware import balance
+from ...core.params import as_slice
 from ...data import Federation
+from ...data.types import Index
 from .recorder import RecordedStep, copy_dense
-
-SampleIndex = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def _build_lanes(clients: list[list[int]], counts: Sequence[int]) -> Lanes:
     return Lanes(clients, switches, max(switches))
 
 
-def batch_indices(lanes: Lanes, batches: Sequence[SampleIndex]) -> SampleIndex:
+def batch_indices(lanes: Lanes, batches: Sequence[Index]) -> Index:
     """Lay out sample numbers (steps, lanes, per step, batch), -1 for padding.
 
     A finished lane repeats its last step; nobody reads the result.
@@ -101,7 +100,7 @@ class BatchSequence:
     A step of one mini-batch has no axis `per step`.
     """
 
-    def __init__(self, filled: NDArray[np.int64], federation: Federation, dtype: torch.dtype) -> None:
+    def __init__(self, filled: Index, federation: Federation, dtype: torch.dtype) -> None:
         device = federation.y.device
         index = torch.as_tensor(filled, device=device)
         index = index.squeeze(-2) if index.shape[-2] == 1 else index
@@ -145,19 +144,14 @@ class BatchedRunner:
     def __init__(
         self,
         lanes: Lanes,
-        batches: Sequence[NDArray[np.int64]],
+        batches: Sequence[Index],
         leaves: Sequence[Tensor],
         federation: Federation,
         dtype: torch.dtype,
     ) -> None:
         self.lanes = lanes
-        first = [lane[0] for lane in lanes.clients]
-        is_range = lanes.is_uniform and first == list(range(first[0], first[0] + len(first)))
-        self.rows: Tensor | slice = (
-            slice(first[0], first[0] + len(first))
-            if is_range
-            else torch.tensor(first, device=federation.y.device)
-        )
+        first = torch.tensor([lane[0] for lane in lanes.clients], device=federation.y.device)
+        self.rows = as_slice(first) if lanes.is_uniform else first
         self.leaves = [_select_rows(leaf, self.rows) for leaf in leaves]
         self._batches = BatchSequence(batch_indices(lanes, batches), federation, dtype)
 
@@ -231,7 +225,7 @@ class SerialRunner:
     def __init__(
         self,
         clients: Sequence[int],
-        batches: Sequence[NDArray[np.int64]],
+        batches: Sequence[Index],
         leaves: Sequence[Tensor],
         federation: Federation,
         dtype: torch.dtype,

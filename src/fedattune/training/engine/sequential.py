@@ -2,9 +2,7 @@
 
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -12,6 +10,7 @@ from ...core.algorithm import ClientUpdate
 from ...core.hardware import seeded_rng
 from ...core.params import Params
 from ...core.payload import Batch
+from ...data.types import Index
 from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, score_samples
 from .batches import LocalTraining
 
@@ -34,12 +33,7 @@ class SequentialEngine(Engine):
         return outputs
 
     def _train_one(
-        self,
-        rule: ClientUpdate,
-        client: int,
-        samples: NDArray[np.int64],
-        inputs: ClientInputs,
-        work: LocalTraining,
+        self, rule: ClientUpdate, client: int, samples: Index, inputs: ClientInputs, work: LocalTraining
     ) -> ClientOutputs:
         """Train one client from its first to its last step."""
         sent, memory, buffers, fresh, is_uploaded = inputs
@@ -56,7 +50,7 @@ class SequentialEngine(Engine):
             carry = rule.step(carry, self._at(index), gradient, job)
         return ClientOutputs(*rule.finish(carry, sent, memory, job), box[0], n_steps)
 
-    def _at(self, index: NDArray[np.int64]) -> Batch:
+    def _at(self, index: Index) -> Batch:
         """Gather the mini-batches (per step, B) of sample numbers; a single one has no leading axis."""
         where = torch.as_tensor(index if len(index) > 1 else index[0], device=self.device)
         return self._batch(where, padded=bool((index < 0).any()))

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ...core.algorithm import ClientUpdate
 from ...core.hardware import (
@@ -26,10 +25,11 @@ from ...core.params import Params, take
 from ...core.payload import Batch
 from ...core.task import Task
 from ...data import Federation
+from ...data.types import Index
 from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores
 from .batches import LocalTraining
 from .evaluator import Evaluator
-from .recorder import RecordedStep, StepFunction, StepRecorder, copy_dense
+from .recorder import StepFunction, StepRecorder, copy_dense
 from .runner import BatchedRunner, Lanes, SerialRunner, batch_indices, pack_lanes
 
 TRAIN_CHUNK_BYTES = 1 << 30
@@ -83,24 +83,18 @@ class VectorizedEngine(Engine):
         outputs: ClientOutputs = tree_map(lambda *chunks: torch.cat(chunks), *results)
         return outputs.rows(torch.tensor(np.argsort(order), device=self.device))
 
-    def _chunks(
-        self, batches: list[NDArray[np.int64]], probed: list[NDArray[np.int64]], inputs: ClientInputs
-    ) -> Iterator[list[int]]:
+    def _chunks(self, batches: list[Index], probed: list[Index], inputs: ClientInputs) -> Iterator[list[int]]:
         """Cut the clients into chunks that fit into memory, clients with the most steps first."""
-        n_values = sum(
-            p.numel() for p in (inputs.sent.params, *inputs.sent.extra.values(), *inputs.local_state.values())
-        )
+        n_values = sum(v.numel() for v in tree_leaves((inputs.sent, inputs.local_state)))
         values = self.task.params.numel() * 6 + n_values // len(batches) * 2
-        values += (
-            int(np.prod(self.federation.input_shape)) * max(int(np.prod(b.shape[1:])) for b in batches) * 8
-        )
+        values += math.prod(self.federation.input_shape) * max(math.prod(b.shape[1:]) for b in batches) * 8
         per_chunk = max(1, TRAIN_CHUNK_BYTES // (values * self.dtype.itemsize))
 
         # Padding would change batch statistics, so models with these get batches of one size per chunk.
-        alike = self.task.uses_batch_statistics
+        split = [b for b in (batches, probed) if b and self.task.uses_batch_statistics]
 
         def sizes(i: int) -> tuple[int, ...]:
-            return tuple(b[i].shape[2] for b in (batches, probed) if b) if alike else ()
+            return tuple(b[i].shape[2] for b in split)
 
         for _, group in groupby(sorted(range(len(batches)), key=sizes, reverse=True), key=sizes):
             members = sorted(group, key=lambda i: -len(batches[i]))
@@ -112,17 +106,17 @@ class VectorizedEngine(Engine):
     def _train_chunk(
         self,
         rule: ClientUpdate,
-        batches: list[NDArray[np.int64]],
-        probed: list[NDArray[np.int64]],
+        batches: list[Index],
+        probed: list[Index],
         inputs: ClientInputs,
         work: LocalTraining,
     ) -> ClientOutputs:
         """Train the clients of one chunk from their first to their last step."""
-        sent, memory, buffers, fresh, is_uploaded = inputs
+        sent, local_state, buffers, fresh, is_uploaded = inputs
         n_steps = torch.tensor([float(len(b)) for b in batches], dtype=self.dtype, device=self.device)
         round_ = work.round_tensor(n_steps)
-        carry = vmap(lambda s, m, f, n, h: rule.begin(s, m, f, work.make_context(n, h, round_)))(
-            sent, memory, fresh, n_steps, is_uploaded
+        carry = vmap(lambda s, m, f, n, u: rule.begin(s, m, f, work.make_context(n, u, round_)))(
+            sent, local_state, fresh, n_steps, is_uploaded
         )
 
         def look(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
@@ -137,25 +131,25 @@ class VectorizedEngine(Engine):
         def function(
             fixed: Sequence[Tensor], leaves: Sequence[Tensor], batch: Sequence[Tensor]
         ) -> list[Tensor]:
-            def one_step(n: Tensor, h: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
+            def one_step(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
                 box = [own]
-                new = rule.step(carry, batch, self._gradient(box, work), work.make_context(n, h, fixed[0]))
+                new = rule.step(carry, batch, self._gradient(box, work), work.make_context(n, u, fixed[0]))
                 return new, box[0]
 
-            n, h, *rest = leaves
+            n, u, *rest = leaves
             old = tree_unflatten(rest, spec)
             step: Any = one_step if self.single else vmap(one_step, randomness="different")
-            new = step(n, h, *old, tuple(batch))
-            return [n, h, *tree_flatten(_reorder_like(new, old))[0]]
+            new = step(n, u, *old, tuple(batch))
+            return [n, u, *tree_flatten(_reorder_like(new, old))[0]]
 
         key = (*work.recording_key(rule), repr(spec))
         if any(len(b) for b in batches):
             leaves = self._steps(function, key, [round_], [n_steps, is_uploaded, *leaves], batches)[2:]
         carry, buffers = tree_unflatten(leaves, spec)
-        upload, memory = vmap(lambda c, s, m, n, h: rule.finish(c, s, m, work.make_context(n, h, round_)))(
-            carry, sent, memory, n_steps, is_uploaded
+        upload, new_state = vmap(lambda c, s, m, n, u: rule.finish(c, s, m, work.make_context(n, u, round_)))(
+            carry, sent, local_state, n_steps, is_uploaded
         )
-        return ClientOutputs(upload, memory, buffers, n_steps)
+        return ClientOutputs(upload, new_state, buffers, n_steps)
 
     def _steps(
         self,
@@ -163,20 +157,17 @@ class VectorizedEngine(Engine):
         key: tuple[Any, ...],
         fixed: list[Tensor],
         leaves: list[Tensor],
-        batches: list[NDArray[np.int64]],
+        batches: list[Index],
     ) -> list[Tensor]:
         """Run all local steps of clients with carries and buffers `leaves` (C, ...)."""
-
-        def maker(leaves: Sequence[Tensor], batch: Sequence[Tensor]) -> RecordedStep:
-            return self._recorder.step(key, function, fixed, leaves, batch)
-
+        maker = partial(self._recorder.step, key, function, fixed)
         for at_once in (1,) if key in self._undivided else (self._cores, 1):
             groups = self._groups(at_once, batches, leaves)
             steps = [step for group in groups for step in group.prepare(maker)]
             # Groups that draw random numbers at the same time would not repeat. Small operations called from Python
             # would wait for the interpreter's lock.
-            drawn = any(step.random for step in steps)
-            if at_once == 1 or (not drawn and (self.single or all(step.scripted for step in steps))):
+            is_random = any(step.random for step in steps)
+            if at_once == 1 or (not is_random and (self.single or all(step.scripted for step in steps))):
                 break
             self._undivided.add(key)
         moving = {i for step in steps for i in step.moving}
@@ -188,7 +179,7 @@ class VectorizedEngine(Engine):
         return out
 
     def _groups(
-        self, at_once: int, batches: list[NDArray[np.int64]], leaves: list[Tensor]
+        self, at_once: int, batches: list[Index], leaves: list[Tensor]
     ) -> Sequence[BatchedRunner | SerialRunner]:
         """Make one runner per core."""
         counts = [len(b) for b in batches]
@@ -204,7 +195,7 @@ class VectorizedEngine(Engine):
     def _probe(
         self,
         look: Callable[..., Any],
-        probed: list[NDArray[np.int64]],
+        probed: list[Index],
         clients: tuple[Tensor, Tensor],
         carry: Any,
         buffers: Params,
