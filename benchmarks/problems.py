@@ -16,7 +16,7 @@ from fedattune.data import Client
 from fedattune.data.build import federate
 from fedattune.data.dataset import Dataset
 from fedattune.models import build_model
-from fedattune.training.engine import LocalTraining
+from fedattune.training.engine.batches import LocalTraining
 
 CLASSES = 10
 TRAIN = 1  # stream of random numbers

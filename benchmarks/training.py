@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedattune import Payload
 from fedattune.client import SGD
-from fedattune.training.engine import ClientInputs, make_engine
+from fedattune.training.engine import make_engine
+from fedattune.training.engine.base import ClientInputs
 
 from . import in_jax
 from .floors import Train, plain

@@ -22,9 +22,9 @@ from fedattune.analysis.report import render_report
 from fedattune.cli import main
 from fedattune.core.io import write_json
 from fedattune.core.payload import MixingMatrices
-from fedattune.training.engine import Scores
+from fedattune.training.engine.base import Scores
 from fedattune.training.metrics import RunMetrics
-from fedattune.training.storage import RoundRecord, RunStore
+from fedattune.training.storage.store import RoundRecord, RunStore
 from reports import METHODS, train, train_odd
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}

@@ -6,7 +6,7 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.perfedavg import PerFedAvgClient
 from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD, Proximal
-from fedattune.training.engine import LocalTraining
+from fedattune.training.engine.batches import LocalTraining
 from oracles.quadratic import DIM, W0, A, H, M, curved, gradient, run, zero
 
 

@@ -8,9 +8,9 @@ import torch
 
 from fedattune import ConfigError, Result
 from fedattune.core.payload import MixingMatrices
-from fedattune.training.engine import Scores
+from fedattune.training.engine.base import Scores
 from fedattune.training.metrics import NewcomerResult, build_history, summarise
-from fedattune.training.storage import RoundRecord, RunStore
+from fedattune.training.storage.store import RoundRecord, RunStore
 
 SIZES = [10, 30]
 """Test samples of the two clients: a right answer counts 1/10 or 1/30 for its client, 1/40 for all."""

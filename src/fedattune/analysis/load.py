@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from ..core.errors import RunError, did_you_mean, summarize_error
 from ..core.io import natural_key, read_json, read_yaml
 from ..training.metrics import RunMetrics
-from ..training.storage import RunStore
 from ..training.storage.folder import RESUMABLE_SETTINGS, RunFolder
+from ..training.storage.store import RunStore
 from .compare import BASELINE
 from .verdict import Verdict, reach_verdict
 

@@ -12,7 +12,7 @@ from torch.func import vmap
 from ..core.params import Params
 from ..core.payload import LocalState, Payload
 from .context import RunContext
-from .engine import ClientInputs, ClientOutputs
+from .engine.base import ClientInputs, ClientOutputs
 from .storage.rows import RowStack, RowStorage, pick_rows
 
 ModelRule = Callable[[Payload, LocalState, Tensor], Params]

@@ -14,7 +14,8 @@ from ..core.params import Params, concatenate
 from ..core.payload import Payload
 from ..data import Federation
 from .client_state import ClientStates, Sender
-from .engine import ClientInputs, ClientOutputs, Engine, EvalPart, LocalTraining, Scores
+from .engine.base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores
+from .engine.batches import LocalTraining
 from .storage.rows import RowStack, RowStorage
 
 PROBE_CHUNK = 32

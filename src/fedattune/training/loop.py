@@ -29,9 +29,10 @@ from .result import Result
 from .sampling import sample_cohort, sample_dropouts
 from .server import Server
 from .setup import make_context
-from .storage import RoundRecord, RunStore, restore_tree
+from .storage.checkpoint import restore_tree
 from .storage.folder import RunFolder
 from .storage.rows import load_rows
+from .storage.store import RoundRecord, RunStore
 
 CHECKPOINT_SHARE = 0.1
 """Share of the time that may go into checkpoints; a killed run repeats at most the rounds since the last one."""

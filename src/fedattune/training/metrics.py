@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import ConfigError
 from ..core.settings import Settings
-from .storage import MixingLog, RoundRecord
-from .storage.store import RunStore
+from .storage.store import MixingLog, RoundRecord, RunStore
 
 Metrics = dict[str, float]
 """acc_uniform, acc_pooled, acc_std, acc_worst10, loss_uniform; accuracies are fractions."""

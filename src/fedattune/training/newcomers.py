@@ -20,7 +20,7 @@ from ..models.files import build_algorithm, rebuild_model
 from .loop import RoundLoop
 from .result import Result, TrainedServer
 from .setup import build_trained_module, init_server, make_context
-from .storage import restore_tree
+from .storage.checkpoint import restore_tree
 from .storage.folder import RunFolder
 from .storage.rows import RowStorage, load_server_rows, row_bytes
 

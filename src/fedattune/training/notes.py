@@ -12,7 +12,7 @@ from ..data.client_index import PARTS
 from .context import RunContext
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .setup import resolve_weight_decay
-from .storage import RoundRecord, RunStore
+from .storage.store import RoundRecord, RunStore
 
 MAX_LISTED = 5
 """Names that a sentence lists."""

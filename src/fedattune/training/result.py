@@ -21,9 +21,9 @@ from ..models.files import (
     save_model,
 )
 from .metrics import ClientResult, JsonDict, NewcomerResult, Point, RunMetrics
-from .storage import RunStore
 from .storage.folder import RunFolder
 from .storage.rows import RowStack
+from .storage.store import RunStore
 
 __all__ = ["ClientResult", "NewcomerResult", "Point", "Result", "TrainedServer"]
 

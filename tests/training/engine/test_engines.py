@@ -13,10 +13,8 @@ from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD, Proximal
 from fedattune.core.hardware import use_threads
 from fedattune.core.task import Task
-from fedattune.training.engine import (
-    SequentialEngine,
-    VectorizedEngine,
-)
+from fedattune.training.engine.sequential import SequentialEngine
+from fedattune.training.engine.vectorized import VectorizedEngine
 
 aten = torch.ops.aten
 

@@ -10,10 +10,8 @@ from torch import Tensor
 from fedattune.client import SGD
 from fedattune.core.hardware import use_threads
 from fedattune.core.task import Task
-from fedattune.training.engine import (
-    VectorizedEngine,
-)
 from fedattune.training.engine.recorder import StepRecorder, copy_dense, record_step
+from fedattune.training.engine.vectorized import VectorizedEngine
 
 aten = torch.ops.aten
 

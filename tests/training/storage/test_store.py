@@ -16,8 +16,9 @@ from fedattune import Federation, RunError
 from fedattune.analysis.load import read_run
 from fedattune.core.payload import MixingMatrices
 from fedattune.training import loop as rounds
-from fedattune.training.engine import Scores
-from fedattune.training.storage import RoundRecord, RunStore, store
+from fedattune.training.engine.base import Scores
+from fedattune.training.storage import store
+from fedattune.training.storage.store import RoundRecord, RunStore
 
 ROUNDS, CLIENTS = 400, 30
 

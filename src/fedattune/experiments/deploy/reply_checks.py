@@ -15,7 +15,7 @@ from ...training.backends.base import TrainReply
 from ...training.backends.message import WorkerMessage
 from ...training.client_state import Sender
 from ...training.context import RunContext
-from ...training.engine import LocalTraining
+from ...training.engine.batches import LocalTraining
 
 
 class RefusedReplyError(ValueError):

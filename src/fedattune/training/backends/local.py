@@ -10,7 +10,8 @@ from ...core.payload import Payload
 from ...data import Federation
 from ..client_state import ClientStates, Sender
 from ..context import RunContext
-from ..engine import LocalTraining, make_engine
+from ..engine import make_engine
+from ..engine.batches import LocalTraining
 from ..evaluation import ClientModels, LocalEvaluation, PointScores
 from ..sampling import Stream
 from ..setup import resolve_weight_decay

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.params import Params
 from ...core.payload import Payload
-from ..engine import Scores
+from ..engine.base import Scores
 from ..evaluation import PointScores
 
 FORMAT_VERSION = 1

@@ -12,7 +12,7 @@ from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
 from ..client_state import Sender, copy_payload_rows, put_payload_rows
 from ..context import RunContext
-from ..engine import EvalPart, Scores
+from ..engine.base import EvalPart, Scores
 from ..evaluation import PointScores
 from ..storage.rows import RowStack
 from .base import Backend, TrainReply, TrainRequest

@@ -6,22 +6,9 @@ import torch
 
 from ...core.task import Task
 from ...data import Federation
-from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores
-from .batches import LocalTraining
+from .base import Engine
 from .sequential import SequentialEngine
 from .vectorized import VectorizedEngine
-
-__all__ = [
-    "ClientInputs",
-    "ClientOutputs",
-    "Engine",
-    "EvalPart",
-    "LocalTraining",
-    "Scores",
-    "SequentialEngine",
-    "VectorizedEngine",
-    "make_engine",
-]
 
 MIN_RECORDED_STEPS = 64
 """Steps of a run from which recording pays: to record a step takes about as long as 40 eager steps."""

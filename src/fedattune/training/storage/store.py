@@ -14,7 +14,7 @@ from torch import Tensor
 from ...core.errors import RunError
 from ...core.io import natural_key
 from ...core.payload import MixingMatrices
-from ..engine import Scores
+from ..engine.base import Scores
 
 MAX_SQUARE_CLIENTS = 5_000
 """Clients up to which mixing matrices have a row and a column for every client."""
