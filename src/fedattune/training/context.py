@@ -1,4 +1,4 @@
-"""What a run is made of: everything that is settled before the first round and never changes."""
+"""The context of a run: everything that is settled before the first round and never changes."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What a run gives, round by round, as event files for TensorBoard."""
+"""Event files for TensorBoard: the numbers of a run, round by round."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,19 +16,19 @@ from .metrics import summarise
 from .storage.store import RoundMixing, RunStore
 
 FLUSH_S = 5
-"""Seconds after which what was logged is in the file at the latest."""
+"""Seconds after which the event file is written."""
 
 
 ACCURACY_BINS = np.linspace(0, 1, 41)
-"""Of the histograms of clients' accuracies."""
+"""Bins of the histograms of clients' accuracies."""
 
 
 MAX_MIXING_ROWS = 256
-"""Clients of a mixing matrix over whom a mean is taken: of thousands, those would cost more than they tell."""
+"""Clients over which the mean of a mixing matrix is taken: the mean over thousands would cost too much."""
 
 
 def check_tensorboard() -> None:
-    """Refuse early to log for a TensorBoard that is not there.
+    """Check that TensorBoard is installed.
 
     Raises:
         ConfigError: it is not installed.
@@ -94,7 +94,7 @@ class _EventLog:
         self.renew()
 
     def renew(self) -> None:
-        """Log what was stored since the last time, where a round was evaluated."""
+        """Log the rounds since the last time, if one of them was evaluated."""
         store = self._store
         evaluated: dict[int, dict[str, Any]] = {}
         for part in ("test", "validation"):
@@ -133,7 +133,7 @@ class _EventLog:
             self._next, absent, diverged = record.round + 1, 0, 0
 
     def _mixing(self, round_: int) -> dict[str, dict[str, float]]:
-        """Of every component how much clients kept of their own, and over how many models they spread the rest."""
+        """Summarise each component: the share of the own model, and the entropy over all models."""
         try:
             mixed = self._store.mixing(self._n_clients).among(round_)
         except KeyError:  # the method mixes nothing, or nobody uploaded
@@ -149,26 +149,26 @@ class _EventLog:
         }
 
     def close(self) -> None:
-        """Write the rest."""
+        """Close the event file."""
         self._writer.close()
 
 
 def mean_own_weight(mixed: RoundMixing, matrix: NDArray[np.float32]) -> float:
-    """The mean share that clients were given of their own model, from a matrix (R, K) of one round."""
+    """Return the mean share of the own model, from a mixing matrix (R, K) of one round."""
     place = {client: k for k, client in enumerate(mixed.columns)}
     own = [matrix[i, place[client]] if client in place else 0.0 for i, client in enumerate(mixed.rows)]
     return float(np.mean(own))
 
 
 def mean_entropy(matrix: NDArray[np.float32]) -> float:
-    """The mean entropy of the rows (R, K) in nats: 0 where each was given one model, ln K where all alike."""
+    """Return the mean entropy of the rows (R, K) in nats: 0 if each has one model, ln K if all shares are equal."""
     weights = np.clip(matrix.astype(np.float64), 0, None)
     shares = weights / np.maximum(weights.sum(1, keepdims=True), np.finfo(float).tiny)
     return float(-(shares * np.log(np.where(shares > 0, shares, 1))).sum(1).mean())
 
 
 def _wait_for_later_file_name(folder: Path) -> bool:
-    """Whether event files are there, which TensorBoard reads in the order of their names: the seconds they began."""
+    """Wait until a new event file gets a later name (names are seconds); return whether there are event files."""
     stamps = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
     latest = max((int(stamp) for stamp in stamps if stamp.isdecimal()), default=0)
     if 0 <= latest - int(time.time()) <= 1:

@@ -14,7 +14,6 @@ from filelock import FileLock
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from safetensors.torch import load_file
 
-from conformance.test_spread import same_numbers
 from fedattune import ConfigError, DataError, Federation, Params, Result, RunError, Settings
 from fedattune.data import export_clients, infer_schema
 from fedattune.experiments.deploy.grid import pack_record, unpack_record
@@ -24,6 +23,7 @@ from fedattune.training.sampling import sample_cohort
 from federations import make_federation
 from flower.in_process import InProcessGrid
 from flower.runs import GROUPS, find_models, read_log, run_deployed, run_simulated
+from remote_runs import same_numbers
 
 Spoil = Callable[[WorkerMessage], WorkerMessage | None]
 SPOILT, ROUND = 101, 2  # the node with clients 1, 2 and 4, in its second round

@@ -16,12 +16,12 @@ from flwr.app import Message
 
 from conformance.table import Case
 from conformance.test_conformance import RUN, every_method
-from conformance.test_spread import same_numbers
 from fedattune import Algorithm, Federation, RunError, fit, load_federation, load_model, predict
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
 from flower.in_process import InProcessGrid
 from flower.runs import find_models, read_log, run_deployed, run_simulated
+from remote_runs import same_numbers
 
 
 @every_method

@@ -12,11 +12,11 @@ import torch
 
 import fedattune
 from conformance.table import CASES, Case
-from conformance.test_conformance import every_method
-from conformance.test_spread import RUN, same_numbers, trained
+from conformance.test_conformance import RUN, every_method
 from fedattune import ConfigError, Federation, Result, RunError, Settings
 from fedattune.cli import main
 from fedattune.training.backends.message import WorkerMessage
+from remote_runs import same_numbers, trained
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
 

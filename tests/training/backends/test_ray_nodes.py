@@ -16,12 +16,12 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[
 pytestmark = pytest.mark.deployed
 
 from conformance.table import CASES
-from conformance.test_spread import same_numbers, trained
 from fedattune import Federation, Settings
 from fedattune.training.backends.ray import offload as products
 from fedattune.training.backends.ray import open_ray_backend
 from fedattune.training.backends.ray.backend import RayBackend
 from fedattune.training.backends.ray.offload import ProductOffloader
+from remote_runs import same_numbers, trained
 
 NODE = {"num_cpus": 1, "object_store_memory": 200_000_000}
 

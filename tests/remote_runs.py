@@ -1,4 +1,4 @@
-"""Every method gives the same numbers wherever its clients are."""
+"""Runs whose clients are at workers in this process, and the comparison of two runs."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from conformance.table import CASES, Case
-from conformance.test_conformance import RUN, every_method
+from conformance.table import Case
+from conformance.test_conformance import RUN
 from fedattune import Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
@@ -96,48 +96,3 @@ def same_numbers(
             np.testing.assert_allclose(other.mixing[r][component], matrix, atol=1e-6)
     assert one.local_steps == other.local_steps
     assert one.notes == other.notes
-
-
-@every_method
-@pytest.mark.parametrize("train", ["method", "all"])
-def test_clients_at_several_sites_give_the_same_numbers(case: Case, train: str, ragged: Federation) -> None:
-    same_numbers(*(trained(case, ragged, make_backend, train=train) for make_backend in (None, Here)))
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep", "scaffold", "fedbn"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"drop_out": 0.4, "rounds": 6},
-        {"eval_clients": 3},
-        {"eval_clients": 1, "eval_every": 2, "train": "all"},
-        {"module": Normed()},
-        {"module": Normed(), "bn_buffers": "average"},
-        {"module": Normed(), "bn_buffers": "average", "train": "all", "bn_affine": "local"},
-        {
-            "module": Normed(),
-            "bn_buffers": "average",
-            "train": "cohort",
-            "cohort": 2,
-            "eval_every": 3,
-            "rounds": 6,
-        },
-    ],
-    ids=["drop-out", "some judged", "one judged", "norms", "averaged norms", "averaged norms of all", "late"],
-)
-def test_settings_mean_the_same_everywhere(name: str, settings: dict[str, Any], ragged: Federation) -> None:
-    case = next(case for case in CASES if case.name == name)
-    same_numbers(*(trained(case, ragged, make_backend, **settings) for make_backend in (None, Here)))
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep", "pfedla"])
-@pytest.mark.parametrize(("before", "after"), [(Here, Here), (Here, None), (None, Here)])
-def test_a_checkpoint_is_the_same_everywhere(
-    name: str, before: Any, after: Any, ragged: Federation, tmp_path: Path
-) -> None:
-    """A run that stops with its clients here goes on with its clients elsewhere."""
-    case = next(case for case in CASES if case.name == name)
-    out, rounds = tmp_path / "run", iter(range(1, 9))
-    part = trained(case, ragged, before, out=out, stop=lambda: next(rounds) == 2)
-    assert (part.rounds, part.finished) == (2, False)
-    same_numbers(trained(case, ragged, None), trained(case, ragged, after, out=out))
