@@ -190,12 +190,12 @@ def test_certificates_and_keys_are_never_overwritten(tmp_path: Path) -> None:
     key = (folder / "keys/node-1").read_bytes()
     again = run_script(folder, "certificates.sh", "key", "1")
     assert again.returncode == 1
-    assert "keys/node-1 is there already" in again.stderr
+    assert "keys/node-1 exists already" in again.stderr
     assert run_script(folder, "certificates.sh").returncode == 0  # makes what is missing
     assert (folder / "keys/node-1").read_bytes() == key
     again = run_script(folder, "certificates.sh")
     assert again.returncode == 1
-    assert "certificates/ is there already" in again.stderr
+    assert "certificates/ exists already" in again.stderr
 
 
 def test_scripts_say_what_is_missing(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_a_node_that_crashed_is_started_again(tmp_path: Path) -> None:
         first = deployment.pid("node-0")
         deployment.crash_node(0)
         wait_until(lambda: deployment.pid("node-0") != first, "another process", script)
-        assert "node-0 ended with code 137; it starts again in 0.1 seconds" in script.output
+        assert "node-0 ended with code 137; it restarts in 0.1 seconds" in script.output
         second = deployment.pid("node-0")
         start = time.monotonic()
         deployment.stop_node(0)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Make a certificate authority, the server's certificate and a key for each node, for a trial:
-#   ./certificates.sh [HOST...]    HOST: further names or addresses under which nodes reach the server
+#   ./certificates.sh [HOST...]    HOST: more names or addresses of the server, as nodes know it
 #   ./certificates.sh key N        only the key of node N; in real use, on the machine of that node
 set -eu
 cd "$(dirname "$0")"
@@ -8,18 +8,18 @@ cd "$(dirname "$0")"
 
 node_key() {
     mkdir -p keys
-    test ! -e "keys/node-$1" || fail "keys/node-$1 is there already; remove it if it is really to be replaced"
-    # Flower takes keys on the curves of NIST; P-384 is the one that it documents.
+    test ! -e "keys/node-$1" || fail "keys/node-$1 exists already; remove it to replace it"
+    # Flower accepts keys on NIST curves, and documents P-384.
     ssh-keygen -q -t ecdsa -b 384 -N '' -C "node-$1" -f "keys/node-$1"
 }
 
 if [ "${1-}" = key ]; then
     node_key "${2:?which node? ./certificates.sh key N}"
-    echo "keys/node-$2 stays here; give keys/node-$2.pub to those who run the server"
+    echo "keys/node-$2 stays here; send keys/node-$2.pub to the operators of the server"
     exit 0
 fi
 
-test ! -e certificates || fail "certificates/ is there already; remove it if all of it is really to be replaced"
+test ! -e certificates || fail "certificates/ exists already; remove it to replace all certificates"
 names=DNS:localhost,IP:127.0.0.1,IP:::1
 for host in "$@"; do
     case $host in

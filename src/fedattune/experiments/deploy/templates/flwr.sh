@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 
 export FLWR_HOME="$PWD/state/cli"
 mkdir -p "$FLWR_HOME"
-# Flower wants an absolute path to the certificate, so it is written each time: the folder may have been moved.
+# Flower needs an absolute path to the certificate. Write it each time, because the folder may have moved.
 printf '[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "%s"\nroot-certificates = "%s"\n' \
     "127.0.0.1:$FEDATTUNE_PORT" "$PWD/certificates/ca.crt" > "$FLWR_HOME/config.toml.$$"
 mv "$FLWR_HOME/config.toml.$$" "$FLWR_HOME/config.toml"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Run nodes until SIGTERM or Ctrl-C: ./node.sh N...
-# A node that ends for whatever reason is started again. After a crash the server takes the old session for alive
-# for about a minute and refuses the node (exit code 305 in its messages) until then.
+# A node that ends for any reason is restarted. After a crash, the server believes the old session to be alive for about a
+# minute, and refuses the node until then (exit code 305 in its messages).
 set -eu
 cd "$(dirname "$0")"
 . ./common.sh
@@ -10,7 +10,7 @@ cd "$(dirname "$0")"
 for node in "$@"; do
     test -e "nodes/$node.toml" || fail "no nodes/$node.toml"
     test -e "keys/node-$node" || fail "no keys/node-$node; run ./certificates.sh key $node"
-    test -e certificates/ca.crt || fail "no certificates/ca.crt; it comes from those who run the server"
+    test -e certificates/ca.crt || fail "no certificates/ca.crt; get it from the operators of the server"
 done
 running=
 for node in "$@"; do

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Let the nodes in whose public keys are in keys/; others are refused. Run it again when a key is added.
+# Register the public keys in keys/; the server refuses nodes with other keys. Run it again after adding a key.
 set -eu
 cd "$(dirname "$0")"
 . ./common.sh
@@ -12,7 +12,7 @@ for key in keys/*.pub; do
         case $answer in
             *"already in use"*) break ;; # it was registered before
         esac
-        # The SuperLink may have been started a moment ago.
+        # The SuperLink may still be starting.
         tries=$((tries - 1))
         [ "$tries" -gt 0 ] || fail "$name was not registered; is ./superlink.sh running? $answer"
         sleep 1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Start a run, show its log, and end with code 0 if it was completed: ./run.sh [--run-config 'KEY=VALUE ...']
+# Start a run, show its log, and exit with code 0 if it completes: ./run.sh [--run-config 'KEY=VALUE ...']
 set -eu
 cd "$(dirname "$0")"
 . ./common.sh
@@ -8,9 +8,9 @@ answer=$(./flwr.sh run app --format json "$@") || :
 run=$(printf '%s' "$answer" | python3 -c 'import json, sys; print(json.load(sys.stdin)["run-id"])' 2>/dev/null) ||
     fail "the run was not started: $answer"
 echo "run $run"
-trap 'echo "the run goes on; stop it with ./flwr.sh stop $run" >&2; exit 1' INT TERM HUP
+trap 'echo "the run continues; stop it with ./flwr.sh stop $run" >&2; exit 1' INT TERM HUP
 
-# The log ends with the run, or with the SuperLink, which may come back.
+# The log ends with the run, or with the SuperLink, which may restart.
 ./flwr.sh log "$run" || :
 status=
 while :; do

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Run the server until SIGTERM or Ctrl-C: Flower's SuperLink, and the SuperExec that starts the server app.
-# The app is a process of its own and the SuperLink's state is on disk, so a run outlives a crash of the SuperLink.
+# The app is a separate process, and the SuperLink's state is on disk, so a run survives a crash of the SuperLink.
 set -eu
 cd "$(dirname "$0")"
 . ./common.sh
