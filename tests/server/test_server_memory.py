@@ -1,4 +1,4 @@
-"""What server rules hold beside their state and what they send: a layer of the cohort, and matrices of clients."""
+"""Memory of server rules besides their state and payloads: one layer of the cohort, and matrices of clients."""
 
 import sys
 from collections.abc import Callable
@@ -168,7 +168,7 @@ def test_everybody_takes_part(rule: ServerUpdate) -> None:
 @rules
 @pytest.mark.usefixtures("small_pieces")
 def test_some_take_part(rule: ServerUpdate) -> None:
-    """What is gathered is one layer of those whose models are mixed: those of the pool and those that are sent to."""
+    """A rule gathers one layer of the clients in the pool and of the receivers."""
     before, ids = torch.arange(0, 2 * C, 4), torch.tensor([0, 1, 3, 4, 7])
     state = after_a_round(rule, 2 * C, before)
     mixed = len(set(before.tolist()) | set(ids.tolist()))

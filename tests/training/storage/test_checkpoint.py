@@ -208,7 +208,7 @@ def test_old_ones_and_what_a_kill_left_are_removed(ragged: Federation, tmp_path:
 def test_a_kill_while_a_file_is_first_written(
     what: str, ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has been written then is enough to go on with, or to start again."""
+    """The files of that moment are enough to resume, or to start again."""
     out, real = tmp_path / "run", Path.replace
 
     def killed(self: Path, target: Path) -> Path:

@@ -20,7 +20,7 @@ from fedattune.training.engine.base import Scores
 from fedattune.training.storage import store
 from fedattune.training.storage.store import RoundRecord, RunStore
 
-ROUNDS, CLIENTS = 400, 30
+ROUNDS, CLIENTS = 250, 30
 
 
 def fill(kept: RunStore, r: int) -> None:

@@ -4,10 +4,10 @@ import math
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
 
 from ...core.hardware import balance, count_parallel_groups, run_parallel
 from ...core.params import Params
@@ -56,15 +56,17 @@ class Evaluator:
         groups = balance([len(one.y) for one in samples.alone], len(self._tasks))
         run_parallel(
             [
-                partial(self._singly, task, [samples.alone[i] for i in group], params, buffers, scores)
+                partial(
+                    self._evaluate_alone, task, [samples.alone[i] for i in group], params, buffers, scores
+                )
                 for task, group in zip(self._tasks, groups, strict=True)
                 if group
             ]
         )
-        self._together(params, buffers, samples.together, scores)
+        self._evaluate_blocks(params, buffers, samples.together, scores)
         return scores
 
-    def _singly(
+    def _evaluate_alone(
         self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores
     ) -> None:
         """Evaluate models one after the other; score several in one call, as scoring takes many small operations."""
@@ -82,7 +84,7 @@ class Evaluator:
         if pending:
             _add_scores(pending, scores)
 
-    def _together(
+    def _evaluate_blocks(
         self, params: Params, buffers: Params, blocks: list["_PaddedBlock"], scores: Scores
     ) -> None:
         """Evaluate clients with small parts: clients with similar numbers of samples form one batch of models."""
@@ -90,9 +92,9 @@ class Evaluator:
         for block in blocks:
             x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
             logits = predict(params.rows(block.rows), buffers.rows(block.rows), x)
-            right, losses = score_samples(logits.flatten(0, 1), block.y.flatten())
+            correct, losses = score_samples(logits.flatten(0, 1), block.y.flatten())
             scores.loss[block.rows] = losses.view_as(block.real).masked_fill(~block.real, 0).sum(1).double()
-            scores.correct[block.rows] = (right.view_as(block.real) & block.real).sum(1)
+            scores.correct[block.rows] = (correct.view_as(block.real) & block.real).sum(1)
 
     def _gather(self, part: EvalPart, ids: list[int]) -> "_EvalSamples":
         """Gather the part's samples of clients `ids`; keep them until other clients are evaluated."""
@@ -103,44 +105,39 @@ class Evaluator:
             size = math.prod(self.federation.input_shape) * self.dtype.itemsize
             keep = sum(len(s) for s in samples) * size < INPUT_CACHE_BYTES
             large = [self.alone or len(s) >= LARGE_PART_SAMPLES for s in samples]
-            alone = [self._own(row, s, keep) for row, s in enumerate(samples) if large[row] and len(s)]
+            alone = [self._load_part(row, s, keep) for row, s in enumerate(samples) if large[row] and len(s)]
             small = [0 if large[row] else len(s) for row, s in enumerate(samples)]
             blocks = _group_by_size(small, max(1, EVAL_CHUNK_BYTES // (8 * size)))
-            cached = _EvalSamples(ids, alone, [self._pad(rows, samples, keep) for rows in blocks])
+            cached = _EvalSamples(ids, alone, [self._load_block(rows, samples, keep) for rows in blocks])
             self._cache[part] = cached
         return cached
 
-    def _own(self, row: int, samples: Index, keep: bool) -> "_LargePart":
-        where = torch.as_tensor(samples, device=self.device)
-        x = self.federation.features(where, self.dtype) if keep else None
-        return _LargePart(row, where, x, self.federation.y[where])
+    def _load_part(self, row: int, samples: Index, keep: bool) -> "_LargePart":
+        index = torch.as_tensor(samples, device=self.device)
+        return _LargePart(row, index, self._inputs(index, keep), self.federation.y[index])
 
-    def _pad(self, rows: list[int], samples: list[Index], keep: bool) -> "_PaddedBlock":
-        longest = max(len(samples[c]) for c in rows)
-        index = np.zeros((len(rows), longest), dtype=np.int64)
-        real = np.zeros(index.shape, dtype=bool)
-        for row, mask, client in zip(index, real, rows, strict=True):
-            row[: len(samples[client])] = samples[client]
-            mask[: len(samples[client])] = True
-        where = torch.as_tensor(index, device=self.device)
-        return _PaddedBlock(
-            torch.tensor(rows, device=self.device),
-            where,
-            self.federation.features(where, self.dtype) if keep else None,
-            self.federation.y[where],
-            torch.as_tensor(real, device=self.device),
-        )
+    def _load_block(self, rows: list[int], samples: list[Index], keep: bool) -> "_PaddedBlock":
+        parts = [torch.from_numpy(samples[row]) for row in rows]
+        index = pad_sequence(parts, batch_first=True).to(self.device)
+        sizes = torch.tensor([len(part) for part in parts], device=self.device)
+        real = torch.arange(index.shape[1], device=self.device) < sizes[:, None]
+        members = torch.tensor(rows, device=self.device)
+        return _PaddedBlock(members, index, self._inputs(index, keep), self.federation.y[index], real)
+
+    def _inputs(self, index: Tensor, keep: bool) -> Tensor | None:
+        """Gather model inputs that stay in memory; None if they are gathered in each evaluation."""
+        return self.federation.features(index, self.dtype) if keep else None
 
 
 def _add_scores(pending: list[tuple[int, Tensor, Tensor]], scores: Scores) -> None:
     """Score the logits of several models, given by row, and add the result to `scores`."""
     rows, logits, y = zip(*pending, strict=True)
-    right, losses = score_samples(torch.cat(logits), torch.cat(y))
+    correct, losses = score_samples(torch.cat(logits), torch.cat(y))
     sizes = [len(one) for one in y]
-    for row, own_right, own_losses in zip(
-        rows, torch.split(right, sizes), torch.split(losses, sizes), strict=True
+    for row, own_correct, own_losses in zip(
+        rows, torch.split(correct, sizes), torch.split(losses, sizes), strict=True
     ):
-        scores.correct[row] += own_right.sum()
+        scores.correct[row] += own_correct.sum()
         scores.loss[row] += own_losses.sum().double()
 
 
