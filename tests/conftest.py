@@ -17,6 +17,7 @@ import torch
 from xdist.scheduler import LoadScopeScheduling
 
 from cli_helpers import Done, environment
+from crafted import compared
 from fedattune import Federation
 from fedattune.cli import main
 from federations import make_federation
@@ -32,6 +33,12 @@ def ragged() -> Federation:
 def equal() -> Federation:
     """Four clients of 40 samples."""
     return make_federation([40, 40, 40, 40], seed=1)
+
+
+@pytest.fixture(scope="session")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of local, fedavg and fedmcsa with two seeds, made up; tests read the folder and do not write into it."""
+    return compared(tmp_path_factory.mktemp("comparison"))
 
 
 @pytest.fixture(autouse=True)

@@ -36,9 +36,9 @@ def cells(text: str, first: str) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
-def test_one_client_by_hand(tmp_path: Path) -> None:
+def test_one_client_by_hand(comparison: Path) -> None:
     """Client a: right in 5 of 10 alone, in 7 and 8 by the method; of what others gave it, 0.4 of 0.5 is b's."""
-    subject = RunExplanation(read_runs([compared(tmp_path)]), client="a")
+    subject = RunExplanation(read_runs([comparison]), client="a")
     assert (subject.method, subject.run.settings.seed, subject.choice_note, subject.sending_note) == (
         "fedmcsa",
         0,
@@ -65,8 +65,8 @@ def test_one_client_by_hand(tmp_path: Path) -> None:
     assert weight.agreement.chance == pytest.approx(1 / 3)
 
 
-def test_one_client_in_words(tmp_path: Path, capsys: Said) -> None:
-    text = explained(capsys, compared(tmp_path), "--client", "a")
+def test_one_client_in_words(comparison: Path, capsys: Said) -> None:
+    text = explained(capsys, comparison, "--client", "a")
     assert "fedmcsa on made: 4 clients, seed 0, round 4 of 4; gains are means over 2 seeds" in text
     assert "Client a: 100 samples to train, 10 to test." in text
     assert (
@@ -79,13 +79,13 @@ def test_one_client_in_words(tmp_path: Path, capsys: Said) -> None:
     assert "own 70.0%; c 20.0%, b 10.0%" in text
     assert "round 2" in cells(text.partition("How this changed")[2], "fc.weight")[-1]
     assert "is a correlation" in text
-    loses = explained(capsys, tmp_path, "--client", "d")
+    loses = explained(capsys, comparison, "--client", "d")
     assert "a loss of 2.50 points, which is 1.0 of its 40 test samples" in loses
 
 
-def test_all_clients_in_short(tmp_path: Path, capsys: Said) -> None:
+def test_all_clients_in_short(comparison: Path, tmp_path: Path, capsys: Said) -> None:
     file = tmp_path / "said.json"
-    text = explained(capsys, compared(tmp_path), "--json", file)
+    text = explained(capsys, comparison, "--json", file)
     assert cells(text, "a")[:7] == ["a", "100", "10", "50.00", "75.00", "+25.00 ±5.0", "+2.5"]
     assert "b 32.5%, c 17.5%" in text  # the mean of 0.4 and 0.25, of 0.1 and 0.25
     assert "No clusters" in text  # of four clients, weights in any order would seem to have some
@@ -119,9 +119,9 @@ def test_clusters_by_hand(tmp_path: Path, capsys: Said) -> None:
     assert found["chance"] == pytest.approx(3 / 7)
 
 
-def test_the_file_of_one_client_has_what_is_printed(tmp_path: Path, capsys: Said) -> None:
+def test_the_file_of_one_client_has_what_is_printed(comparison: Path, tmp_path: Path, capsys: Said) -> None:
     file = tmp_path / "a.json"
-    explained(capsys, compared(tmp_path), "--client", "a", "--seed", "1", "--json", file)
+    explained(capsys, comparison, "--client", "a", "--seed", "1", "--json", file)
     content = json.loads(file.read_text())
     assert (content["seed"], content["round"], content["mixes"]) == (1, 4, True)
     assert content["client"]["n_test"] == 10
@@ -129,16 +129,16 @@ def test_the_file_of_one_client_has_what_is_printed(tmp_path: Path, capsys: Said
     assert content["client"]["layers"][1]["last"]["others"] == pytest.approx(0.5)
 
 
-def test_a_method_with_one_model_for_all(tmp_path: Path, capsys: Said) -> None:
-    text = explained(capsys, compared(tmp_path), "--algorithm", "fedavg", "--client", "a")
+def test_a_method_with_one_model_for_all(comparison: Path, capsys: Said) -> None:
+    text = explained(capsys, comparison, "--algorithm", "fedavg", "--client", "a")
     assert "fedavg sends one model to all" in text
     assert "nobody learns from anybody in particular" in text
     assert "a loss of 10.00 points, which is 1.0 of its 10 test samples" in text
     assert "given" not in text
-    every = explained(capsys, tmp_path, "--algorithm", "fedavg")
+    every = explained(capsys, comparison, "--algorithm", "fedavg")
     assert cells(every, "a")[-4:] == ["50.00", "40.00", "-10.00 ±0.0", "-1.0"]
     assert "Clusters" not in every
-    assert "local sends nothing" in explained(capsys, tmp_path, "--algorithm", "local")
+    assert "local sends nothing" in explained(capsys, comparison, "--algorithm", "local")
 
 
 def test_the_verdicts_method_is_passed_over_where_it_does_not_mix(tmp_path: Path, capsys: Said) -> None:

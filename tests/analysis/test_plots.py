@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crafted import ALL, LABELS, LATE, compared, craft
+from crafted import ALL, LABELS, LATE, craft
 from fedattune import read_runs
 from fedattune.analysis.mixing import MixingAnalysis
 from fedattune.analysis.plots.figures import plot_clients, plot_curves, plot_traffic
@@ -30,9 +30,9 @@ def names_below(drawn: CaptionedFigure) -> list[str]:
     return [text.get_text() for text in drawn.figure.legends[0].get_texts()]
 
 
-def test_curves_are_means_over_clients_and_seeds(tmp_path: Path) -> None:
+def test_curves_are_means_over_clients_and_seeds(comparison: Path) -> None:
     """Round 4 of the method: (7/10 + 12/20 + 5/10 + 19/40) / 4, and with 8/10 by the other seed."""
-    runs = read_runs([compared(tmp_path)]).results
+    runs = read_runs([comparison]).results
     with use_style():
         drawn = plot_curves(runs)
     axes = drawn.figure.axes[0]
@@ -47,9 +47,9 @@ def test_curves_are_means_over_clients_and_seeds(tmp_path: Path) -> None:
     assert "mean over 2 seeds, band: one standard deviation" in drawn.caption
 
 
-def test_curves_against_bytes_and_seconds(tmp_path: Path) -> None:
+def test_curves_against_bytes_and_seconds(comparison: Path) -> None:
     """100 bytes each way and round; training alone sends nothing, so it is level at what it reaches."""
-    runs = read_runs([compared(tmp_path)]).results
+    runs = read_runs([comparison]).results
     with use_style():
         lines = {str(line.get_label()): line for line in plot_curves(runs, "bytes").figure.axes[0].lines}
         seconds = plot_curves(runs, "seconds", width=7).figure
@@ -96,8 +96,8 @@ def test_heatmap_of_many_clients_without_labels_and_with_missing_rows(tmp_path: 
     assert "hatched: clients without a stored row" in drawn.caption
 
 
-def test_clients_are_dots_and_boxes_of_accuracy_and_gain(tmp_path: Path) -> None:
-    runs = read_runs([compared(tmp_path)]).results
+def test_clients_are_dots_and_boxes_of_accuracy_and_gain(comparison: Path) -> None:
+    runs = read_runs([comparison]).results
     with use_style():
         figure = plot_clients(runs).figure
         alone = plot_clients(runs[4:5]).figure
@@ -113,9 +113,9 @@ def test_clients_are_dots_and_boxes_of_accuracy_and_gain(tmp_path: Path) -> None
     assert len(alone.axes) == 1  # without local there are no gains
 
 
-def test_bytes_are_stacked_by_layer_up_and_down(tmp_path: Path) -> None:
+def test_bytes_are_stacked_by_layer_up_and_down(comparison: Path) -> None:
     """fedmcsa sent 300 and 100 up and was sent 300; fedavg sent 400 both ways."""
-    runs = read_runs([compared(tmp_path)]).results
+    runs = read_runs([comparison]).results
     with use_style():
         drawn = plot_traffic(runs)
     axes = drawn.figure.axes[0]
@@ -145,12 +145,11 @@ def test_of_many_layers_the_smallest_are_taken_together(tmp_path: Path) -> None:
     ][1:],
 )
 def test_files_are_of_their_kind_and_the_same_each_time(
-    tmp_path: Path, capsys: Said, kind: str, suffix: str
+    comparison: Path, tmp_path: Path, capsys: Said, kind: str, suffix: str
 ) -> None:
-    compared(tmp_path)
     files = [tmp_path / name for name in (f"one{suffix}", f"two{suffix}")]
     for file in files:
-        assert main(["plot", str(tmp_path), "--kind", kind, "-o", str(file)]) == 0
+        assert main(["plot", str(comparison), "--kind", kind, "-o", str(file)]) == 0
         said = capsys.readouterr()
         assert f"The figure is {file}" in said.out
         assert said.err == ""
@@ -165,10 +164,9 @@ def test_files_are_of_their_kind_and_the_same_each_time(
         assert b"/Subtype /Type3" not in first
 
 
-def test_options_of_curves_and_heatmaps(tmp_path: Path, capsys: Said) -> None:
-    compared(tmp_path)
+def test_options_of_curves_and_heatmaps(comparison: Path, tmp_path: Path, capsys: Said) -> None:
     out = tmp_path / "figure.svg"
-    command = ["plot", str(tmp_path), "-o", str(out), "--algorithm", "fedmcsa", "--seed", "1"]
+    command = ["plot", str(comparison), "-o", str(out), "--algorithm", "fedmcsa", "--seed", "1"]
     assert main(command) == 0
     text = out.read_text()
     assert ">local<" in text  # what the method is compared with stays
@@ -205,11 +203,15 @@ def test_options_of_curves_and_heatmaps(tmp_path: Path, capsys: Said) -> None:
     ],
 )
 def test_bad_input_is_one_sentence(
-    tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+    comparison: Path,
+    tmp_path: Path,
+    capsys: Said,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    said: str,
 ) -> None:
-    compared(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert said in refused(capsys, tmp_path, *words)
+    assert said in refused(capsys, comparison, *words)
     assert not (tmp_path / "figure.pdf").exists()
 
 
@@ -226,18 +228,17 @@ def test_runs_that_are_not_finished_are_drawn_and_named(tmp_path: Path, capsys: 
 
 
 def test_without_matplotlib_it_says_what_to_install(
-    tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+    comparison: Path, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "pip install 'fedattune[plot]'" in refused(capsys, compared(tmp_path), "-o", tmp_path / "f.pdf")
+    assert "pip install 'fedattune[plot]'" in refused(capsys, comparison, "-o", tmp_path / "f.pdf")
 
 
-def test_drawing_leaves_matplotlib_as_it_was_and_pyplot_alone(tmp_path: Path) -> None:
-    compared(tmp_path)
+def test_drawing_leaves_matplotlib_as_it_was_and_pyplot_alone(comparison: Path, tmp_path: Path) -> None:
     code = (
         "import sys, matplotlib; before = matplotlib.rcParams.copy()\n"
         "from fedattune.cli import main\n"
-        f"assert main(['plot', {str(tmp_path)!r}, '-o', {str(tmp_path / 'f.pdf')!r}]) == 0\n"
+        f"assert main(['plot', {str(comparison)!r}, '-o', {str(tmp_path / 'f.pdf')!r}]) == 0\n"
         "assert matplotlib.rcParams.copy() == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )

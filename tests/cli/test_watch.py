@@ -232,7 +232,7 @@ def test_a_comparison_is_watched_on_a_real_terminal_to_its_end(start: Any, work:
     from cli_helpers import environment
 
     trains = start(
-        "compare", "--data", "digits", "--clients", 4, "--algorithms", "local,fedavg", "--rounds", 60, "-o", "out",
+        "compare", "--data", "digits", "--clients", 4, "--algorithms", "local,fedavg", "--rounds", 30, "-o", "out",
         "--quiet",
     )  # fmt: skip
     until = time.monotonic() + 60
@@ -259,7 +259,7 @@ def test_a_comparison_is_watched_on_a_real_terminal_to_its_end(start: Any, work:
     seen = text.decode()
     assert "\x1b[?25l" in seen  # live: the cursor is hidden while it is
     assert "\x1b[?25h" in seen
-    assert "60 of 60" in seen
+    assert "30 of 30" in seen
     assert "BMTA*" in seen
 
 
