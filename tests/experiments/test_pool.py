@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from cli_helpers import SLOW, Done, numbers, refused, wait_for
-from fedattune.cli import main
 from fedattune.experiments import autoscale, runner
 from fedattune.experiments.job import ProgressCallback
 from fedattune.experiments.progress import ProgressDisplay
@@ -21,14 +20,6 @@ from fedattune.training.context import Progress
 Cli = Callable[..., Done]
 FAST = ("--rounds", 3, "--steps", 3, "--clients", 5, "--out")
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The numbers of the slow comparison, one run after another."""
-    out = tmp_path_factory.mktemp("whole") / "o"
-    assert main([*SLOW, "--processes", "1", "--out", str(out), "--quiet"]) == 0
-    return numbers(out / "result.json")
 
 
 def parents() -> dict[int, int]:

@@ -10,17 +10,8 @@ from typing import Any
 import pytest
 
 from cli_helpers import SLOW, Done, hospital_rows, numbers, wait_for, write_csv
-from fedattune.cli import main
 
 Cli = Callable[..., Done]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The numbers of the run that nobody interrupts."""
-    out = tmp_path_factory.mktemp("whole") / "o"
-    assert main([*SLOW, "--out", str(out), "--quiet"]) == 0
-    return numbers(out / "result.json")
 
 
 def test_interrupt_and_resume(
