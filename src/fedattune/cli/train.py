@@ -59,11 +59,15 @@ def train(space: Namespace, problems: list[str]) -> int:
         except StoppedError as stopped:
             print_error(f"{stopped}; go on with: {format_resume_command(space)}")
             return INTERRUPTED
-    files_out = [out / "result.json", *([output.json_file] if output.json_file else [])]
+    rounds_to = plan.experiment.rounds_to
     summary = write_summary(
-        plan, results, failed, files=files_out, report=out / "report.html" if is_comparison else None
+        results,
+        failed,
+        files=[file for file in (out / "result.json", output.json_file) if file],
+        report=out / "report.html" if is_comparison else None,
+        rounds_to=rounds_to,
     )
-    _print_summary(summary, [*notes, *summary.notes], plan.experiment.rounds_to)
+    _print_summary(summary, [*notes, *plan.federation.notes, *summary.notes], rounds_to)
     where = f"all numbers are in {out}"
     make_console().print(
         f"The report is {summary.report}; {where}" if summary.report else where[0].upper() + where[1:]

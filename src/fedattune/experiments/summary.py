@@ -12,7 +12,6 @@ from ..core.io import write_text
 if TYPE_CHECKING:
     from ..training.result import Result
     from .job import FailedRun
-    from .plan import Plan
 
 
 class Summary(NamedTuple):
@@ -33,24 +32,23 @@ class Summary(NamedTuple):
 
 
 def write_summary(
-    plan: "Plan",
     results: "Sequence[Result]",
     failed: "Sequence[FailedRun]",
     *,
     files: Sequence[Path],
     report: Path | None,
+    rounds_to: float | None = None,
 ) -> Summary:
     """Write the result files and the report.
 
     Args:
-        plan: the experiment.
         results: the finished runs.
         failed: the runs without a result.
         files: JSON files to write.
         report: HTML file of a comparison, beside the folders of the runs; None if there is nothing to compare.
+        rounds_to: accuracy whose first round to report, a fraction.
 
     """
-    rounds_to = plan.experiment.rounds_to
     rows = build_rows(results, rounds_to)
     verdict = reach_verdict(results, has_failures=bool(failed)).text if report else None
     content: dict[str, Any] = {"runs": [_run_to_json(result, rounds_to) for result in results]}
@@ -71,8 +69,7 @@ def write_summary(
 
         write_report(report, read_runs([report.parent]))
     failures = [f"{one.algorithm} failed with seed {one.seed}: {one.error}" for one in failed]
-    notes = [*plan.federation.notes, *merge_notes(results), *failures]
-    return Summary(rows, notes, verdict, report if results else None)
+    return Summary(rows, [*merge_notes(results), *failures], verdict, report if results else None)
 
 
 def _run_to_json(result: "Result", rounds_to: float | None) -> dict[str, Any]:

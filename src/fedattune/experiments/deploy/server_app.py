@@ -156,31 +156,25 @@ class _Server:
 
 def _write_results(folder: Path, results: list[Result], log: Log) -> None:
     """Write the comparison of the results, and log its verdict."""
-    from ...analysis.compare import BASELINE, build_rows
-    from ...analysis.load import read_runs
-    from ...analysis.report import write_report
+    from ...analysis.compare import BASELINE
     from ...analysis.tables import make_console, print_methods
-    from ...analysis.verdict import merge_notes, reach_verdict
-    from ...core.io import write_text
+    from ..summary import write_summary
 
     if not all(result.metrics for result in results):
         log("no node replied when clients were evaluated: there is nothing to compare")
         return
     names = {result.algorithm for result in results}
-    verdict = reach_verdict(results).text if BASELINE in names and len(names) > 1 else ""
-    content = {"runs": [result.to_json() for result in results], "verdict": verdict}
-    write_text(folder / "result.json", json.dumps(content, indent=2))
-    write_report(folder / "report.html", read_runs([folder]))
-    print_methods(build_rows(results), make_console())
-    for note in dict.fromkeys(merge_notes(results)):
+    summary = write_summary(results, (), files=[folder / "result.json"], report=folder / "report.html")
+    print_methods(summary.rows, make_console())
+    for note in dict.fromkeys(summary.notes):
         log(f"note: {note}")
-    if verdict:
-        log(verdict)
+    if BASELINE in names and len(names) > 1:
+        log(str(summary.verdict))
     if BASELINE not in names:
         log(
             "note: add local (algorithms='local,...'); only a comparison with it shows whether federating helps"
         )
-    log(f"The report is {folder / 'report.html'}; each client's model is on its node")
+    log(f"The report is {summary.report}; each client's model is on its node")
 
 
 def make_server_app(custom_algorithms: Mapping[str, Algorithm] | None = None) -> ServerApp:
