@@ -9,7 +9,6 @@ import pytest
 import fedattune
 from fedattune import Federation
 from fedattune.algorithms import ALGORITHMS, METHODS
-from fedattune.algorithms.table import Family, method
 from fedattune.analysis import citations
 from fedattune.analysis.citations import ENTRY, FEDATTUNE, UsedItem, format_bibtex, load_entries, load_tables
 from fedattune.data import PARTITIONS, SOURCES
@@ -53,11 +52,6 @@ def test_no_key_is_defined_twice() -> None:
     files = [BIB, *Path(citations.__file__).parents[1].glob("algorithms/*.py")]
     keys = re.findall(r"^ *@\w+\{(\w+),$", "\n".join(file.read_text("utf-8") for file in files), re.MULTILINE)
     assert sorted(keys) == sorted(load_entries())
-
-
-def test_a_name_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="got 'fedavg' twice"):
-        method(Family.GLOBAL, "", "")(ALGORITHMS["fedavg"])
 
 
 @pytest.mark.parametrize("key", load_entries())

@@ -29,6 +29,18 @@ def fit(name: str, federation: Federation, model: str = "dnn", **settings: Any) 
     return fedattune.fit(name, federation, model, options=chosen, model_options=hidden, **(RUN | settings))
 
 
+RESULTS: dict[tuple[Any, ...], Result] = {}
+
+
+def fit_once(name: str, federation: Federation, **settings: Any) -> Result:
+    """The result of `fit`, shared by all tests of this process that change nothing in the package."""
+    merged = RUN | {"train": "method", "options": {}} | settings
+    key = (name, id(federation), repr(sorted(merged.items())))
+    if key not in RESULTS:
+        RESULTS[key] = fit(name, federation, **settings)
+    return RESULTS[key]
+
+
 def distance(a: Result, b: Result) -> float:
     """Largest difference between the models that two runs deploy, and between their losses.
 
@@ -49,7 +61,8 @@ def test_every_algorithm_is_in_the_table() -> None:
 def test_engines_agree(case: Case, work: dict[str, Any], train: str, ragged: Federation) -> None:
     """Ragged sizes, partial cohorts, and everybody training: equal to rounding in float64."""
     loop, together = (
-        fit(case.name, ragged, engine=e, train=train, options=case.same, **work) for e in ("loop", "batched")
+        fit_once(case.name, ragged, engine=e, train=train, options=case.same, **work)
+        for e in ("loop", "batched")
     )
     assert distance(loop, together) < 1e-12
     for point, metrics in loop.history[-1]["validation"].items():
@@ -64,7 +77,7 @@ def test_recorded_steps_agree(
     case: Case, work: dict[str, Any], ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps recorded and replayed, with a client axis and without, give what the reference gives."""
-    loop = fit(case.name, ragged, engine="loop", options=case.same, **work)
+    loop = fit_once(case.name, ragged, engine="loop", options=case.same, **work)
     monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
     assert distance(loop, fit(case.name, ragged, engine="batched", options=case.same, **work)) < 1e-12
     monkeypatch.setattr(engines, "_supports_batching", lambda *_: False)
@@ -75,7 +88,7 @@ def test_recorded_steps_agree(
 def test_chunks_of_clients_do_not_change_the_result(
     case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fit(case.name, ragged, engine="batched", options=case.same)
+    whole = fit_once(case.name, ragged, engine="batched", options=case.same)
     monkeypatch.setattr(batched, "TRAIN_CHUNK_BYTES", 2000)
     monkeypatch.setattr(evaluator, "INPUT_CACHE_BYTES", 0)
     assert distance(whole, fit(case.name, ragged, engine="batched", options=case.same)) < 1e-12
@@ -94,7 +107,7 @@ def test_no_dead_knobs(case: Case, ragged: Federation) -> None:
     assert set(case.knobs) == {o.name for o in list_options(ALGORITHMS[case.name])}
     for knob, value in case.knobs.items():
         under = case.under.get(knob, {})
-        before = fit(case.name, ragged, options=under, **case.acts)
+        before = fit_once(case.name, ragged, options=under, **case.acts)
         after = fit(case.name, ragged, options=under | {knob: value}, **case.acts)
         assert distance(before, after) > 1e-8, f"{case.name}: {knob} has no effect"
 
@@ -113,7 +126,7 @@ def test_no_test_label_reaches_validation(case: Case, ragged: Federation) -> Non
         if isinstance(value, str)
     ]
     for chosen in ({}, *words):
-        one, two = (fit(case.name, data, options=chosen) for data in (ragged, without))
+        one, two = fit_once(case.name, ragged, options=chosen), fit(case.name, without, options=chosen)
         assert one.metrics != two.metrics
         assert [entry["validation"] for entry in one.history] == [
             entry["validation"] for entry in two.history
@@ -123,7 +136,7 @@ def test_no_test_label_reaches_validation(case: Case, ragged: Federation) -> Non
 @every_method
 def test_deployed_models_are_those_evaluated(case: Case, ragged: Federation) -> None:
     """The model that a client gets reaches exactly the accuracy that is reported for it, and is not the first."""
-    result = fit(case.name, ragged)
+    result = fit_once(case.name, ragged)
     start = fit(case.name, ragged, rounds=1, lr=1e-12)
     settings = Settings(**RUN)
     asked = {i for r in range(1, RUN["rounds"] + 1) for i in sample_cohort(settings, 6, r).tolist()}
@@ -148,7 +161,7 @@ def test_training_trains(case: Case, equal: Federation) -> None:
 @every_method
 def test_bytes_are_those_of_the_payloads(case: Case, ragged: Federation) -> None:
     """On the network of 5 inputs, 6 hidden units and 3 classes, whose classifier has 6 x 3 + 3 values."""
-    result = fit(case.name, ragged)
+    result = fit_once(case.name, ragged)
     sizes = Sizes(d=5 * 6 + 6 + 6 * 3 + 3, head=6 * 3 + 3)
     receivers = ragged.n_clients if case.to_all else RUN["cohort"]
     if case.up:
@@ -168,7 +181,7 @@ def test_definition_prints_compares_and_pickles(case: Case) -> None:
 
 @every_method
 def test_stopped_anywhere_it_goes_on_to_the_same_end(case: Case, ragged: Federation, tmp_path: Any) -> None:
-    whole = fit(case.name, ragged)
+    whole = fit_once(case.name, ragged)
     for stop_after in (1, 2, 3):
         out = tmp_path / str(stop_after)
         rounds = iter(range(1, 99))

@@ -67,7 +67,7 @@ def test_d2_global_parts_stay_as_received_while_training(name: str, ragged: Fede
     options = {"hidden": 5} if name == "fedam" else {}
     first = fit(name, ragged, "trained", options=options).trained_server
     assert first
-    received = first.server["w"]
+    received = first.state["w"]
     second = fit(name, ragged, "trained", options=options, rounds=2)
     assert isinstance(received, Params)
     for k, v in second.models.items():
