@@ -144,8 +144,8 @@ class RunExplanation:
         if BASELINE in self.groups:
             return None
         return (
-            "What clients gain is not known, as these runs have no local, training alone: train it beside the "
-            f"method by fedattune compare --algorithms local,{self.method} and the same options."
+            "The gain of clients is not known: these runs have no local, training alone. Run fedattune compare "
+            f"--algorithms local,{self.method} and the same options."
         )
 
     @cached_property

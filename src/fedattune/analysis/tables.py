@@ -162,7 +162,7 @@ METHODS_LEGEND = (
     "mean, pooled, std, worst 10%: test accuracy over clients, over all samples, its spread and its mean "
     "over the worst tenth of clients, last round; > local: clients better than alone; last 10%: mean over the "
     "last tenth of the rounds; best val.: mean at the round with the best validation; BMTA*: best mean test "
-    "accuracy of any round, optimistic, for the test data choose the round; steps: local mini-batch steps per "
+    "accuracy of any round, optimistic, as the test data choose the round; steps: local mini-batch steps per "
     "client"
 )
 EXTRA_LEGEND = {

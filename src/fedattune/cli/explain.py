@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 MAX_SHOWN_CLIENTS = 60
 """Clients in the table; of more, those at both ends."""
 CORRELATION_NOTE = (
-    "That weights go with labels is a correlation: the server sees no labels, and a gain is that of the method as a "
-    "whole, not of these partners alone."
+    "Agreement of weights with labels is a correlation: the server sees no labels. A gain comes from the whole method, "
+    "not from these partners alone."
 )
 AnyColumns = dict[str, Callable[[Any], str]]
 
@@ -68,8 +68,8 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
         notes.append(f"{waiting} run{'s are' if waiting > 1 else ' is'} not finished and left out.")
     if explanation.mixing.has_mixtures and explanation.mixing.similarity is None:
         notes.append(
-            "How labels are spread over clients is not known here (the data stay on their nodes), so it cannot be "
-            "said whether clients learn from those with like labels."
+            "The labels of the clients are not known here, as the data stay on their nodes. So agreement with labels "
+            "is not shown."
         )
     for note in notes:
         console.print(note)
@@ -96,9 +96,7 @@ def print_client(explanation: "RunExplanation", name: str, console: "Console") -
     console.print(f"\nClient {name}: {client.n_train:,} samples to train, {client.n_test:,} to test.")
     console.print(_describe_gain(explanation.method, client))
     if explanation.mixing.has_mixtures and not traces:
-        console.print(
-            f"It took part in no round of which mixtures are stored, so {explanation.method} gave it none."
-        )
+        console.print("It took part in no round with stored mixtures.")
     if traces:
         _print_traces(explanation, traces, console)
     content = {key: value for key, value in asdict(client).items() if key != "shares"}
@@ -127,7 +125,7 @@ def _describe_gain(method: str, client: "ClientSummary") -> str:
 def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]", console: "Console") -> None:
     round_ = traces[0].last.round
     late = "" if round_ == explanation.mixing.rounds[-1] else ", the last one that it took part in"
-    console.print(f"\nWhat it was given at round {round_}{late}, in shares of the mixture:")
+    console.print(f"\nIts mixture at round {round_}{late}, in shares:")
     has_unseen = any(trace.last.unseen for trace in traces)
     columns: AnyColumns = {
         "layer": lambda trace: trace.name,
@@ -140,8 +138,8 @@ def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]",
     columns |= _agreement_columns(traces)
     print_whole(fill_table(traces, columns, ("layer", "most from")), console)
     if has_unseen:
-        console.print("not shown: from clients that are not among those looked at.")
-    _print_agreement_legend([trace.agreement for trace in traces], "it", console)
+        console.print("not shown: clients that were not evaluated.")
+    _print_agreement_legend([trace.agreement for trace in traces], console)
     if traces[0].before:
         _print_change(traces, console)
     if traces[0].agreement:
@@ -149,7 +147,7 @@ def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]",
 
 
 def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
-    console.print("\nHow this changed:")
+    console.print("\nIts mixtures over the rounds:")
 
     def format_round(k: int) -> Callable[[Any], str]:
         return lambda trace: _format_mixture([*trace.before, trace.last][k])
@@ -162,7 +160,7 @@ def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
         "-" if trace.stable_since is None else f"round {trace.stable_since}"
     )
     print_whole(fill_table(traces, columns, left), console)
-    console.print("the same since: the first round looked at since which the partners named are the same.")
+    console.print("the same since: the round since which the named partners are the same.")
 
 
 # --- all clients ---------------------------------------------------------------------------------------
@@ -231,9 +229,8 @@ def _describe_clusters(explanation: "RunExplanation") -> list[str]:
     if clusters is None:
         return ["No clusters: clients do not learn more from some others than from the rest."]
     text = [
-        f"Clusters of clients that learn from each other: of what they were given by others, "
-        f"{format_percent(clusters.share)} came from their own cluster, where {format_percent(clusters.chance)} would "
-        "be chance."
+        "Clusters of clients that learn from each other. Their own cluster has "
+        f"{format_percent(clusters.share)} of the weight on others; {format_percent(clusters.chance)} would be chance."
     ]
     single = {one[0] for one in clusters.clients if len(one) == 1}
     groups = {str(k): one for k, one in enumerate((one for one in clusters.clients if len(one) > 1), 1)}
@@ -245,7 +242,7 @@ def _describe_clusters(explanation: "RunExplanation") -> list[str]:
     if clusters.similarity_inside is not None and clusters.similarity_between is not None:
         text.append(
             f"Labels of two clients of one cluster are alike by {clusters.similarity_inside:.2f}, of two clusters by "
-            f"{clusters.similarity_between:.2f} (1: the same shares of every class; 0: none in common)."
+            f"{clusters.similarity_between:.2f} (1: the same shares of every class; 0: no class in common)."
         )
     return text
 
@@ -258,8 +255,8 @@ def _print_components(components: "list[ComponentSummary]", console: "Console") 
         "others' shares": lambda one: "all alike" if one.is_even else "differ",
     }
     print_whole(fill_table(components, columns, ("layer", "others' shares")), console)
-    console.print("own: what clients keep of their own model, on average.")
-    _print_agreement_legend([one.agreement for one in components], "a client", console)
+    console.print("own: the mean share that clients keep of their own model.")
+    _print_agreement_legend([one.agreement for one in components], console)
     if components[0].agreement:
         console.print(CORRELATION_NOTE)
     console.print("More of one client: --client NAME.")
@@ -308,14 +305,12 @@ def _agreement_columns(rows: Sequence[Any]) -> AnyColumns:
     }
 
 
-def _print_agreement_legend(
-    agreements: "Sequence[LabelAgreement | None]", receiver: str, console: "Console"
-) -> None:
+def _print_agreement_legend(agreements: "Sequence[LabelAgreement | None]", console: "Console") -> None:
     """Explain the two columns of the agreement, if they say anything."""
-    chances = [one for one in agreements if one and one.share is not None]
+    chances = [one.chance for one in agreements if one and one.share is not None]
     if chances:
         console.print(
-            "Spearman: rank correlation of the others' shares with how alike their labels are; from alike: of what "
-            f"{receiver} was given by others, the part from the nearest quarter by labels, where "
-            f"{format_percent(chances[0].chance, 0)} would be chance."
+            "Spearman: rank correlation of the others' shares with the similarity of their labels; from alike: the "
+            "part of these shares from the quarter with the most similar labels, where "
+            f"{format_percent(chances[0], 0)} would be chance."
         )

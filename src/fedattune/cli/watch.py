@@ -155,7 +155,7 @@ DROPPABLE_COLUMNS = ("bytes", "time", "absent", "worst 10%", "diverged", "left",
 STATE_STYLES = {"running": "bold", "failed": "red", "stopped?": "yellow", "waiting": "dim"}
 STATUS_LEGEND = {
     "mean %": "mean: test accuracy over clients at the last evaluation",
-    "worst 10%": "worst 10%: that of the worst tenth of them",
+    "worst 10%": "worst 10%: the mean over the worst tenth of them",
     "- local": "- local: points above local in the same round",
     "left": "left: about how long",
     "absent": "absent: times that a client did not answer",
