@@ -65,7 +65,7 @@ def federate(
     check_fractions(test, validation, seed)
     names, keys = _find_names_and_keys(dataset, name, clients)
     rows = PARTITIONS[name](keys, len(names), seed, **checked)
-    kept, notes = select_usable_clients(
+    usable, notes = select_usable_clients(
         dataset.name,
         names,
         rows,
@@ -89,7 +89,7 @@ def federate(
                 labels=dataset.y[rows[u]] if is_stratified else None,
             ),
         )
-        for u in kept
+        for u in usable
     )
     description: dict[str, Any] = {
         "name": name,
@@ -174,24 +174,24 @@ def select_usable_clients(
     if faults and small_clients == "error":
         drop = ', or leave them out with --small-clients drop (small_clients="drop")' * (min_clients > 1)
         raise DataError(f"{name}: {listed}{more}; give such clients more data{drop}")
-    kept = [u for u in range(len(rows)) if u not in faults]
-    if not kept:
+    usable = [u for u in range(len(rows)) if u not in faults]
+    if not usable:
         raise DataError(f"{name}: no client is left: {listed}{more}")
     if min_clients > 1:
-        check_two_clients(name, [names[u] for u in kept], len(faults))
+        check_two_clients(name, [names[u] for u in usable], len(faults))
     notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
     alone = [u for u in single if u not in faults]
     if alone:
         notes.append(
-            f"{len(alone)} of {len(kept)} clients {'holds' if len(alone) == 1 else 'hold'} a single class: "
+            f"{len(alone)} of {len(usable)} clients {'holds' if len(alone) == 1 else 'hold'} a single class: "
             f"{_list_names(names, alone)}."
         )
-    bare = [u for u in kept if sizes[u][1] == 0]
-    if 0 < len(bare) < len(kept):
+    bare = [u for u in usable if sizes[u][1] == 0]
+    if 0 < len(bare) < len(usable):
         notes.append(
-            f"{len(bare)} of {len(kept)} clients have no validation part: {_list_names(names, bare)}."
+            f"{len(bare)} of {len(usable)} clients have no validation part: {_list_names(names, bare)}."
         )
-    return kept, tuple(notes)
+    return usable, tuple(notes)
 
 
 def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> None:

@@ -158,8 +158,8 @@ def _write(
 
 def _hash_groups(arrays: Mapping[str, Array], groups: Sequence[tuple[str, ...]]) -> dict[str, str]:
     """Return the fingerprint, which covers type and shape, of each group that has arrays."""
-    held = {",".join(group): [arrays[name] for name in group if name in arrays] for group in groups}
-    return {names: hash_arrays(*members) for names, members in held.items() if members}
+    members_of = {",".join(group): [arrays[name] for name in group if name in arrays] for group in groups}
+    return {names: hash_arrays(*members) for names, members in members_of.items() if members}
 
 
 def _hash_header(header: Mapping[str, Any]) -> str:

@@ -154,11 +154,11 @@ class ClientIndex(Sequence[Client]):
         """Lay the index lists of clients end to end."""
         if isinstance(clients, ClientIndex):
             return clients
-        held = list(clients)
+        members = list(clients)
         train, validation, test = (
-            RaggedIndex.from_lists([getattr(client, part) for client in held]) for part in PARTS
+            RaggedIndex.from_lists([getattr(client, part) for client in members]) for part in PARTS
         )
-        return cls(train, validation, test, [client.name for client in held])
+        return cls(train, validation, test, [client.name for client in members])
 
     @overload
     def __getitem__(self, i: int) -> Client: ...

@@ -75,8 +75,8 @@ def select_samples(federation: Federation, members: Index) -> Federation:
 
     Names and constants are left out, because training needs none.
     """
-    held = select_clients(federation.to("cpu"), members)
-    return renumber_clients(replace(held, preparation={}), members, federation.n_clients)
+    inside = select_clients(federation.to("cpu"), members)
+    return renumber_clients(replace(inside, preparation={}), members, federation.n_clients)
 
 
 def renumber_clients(federation: Federation, members: Index, n_clients: int) -> Federation:

@@ -68,9 +68,9 @@ def federation(
     labels = tuple(str(u) for u in range(len(clients))) if names is None else tuple(map(str, names))
     if len(labels) != len(clients):
         raise DataError(f"{len(clients)} clients but {len(labels)} names; give each client one name")
-    read = [_read_parts(label, client) for label, client in zip(labels, clients, strict=True)]
-    owners = [label for label, parts in zip(labels, read, strict=True) for _ in parts]
-    pieces = [piece for parts in read for piece in parts.values()]
+    client_parts = [_read_parts(label, client) for label, client in zip(labels, clients, strict=True)]
+    owners = [label for label, parts in zip(labels, client_parts, strict=True) for _ in parts]
+    pieces = [piece for parts in client_parts for piece in parts.values()]
     x = _concatenate(owners, [x for x, _ in pieces])
     y, class_names = _encode_labels(owners, [y for _, y in pieces], classes)
     dataset = Dataset(name=name, x=x, y=y, classes=class_names)
@@ -79,8 +79,8 @@ def federation(
         notes.append(
             f"Samples are bytes and reach the model as 0 to {x.max()}; scale them first if it matters."
         )
-    members = _locate_parts(read)
-    kept, more_notes = select_usable_clients(
+    members = _locate_parts(client_parts)
+    usable, more_notes = select_usable_clients(
         name,
         labels,
         [np.concatenate(list(parts.values())) for parts in members],
@@ -97,7 +97,7 @@ def federation(
         y=torch.from_numpy(y),
         classes=class_names,
         clients=ClientIndex.from_clients(
-            _build_client(labels[u], members[u], (test, validation), seed, u) for u in kept
+            _build_client(labels[u], members[u], (test, validation), seed, u) for u in usable
         ),
         partition={"name": "given", "seed": seed, "fractions": {"test": test, "validation": validation}},
         notes=(*notes, *more_notes),
@@ -200,11 +200,11 @@ def _encode_labels(
     return joint, tuple(classes) if classes is not None else tuple(str(c) for c in range(joint.max() + 1))
 
 
-def _locate_parts(read: list[dict[str, LabelledSamples]]) -> list[dict[str, Index]]:
+def _locate_parts(client_parts: list[dict[str, LabelledSamples]]) -> list[dict[str, Index]]:
     """Return the rows of each client's parts in the joint arrays."""
-    ends = np.cumsum([0, *(len(y) for parts in read for _, y in parts.values())]).tolist()
+    ends = np.cumsum([0, *(len(y) for parts in client_parts for _, y in parts.values())]).tolist()
     rows = iter(np.arange(start, stop) for start, stop in pairwise(ends))
-    return [{part: next(rows) for part in parts} for parts in read]
+    return [{part: next(rows) for part in parts} for parts in client_parts]
 
 
 def _count_parts(parts: dict[str, Index], test: float, validation: float) -> tuple[int, int, int]:

@@ -137,10 +137,10 @@ def _read_config(config: Mapping[str, Any]) -> NodeConfig:
 
 def _refuse_keys(node: NodeConfig, only: str, *fields: str) -> None:
     """Refuse keys that go only with other data."""
-    given = [field.replace("_", "-") for field in fields if getattr(node, field) is not None]
-    if given:
+    needless = [field.replace("_", "-") for field in fields if getattr(node, field) is not None]
+    if needless:
         raise ConfigError(
-            f"the node's configuration: {' and '.join(given)} goes only with {only}, not with {node.data!r}"
+            f"the node's configuration: {' and '.join(needless)} goes only with {only}, not with {node.data!r}"
         )
 
 

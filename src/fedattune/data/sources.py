@@ -90,8 +90,8 @@ def _digits() -> tuple[Array, Array]:
     if file is None or not file.is_file():  # another version of scikit-learn may keep it elsewhere
         from sklearn.datasets import load_digits
 
-        held = load_digits()
-        return held.images, held.target
+        digits_set = load_digits()
+        return digits_set.images, digits_set.target
     rows = np.loadtxt(file, delimiter=",")
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
 

@@ -154,8 +154,8 @@ def read_encoded(column: Any) -> list[bytes | None]:
     """Return the encoded bytes of images, from a column of structs {bytes, path} or a column of bytes."""
     from pyarrow import types
 
-    held = column.field("bytes") if types.is_struct(column.type) else column
-    return list(held.to_pylist())
+    cells = column.field("bytes") if types.is_struct(column.type) else column
+    return list(cells.to_pylist())
 
 
 def decode_image(data: bytes | None, like: Array | None, mode: ColourMode, where: str) -> Array:

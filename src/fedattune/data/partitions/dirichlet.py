@@ -73,15 +73,15 @@ def _dirichlet_counts(
     """Draw samples per class and client, (classes, N); None when all shares of a class fall on full clients."""
     full = sum(totals) / n_clients
     counts = np.zeros((len(totals), n_clients), dtype=np.int64)
-    held = np.zeros(n_clients, dtype=np.int64)
+    n_samples = np.zeros(n_clients, dtype=np.int64)
     for c, total in enumerate(totals):
-        share = random.dirichlet(np.full(n_clients, beta)) * (held < full)
+        share = random.dirichlet(np.full(n_clients, beta)) * (n_samples < full)
         if not share.sum() > 0:
             return None
         ends = np.floor(np.cumsum(share / share.sum()) * total).astype(np.int64)
         ends[-1] = total  # rounding may leave the last sum just below 1
         counts[c] = np.diff(ends, prepend=0)
-        held += counts[c]
+        n_samples += counts[c]
     return counts
 
 

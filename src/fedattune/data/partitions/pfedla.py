@@ -159,26 +159,26 @@ def _fit_counts(name: str, by_class: list[Index], counts: Callable[[int], Array]
         DataError: the data do not hold enough samples.
 
     """
-    held = np.array([len(rows) for rows in by_class])
+    available = np.array([len(rows) for rows in by_class])
 
     def fits(n: int) -> bool:
-        return bool((counts(n).sum(axis=0) <= held).all())
+        return bool((counts(n).sum(axis=0) <= available).all())
 
     wanted = DEFAULT_SIZE if size is None else size
     if fits(wanted):
         largest = wanted
     else:  # clients hold at least n - K samples, for they lose less than one per class in rounding
-        bound = int(held.sum()) // len(counts(1)) + len(held)
+        bound = int(available.sum()) // len(counts(1)) + len(available)
         largest = next(n for n in range(min(wanted, bound), -1, -1) if fits(n))
     dealt = counts(largest if size is None else size)
     if size is not None and largest < size:
         most = counts(largest)  # smaller sizes give as much, down to what is not rounded
         largest = next(n for n in range(largest + 1) if (counts(n) == most).all())
-        scarce = int((dealt.sum(axis=0) - held).argmax())
+        scarce = int((dealt.sum(axis=0) - available).argmax())
         smaller = f"{name}.size={largest} or less, or " * (largest > 0)
         raise DataError(
             f"{name}: {len(dealt)} clients of {size} samples need {dealt[:, scarce].sum()} of class {scarce}, but "
-            f"there are {held[scarce]}; take {smaller}fewer clients"
+            f"there are {available[scarce]}; take {smaller}fewer clients"
         )
     if dealt.sum() == 0:
         raise DataError(

@@ -102,21 +102,21 @@ def make_distinct(dealt: Array, own: Array, random: np.random.Generator) -> Arra
     """
     dealt = dealt.copy()
     n_clients, k = dealt.shape
-    held = np.zeros((n_clients, own.max() + 1), dtype=np.int64)  # how often client u has the label c
-    np.add.at(held, (np.arange(n_clients).repeat(k), own[dealt].reshape(-1)), 1)
+    times = np.zeros((n_clients, own.max() + 1), dtype=np.int64)  # how often client u has the label c
+    np.add.at(times, (np.arange(n_clients).repeat(k), own[dealt].reshape(-1)), 1)
     for _ in range(MAX_SWAPS * dealt.size):
-        repeated = np.argwhere(held[np.arange(n_clients)[:, None], own[dealt]] > 1)
+        repeated = np.argwhere(times[np.arange(n_clients)[:, None], own[dealt]] > 1)
         if not len(repeated):
             return dealt
         u, i = repeated[random.integers(len(repeated))]
         v, j = random.integers(n_clients), random.integers(k)
         a, b = own[dealt[u, i]], own[dealt[v, j]]
-        if u == v or a == b or int(held[u, b] > 0) + int(held[v, a] > 0) > 1 + int(held[v, b] > 1):
+        if u == v or a == b or int(times[u, b] > 0) + int(times[v, a] > 0) > 1 + int(times[v, b] > 1):
             continue  # no change, or more repeats than before
-        held[u, a] -= 1
-        held[u, b] += 1
-        held[v, b] -= 1
-        held[v, a] += 1
+        times[u, a] -= 1
+        times[u, b] += 1
+        times[v, b] -= 1
+        times[v, a] += 1
         dealt[u, i], dealt[v, j] = dealt[v, j], dealt[u, i]
     raise DataError(
         f"no deal of {k} different labels to each of {n_clients} clients was found; take another seed, or fewer "
