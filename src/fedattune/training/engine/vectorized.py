@@ -21,7 +21,7 @@ from ...core.hardware import (
     seeded_rng,
     use_threads,
 )
-from ...core.params import Params, take
+from ...core.params import Params
 from ...core.payload import Batch
 from ...core.task import Task
 from ...data import Federation
@@ -58,11 +58,10 @@ class VectorizedEngine(Engine):
     ) -> ClientOutputs:
         """Train chunk by chunk."""
         parts = self.federation.part(work.part)
+        local_states = ({k: v.rows(row) for k, v in inputs.local_state.items()} for row in range(len(ids)))
         todo = [
-            work.client_batches(
-                rule, client, parts[client], tree_map(partial(take, ids=row), inputs.local_state)
-            )
-            for row, client in enumerate(ids.tolist())
+            work.client_batches(rule, client, parts[client], local_state)
+            for client, local_state in zip(ids.tolist(), local_states, strict=True)
         ]
         batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
         results: list[ClientOutputs] = []
@@ -71,10 +70,8 @@ class VectorizedEngine(Engine):
         with seeded_rng(work.rng_seed(), self.device), torch.no_grad(), use_threads(1):
             for chunk in self._chunks(batches, probed, inputs):
                 order += chunk
-                chunk_batches, chunk_probed = (
-                    [batches[i] for i in chunk],
-                    [probed[i] for i in chunk] if probed else [],
-                )
+                chunk_batches = [batches[i] for i in chunk]
+                chunk_probed = [probed[i] for i in chunk] if probed else []
                 is_all = chunk == list(range(len(batches)))
                 chunk_inputs = inputs if is_all else inputs.rows(torch.tensor(chunk, device=self.device))
                 results.append(self._train_chunk(rule, chunk_batches, chunk_probed, chunk_inputs, work))

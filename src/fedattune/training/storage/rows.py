@@ -243,7 +243,8 @@ def check_newcomer_memory(server: ServerState) -> None:
     Raises:
         ConfigError: the rows take too much memory.
     """
-    stacks: list[DiskRows] = [part for part in map(_as_object, server.values()) if isinstance(part, DiskRows)]
+    # The type of a server's state does not tell of stacks on disk.
+    stacks = [part for part in cast(dict[str, object], server).values() if isinstance(part, DiskRows)]
     needed = sum(stack.n * stack.row_bytes for stack in stacks)
     if needed > NEWCOMER_MEMORY_BYTES:
         raise ConfigError(
@@ -261,11 +262,6 @@ def load_server_rows(server: ServerState) -> ServerState:
     """
     check_newcomer_memory(server)
     return {k: part if isinstance(part, Tensor) else load_rows(part) for k, part in server.items()}
-
-
-def _as_object(part: object) -> object:
-    """Return a part of the server's state, which may be a stack on disk although its type does not say so."""
-    return part
 
 
 def load_rows(stack: RowStack) -> Params:
