@@ -19,6 +19,7 @@ from ..core.settings import Settings
 from ..data import Federation
 from ..data.federated import FederationInfo
 from ..data.input_spec import InputSpec
+from ..server.average import average_statistics
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .client_state import Sender, copy_rows
@@ -138,83 +139,89 @@ class RoundLoop:
 
     def run_round(self, r: int, *, evaluate: bool) -> None:
         """Sample, broadcast, train, aggregate, record."""
-        context, backend, server = self.context, self.backend, self.server
-        cohort, dropouts = self._sample(r)
-        reply = self._train(r, cohort, dropouts, evaluate=evaluate)
-        scores = list(backend.evaluate_trained(r, server.send)) if evaluate else []
-        mixing: MixingMatrices | None = None
-        if len(reply.ids):
-            self._aggregate(reply)
-            if context.is_answered:
-                mixing = self._answer(reply.ids)
+        backend, server = self.backend, self.server
+        request = self._sample(r, evaluate=evaluate)
+        reply = self._train(request)
+        scores = backend.evaluate_trained(r, server.send) if evaluate else []
+        mixing = self._aggregate(reply)
         if evaluate:
-            scores += backend.evaluate_received(r, server.preview, server.global_model)
-            if len(reply.ids) and not context.is_answered:
+            received = backend.evaluate_received(r, server.preview, server.global_model)
+            self._record_scores(r, [*scores, *received])
+            if not self.context.is_answered:
                 mixing = server.take_mixing(reply.ids)
-            self._record_scores(r, scores)
             if mixing:
                 self.store.add_mixing(r, mixing)
-        self.store.add_faults(r, reply.faults)
-        absent = sorted({*dropouts.tolist(), *reply.faults})
-        bytes_up, bytes_down = (self.traffic[way].total() for way in ("up", "down"))
-        steps = self.record.steps + reply.steps
-        self.record = RoundRecord(
-            r, self.record.seconds, bytes_up, bytes_down, steps, list(reply.diverged), absent
-        )
+        self._record(request, reply)
 
-    def _sample(self, r: int) -> tuple[Tensor, Tensor]:
+    def _sample(self, r: int, *, evaluate: bool) -> TrainRequest:
         """Draw the cohort of round r, and the clients of it that drop out."""
         context = self.context
         cohort = sample_cohort(context.settings, context.n_clients, r).to(context.device)
-        if not context.shares_parameters:  # nobody is asked for anything, so nobody can fail to answer
-            return cohort, cohort[:0]
         absent = sample_dropouts(context.settings, context.n_clients, r).to(context.device)
-        return cohort, cohort[absent[cohort]]
+        # Without shared parameters, nobody is asked for an upload that could fail to come.
+        dropouts = cohort[absent[cohort] & context.shares_parameters]
+        ids = cohort if context.algorithm.participation.train == "cohort" else context.all_ids
+        return TrainRequest(r, ids, cohort, dropouts, self.server.rule.should_update, evaluate)
 
-    def _train(self, r: int, cohort: Tensor, dropouts: Tensor, *, evaluate: bool) -> TrainReply:
+    def _train(self, request: TrainRequest) -> TrainReply:
         """Send to clients and train them: all of a round at once, or as many as fit into memory."""
-        trains_cohort = self.context.algorithm.participation.train == "cohort"
-        ids = cohort if trains_cohort else self.context.all_ids
-        request = TrainRequest(r, ids, cohort, dropouts, self.server.rule.should_update, evaluate)
-        size = max(len(cohort), self.backend.max_clients)
-        reply = TrainReply.merge(
-            [self._train_chunk(request._replace(ids=chunk)) for chunk in torch.split(ids, size)]
-        )
+        size = max(len(request.cohort), self.backend.max_clients)
+        chunks = torch.split(request.ids, size)
+        reply = TrainReply.merge([self._train_chunk(request._replace(ids=chunk)) for chunk in chunks])
         if reply.diverged and not reply.n_trained:
-            self._stop_diverged(r, len(reply.diverged))
+            self.store.commit()
+            raise DivergedError(
+                f"round {request.round}: training diverged on every client that trained ({len(reply.diverged)} of "
+                f"them; values are not finite); lower the learning rate (lr is {self.context.settings.lr:g}), or a "
+                "hyper-parameter that is too large"
+            )
         return reply
 
     def _train_chunk(self, request: TrainRequest) -> TrainReply:
-        if self.context.is_answered:  # clients go on with the last answer
-            return self.backend.train(request, None, self.server.send)
-        payload = self.server.send(request.ids)
-        if self.context.algorithm.participation.receive == "cohort":
-            rows = find_rows(request.ids, request.cohort, self.context.n_clients)
-            to, sent = (request.ids, payload) if rows is None else (request.ids[rows], payload.rows(rows))
-            self._count_down(to, sent)
-        else:
-            self._count_down(request.ids, payload)
-        return self.backend.train(request, payload, self.server.send)
+        context, ids, send = self.context, request.ids, self.server.send
+        if context.is_answered:  # clients go on with the last answer
+            return self.backend.train(request, None, send)
+        payload = send(ids)
+        is_for_cohort = context.algorithm.participation.receive == "cohort"
+        rows = find_rows(ids, request.cohort, context.n_clients) if is_for_cohort else None
+        self._count_down(*((ids, payload) if rows is None else (ids[rows], payload.rows(rows))))
+        return self.backend.train(request, payload, send)
 
-    def _aggregate(self, reply: TrainReply) -> None:
-        """Make the server's new state, and the new mean of the BatchNorm statistics."""
-        self.server.aggregate(reply)
-        self.traffic["up"] += self.server.count_up(reply)
-        if self.backend.statistics:
-            self.backend.statistics = self.server.average_statistics(reply)
-            self.traffic["up"] += count_traffic(self.backend.statistics, len(reply.ids))
+    def _aggregate(self, reply: TrainReply) -> MixingMatrices | None:
+        """Make the server's new state and mean statistics, and answer the uploads if the method does.
 
-    def _answer(self, ids: Tensor) -> MixingMatrices | None:
-        """Send the new state to the clients that uploaded."""
-        payload, mixing = self.server.broadcast(ids)
-        self.backend.receive(ids, payload)
+        Return the mixing matrices behind the answers.
+        """
+        backend, server, ids = self.backend, self.server, reply.ids
+        if not len(ids):
+            return None
+        n = self.context.n_train[ids]
+        server.aggregate(reply, n)
+        self.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
+        if backend.statistics:
+            backend.statistics = average_statistics(reply.buffers, n)
+            self.traffic["up"] += count_traffic(backend.statistics, len(ids))
+        if not self.context.is_answered:
+            return None
+        payload, mixing = server.broadcast(ids)
+        backend.receive(ids, payload)
         self._count_down(ids, payload)
         return mixing
 
     def _count_down(self, ids: Tensor, sent: Payload) -> None:
+        """Count the bytes of payloads, and of the statistics that come with them."""
         if len(ids):
-            statistics = count_traffic(self.backend.statistics, len(ids))
-            self.traffic["down"] += self.server.count_down(ids, sent) + statistics
+            self.traffic["down"] += self.server.rule.bytes_down(self.server.state, ids, sent)
+            self.traffic["down"] += count_traffic(self.backend.statistics, len(ids))
+
+    def _record(self, request: TrainRequest, reply: TrainReply) -> None:
+        self.store.add_faults(request.round, reply.faults)
+        absent = sorted({*request.dropouts.tolist(), *reply.faults})
+        bytes_up, bytes_down = (self.traffic[way].total() for way in ("up", "down"))
+        steps = self.record.steps + reply.steps
+        self.record = RoundRecord(
+            request.round, self.record.seconds, bytes_up, bytes_down, steps, list(reply.diverged), absent
+        )
 
     def _record_scores(self, r: int, scores: Sequence[PointScores]) -> None:
         for point, part, ids, found in scores:
@@ -222,13 +229,6 @@ class RoundLoop:
             if (point, part) == (self.context.algorithm.headline, "test"):
                 has_samples = found.n > 0
                 self.accuracy = float((found.correct[has_samples] / found.n[has_samples]).mean())
-
-    def _stop_diverged(self, r: int, n: int) -> None:
-        self.store.commit()
-        raise DivergedError(
-            f"round {r}: training diverged on every client that trained ({n} of them; values are not finite); "
-            f"lower the learning rate (lr is {self.context.settings.lr:g}), or a hyper-parameter that is too large"
-        )
 
     @cached_property
     def _facts(self) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ..core.hardware import MIN_PARALLEL_WORK
 from ..core.params import Params
-from ..core.payload import Broadcast, MixingMatrices, Payload, Traffic
-from ..server.average import average_statistics
+from ..core.payload import Broadcast, MixingMatrices, Payload
 from .backends.base import TrainReply
 from .context import RunContext
 from .setup import check_compatible, init_server
@@ -41,7 +40,6 @@ class Server:
         size = row_bytes(context.algorithm, task, state)
         self.storage = RowStorage.choose(settings, n, size, folder, is_small=is_small)
         self.rule, self.state = context.algorithm.server, self.storage.allocate_server(state)
-        self._n_train = context.n_train
         self._last: tuple[Tensor, Broadcast] | None = None
         if settings.held_out:
             check_newcomer_memory(self.state)
@@ -65,34 +63,22 @@ class Server:
         return self.broadcast(ids).payload
 
     def preview(self, ids: Tensor) -> Payload:
-        """As `send`, for an evaluation; the broadcast is remembered."""
+        """Return the payload for an evaluation, and remember the broadcast."""
         sent = self.broadcast(ids)
         self._last = ids, sent
         return sent.payload
 
     def take_mixing(self, ids: Tensor) -> MixingMatrices | None:
-        """Return the matrices behind what clients `ids` would be sent now; they are remembered no longer."""
+        """Return the matrices behind the payload that clients `ids` would be sent now, and forget them."""
+        if not len(ids):
+            return None
         sent = self.broadcast(ids)
         if self._last:
             self._last = ids, sent._replace(mixing=None)
         return sent.mixing
 
-    def aggregate(self, reply: TrainReply) -> None:
-        """Make the new state from the uploads of one round."""
+    def aggregate(self, reply: TrainReply, n: Tensor) -> None:
+        """Make the new state from the uploads of one round, by clients with n (C,) training samples."""
         self._last = None
         with self.storage.sharing_cores():
-            self.state = self.rule.aggregate(
-                self.state, reply.ids, reply.sent, reply.upload, self._n_train[reply.ids]
-            )
-
-    def average_statistics(self, reply: TrainReply) -> Params:
-        """Return the mean BatchNorm statistics of the clients that uploaded, weighted by their training samples."""
-        return average_statistics(reply.buffers, self._n_train[reply.ids])
-
-    def count_down(self, ids: Tensor, sent: Payload) -> Traffic:
-        """Return the bytes that travel when clients `ids` are `sent` this."""
-        return self.rule.bytes_down(self.state, ids, sent)
-
-    def count_up(self, reply: TrainReply) -> Traffic:
-        """Return the bytes that travelled with the uploads of one round, after their aggregation."""
-        return self.rule.bytes_up(self.state, reply.ids, reply.upload)
+            self.state = self.rule.aggregate(self.state, reply.ids, reply.sent, reply.upload, n)
