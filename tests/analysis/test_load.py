@@ -140,3 +140,25 @@ def test_files_of_runs_are_known_and_others_are_not(tmp_path: Path) -> None:
     assert set(list_run_files([tmp_path]).values()) == inside  # every file under a name of its own
     assert set(list_run_files([own]).values()) == inside
     assert read_run(own) is not None
+
+
+def test_the_verdict_knows_of_failed_and_unfinished_runs(tmp_path: Path) -> None:
+    craft(tmp_path, "local", SCORES)
+    failed = [{"algorithm": "fedavg", "seed": 0, "error": "it diverged"}]
+    (tmp_path / "result.json").write_text(json.dumps({"failed": failed}))
+    assert read_runs([tmp_path]).verdict.text == "Nothing to compare: only local finished."
+    (tmp_path / "result.json").unlink()
+    assert "give at least one method beside local" in read_runs([tmp_path]).verdict.text
+    craft(tmp_path, "fedavg", SCORES, finished=False, moved=1, rounds=9)
+    runs = read_runs([tmp_path], running=True)
+    assert runs.verdict.text.startswith("As it stands now: 4 clients are too few")
+    assert runs.verdict.method == "fedavg"
+
+
+def test_a_run_is_read_with_or_without_a_copy_of_its_store(tmp_path: Path) -> None:
+    own = craft(tmp_path, "m", {1: (5, 10, 5, 20), 2: (6, 10, 5, 20)}) / "m" / "seed-0"
+    copied, direct = read_run(own), read_run(own, copy=False)
+    assert copied is not None
+    assert direct is not None
+    assert copied.history == direct.history
+    assert read_run(tmp_path / "nothing") is None

@@ -42,7 +42,7 @@ def test_matrices_of_cohorts_and_the_last_row_of_each_client(tmp_path: Path) -> 
     offered = [[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0], [0, 1, 1, 1]]
     assert found.last.offered.tolist() == np.array(offered, dtype=bool).tolist()
     assert found.similarity is None
-    assert found.measure_agreement(found.mean) is None
+    assert found.compare_with_labels(found.mean) is None
 
 
 def test_matrices_among_the_evaluated_clients_of_many(tmp_path: Path) -> None:

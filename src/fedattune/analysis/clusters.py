@@ -76,12 +76,8 @@ def find_clusters(
     apart = numbers[:, None] != numbers
     in_order = dict.fromkeys(arrangement.clusters[i] for i in arrangement.order)
     clients = [[names[i] for i in np.flatnonzero(numbers == number).tolist()] for number in in_order]
-    inside, between = (
-        (None, None)
-        if similarity is None
-        else (float(similarity[same].mean()), float(similarity[apart].mean()))
-    )
-    return Clusters(clients, arrangement.share, arrangement.chance, inside, between)
+    means = [None if similarity is None else float(similarity[pairs].mean()) for pairs in (same, apart)]
+    return Clusters(clients, arrangement.share, arrangement.chance, *means)
 
 
 def arrange_clients(weights: FloatArray, offered: BoolArray) -> Arrangement:
@@ -96,11 +92,9 @@ def arrange_clients(weights: FloatArray, offered: BoolArray) -> Arrangement:
 
     """
     order, clusters = seriate(weights)
-    numbers = np.array(clusters)
     without = Arrangement(order, [0] * len(order))
-    if (score := _measure_clusters(weights, offered, numbers)) is None or score[0] < MIN_TIMES_CHANCE * score[
-        1
-    ]:
+    score = _measure_clusters(weights, offered, np.array(clusters))
+    if score is None or score[0] < MIN_TIMES_CHANCE * score[1]:
         return without
     for shuffled in _shuffle_rows(weights, offered):
         by_chance = _measure_clusters(shuffled, offered, cut_clusters(shuffled, len(set(clusters))))
@@ -122,8 +116,7 @@ def seriate(similarity: FloatArray) -> tuple[list[int], list[int]]:
         Positions in order (N), and the number of each client's cluster (N).
 
     """
-    from scipy.cluster.hierarchy import fcluster, leaves_list, linkage, optimal_leaf_ordering
-    from scipy.spatial.distance import squareform
+    from scipy.cluster.hierarchy import fcluster, leaves_list, optimal_leaf_ordering
     from sklearn.metrics import silhouette_score
 
     n = len(similarity)
@@ -132,10 +125,9 @@ def seriate(similarity: FloatArray) -> tuple[list[int], list[int]]:
     distance = _compute_distance(similarity)
     if np.ptp(distance[~np.eye(n, dtype=bool)]) < 1e-12:
         return list(range(n)), [0] * n
-    flat = squareform(distance, checks=False)
-    tree = linkage(flat, "average")
+    pairs, tree = _link(distance)
     if n <= MAX_ORDERED_CLIENTS:
-        tree = optimal_leaf_ordering(tree, flat)
+        tree = optimal_leaf_ordering(tree, pairs)
     cuts = [fcluster(tree, k, "maxclust") for k in range(2, min(MAX_CLUSTERS, n - 1) + 1)]
     cuts = [cut for cut in cuts if 1 < len(set(cut)) < n]
     scores = [float(silhouette_score(distance, cut, metric="precomputed")) for cut in cuts]
@@ -147,12 +139,20 @@ def seriate(similarity: FloatArray) -> tuple[list[int], list[int]]:
 
 def cut_clusters(similarity: FloatArray, count: int) -> NDArray[np.int_]:
     """Cut the tree of `seriate` over three or more clients into `count` clusters; return the cluster of each (N,)."""
-    from scipy.cluster.hierarchy import fcluster, linkage
-    from scipy.spatial.distance import squareform
+    from scipy.cluster.hierarchy import fcluster
 
-    tree = linkage(squareform(_compute_distance(similarity), checks=False), "average")
+    _, tree = _link(_compute_distance(similarity))
     clusters: NDArray[np.int_] = fcluster(tree, count, "maxclust")
     return clusters
+
+
+def _link(distance: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the distances of all pairs, and the tree of average linkage over them."""
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
+    pairs = squareform(distance, checks=False)
+    return pairs, linkage(pairs, "average")
 
 
 def _compute_distance(similarity: FloatArray) -> FloatArray:

@@ -165,7 +165,7 @@ class RunExplanation:
             accuracy if np.isfinite(accuracy) else None,
             self._compute_gain(position),
             shares,
-            mixing.measure_agreement(mixing.mean, i) if shares else None,
+            mixing.compare_with_labels(mixing.mean, i) if shares else None,
         )
 
     def _compute_gain(self, position: int) -> ClientGain | None:

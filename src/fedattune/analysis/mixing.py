@@ -192,8 +192,8 @@ class MixingAnalysis:
         """Label similarity (N, N); None if labels are not known."""
         return None if self.labels is None else compute_label_similarity(self.labels)
 
-    def measure_agreement(self, weights: FloatArray, client: int | None = None) -> LabelAgreement | None:
-        """Measure the agreement of last weights (N, N) with labels, over one client (its row) or all."""
+    def compare_with_labels(self, weights: FloatArray, client: int | None = None) -> LabelAgreement | None:
+        """Compare last weights (N, N) with label similarity, over one client (its row) or all."""
         if self.similarity is None:
             return None
         rows = None if client is None else [client]
@@ -208,7 +208,7 @@ class MixingAnalysis:
         receivers = np.flatnonzero(~np.isnan(matrix).any(1)).tolist()
         is_even = all(compute_shares(self.names, i, 0, matrix[i]).is_even for i in receivers)
         return ComponentSummary(
-            name, float(matrix[receivers, receivers].mean()), is_even, self.measure_agreement(matrix)
+            name, float(matrix[receivers, receivers].mean()), is_even, self.compare_with_labels(matrix)
         )
 
     @cached_property
@@ -244,6 +244,6 @@ class MixingAnalysis:
                 shares = compute_shares(self.names, client, r, weights[k], total)
                 mixtures.setdefault(component, []).append(shares)
         return [
-            build_trace(name, shares, self.measure_agreement(self.last.weights[name], client))
+            build_trace(name, shares, self.compare_with_labels(self.last.weights[name], client))
             for name, shares in mixtures.items()
         ]
