@@ -32,7 +32,7 @@ from ..core.algorithm import Algorithm
 from ..core.options import Fraction
 from ..core.params import Params, as_slice, choose
 from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, ServerState
-from ..server.average import Average, Weighting, compute_shares, mean_update, store_weights
+from ..server.average import Average, Weighting, client_weights, mean_update, store_weights
 from ..server.products import column_blocks, flatten
 from ..server.wrapper import ServerWrapper, attach_extra
 from .table import Family, method
@@ -123,7 +123,7 @@ class UpdateAttention(Average):
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
     ) -> ServerState:
         """Move the global model; overwrite the last updates in place."""
-        b = self.weights(state, ids, sent.params, received.params, compute_shares(n, self.weighting))
+        b = self.weights(state, ids, sent.params, received.params, client_weights(n, self.weighting))
         new: ServerState = {
             "w": cast(Params, state["w"]) + self.beta * mean_update(b, sent.params, received.params),
             "p": store_weights(state, ids, b),
@@ -251,5 +251,5 @@ class GlobalUpdateWrapper(ServerWrapper):
         new = super().aggregate(state, ids, sent, received, n)
         before, after = self.global_model(state), self.global_model(new)
         if before is None or after is None:
-            return {**new, "D": mean_update(compute_shares(n, "uniform"), sent.params, received.params)}
+            return {**new, "D": mean_update(client_weights(n, "uniform"), sent.params, received.params)}
         return {**new, "D": after - before}

@@ -42,15 +42,15 @@ def summarize_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Suggest the nearest known name and list all names: `did you mean 'sigma'? (known: lam, sigma)`."""
-    names = sorted(known)
+    names = sorted(choices)
     listing = f"known: {', '.join(names) if names else 'none'}"
     hint = suggest_name(name, names)
     return f"{hint} ({listing})" if hint else listing
 
 
-def suggest_name(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, choices: Iterable[str]) -> str:
     """Suggest the nearest known name, or return an empty string."""
-    matches = get_close_matches(name, sorted(known), n=1)
+    matches = get_close_matches(name, sorted(choices), n=1)
     return f"did you mean {matches[0]!r}?" if matches else ""

@@ -140,13 +140,13 @@ def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
     return table[name]
 
 
-def check_options(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all options of `factory`: the `given` values, else the defaults.
+def check_options(name: str, factory: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of all options of `factory`: the given `values`, else the defaults.
 
     Args:
         name: name of the factory, for the message.
         factory: its annotations convert and check the values.
-        given: option -> value.
+        values: option -> value.
 
     Raises:
         ConfigError: some options are unknown or some values impossible; one message names all of them.
@@ -155,17 +155,17 @@ def check_options(name: str, factory: Callable[..., Any], given: Mapping[str, An
     schema = _schema(name, factory)
     fields = schema.model_fields
     errors = [
-        f"{name} has no option {key!r}; {did_you_mean(key, fields)}" for key in given if key not in fields
+        f"{name} has no option {key!r}; {did_you_mean(key, fields)}" for key in values if key not in fields
     ]
-    checked: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     try:
-        model = schema(**{k: v for k, v in given.items() if k in fields})
-        checked = {key: getattr(model, key) for key in fields}
+        model = schema(**{k: v for k, v in values.items() if k in fields})
+        options = {key: getattr(model, key) for key in fields}
     except ValidationError as error:
         errors += describe_errors(error, where=lambda key: f"{name}.{key}")
     if errors:
         raise ConfigError("; ".join(dict.fromkeys(errors)))
-    return checked
+    return options
 
 
 @lru_cache(maxsize=256)
@@ -176,15 +176,15 @@ def _schema(name: str, factory: Callable[..., Any]) -> type[StrictSchema]:
     return create_model(name, __base__=StrictSchema, **fields)
 
 
-def build(name: str, factory: Callable[..., T], given: Mapping[str, Any], *fixed: Any) -> T:
-    """Call `factory(*fixed, **options)` with the checked options of `given`.
+def build(name: str, factory: Callable[..., T], values: Mapping[str, Any], *fixed: Any) -> T:
+    """Call `factory(*fixed, **options)` with the checked options of `values`.
 
     Raises:
         ConfigError: an option is unknown, a value impossible, or the factory refuses the combination.
 
     """
-    checked = check_options(name, factory, given)
+    options = check_options(name, factory, values)
     try:
-        return factory(*fixed, **checked)
+        return factory(*fixed, **options)
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from error

@@ -119,10 +119,10 @@ class NamedParameters(Selector):
             ValueError: the model lacks one of the names.
 
         """
-        known = {name for name, _ in [*model.named_modules(), *model.named_parameters()]}
-        missing = [m for m in self.modules if m not in known]
+        names = {name for name, _ in [*model.named_modules(), *model.named_parameters()]}
+        missing = [m for m in self.modules if m not in names]
         if missing:
-            raise ValueError(f"the model has no module or parameter {missing}; it has {sorted(known - {''})}")
+            raise ValueError(f"the model has no module or parameter {missing}; it has {sorted(names - {''})}")
         return _names_under(model, self.modules)
 
 

@@ -13,7 +13,7 @@ from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 Weighting = Literal["samples", "uniform"]
 
 
-def compute_shares(n: Tensor, weighting: Weighting) -> Tensor:
+def client_weights(n: Tensor, weighting: Weighting) -> Tensor:
     """Return weights (C,) that sum to 1: proportional to the sample counts `n` (C,), or uniform."""
     p = torch.ones_like(n, dtype=torch.float64) if weighting == "uniform" else n.double()
     return p / p.sum()
@@ -26,7 +26,7 @@ def weighted_sum(p: Tensor, stack: Params) -> Params:
 
 def average_statistics(uploaded: Params, n: Tensor) -> Params:
     """Average BatchNorm statistics (C, ...) over clients, weighted by their sample counts n (C,)."""
-    return weighted_sum(compute_shares(n, "samples"), uploaded)
+    return weighted_sum(client_weights(n, "samples"), uploaded)
 
 
 def mean_update(p: Tensor, sent: Params, received: Params) -> Params:
@@ -66,7 +66,7 @@ class Average(ServerUpdate):
     ) -> ServerState:
         """Average the uploads."""
         w = cast(Params, state["w"])
-        p = compute_shares(n, self.weighting)
+        p = client_weights(n, self.weighting)
         mean = weighted_sum(p, received.params)
         new = mean if self.beta == 1 else (1 - self.beta) * w + self.beta * mean
         return {"w": new, "p": store_weights(state, ids, p)}

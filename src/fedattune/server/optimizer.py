@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.algorithm import ServerUpdate
 from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
-from .average import Weighting, compute_shares, mean_update
+from .average import Weighting, client_weights, mean_update
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,6 @@ class ServerOptimizer(ServerUpdate):
     ) -> ServerState:
         """Take one step of the optimizer."""
         moments = cast(dict[str, Params], state)
-        mean = mean_update(compute_shares(n, self.weighting), sent.params, received.params)
+        mean = mean_update(client_weights(n, self.weighting), sent.params, received.params)
         step, moments = self.direction(mean, moments)
         return {"w": cast(Params, state["w"]) + self.server_lr * step, **moments}
