@@ -75,7 +75,7 @@ class FedRoDNetwork(Network):
 
     @property
     def generic(self) -> bool:
-        """Without the personal head, the module is the generic model."""
+        """Return True: without its personal head, the module is the generic model."""
         return True
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:

@@ -62,7 +62,7 @@ class Job:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run folder holds the result."""
+        """True if the run folder holds the result."""
         return (self.folder / "result.json").exists()
 
     def train(self, on_progress: ProgressCallback, should_stop: ShouldStop) -> "Result":

@@ -115,7 +115,7 @@ class ClientStates:
 
     @cached_property
     def _are_all(self) -> bool:
-        """Whether a client's number is its row."""
+        """True if a client's number is its row."""
         return int(self.client_ids[-1]) == len(self.client_ids) - 1
 
     def store_payload(self, ids: Tensor, payload: Payload) -> None:

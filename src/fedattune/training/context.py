@@ -68,7 +68,7 @@ class RunContext:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the server answers each upload right after aggregation."""
+        """True if the server answers each upload right after aggregation."""
         return self.algorithm.participation.receive == "reply"
 
     @property

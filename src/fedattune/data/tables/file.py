@@ -30,7 +30,7 @@ class TableFile:
 
     @property
     def is_csv(self) -> bool:
-        """Whether the file is CSV, where pyarrow guesses the types."""
+        """True for CSV, where pyarrow guesses the types."""
         return self.path.suffix.lower() == ".csv"
 
     def column(self, name: str) -> Any:

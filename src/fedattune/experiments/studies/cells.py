@@ -16,7 +16,7 @@ Precision = Literal["off", "bfloat16"]
 
 
 class Extent(NamedTuple):
-    """How much of a study to train: at most `rounds`, in one precision. None stands for the study's own value."""
+    """The part of a study to train: at most `rounds`, in one precision. None stands for the study's own value."""
 
     rounds: int | None = None
     mixed_precision: Precision | None = None
@@ -91,7 +91,7 @@ class StudyOptions(StrictSchema):
 
     @property
     def extent(self) -> Extent:
-        """How much of the study to train."""
+        """The part of the study to train."""
         return Extent(self.rounds, self.mixed_precision)
 
     @property
