@@ -138,7 +138,7 @@ def test_without_torchscript_steps_are_replayed_by_python(monkeypatch: pytest.Mo
     def missing(*_: Any) -> None:
         raise RuntimeError("no TorchScript")
 
-    monkeypatch.setattr("fedattune.training.engine.recorder.script_body", missing)
+    monkeypatch.setattr(torch.jit, "trace", missing)
     with use_threads(2):
         engine = VectorizedEngine(task, data)
         got = train_round(engine, task, 3, SGD(), epochs=1)

@@ -9,8 +9,7 @@ offers no replacement for small operations. Without TorchScript, the same loop r
 """
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -76,32 +75,6 @@ class StepLoop(nn.Module):
                 batch.append(weights[t])
             moving = self.body(ready, moving, batch)
         return moving
-
-
-def script_body(body: StepBody, ready: list[Tensor], moving: list[Tensor], batch: list[Tensor]) -> StepBody:
-    """Turn the body into TorchScript by running it once on these tensors; no list may be empty.
-
-    Raises:
-        RuntimeError: TorchScript cannot trace the body.
-    """
-    with ignore_warnings():
-        trace: Callable[..., StepBody] = torch.jit.trace
-        return trace(body, (ready, moving, batch), check_trace=False, strict=False)
-
-
-def script_loop(body: StepBody, dtype: torch.dtype) -> nn.Module:
-    """Turn the loop around a scripted body into TorchScript."""
-    with ignore_warnings():
-        steps: nn.Module = torch.jit.script(StepLoop(body, dtype))
-    return steps
-
-
-@contextmanager
-def ignore_warnings() -> Iterator[None]:
-    """Ignore the warnings that TorchScript is deprecated, and that a trace holds for similar tensors only."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 Tensors = Sequence[Tensor]
@@ -225,9 +198,14 @@ def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors)
     if batch[0].device.type != "cpu":
         return step
     ready = step.before(*fixed, *step.staying(leaves))
+    moving = [copy_dense(leaves[i]) for i in step.moving]
+    trace: Callable[..., StepBody] = torch.jit.trace
     try:
-        body = script_body(step.body, ready, [copy_dense(leaves[i]) for i in step.moving], list(batch))
-        return step._replace(body=body, many=script_loop(body, batch[0].dtype), scripted=True)
+        # It warns that TorchScript is deprecated, and that a trace holds for similar tensors only.
+        with warnings.catch_warnings(action="ignore"):
+            body = trace(step.body, (ready, moving, list(batch)), check_trace=False, strict=False)
+            many: nn.Module = torch.jit.script(StepLoop(body, batch[0].dtype))
+        return step._replace(body=body, many=many, scripted=True)
     except Exception:  # undocumented exceptions; the step runs without TorchScript
         return step
 
