@@ -222,8 +222,8 @@ def _federate_saved(
     dataset: Dataset, name: str, options: Mapping[str, Any] | None, clients: int | None
 ) -> Federation:
     if not resolve_manifest_path(name).exists():
-        known = did_you_mean(name, [*PARTITIONS, *list_partitions()])
-        raise ConfigError(f"unknown partition {name!r}, and no such file; {known}")
+        hint = did_you_mean(name, [*PARTITIONS, *list_partitions()])
+        raise ConfigError(f"unknown partition {name!r}, and no such file; {hint}")
     if options:
         raise ConfigError(f"the saved partition {name!r} takes no options, got {', '.join(options)}")
     federation = restore_federation(dataset, load_manifest(name))

@@ -36,20 +36,20 @@ def open_mapped(path: Path) -> Array:
         OSError, ValueError: there is no such file, or it holds no array.
 
     """
-    found = np.load(path, mmap_mode="c", allow_pickle=False)
-    address = found.ctypes.data
-    _mapped_files[address] = path.resolve(), found.shape, found.dtype
-    weakref.finalize(found, _mapped_files.pop, address, None)
-    array: Array = found.view(np.ndarray)
+    mapped = np.load(path, mmap_mode="c", allow_pickle=False)
+    address = mapped.ctypes.data
+    _mapped_files[address] = path.resolve(), mapped.shape, mapped.dtype
+    weakref.finalize(mapped, _mapped_files.pop, address, None)
+    array: Array = mapped.view(np.ndarray)
     return array
 
 
 def find_mapped_file(array: Array | torch.Tensor) -> Path | None:
     """Return the file that this process has mapped a whole array from, if the file is still there."""
     own: Array = array.numpy() if isinstance(array, torch.Tensor) else array
-    if (known := _mapped_files.get(own.ctypes.data)) is None:
+    if (entry := _mapped_files.get(own.ctypes.data)) is None:
         return None
-    path, shape, dtype = known
+    path, shape, dtype = entry
     is_whole = own.flags.c_contiguous and (own.shape, own.dtype) == (shape, dtype)
     return path if is_whole and path.exists() else None
 

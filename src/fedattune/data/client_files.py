@@ -127,14 +127,14 @@ def read_client(path: Path) -> ClientFile:
     try:
         with safe_open(path, "np") as file:
             about = file.metadata() or {}
-            found: dict[str, Array] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+            tensors: dict[str, Array] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError, TypeError) as error:  # TypeError: numbers that NumPy does not have
         raise DataError(f"{path} cannot be read as safetensors: {error}; copy or export it again") from error
-    if about.get("kind") != CLIENT_FILE_KIND or set(found) != set(CLIENT_TENSORS):
+    if about.get("kind") != CLIENT_FILE_KIND or set(tensors) != set(CLIENT_TENSORS):
         raise DataError(
             f"{path} is no client of fedattune: expected a file of the kind {CLIENT_FILE_KIND!r} with "
             f"{', '.join(CLIENT_TENSORS)}, got "
-            f"{about.get('kind', 'no kind')!r} with {', '.join(sorted(found)) or 'nothing'}; write it with "
+            f"{about.get('kind', 'no kind')!r} with {', '.join(sorted(tensors)) or 'nothing'}; write it with "
             "export_clients"
         )
     number = about.get("number", "")
@@ -147,24 +147,24 @@ def read_client(path: Path) -> ClientFile:
             preparation[name] = constants_from_card(json.loads(about["preparation"]), schema.numbers)
     except (ValueError, TypeError, RecursionError, ConfigError, DataError) as error:
         raise DataError(f"{path}: {error}; export it again") from error
-    return ClientFile(_build_federation(path, name, schema, found, preparation), int(number))
+    return ClientFile(_build_federation(path, name, schema, tensors, preparation), int(number))
 
 
 def _build_federation(
-    path: Path, name: str, schema: Schema, found: dict[str, Array], preparation: dict[str, Array]
+    path: Path, name: str, schema: Schema, tensors: dict[str, Array], preparation: dict[str, Array]
 ) -> Federation:
     """Build the federation of the one client."""
-    data = Dataset(name=str(path), x=found["x"], y=found["y"], classes=schema.classes)
+    data = Dataset(name=str(path), x=tensors["x"], y=tensors["y"], classes=schema.classes)
     if data.x.shape[1:] != schema.input_shape:
         raise DataError(
             f"{path}: samples have the shape {data.x.shape[1:]}, but its schema says {schema.input_shape}; export "
             "it again"
         )
     for part in PARTS:
-        if found[part].ndim != 1 or found[part].dtype != np.int64:
+        if tensors[part].ndim != 1 or tensors[part].dtype != np.int64:
             raise DataError(
-                f"{path}: {part} must be int64 indices of shape (n,), got {found[part].dtype} of shape "
-                f"{found[part].shape}; export it again"
+                f"{path}: {part} must be int64 indices of shape (n,), got {tensors[part].dtype} of shape "
+                f"{tensors[part].shape}; export it again"
             )
     shift, scale = schema.scaling()
     return Federation(
@@ -172,7 +172,7 @@ def _build_federation(
         x=torch.from_numpy(data.x),
         y=torch.from_numpy(data.y),
         classes=data.classes,
-        clients=[Client(name, *(found[part] for part in PARTS))],
+        clients=[Client(name, *(tensors[part] for part in PARTS))],
         shift=shift,
         scale=scale,
         partition={"name": "given", "clients": 1},

@@ -23,11 +23,11 @@ def combine_federations(name: str, pieces: Sequence[Federation]) -> Federation:
     first = pieces[0]
     if len(pieces) == 1:
         return replace(first, name=name)
-    wanted = infer_schema(first)
+    expected = infer_schema(first)
     for piece in pieces:
-        found = infer_schema(piece)
-        if found != wanted or piece.x.dtype != first.x.dtype:
-            where = [key for key in Schema.model_fields if getattr(found, key) != getattr(wanted, key)]
+        schema = infer_schema(piece)
+        if schema != expected or piece.x.dtype != first.x.dtype:
+            where = [key for key in Schema.model_fields if getattr(schema, key) != getattr(expected, key)]
             raise DataError(
                 f"{name}: client {piece.names[0]!r} differs from client {first.names[0]!r} in "
                 f"{' and '.join(where) or 'the type of its samples'}; all clients of a node need data of one schema"
@@ -89,12 +89,12 @@ def renumber_clients(federation: Federation, members: Index, n_clients: int) -> 
 
     """
 
-    def spread(lists: RaggedIndex) -> RaggedIndex:
+    def renumber(lists: RaggedIndex) -> RaggedIndex:
         sizes = np.zeros(n_clients, dtype=np.int64)
         sizes[members] = lists.sizes
         return RaggedIndex(lists.flat, np.concatenate([[0], sizes.cumsum()]))
 
-    return replace(federation, clients=federation.index.change(spread, None))
+    return replace(federation, clients=federation.index.change(renumber, None))
 
 
 def fit_to_schema(federation: Federation, schema: Schema, where: str) -> Federation:

@@ -266,9 +266,9 @@ def gather(
         The samples, (*index.shape, *shape).
 
     """
-    found = x.index_select(0, index.reshape(-1)).to(dtype)
+    samples = x.index_select(0, index.reshape(-1)).to(dtype)
     if shift is not None:
-        found.sub_(shift)
+        samples.sub_(shift)
     if scale is not None:
-        found.mul_(scale)
-    return found.view(index.size() + x.size()[1:])
+        samples.mul_(scale)
+    return samples.view(index.size() + x.size()[1:])

@@ -183,12 +183,12 @@ def _encode_labels(
     """Return labels as int64 in [0, classes), and the names of the classes."""
     if any(len(y) and y.dtype.kind in "UO" for y in ys):
         joint = np.concatenate([y.astype(str) for y in ys])
-        known = tuple(classes) if classes is not None else tuple(str(c) for c in np.unique(joint))
-        number = {c: k for k, c in enumerate(known)}
-        strange = sorted(set(joint.tolist()) - set(known))
+        names = tuple(classes) if classes is not None else tuple(str(c) for c in np.unique(joint))
+        number = {c: k for k, c in enumerate(names)}
+        strange = sorted(set(joint.tolist()) - set(names))
         if strange:
-            raise DataError(f"label {strange[0]!r} is no class; {did_you_mean(strange[0], known)}")
-        return np.array([number[label] for label in joint.tolist()], dtype=np.int64), known
+            raise DataError(f"label {strange[0]!r} is no class; {did_you_mean(strange[0], names)}")
+        return np.array([number[label] for label in joint.tolist()], dtype=np.int64), names
     for owner, y in zip(owners, ys, strict=True):
         if not (y == np.floor(y)).all() or (len(y) and y.min() < 0):
             raise DataError(f"client {owner!r}: labels must be whole numbers from 0, or text")

@@ -60,8 +60,8 @@ class InputSpec:
         if not file.exists():
             return None
         tensors, meta = load_tensors(file)
-        found = tensors.get(CONSTANTS_KEY)
-        return cls(Schema.from_json(meta["schema"]), None if found is None else found.numpy())
+        constants = tensors.get(CONSTANTS_KEY)
+        return cls(Schema.from_json(meta["schema"]), None if constants is None else constants.numpy())
 
     def card(self, row: int) -> dict[str, Any]:
         """Return the schema and the constants of the evaluated client number `row`, for the client's model file."""

@@ -103,25 +103,25 @@ def load_node(
     check_fractions(**split)
     if node.data in SOURCES or node.data in HUB_IDS.values():
         _refuse_keys(node, "a table", "target", "client_column")
-        found = _take_clients(node, split, data_dir)
+        data = _take_clients(node, split, data_dir)
     else:
         _refuse_keys(node, "a known data set", "partition", "clients", "take")
         files = _find_files(node.data)
         if files[0].suffix.lower() == CLIENT_SUFFIX:
             _refuse_keys(node, "a table", "target", "client_column")
             _refuse_keys(node, "data that are not divided yet", "test", "validation")
-            found = _read_clients(node.data, files)
+            data = _read_clients(node.data, files)
         else:
-            found = _read_tables(node, files, schema, split)
+            data = _read_tables(node, files, schema, split)
     if schema is None:
-        return found
-    return found._replace(federation=fit_to_schema(found.federation, schema, node.data))
+        return data
+    return data._replace(federation=fit_to_schema(data.federation, schema, node.data))
 
 
 def _read_config(config: Mapping[str, Any]) -> NodeConfig:
-    known = [*(field.alias or name for name, field in NodeConfig.model_fields.items()), *NON_DATA_KEYS]
+    keys = [*(field.alias or name for name, field in NodeConfig.model_fields.items()), *NON_DATA_KEYS]
     values = {key: value for key, value in config.items() if key not in NON_DATA_KEYS}
-    if "data" not in values and set(values) <= set(known):
+    if "data" not in values and set(values) <= set(keys):
         raise ConfigError(
             "the node's configuration has no data; name a table, a folder or a known data set, such as "
             "data='ward.csv'"
@@ -130,7 +130,7 @@ def _read_config(config: Mapping[str, Any]) -> NodeConfig:
         return NodeConfig.model_validate(values)
     except ValidationError as error:
         phrases = describe_errors(
-            error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, known)}"
+            error, unknown=lambda key: f"unknown key {key!r}; {did_you_mean(key, keys)}"
         )
         raise ConfigError(f"the node's configuration: {'; '.join(phrases)}") from error
 
@@ -166,12 +166,12 @@ def _find_files(data: str) -> list[Path]:
         )
     inside = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     files = [file for file in inside if file.suffix.lower() in kinds]
-    found = sorted({kinds[file.suffix.lower()] for file in files})
+    suffixes = sorted({kinds[file.suffix.lower()] for file in files})
     if not files:
         raise DataError(f"{path} holds no clients; expected files that end in {', '.join(kinds)}")
-    if len(found) > 1:
+    if len(suffixes) > 1:
         raise DataError(
-            f"{path} holds files of the kinds {' and '.join(found)}; keep the files of one kind only"
+            f"{path} holds files of the kinds {' and '.join(suffixes)}; keep the files of one kind only"
         )
     return files
 
@@ -204,14 +204,14 @@ def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None,
             )
         tables = [load_table(file, schema, client_column=None, target=target) for file in files]
         if schema is None and len(files) > 1:
-            joint = merge_schemas([found.schema for found in tables if found.schema is not None])
+            joint = merge_schemas([data.schema for data in tables if data.schema is not None])
             tables = [load_table(file, joint, client_column=None, target=target) for file in files]
         names = [node.name or ""] if is_file else [file.stem for file in files]
         tables = [
-            replace(found, owner=np.zeros(len(found.y), dtype=np.int64), owners=(name,))
-            for found, name in zip(tables, names, strict=True)
+            replace(data, owner=np.zeros(len(data.y), dtype=np.int64), owners=(name,))
+            for data, name in zip(tables, names, strict=True)
         ]
-    pieces = [federate(found, partition="by_column", min_clients=1, **split) for found in tables]
+    pieces = [federate(data, partition="by_column", min_clients=1, **split) for data in tables]
     federation = combine_federations(node.data, pieces)
     return NodeData(federation, (None,) * federation.n_clients)
 

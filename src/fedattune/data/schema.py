@@ -72,14 +72,14 @@ class Schema(StrictSchema):
 
         """
         try:
-            found = json.loads(text)
+            values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"the schema is not JSON: {error}; write it with Schema.to_json") from error
-        if not isinstance(found, dict):
+        if not isinstance(values, dict):
             raise ConfigError(
                 f"the schema must be an object with classes and so on, got {text[:MAX_SHOWN_CHARS]}"
             )
-        return make_schema(found, "the schema")
+        return make_schema(values, "the schema")
 
     @classmethod
     def read(cls, path: Path | str) -> "Schema":
@@ -113,8 +113,8 @@ class Schema(StrictSchema):
         )
         return shift, scale
 
-    def check(self, found: "Schema", where: str) -> None:
-        """Compare the schema `found` of data, called `where` in messages, with this one.
+    def check(self, other: "Schema", where: str) -> None:
+        """Compare the `other` schema of data, called `where` in messages, with this one.
 
         Constants that the data lack are no difference, nor are columns that only one schema names.
 
@@ -123,17 +123,17 @@ class Schema(StrictSchema):
 
         """
         for field in type(self).model_fields:
-            wanted, got = getattr(self, field), getattr(found, field)
+            expected, got = getattr(self, field), getattr(other, field)
             if field in ("shift", "scale"):
-                is_bare = found.shift is None and found.scale is None
-                is_same = is_bare or self._is_equal(wanted, got)
+                is_bare = other.shift is None and other.scale is None
+                is_same = is_bare or self._is_equal(expected, got)
             elif field in ("classes", "input_shape"):
-                is_same = wanted == got
+                is_same = expected == got
             else:
-                is_same = wanted == got or not (self.columns and found.columns)
+                is_same = expected == got or not (self.columns and other.columns)
             if not is_same:
                 raise DataError(
-                    f"{where} does not fit the schema: expected {field} {_abbreviate(wanted)}, got "
+                    f"{where} does not fit the schema: expected {field} {_abbreviate(expected)}, got "
                     f"{_abbreviate(got)}; all nodes need data of one schema"
                 )
 

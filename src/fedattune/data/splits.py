@@ -42,12 +42,12 @@ def split_parts(
             f"client {client} has {len(indices)} samples, too few for a training and a test part; "
             'leave such clients out with --small-clients drop (small_clients="drop")'
         )
-    n_kept = n_train + n_validation
+    n_used = n_train + n_validation
     if labels is None:
         order = random.permutation(indices)
-        return order[:n_train], order[n_train:n_kept], order[n_kept:]
+        return order[:n_train], order[n_train:n_used], order[n_used:]
     _, strata = np.unique(labels, return_inverse=True)
-    inside, outside = _draw_stratified(strata, n_kept, random)
+    inside, outside = _draw_stratified(strata, n_used, random)
     train, held_out = _draw_stratified(strata[inside], n_train, random)
     return indices[inside[train]], indices[inside[held_out]], indices[outside]
 
@@ -85,9 +85,9 @@ def compute_part_sizes(n: int, test: float, validation: float) -> tuple[int, int
         validation: fraction of the training samples for validation.
 
     """
-    n_kept = int((1 - test) * n + 1e-9)  # floor; without the addend 0.7 * 10 could become 6
-    n_validation = int(validation * n_kept + 1e-9)
-    return n_kept - n_validation, n_validation, n - n_kept
+    n_used = int((1 - test) * n + 1e-9)  # floor; without the addend 0.7 * 10 could become 6
+    n_validation = int(validation * n_used + 1e-9)
+    return n_used - n_validation, n_validation, n - n_used
 
 
 def check_fractions(test: float, validation: float, seed: int) -> None:

@@ -109,15 +109,15 @@ def decode_images(
     x: Array | None = None
     labels = []
     owner_names: list[str] = []
-    wanted = [columns.image, columns.label, *([owner] if owner else [])]
+    column_names = [columns.image, columns.label, *([owner] if owner else [])]
     row = 0
     for path, file in zip(files, opened, strict=True):
-        for name in wanted:
+        for name in column_names:
             if name not in file.schema_arrow.names:
                 raise DataError(
                     f"{path} has no column {name!r}; {did_you_mean(name, file.schema_arrow.names)}"
                 )
-        for batch in file.iter_batches(batch_size=4096, columns=wanted):
+        for batch in file.iter_batches(batch_size=4096, columns=column_names):
             labels.append(_read_labels(batch.column(columns.label), f"{path}: column {columns.label!r}"))
             if owner:
                 owner_names += _read_owners(batch.column(owner), f"{path}: column {owner!r}")
@@ -178,8 +178,8 @@ def decode_image(data: bytes | None, like: Array | None, mode: ColourMode, where
     try:
         with Image.open(io.BytesIO(data)) as opened:
             is_grey = (mode or opened.mode) in ("1", "L") if like is None else like.shape[1] == 1
-            wanted = "L" if is_grey else "RGB"
-            pixels = np.asarray(opened if opened.mode == wanted else opened.convert(wanted))
+            mode_name = "L" if is_grey else "RGB"
+            pixels = np.asarray(opened if opened.mode == mode_name else opened.convert(mode_name))
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise DataError(f"{where} cannot be decoded as an image: {error}") from error
     image = pixels[None] if is_grey else pixels.transpose(2, 0, 1)

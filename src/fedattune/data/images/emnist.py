@@ -40,8 +40,8 @@ def read_emnist(split: EmnistSplit, data_dir: Path | None, rows: RowSet) -> Imag
 
     """
     patterns = (f"emnist-{split}-*-ubyte.gz", f"emnist-{split}-*-ubyte", "*.parquet")
-    found = find_image_files("emnist", data_dir, patterns, EMNIST_HUB_IDS[split])
-    files = select_files("emnist", found, rows)
+    all_files = find_image_files("emnist", data_dir, patterns, EMNIST_HUB_IDS[split])
+    files = select_files("emnist", all_files, rows)
     if files[0].suffix == ".parquet":
         images = read_images(files, mode="L")
     else:

@@ -57,10 +57,10 @@ def read_known_images(
         DataError: the images cannot be found or read, or they are images of another set.
 
     """
-    known = IMAGE_SETS[name]
+    image_set = IMAGE_SETS[name]
     files = select_files(name, find_image_files(name, data_dir), rows)
-    images = read_images(files, label, owner=owner, mode=known.mode)
-    check_images(name, files[0], images, known)
+    images = read_images(files, label, owner=owner, mode=image_set.mode)
+    check_images(name, files[0], images, image_set)
     is_twin = name in ("mnist", "fashion_mnist")  # they have one shape, but different names of classes
     if is_twin and images.has_class_names and (images.classes == MNIST_CLASSES) != (name == "mnist"):
         raise DataError(
@@ -70,24 +70,24 @@ def read_known_images(
     return images
 
 
-def check_images(name: str, file: Path, images: Images, known: ImageSet) -> None:
+def check_images(name: str, file: Path, images: Images, expected: ImageSet) -> None:
     """Refuse images that have another shape or number of classes than a known set.
 
     Args:
         name: name of the set.
         file: first file of the images, for the message.
         images: the images.
-        known: facts about the set.
+        expected: facts about the set.
 
     Raises:
         DataError: the images are of another set.
 
     """
     got, n = images.x.shape[1:], len(images.classes)
-    if got != known.shape or n not in known.n_classes:
+    if got != expected.shape or n not in expected.n_classes:
         raise DataError(
-            f"{file} is no part of {name}: expected images of shape {known.shape} in "
-            f"{' or '.join(map(str, known.n_classes))} classes, got shape {got} and {n} classes; give the folder of "
+            f"{file} is no part of {name}: expected images of shape {expected.shape} in "
+            f"{' or '.join(map(str, expected.n_classes))} classes, got shape {got} and {n} classes; give the folder of "
             f"{name}, or the name of these data"
         )
 
@@ -123,8 +123,8 @@ def find_image_files(
         folder = _download(name, repo, patterns[0], kind, default_dir)
         files = _sort_train_first(folder.rglob(patterns[0]))
         if not files:
-            wanted = "Parquet" if patterns[0] == "*.parquet" else patterns[0]
-            raise DataError(f"{repo} on the Hugging Face hub holds no {wanted} files")
+            kind_on_hub = "Parquet" if patterns[0] == "*.parquet" else patterns[0]
+            raise DataError(f"{repo} on the Hugging Face hub holds no {kind_on_hub} files")
     return files
 
 

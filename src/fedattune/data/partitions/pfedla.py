@@ -164,12 +164,12 @@ def _fit_counts(name: str, by_class: list[Index], counts: Callable[[int], Array]
     def fits(n: int) -> bool:
         return bool((counts(n).sum(axis=0) <= available).all())
 
-    wanted = DEFAULT_SIZE if size is None else size
-    if fits(wanted):
-        largest = wanted
+    target = DEFAULT_SIZE if size is None else size
+    if fits(target):
+        largest = target
     else:  # clients hold at least n - K samples, for they lose less than one per class in rounding
         bound = int(available.sum()) // len(counts(1)) + len(available)
-        largest = next(n for n in range(min(wanted, bound), -1, -1) if fits(n))
+        largest = next(n for n in range(min(target, bound), -1, -1) if fits(n))
     dealt = counts(largest if size is None else size)
     if size is not None and largest < size:
         most = counts(largest)  # smaller sizes give as much, down to what is not rounded

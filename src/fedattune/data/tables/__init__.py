@@ -63,17 +63,17 @@ def load_table(
     labels = read_complete_column(table, target, "target")
     if schema is None:
         y, classes = read_target(table.path, target, labels)
-        found = _infer_features(table, chosen)
+        columns = _infer_features(table, chosen)
     else:
         y, classes = read_labels(table.path, target, labels, schema.classes), schema.classes
-        found = read_schema_features(table, schema)
+        columns = read_schema_features(table, schema)
         strange = [name for name in table.names if name not in (*chosen, client_column, target)]
         if strange:
             notes.append(f"The schema does not have the columns {', '.join(strange)}; they are left out.")
-    notes += found.notes
-    if found.numbers:
+    notes += columns.notes
+    if columns.numbers:
         notes.append("Numbers are standardised with mean and deviation of each client's own training part.")
-    x = found.matrix()
+    x = columns.matrix()
     return Dataset(
         name=table.path.stem,
         x=x,
@@ -81,44 +81,44 @@ def load_table(
         classes=classes,
         owner=owner,
         owners=owners,
-        encode=partial(encode_features, x, len(found.numbers)),
+        encode=partial(encode_features, x, len(columns.numbers)),
         notes=tuple(notes),
-        schema=schema or found.schema(classes, target),
+        schema=schema or columns.schema(classes, target),
     )
 
 
 def _infer_features(table: TableFile, chosen: Sequence[str]) -> FeatureColumns:
     """Read columns as they look: numbers, or text and then categories; columns without values are left out."""
-    found = FeatureColumns()
+    columns = FeatureColumns()
     for name in chosen:
         column = table.column(name)
         if column.null_count == len(column):
-            found.notes.append(f"Column {name!r} holds no value and is left out.")
+            columns.notes.append(f"Column {name!r} holds no value and is left out.")
         elif is_categorical(column.type):
             values = table.values(name)
             check_text_column(table, name, values, chosen)
-            found.add_text(name, values)
-            if len(found.categories[name]) > MAX_CATEGORIES:
+            columns.add_text(name, values)
+            if len(columns.categories[name]) > MAX_CATEGORIES:
                 raise DataError(
-                    f"{table.path}: column {name!r} has {len(found.categories[name])} categories, more than "
+                    f"{table.path}: column {name!r} has {len(columns.categories[name])} categories, more than "
                     f"{MAX_CATEGORIES}; group its values, or {suggest_features(name, chosen)}"
                 )
         elif is_numeric(column.type):
             values = read_numbers(table, name)
-            found.add_numbers(name, values, is_flagged=bool(np.isnan(values).any()))
+            columns.add_numbers(name, values, is_flagged=bool(np.isnan(values).any()))
         else:
             raise DataError(
                 f"{table.path}: column {name!r} has the type {column.type}; features must be numbers, true/false "
                 f"or text. Turn it into a number, or {suggest_features(name, chosen)}"
             )
-    if not found.numbers and not found.categories:
+    if not columns.numbers and not columns.categories:
         raise DataError(f"{table.path}: no feature column holds any value")
-    if found.texts:
-        found.notes += [
-            f"Text became categories in {list_columns(list(found.texts))}.",
+    if columns.texts:
+        columns.notes += [
+            f"Text became categories in {list_columns(list(columns.texts))}.",
             "The categories of all rows form one shared list, which every client would have to know.",
         ]
-    return found
+    return columns
 
 
 def encode_features(

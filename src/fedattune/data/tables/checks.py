@@ -75,8 +75,8 @@ def read_target(path: Path, name: str, values: Array) -> tuple[Array, tuple[str,
     """
     if values.dtype.kind == "f" and (values == np.floor(values)).all():
         values = values.astype(np.int64)
-    known, times = np.unique(values, return_counts=True)
-    where, n_values = f"{path}: target column {name!r}", len(known)
+    categories, times = np.unique(values, return_counts=True)
+    where, n_values = f"{path}: target column {name!r}", len(categories)
     is_text = values.dtype.kind == "U"
     is_numbers = values.dtype.kind in "iuf" or (is_text and find_numbers(values).mean() >= MIN_NUMBER_SHARE)
     if values.dtype.kind == "f" or (is_numbers and n_values > MAX_NUMBER_CLASSES):
@@ -98,8 +98,8 @@ def read_target(path: Path, name: str, values: Array) -> tuple[Array, tuple[str,
 
 def encode_values(values: Array) -> tuple[Array, tuple[str, ...]]:
     """Return the number (n,) of each value among the sorted different values, and these values as text."""
-    known, codes = np.unique(values, return_inverse=True)
-    return codes.astype(np.int64), tuple(str(value) for value in known)
+    categories, codes = np.unique(values, return_inverse=True)
+    return codes.astype(np.int64), tuple(str(value) for value in categories)
 
 
 def find_numbers(texts: Array) -> Array:

@@ -82,9 +82,9 @@ class FeatureColumns:
         )
 
 
-def number_values(values: Array, known: Sequence[str]) -> Array:
+def number_values(values: Array, names: Sequence[str]) -> Array:
     """Return the number of each value among the known ones, int64 (n,); -1 for any other value."""
-    number = {value: k for k, value in enumerate(known)}
+    number = {value: k for k, value in enumerate(names)}
     return np.array([number.get(value, -1) for value in values.tolist()], dtype=np.int64)
 
 
@@ -102,7 +102,7 @@ def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
 
     """
     labels = to_text(values)
-    _check_known(path, f"target column {name!r}", labels, classes, "class", MEND_OR_EXTEND)
+    _check_values(path, f"target column {name!r}", labels, classes, "class", MEND_OR_EXTEND)
     return number_values(labels, classes)
 
 
@@ -156,7 +156,7 @@ def read_schema_features(
         DataError: a column holds values that the schema does not allow.
 
     """
-    found = FeatureColumns()
+    columns = FeatureColumns()
     for name in schema.numbers:
         values = _read_schema_numbers(table, name)
         gaps = np.flatnonzero(np.isnan(values))
@@ -166,11 +166,11 @@ def read_schema_features(
                 f"{gaps[0] + 1}, but the schema does not flag it; fill them in, or give all nodes a schema that "
                 f"has {name!r} in `flagged`"
             )
-        found.add_numbers(name, values, name in schema.flagged)
+        columns.add_numbers(name, values, name in schema.flagged)
     for name, categories in schema.categories.items():
-        found.add_text(name, _read_schema_texts(table, name, categories), categories)
-        _check_known(table.path, f"column {name!r}", found.texts[name], categories, "category", advice)
-    return found
+        columns.add_text(name, _read_schema_texts(table, name, categories), categories)
+        _check_values(table.path, f"column {name!r}", columns.texts[name], categories, "category", advice)
+    return columns
 
 
 def _read_schema_numbers(table: TableFile, name: str) -> Array:
@@ -224,14 +224,14 @@ def to_text(values: Array) -> Array:
     return np.array(texts, dtype=object)
 
 
-def _check_known(path: Path, where: str, values: Array, known: Names, kind: str, advice: str) -> None:
+def _check_values(path: Path, where: str, values: Array, allowed: Names, kind: str, advice: str) -> None:
     """Refuse values that the schema does not know; `kind` says what the values are, such as "class"."""
-    strange = set(values.tolist()) - set(known)
+    strange = set(values.tolist()) - set(allowed)
     if not strange:
         return
     row = next(row for row, value in enumerate(values.tolist()) if value in strange)
     is_gap = kind == "category" and values[row] == MISSING_CATEGORY
     raise DataError(
         f"{path}: {where} holds {'no value' if is_gap else repr(values[row])} in data row {row + 1}, which is no "
-        f"{kind} of the schema; {did_you_mean(values[row], known)}; {advice}"
+        f"{kind} of the schema; {did_you_mean(values[row], allowed)}; {advice}"
     )

@@ -114,14 +114,14 @@ def _keep_words_for_missing(table: TableFile, *names: str) -> TableFile:
     """Read text columns among `names` again: only an empty cell is a missing value there, NA is a word."""
     from pyarrow import types
 
-    again = [
+    text_columns = [
         name
         for name in dict.fromkeys(names)
         if table.names.count(name) == 1
         and table.column(name).null_count
         and (is_categorical(kind := table.column(name).type) or types.is_null(kind))
     ]
-    return table.with_text(again, {""}) if again else table
+    return table.with_text(text_columns, {""}) if text_columns else table
 
 
 def _check_encoding(path: Path) -> None:

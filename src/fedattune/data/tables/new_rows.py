@@ -64,10 +64,10 @@ def _read_table_rows(table: TableFile, schema: Schema, constants: Array) -> NewR
             f"{did_you_mean(lacking[0], table.names)}; add it, or rename the column that holds it"
         )
     notes = _note_unused(table, (*schema.columns, schema.target or ""))
-    found = read_schema_features(
+    columns = read_schema_features(
         table, schema, may_lack_numbers=True, advice="correct the cell: the model knows no other"
     )
-    for (name, values), median in zip(found.numbers.items(), constants[0], strict=True):
+    for (name, values), median in zip(columns.numbers.items(), constants[0], strict=True):
         n_missing = int(np.isnan(values).sum())
         if np.isnan(median):
             notes.append(f"column {name!r} held no value in the client's training part, and is not looked at")
@@ -77,7 +77,7 @@ def _read_table_rows(table: TableFile, schema: Schema, constants: Array) -> NewR
                 f"column {name!r} lacks {n_missing} of {len(values)} values; they become the client's median "
                 f"{median:g}{new}"
             )
-    x, k = found.matrix(), len(schema.numbers)
+    x, k = columns.matrix(), len(schema.numbers)
     x[:, :k] = standardise(x[:, :k], constants)
     target = schema.target or ""
     y = _read_classes(table, target, schema.classes, notes) if target in table.names else None
@@ -88,12 +88,12 @@ def _read_number_rows(table: TableFile, schema: Schema) -> NewRows:
     """Read one column of numbers for each value of a sample."""
     target = next((name for name in TARGET_NAMES if name in table.names), None)
     names = [name for name in table.names if name != target and is_numeric(table.column(name).type)]
-    wanted = math.prod(schema.input_shape)
-    if len(names) != wanted:
+    n_values = math.prod(schema.input_shape)
+    if len(names) != n_values:
         images = " or a Parquet file with one column of images" if len(schema.input_shape) == 3 else ""
         raise DataError(
             f"{table.path} has {len(names)} columns of numbers{f' beside {target!r}' if target else ''}, and the "
-            f"model needs {wanted}, one for each value of a sample of shape {schema.input_shape}, in their order"
+            f"model needs {n_values}, one for each value of a sample of shape {schema.input_shape}, in their order"
             f"{images}"
         )
     notes = _note_unused(table, (*names, target or ""))

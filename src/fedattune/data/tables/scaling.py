@@ -20,14 +20,16 @@ def fit_constants(x: Array) -> Array:
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler
 
-    found = np.full((3, x.shape[1]), np.nan)
-    known = np.flatnonzero(~np.isnan(x).all(axis=0))
-    if len(known):
+    constants = np.full((3, x.shape[1]), np.nan)
+    columns = np.flatnonzero(~np.isnan(x).all(axis=0))
+    if len(columns):
         imputer, scaler = SimpleImputer(strategy="median"), StandardScaler()
-        rows = x[np.ix_(np.arange(len(x)), known)]  # row by row in memory: the last bits of sums depend on it
+        rows = x[
+            np.ix_(np.arange(len(x)), columns)
+        ]  # row by row in memory: the last bits of sums depend on it
         scaler.fit(imputer.fit_transform(rows))
-        found[:, known] = imputer.statistics_, scaler.mean_, scaler.scale_
-    return found
+        constants[:, columns] = imputer.statistics_, scaler.mean_, scaler.scale_
+    return constants
 
 
 def standardise(x: Array, constants: Array) -> Array:
@@ -55,13 +57,13 @@ def constants_from_card(card: Mapping[str, Any], numbers: Sequence[str]) -> Arra
         DataError: a column is missing, or its constants are no numbers.
 
     """
-    found = np.full((3, len(numbers)), np.nan)
+    constants = np.full((3, len(numbers)), np.nan)
     for k, name in enumerate(numbers):
         try:
             if card[name] is not None:
-                found[:, k] = [float(card[name][key]) for key in CONSTANT_NAMES]
+                constants[:, k] = [float(card[name][key]) for key in CONSTANT_NAMES]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"the constants of column {name!r} are missing or no numbers; expected {', '.join(CONSTANT_NAMES)}"
             ) from error
-    return found
+    return constants
