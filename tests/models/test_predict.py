@@ -168,7 +168,7 @@ def test_new_rows_by_hand(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.probabilities, wanted, atol=1e-6)
     assert (found.accuracy, found.target) == (None, None)
     assert found.notes == (
-        "the model is that of client 'b': local, seed 0",
+        "the model belongs to client 'b': local, seed 0",
         "not used: the column 'extra'",
         f"column 'age' lacks 1 of 2 values; they become the client's median {statistics.median(ages):g}, "
         "though none was missing in training",
@@ -273,7 +273,7 @@ def test_digits_from_columns_of_numbers(tmp_path: Path) -> None:
     assert found.target is not None
     assert np.array_equal(found.target, data.y[rows].numpy())
     assert found.notes == (
-        "the model is that of client '1': fedavg, seed 0",
+        "the model belongs to client '1': fedavg, seed 0",
         "not used: the column 'who'",
         "the columns 'p0' to 'p63' are taken as they stand, as samples of shape (1, 8, 8)",
     )
@@ -370,9 +370,12 @@ def test_files_that_are_none(file: Path, tmp_path: Path) -> None:
     save_file({"w": torch.zeros(1)}, tmp_path / "m.safetensors")
     refused(tmp_path / "m.safetensors", "no model that FedAttune saved")
     save_file({"w": torch.zeros(1)}, tmp_path / "m.safetensors", {"fedattune": "{"})
-    refused(tmp_path / "m.safetensors", "does not say what is needed to rebuild its model")
+    refused(tmp_path / "m.safetensors", "lacks the description of its model")
     # An input shape of text is how a card would name what a factory of its choice is to run.
-    refused(changed(file, tmp_path, model="subprocess:call", input_shape=["touch", "x"]), "needed to rebuild")
+    refused(
+        changed(file, tmp_path, model="subprocess:call", input_shape=["touch", "x"]),
+        "lacks the description of its model",
+    )
     refused(changed(file, tmp_path, schema=None), "does not say how inputs are prepared")
     refused(changed(file, tmp_path, preparation=None), "does not say how inputs are prepared")
     refused(changed(file, tmp_path, preparation={"age": None}), "constants of column 'pulse' are missing")

@@ -21,7 +21,7 @@ Choices = dict[str, dict[str, dict[str, Any]]]
 
 
 def print_list(space: Namespace, problems: Sequence[str]) -> int:
-    """Print the methods, data sets, models and partitions, or those of one kind."""
+    """Print the methods, data sets, models and partitions, or the entries of one kind."""
     options = parse_options(ListOptions, space, problems)
     kinds = (space.kind,) if space.kind else LIST_KINDS
     choices: Choices = {

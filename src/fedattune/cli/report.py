@@ -46,7 +46,7 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
 
     Raises:
         ConfigError: options that cannot be, or Matplotlib is missing.
-        RunError: the runs have nothing of what is to be drawn.
+        RunError: the runs lack the data of the figure.
 
     """
     paths: list[Path] = space.runs

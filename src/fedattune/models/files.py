@@ -68,9 +68,7 @@ def parse_card(text: str | None, file: Path | str) -> ModelCard:
         _CardSchema.model_validate(card)
     except (ValueError, RecursionError) as error:  # ValidationError is a ValueError, too
         why = "; ".join(describe_errors(error)) if isinstance(error, ValidationError) else str(error)
-        raise RunError(
-            f"{file} does not say what is needed to rebuild its model: {why}; export it again"
-        ) from error
+        raise RunError(f"{file} lacks the description of its model: {why}; export it again") from error
     return {"options": {}, **card}
 
 

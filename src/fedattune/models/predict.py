@@ -141,7 +141,7 @@ def predict(
             logits(gather(x, index, shift, scale, dtype)).softmax(1)
             for index in torch.split(torch.arange(len(x)), BATCH_ROWS)
         ]
-    source = f"the model is that of client {card.get('client')!r}: {card['algorithm']}, seed {card['seed']}"
+    source = f"the model belongs to client {card.get('client')!r}: {card['algorithm']}, seed {card['seed']}"
     return Predictions(schema.classes, torch.cat(probabilities).numpy(), rows.y, (source, *rows.notes))
 
 
