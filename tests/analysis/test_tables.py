@@ -1,11 +1,23 @@
-"""Numbers as text, and tables that are filled from columns."""
+"""Numbers as text, tables that are filled from columns, and methods side by side."""
 
-from io import StringIO
+import io
+import re
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from fedattune.analysis.tables import fill_table, format_bytes, format_percent, format_points, print_whole
+from fake_results import LOCAL, Fake, results
+from fedattune.analysis.compare import build_rows, rows_to_json
+from fedattune.analysis.tables import (
+    choose_columns,
+    fill_table,
+    format_bytes,
+    format_percent,
+    format_points,
+    print_methods,
+    print_whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,9 +37,96 @@ def test_signs_decimals_and_bytes() -> None:
 
 def test_a_table_has_a_line_per_row_and_numbers_to_the_right() -> None:
     table = fill_table(["a", "bb"], {"name": str, "letters": lambda row: str(len(row))}, ("name",))
-    console = Console(file=StringIO(), width=5)
+    console = Console(file=io.StringIO(), width=5)
     print_whole(table, console)
-    assert isinstance(console.file, StringIO)
+    assert isinstance(console.file, io.StringIO)
     lines = [line for line in console.file.getvalue().splitlines() if line]
     assert [line.split() for line in (lines[0], *lines[2:])] == [["name", "letters"], ["a", "1"], ["bb", "2"]]
     assert lines[2].endswith("      1")
+
+
+def printed(fakes: Any, width: int = 60, *, terminal: bool = False, rounds_to: float | None = None) -> str:
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, force_terminal=terminal, color_system=None, soft_wrap=not terminal
+    )
+    print_methods(build_rows(fakes, rounds_to), console, rounds_to)
+    return out.getvalue()
+
+
+def cells(fakes: Any, rounds_to: float | None = None) -> list[dict[str, str]]:
+    """Of each line: head -> cell."""
+    lines = build_rows(fakes, rounds_to)
+    heads = {title: cell for group in choose_columns(lines, rounds_to) for title, cell in group.items()}
+    return [{title: cell(line) for title, cell in heads.items()} for line in lines]
+
+
+def test_bmta_is_said_to_be_optimistic_and_spread_over_seeds() -> None:
+    """Population deviation: the maxima 0.7 and 0.8 lie 0.05 from their mean."""
+    fakes = results(Fake("a", LOCAL, best=0.7), Fake("a", LOCAL, best=0.8))
+    (line,) = cells(fakes)
+    assert line["BMTA*"] == "75.00 ±5.0"
+    assert line["pooled BMTA*"] == "77.00 ±0.0"
+    assert line["last 10%"] == "66.00 ±0.0"
+    assert rows_to_json(build_rows(fakes))[0]["bmta"] == pytest.approx({"mean": 0.75, "std": 0.05})
+    assert "BMTA*: best mean test accuracy of any round, optimistic" in printed(fakes)
+
+
+@pytest.mark.parametrize(
+    ("reached", "said"),
+    [
+        ([40], "40"),
+        ([None], "never"),
+        ([40, 60], "50.0 ±10.0"),
+        ([40, 40], "40 ±0.0"),
+        ([40, None, 60], "50.0 in 2 of 3"),
+        ([None, 7], "7 in 1 of 2"),
+        ([None, None], "never"),
+    ],
+)
+def test_rounds_to_says_how_many_seeds_got_there(reached: list[int | None], said: str) -> None:
+    fakes = results(*(Fake("a", LOCAL, reached=one) for one in reached))
+    assert cells(fakes, 0.9)[0]["rounds to 90%"] == said
+    assert rows_to_json(build_rows(fakes, 0.9))[0]["rounds_to"] == reached
+    assert "; rounds to 90%: the first evaluated round" in printed(fakes, rounds_to=0.9)
+
+
+def test_columns_that_no_method_has_are_left_out() -> None:
+    (line,) = cells(results(Fake("a", LOCAL)))
+    assert not {"global %", "arrived %", "new %", "rounds to 90%"} & line.keys()
+    for words in ("global:", "arrived:", "new:", "rounds to"):
+        assert words not in printed(results(Fake("a", LOCAL)))
+    both = results(Fake("a", LOCAL, generalised=0.4), Fake("b", LOCAL, joined=[0.2, 0.4]))
+    first, second = cells(both)
+    heads = ("global %", "arrived %", "new %")
+    assert [first[head] for head in heads] == ["40.00", "-", "-"]
+    assert [second[head] for head in heads] == ["-", "15.00", "30.00"]  # 15: the mean of 0.1 and 0.2
+    (other,) = cells(results(Fake("c", LOCAL, joined=[0.2, 0.4], headline="received")))
+    assert (other["arrived %"], other["new %"]) == ("15.00", "30.00")  # whatever the headline is
+    assert "global: the one global model" in printed(both)
+    assert "arrived: mean over clients that joined after training" in printed(both)
+    assert "new: the same after rounds of their own" in printed(both)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
+def test_parts_fit_the_terminal_and_have_every_column_once(width: int) -> None:
+    fakes = results(
+        *(Fake("fedmcsa_no_mcsa", LOCAL, reached=one, generalised=0.5, joined=[0.5]) for one in (7, None))
+    )
+    text = printed(fakes, width, terminal=True, rounds_to=0.9)
+    tables = text[: text.index("mean, pooled")]
+    assert max(map(len, tables.splitlines())) <= width
+    heads = [line.strip() for line in tables.splitlines() if line.strip().startswith("method ")]
+    assert len(heads) == {60: 6, 80: 4, 100: 3, 120: 3, 160: 2}[width]
+    for title in cells(fakes, 0.9)[0]:
+        assert sum(re.split(r"\s{2,}", head).count(title) for head in heads) == 1, title
+
+
+@pytest.mark.parametrize(("width", "terminal", "tables"), [(60, False, 1), (100, True, 2), (200, True, 1)])
+def test_no_number_is_cut(width: int, terminal: bool, tables: int) -> None:
+    both = [Fake(name, LOCAL) for name in ("local", "fedmcsa_no_mcsa") for _ in range(2)]
+    text = printed(results(*both), width, terminal=terminal)
+    assert text.count("method ") == tables
+    for value in ("65.00 ±0.0", "260.0 kB", "0 B", "2,000", "fedmcsa_no_mcsa", "12.3"):
+        assert value in text
+    assert "…" not in text

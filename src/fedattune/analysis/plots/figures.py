@@ -1,4 +1,4 @@
-"""Figures for papers: accuracy by rounds, accuracy of clients, and bytes by layer and direction."""
+"""Figures: accuracy by rounds, accuracy of clients, bytes by layer, and the labels of each client."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,12 +20,17 @@ from .style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ...data import Federation
 
 MAX_DOTS = 60
 """Clients up to which each is a dot."""
 MAX_LAYERS = 8
 """Layers with a colour of their own; of more, the smallest are taken together."""
 OTHER_LAYERS = "other layers"
+MAX_NAMED = 40
+"""Clients, or labels, up to which the axis names each."""
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 CurveAxis = Literal["rounds", "bytes", "seconds"]
@@ -228,6 +233,25 @@ def _pick_layers(bars: Sequence[dict[str, float]]) -> list[str]:
         return list(largest)
     top = sorted(largest, key=lambda part: -largest[part])[: MAX_LAYERS - 1]
     return [part for part in largest if part in top]
+
+
+def plot_label_counts(federation: "Federation") -> "Figure":
+    """Plot a disc for each label of each client; its area is the number of samples."""
+    counts = federation.label_counts()
+    rows, labels = counts.nonzero()
+    n, k = counts.shape
+    figure = new_figure(min(2 + 0.3 * n, 24), min(1.6 + 0.3 * k, 24))
+    axes = figure.add_subplot()
+    cell = 72 * min(figure.get_figwidth() / (n + 4), figure.get_figheight() / (k + 3))  # points
+    sizes = counts[rows, labels] / counts.max() * (0.95 * cell) ** 2
+    axes.scatter(rows, labels, s=sizes, color=COLOURS[0], linewidths=0)
+    axes.set(xlabel="client", ylabel="label", xlim=(-0.7, n - 0.3), ylim=(-0.7, k - 0.3))
+    if n <= MAX_NAMED:
+        axes.set_xticks(range(n), federation.names, rotation=90 if max(map(len, federation.names)) > 2 else 0)
+    if k <= MAX_NAMED:
+        axes.set_yticks(range(k), federation.classes)
+    axes.set_title(f"{federation.name}, {federation.partition.get('name', '')}")
+    return figure
 
 
 def _lay_out_rows(axes: "Axes", n_rows: int) -> None:

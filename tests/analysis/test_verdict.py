@@ -1,0 +1,121 @@
+"""The verdict on made-up results, its interval, and notes on fairness."""
+
+import numpy as np
+import pytest
+
+from fake_results import EIGHT, LOCAL, Fake, results
+from fedattune import Settings
+from fedattune.analysis.verdict import bootstrap_interval, merge_notes, reach_verdict, write_fairness_notes
+
+
+def test_interval_is_repeatable_and_covers_the_mean() -> None:
+    gains = np.random.default_rng(1).normal(2, 1, 50)
+    low, high = bootstrap_interval(gains)
+    assert bootstrap_interval(gains) == (low, high)
+    assert low < gains.mean() < high
+    assert high - low == pytest.approx(2 * 1.96 * gains.std() / 50**0.5, rel=0.1)
+    assert bootstrap_interval(np.ones(3000)) == (1.0, 1.0)
+
+
+def test_verdict_helps() -> None:
+    said = reach_verdict(
+        results(Fake("local", EIGHT), Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), Fake("b", [0.9] * 8, 0.55))
+    ).text
+    assert said.startswith(
+        "Collaborating helps here: use a (chosen by validation accuracy), which is 7.25 points above"
+    )
+    assert "72.25% against 65.00%; 95% interval" in said
+    assert said.endswith("2 of 8 clients would lose, most of all client c3 with -1.00 points.")
+    assert said.count(". ") == 0
+
+
+def test_verdict_without_validation_says_so() -> None:
+    said = reach_verdict(results(Fake("local", EIGHT, None), Fake("a", [0.6, 0.7, 0.8, 0.9] * 2, None))).text
+    assert "chosen by test accuracy, there being no validation data" in said
+    assert "none of the 8 clients would lose" in said
+
+
+def test_verdict_no_clear_gain() -> None:
+    said = reach_verdict(results(Fake("local", EIGHT), Fake("a", [0.9, 0.3, 0.8, 0.75] * 2, 0.6))).text
+    assert said.startswith("No clear gain from collaborating is shown here: a, the best method by validation")
+    assert "4 of 8 clients would lose, most of all client c1 with -30.00 points" in said
+
+
+def test_verdict_local_best() -> None:
+    said = reach_verdict(results(Fake("local", EIGHT, 0.7), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6))).text
+    assert said.startswith("Collaborating does not help here: local is the best method")
+    assert "the next one, a, is 10.00 points below" in said
+
+
+def test_verdict_where_validation_and_test_do_not_agree() -> None:
+    """Local is best by validation, or as good; test data alone does not make a recommendation."""
+    better = Fake("a", [0.7, 0.8, 0.9, 0.95] * 2, 0.6)
+    said = reach_verdict(results(Fake("local", EIGHT, 0.7), better)).text
+    assert said.startswith("No clear gain from collaborating is shown here: local is the best method by val")
+    said = reach_verdict(results(Fake("local", EIGHT, 0.6), better)).text
+    assert "local and a are equally good by validation accuracy; a is 18.75 points above" in said
+
+
+def test_verdict_chosen_but_worse() -> None:
+    said = reach_verdict(results(Fake("local", EIGHT, 0.4), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6))).text
+    assert said.startswith(
+        "Collaborating does not help here: a, the best method by validation accuracy, is 10.00"
+    )
+
+
+def test_verdict_on_a_handful_of_clients_draws_no_conclusion() -> None:
+    said = reach_verdict(results(Fake("local", [0.5, 0.6], 0.4), Fake("a", [0.6, 0.7], 0.6))).text
+    assert said.startswith("2 clients are too few to say whether collaborating helps: a, the best method")
+    assert "interval" not in said
+
+
+def test_verdict_leaves_out_what_cannot_show_a_gain() -> None:
+    """More training and sharing nothing are no collaboration, however good the accuracy."""
+    longer = Fake("longer", [0.95] * 8, 0.9, local_steps=22_000)
+    alone = Fake("alone", [0.9] * 8, 0.8, bytes_up=0)
+    fair = Fake("fair", [0.6, 0.7, 0.8, 0.9] * 2, 0.6)
+    said = reach_verdict(results(Fake("local", EIGHT), longer, alone, fair)).text
+    assert said.startswith("Collaborating helps here: use fair (chosen by validation accuracy)")
+    notes = write_fairness_notes(results(Fake("local", EIGHT), longer, alone, fair))
+    assert notes[0] == (
+        "left out of the conclusion on collaborating: longer did 22,000 local steps per client where local did 2,000; "
+        "alone shared nothing"
+    )
+    said = reach_verdict(results(Fake("local", EIGHT), longer, alone)).text
+    assert said.startswith("Nothing can be compared fairly: longer did 22,000 local steps")
+
+
+def test_verdict_needs_two() -> None:
+    assert "Nothing to compare" in reach_verdict(results(Fake("local", LOCAL))).text
+
+
+def test_many_methods_that_are_alike_are_not_listed() -> None:
+    many = [Fake(name, LOCAL) for name in "abcdef"]
+    (note,) = write_fairness_notes(results(Fake("local", LOCAL), *many, Fake("g", LOCAL, local_steps=1000)))
+    assert "(g: 1,000; the others: 2,000)" in note
+
+
+def test_what_the_methods_were_not_given_alike_is_said() -> None:
+    assert write_fairness_notes(results(Fake("local", LOCAL), Fake("a", LOCAL))) == []
+    fewer = Fake("a", LOCAL, local_steps=1000)
+    (note,) = write_fairness_notes(results(Fake("local", LOCAL, settings=Settings(cohort=2)), fewer))
+    assert "local: 2,000; a: 1,000" in note
+    assert "--train" in note
+    (note,) = write_fairness_notes(results(Fake("local", LOCAL, settings=Settings(epochs=1)), fewer))
+    assert "--train" not in note
+    assert "--epochs" in note
+    (note,) = write_fairness_notes(
+        results(Fake("local", LOCAL), Fake("a", LOCAL, facts={"weight_decay": 0.001}))
+    )
+    assert "(local: 0; a: 0.001)" in note
+
+
+def test_a_note_that_several_runs_have_is_said_once() -> None:
+    """Of its own method a note begins with the name; one without a name is of all."""
+    every = "clients that were asked dropped out"
+    fakes = results(
+        Fake("a", LOCAL, notes=["a: made for all clients", every]),
+        Fake("a", LOCAL, notes=["a: made for all clients", "a: only with this seed", every]),
+        Fake("b", LOCAL, notes=["b: made for all clients", every]),
+    )
+    assert merge_notes(fakes) == ["a, b: made for all clients", every, "a: only with this seed"]
