@@ -254,7 +254,7 @@ def test_a_report_does_not_take_the_place_of_a_run(
             continue
         before = file.read_bytes()
         assert main(["report", str(tmp_path / "runs"), "-o", str(file)]) == 2
-        assert "would be written over" in capsys.readouterr().err
+        assert "would be overwritten" in capsys.readouterr().err
         assert file.read_bytes() == before
 
 

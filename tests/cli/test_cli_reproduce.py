@@ -536,7 +536,7 @@ def test_an_interrupted_study_says_how_to_go_on(
         patch.setattr("fedattune.experiments.session.InterruptHandler.__call__", stop)
         done = cli(*words)
     assert done.code == 130
-    said = done.err.partition("go on with: fedattune ")[2].strip()
+    said = done.err.partition("resume with: fedattune ")[2].strip()
     assert said == f"reproduce {small} --no-search --out out --processes 1 --quiet --seeds 1 --resume"
     assert len(Records(work / "out" / "small").runs) >= 1
     assert cli(*said.split()).code == 0

@@ -157,7 +157,7 @@ def test_data_show(cli: Cli, work: Path) -> None:
 def test_data_show_of_many_labels(cli: Cli) -> None:
     done = cli("data", "show", "--data", "synthetic", "--set", "synthetic.clients=12", "--set", "alpha=1")
     assert done.code == 0, done.err
-    assert "One character for each of the 10 labels" not in done.out
+    assert "Each of the 10 labels has one character" not in done.out
 
 
 def test_data_show_reads_a_whole_experiment(cli: Cli, work: Path) -> None:

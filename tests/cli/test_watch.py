@@ -77,7 +77,7 @@ def test_who_was_stopped_is_told_how_to_go_on(tmp_path: Path) -> None:
     print_status([line], experiment(tmp_path / "an out"), console)
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
-    assert "nothing new for 12:34; if nothing trains there any more, go on with: " in text
+    assert "nothing new for 12:34; if nothing trains there any more, resume with: " in text
     assert f"fedattune compare --resume '{tmp_path}/an out'" in text
 
 
@@ -207,7 +207,7 @@ def test_a_failed_run_gives_exit_code_1_as_of_compare(cli: Cli, work: Path) -> N
         (["out", "--every", "0.1"], "--every: input should be greater than or equal to 0.5"),
         (["out", "--evry", "3"], "unknown option --evry, did you mean '--every'?"),
         (["out", "-o", "no/r.html"], "there is no folder no"),
-        (["out", "-o", "out/experiment.yaml"], "would be written over"),
+        (["out", "-o", "out/experiment.yaml"], "would be overwritten"),
         ([], "RUN"),
     ],
 )

@@ -67,7 +67,7 @@ def test_inputs_are_not_written_over(cli: Cli, work: Path) -> None:
     assert cli("data", "show", *TABLE, "--save-partition", "s.json").code == 0
     before = {path: Path(path).read_bytes() for path in files(work) if Path(path).is_file()}
     for name in ("p.csv", "../work/p.csv", "link.json", "hard.json"):
-        refused(cli("compare", *TABLE, "--json", name), "this is the data, which would be written over")
+        refused(cli("compare", *TABLE, "--json", name), "this is the data, which would be overwritten")
     refused(cli("compare", "--config", "e.yaml", "--json", "e.yaml"), "this is the configuration")
     refused(cli("compare", *TABLE, "--partition", "s.json", "--json", "s.json"), "this is the partition")
     refused(cli("data", "show", "--save-partition", "n.json", "--json", "n.json"), "partition to be saved")

@@ -191,7 +191,7 @@ def test_a_killed_process(cli: Cli, work: Path, whole: Any, at: Callable[..., At
     done = cli(*SLOW, "--out", "o", "--processes", 2)
     assert (done.code, watch.times) == (1, 1)
     assert done.out.count("the process that trained it was killed by SIGKILL") == 1
-    assert "go on with --resume" in done.out
+    assert "continue with --resume" in done.out
     at("", 0, lambda: None)
     done = cli("compare", "--resume", "o", "--processes", 1)
     assert done.code == 0, done.err
@@ -206,7 +206,7 @@ def test_interrupt_and_resume(cli: Cli, work: Path, whole: Any, at: Callable[...
     watch = at("fedmcsa", 8, interrupt)
     done = cli(*SLOW, "--out", "o", "--processes", 2)
     assert (done.code, watch.times) == (130, 1)
-    assert done.err == "fedattune: stopped with 0 of 2 runs done; go on with: fedattune compare --resume o\n"
+    assert done.err == "fedattune: stopped with 0 of 2 runs done; resume with: fedattune compare --resume o\n"
     assert not multiprocessing.active_children()
     assert not list((work / "o").glob(".*"))
     for name in ("local", "fedmcsa"):
@@ -225,7 +225,7 @@ def test_second_interrupt_stops_at_once(cli: Cli, work: Path, at: Callable[..., 
     at("local", 2, insist)
     done = cli(*SLOW, "--rounds", 4000, "--out", "o", "--processes", 2)
     assert done.code == 130
-    assert done.err == "fedattune: interrupted; go on with: fedattune compare --resume o\n"
+    assert done.err == "fedattune: interrupted; resume with: fedattune compare --resume o\n"
     assert not multiprocessing.active_children()
     assert not list((work / "o").glob(".*"))
 

@@ -24,7 +24,7 @@ def test_interrupt_and_resume(
     assert running.returncode == 130
     last = err.splitlines()[-1]
     assert last.startswith("fedattune: stopped after round ")
-    assert last.endswith(" of 40; go on with: fedattune compare --resume o")
+    assert last.endswith(" of 40; resume with: fedattune compare --resume o")
     assert not (work / "o" / "result.json").exists()
     done = cli("compare", "--resume", "o", "--json", "r.json")
     assert done.code == 0, done.err
@@ -89,7 +89,7 @@ def test_second_interrupt_stops_at_once(cli: Cli, work: Path, monkeypatch: pytes
     monkeypatch.setattr("fedattune.training.fit.train_run", fit)
     done = cli("run", "--clients", 5, "--out", "o", "--quiet")
     assert done.code == 130
-    assert done.err == "fedattune: interrupted; go on with: fedattune run --resume o\n"
+    assert done.err == "fedattune: interrupted; resume with: fedattune run --resume o\n"
 
 
 def test_interrupt_between_two_methods(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_interrupt_between_two_methods(cli: Cli, work: Path, monkeypatch: pytest
     monkeypatch.setattr("fedattune.training.fit.train_run", fit)
     done = cli("compare", "--clients", 5, "--rounds", 2, "--out", "o", "--quiet")
     assert done.code == 130
-    assert "stopped before fedavg; go on with: fedattune compare --resume o" in done.err
+    assert "stopped before fedavg; resume with: fedattune compare --resume o" in done.err
 
 
 @pytest.mark.parametrize("broken", ["changed", "missing", "text"])

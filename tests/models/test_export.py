@@ -295,7 +295,7 @@ def test_bad_input(
     got = refused(capsys, one, "--client", "1", "-o", "m.onnx", "--format", "torch-export")
     assert "torch-export ends in .pt2" in got
     got = refused(capsys, one, "--client", "1", "-o", one / "models.safetensors")
-    assert "the run's models, which would be written over" in got
+    assert "the run's models, which would be overwritten" in got
     assert "there is no folder" in refused(capsys, one, "--client", "1", "-o", "no/m.onnx")
     assert "holds no run" in refused(capsys, here / "nothing", "--client", "1")
     with monkeypatch.context() as patch:

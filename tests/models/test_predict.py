@@ -444,6 +444,6 @@ def test_bad_input_of_the_command(file: Path, tmp_path: Path, capsys: pytest.Cap
     refused("no such table file", file, "--data", tmp_path / "no.csv")
     refused("expected a table that ends in", file, "--data", file)
     refused("written as .csv or .parquet", file, "--data", new, "-o", tmp_path / "p.json")
-    refused("this is the data, which would be written over", file, "--data", new, "-o", new)
+    refused("this is the data, which would be overwritten", file, "--data", new, "-o", new)
     refused("no such model file", tmp_path / "no.safetensors", "--data", new)
     refused("unknown option --dta", file, "--dta", new)

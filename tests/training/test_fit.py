@@ -341,7 +341,7 @@ def test_what_a_newcomer_sees(ragged: Federation, tmp_path: Path) -> None:
     done = fedattune.fit("fedavg", ragged, **RUN)
     assert "not finished" not in repr(done)
     done.save_models(tmp_path / "models")
-    with pytest.raises(RunError, match="nothing is written over"):
+    with pytest.raises(RunError, match="no file is overwritten"):
         done.save_models(tmp_path / "models")
 
 

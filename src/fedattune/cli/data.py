@@ -132,8 +132,8 @@ def _describe_omissions(federation: "Federation", in_full: bool) -> list[str]:
     if not in_full:
         first = f" the first {MAX_LABELS} of" if federation.n_classes > MAX_LABELS else ""
         lines.append(
-            f"One character for each of{first} the {federation.n_classes} labels: how often the client has "
-            "it, from 1 to 9, its most frequent label being 9; '.': never."
+            f"Each of{first} the {federation.n_classes} labels has one character, from 1 (few samples) to 9 (the "
+            "client's most frequent label); '.' means no sample."
         )
     return lines
 

@@ -52,7 +52,7 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
             {"--out": out}, {"the run's models": source.models, "the run's inputs": source.inputs}
         )
     elif out.is_dir() and any(out.iterdir()):
-        raise RunError(f"--out {out}: the folder is not empty, and nothing is written over; give a new one")
+        raise RunError(f"--out {out}: the folder is not empty, and no file is overwritten; give a new one")
     result = Result.load(folder)
     print(f"fedattune: exporting {run.algorithm}, seed {run.settings.seed}: {why}", file=sys.stderr)
     if is_single:

@@ -33,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
         return int(leaving.code or 0)
     except KeyboardInterrupt:
         print_error(
-            "interrupted" + (f"; go on with: {format_resume_command(space)}" if space.training_folder else "")
+            "interrupted"
+            + (f"; resume with: {format_resume_command(space)}" if space.training_folder else "")
         )
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has left, as in `fedattune list | head`

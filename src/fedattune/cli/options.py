@@ -181,7 +181,9 @@ def read_experiment(
             overrides["set"] = parse_set(items)
     if "resume" in output:
         if {"out", "config"} & output.keys():
-            found.append("--out and --config cannot be given with --resume, which goes on in its own folder")
+            found.append(
+                "--out and --config cannot be given with --resume: a resumed experiment keeps its folder"
+            )
         return *load_options(None, output, errors=found), overrides
     config = Path(output["config"]) if "config" in output else None
     return *load_options(config, overrides | output, defaults=defaults, errors=found), overrides

@@ -90,7 +90,7 @@ def _run_study(name: str, study: "Study", cells: "Sequence[Cell]", options: Stud
             try:
                 problems = trainer.train_cells(cells)
             except StoppedError as stopped:
-                print(f"fedattune: {stopped}; go on with: {command} --resume", file=sys.stderr, flush=True)
+                print(f"fedattune: {stopped}; resume with: {command} --resume", file=sys.stderr, flush=True)
                 return INTERRUPTED
     if records.runs:
         write_results(StudyResults(study, records))

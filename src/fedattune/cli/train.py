@@ -57,7 +57,7 @@ def train(space: Namespace, problems: list[str]) -> int:
         try:
             results, failed = train_plan(plan, out, should_stop, output, keep_going=is_comparison)
         except StoppedError as stopped:
-            print_error(f"{stopped}; go on with: {format_resume_command(space)}")
+            print_error(f"{stopped}; resume with: {format_resume_command(space)}")
             return INTERRUPTED
     rounds_to = plan.experiment.rounds_to
     summary = write_summary(
@@ -68,18 +68,16 @@ def train(space: Namespace, problems: list[str]) -> int:
         rounds_to=rounds_to,
     )
     _print_summary(summary, [*notes, *plan.federation.notes, *summary.notes], rounds_to)
-    where = f"all numbers are in {out}"
-    make_console().print(
-        f"The report is {summary.report}; {where}" if summary.report else where[0].upper() + where[1:]
-    )
+    start = f"The report is {summary.report}; all" if summary.report else "All"
+    make_console().print(f"{start} numbers are in {out}")
     return FAILED if failed else 0
 
 
 def _check_processes(engine: str, output: OutputOptions) -> None:
     if engine == "ray" and output.processes not in ("auto", 1):
         raise ConfigError(
-            f"--processes {output.processes}: with --engine ray runs follow one another, as the actors take the cores; "
-            "leave it out, or give --ray-actors"
+            f"--processes {output.processes}: with --engine ray, runs follow one another because actors take all "
+            "cores; leave it out, or give --ray-actors"
         )
 
 

@@ -197,7 +197,7 @@ def _write_notes(statuses: "Sequence[RunStatus]", run: Path) -> list[str]:
         file = run / "command.txt"
         command = file.read_text(encoding="utf-8").strip() if file.is_file() else "compare"
         notes.append(
-            f"stopped?: nothing new for {_format_duration(min(quiet))}; if nothing trains there any more, go on with: "
+            f"stopped?: nothing new for {_format_duration(min(quiet))}; if nothing trains there any more, resume with: "
             f"fedattune {command} --resume {shlex.quote(str(run))}"
         )
     if not any(status.round for status in statuses):

@@ -14,7 +14,7 @@ from .output import OutputOptions
 from .validate import find_known_options
 
 COMMAND_LINE_ONLY = {
-    "resume": "goes on with the experiment as it was begun",
+    "resume": "continues an experiment with its own options",
     "config": "names such a file itself",
 }
 """Options that a file cannot hold, and why."""
@@ -124,7 +124,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     for key, value in read_yaml(path).items():
         name = _canonical_key(key)
         if name in COMMAND_LINE_ONLY:
-            problems.append(f"{path}: {key} cannot be given in a file, for it {COMMAND_LINE_ONLY[name]}")
+            problems.append(f"{path}: {key} works only on the command line: it {COMMAND_LINE_ONLY[name]}")
         elif name not in known:
             hint = suggest_name(name, known)
             problems.append(f"{path}: unknown key {key!r}{', ' if hint else ''}{hint}")

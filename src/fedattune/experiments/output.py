@@ -64,7 +64,7 @@ def check_output_files(outputs: Mapping[str, Path | None], taken: Mapping[str, P
         for what, other in used.items():
             if _is_same_file(path, other):
                 raise ConfigError(
-                    f"{option} {path}: this is {what}, which would be written over; give another file"
+                    f"{option} {path}: this is {what}, which would be overwritten; give another file"
                 )
         used[f"the file of {option}"] = path
 
@@ -102,7 +102,7 @@ def check_run_folder(out: Path, command: str) -> None:
         raise RunError(f"--out {out}: this is a file; give a new or empty folder")
     if out.is_dir() and any(out.iterdir()):
         raise RunError(
-            f"--out {out}: the folder is not empty, and nothing is written over; give a new one, or go on "
+            f"--out {out}: the folder is not empty, and no file is overwritten; give a new one, or continue "
             f"with the run in it by fedattune {command} --resume {shlex.quote(str(out))}"
         )
     full = Path(os.path.realpath(out))

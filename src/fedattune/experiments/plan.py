@@ -110,7 +110,7 @@ def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, l
     if command == "run" or {BASELINE, ALL_METHODS} & set(names):
         return experiment, []
     with_baseline = experiment.model_copy(update={"algorithms": (BASELINE, *names)})
-    return with_baseline, [f"{BASELINE} was added, for the others are compared with it."]
+    return with_baseline, [f"{BASELINE} was added because the other methods are compared with it."]
 
 
 def prepare_data(experiment: Experiment) -> "Federation":

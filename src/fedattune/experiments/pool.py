@@ -175,8 +175,8 @@ def _describe_exit(code: int | None) -> str:
         names = {int(one): one.name for one in signal.Signals}
         how = f"was killed by {names.get(-code, f'signal {-code}')}"
     return (
-        f"the process that trained it {how}; systems that run out of memory do that: go on with --resume, "
-        "with fewer --processes if need be"
+        f"the process that trained it {how}; a system does this when memory runs out: continue with --resume, "
+        "and with fewer --processes if it happens again"
     )
 
 

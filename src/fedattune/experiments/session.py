@@ -131,9 +131,7 @@ def reopen_run(command: str, out: Path, overrides: Mapping[str, Any]) -> tuple[P
 
     if refused := sorted(overrides.keys() - RESUMABLE_SETTINGS - DISPLAY_FIELDS):
         names = ", ".join("--" + key.replace("_", "-") for key in refused)
-        raise ConfigError(
-            f"{names} cannot be given with --resume, which goes on with the experiment as it was begun"
-        )
+        raise ConfigError(f"{names} cannot be given with --resume: a resumed experiment keeps its options")
     path = out / EXPERIMENT_FILE
     if not path.is_file():
         raise RunError(f"--resume {out}: there is no run of fedattune here ({path} is missing)")

@@ -146,7 +146,7 @@ class Result(RunMetrics):
         """
         path = Path(folder)
         if path.is_dir() and any(path.iterdir()):
-            raise RunError(f"{path} is not empty, and nothing is written over; give a new folder")
+            raise RunError(f"{path} is not empty, and no file is overwritten; give a new folder")
         path.mkdir(parents=True, exist_ok=True)
         files = []
         for number, client in zip(self.eval_ids, self.facts["clients"], strict=True):
