@@ -2,6 +2,7 @@
 
 import gc
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,22 @@ import torch
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
+from filelock import FileLock
 from flwr.app import Message
 
 from conformance.table import Case
 from conformance.test_conformance import RUN, every_method
-from fedattune import Algorithm, Federation, RunError, fit, load_federation, load_model, predict
+from fedattune import (
+    Algorithm,
+    ConfigError,
+    DataError,
+    Federation,
+    RunError,
+    fit,
+    load_federation,
+    load_model,
+    predict,
+)
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
 from flower.in_process import InProcessGrid
@@ -197,3 +209,43 @@ def test_local_beside_a_method_gives_the_verdict(ragged: Federation, tmp_path: P
         ragged, tmp_path, algorithms="local,fedmcsa", seeds=2
     )  # finished: nothing is trained
     assert [r.to_json() for r in again] == [r.to_json() for r in results]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"rouns": 3}, "run configuration: unknown key 'rouns', did you mean 'rounds'"),
+        ({"rounds": 0}, "run configuration: rounds: input should be greater than or equal to 1, got 0"),
+        ({"algorithms": "fedmcsaa"}, "did you mean 'fedmcsa'"),
+        ({"set": "fedavg.mu=1"}, "mu"),
+        ({"engine": "loop"}, "unknown key 'engine'"),
+        ({"cohort": 7}, "cohort: got 7 clients per round, expected at most the 6"),
+        ({"nodes": 4, "start-timeout": 0.01}, "waiting for 4 nodes: got 3 online after 0.01 seconds"),
+        ({"data-schema": '{"classes": ["a", "b"], "input_shape": [5]}'}, "classes"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    config: Mapping[str, Any], message: str, ragged: Federation, tmp_path: Path
+) -> None:
+    with pytest.raises((ConfigError, RunError, DataError)) as caught:
+        run_deployed(ragged, tmp_path, **({"algorithms": "fedavg"} | config))
+    text = str(caught.value) + "".join(file.read_text() for file in tmp_path.rglob("error.log"))
+    assert message in text
+
+
+def test_one_server_at_a_time(ragged: Federation, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / ".lock"), pytest.raises(RunError, match="a run is going on in"):
+        run_deployed(ragged, tmp_path, algorithms="fedavg")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"run-folder: .* cannot be used"):
+        run_deployed(ragged, tmp_path, algorithms="fedavg", run_folder=str(tmp_path / "file" / "run"))
+
+
+def test_what_goes_wrong_on_a_node_is_not_told_to_the_server(ragged: Federation, tmp_path: Path) -> None:
+    """Not even where the node cannot write it down."""
+    (tmp_path / "state-1").write_text("a file in place of the folder")
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", cohort=1.0)
+    reasons = {why for _, client, why in result.store.faults() if client in (1, 2, 4)}
+    assert len(reasons) == 1
+    assert "state-1" not in (tmp_path / "log.txt").read_text() + str(result.notes) + str(reasons)

@@ -103,10 +103,10 @@ def write_kit(
 def _check_ports(port: int, proxy_port: int, node_port: int, nodes: int) -> None:
     if not nodes:
         raise ConfigError("a deployment needs at least one node")
-    taken = [port, proxy_port, *range(node_port, node_port + nodes)]
-    if min(taken) < 1 or max(taken) > 65535:
-        raise ConfigError(f"ports are between 1 and 65535, got {min(taken)} to {max(taken)}")
-    if len(set(taken)) < len(taken):
+    ports = [port, proxy_port, *range(node_port, node_port + nodes)]
+    if min(ports) < 1 or max(ports) > 65535:
+        raise ConfigError(f"ports are between 1 and 65535, got {min(ports)} to {max(ports)}")
+    if len(set(ports)) < len(ports):
         raise ConfigError(
             f"the SuperLink ({port}), the proxy ({proxy_port}) and {nodes} nodes (from {node_port}) "
             "need different ports"

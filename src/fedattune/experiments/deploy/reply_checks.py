@@ -54,7 +54,7 @@ def make_expected_upload(context: RunContext, personal: Params, send: Sender) ->
 
 def check_reply(
     reply: WorkerMessage,
-    asked: WorkerMessage,
+    message: WorkerMessage,
     members: Sequence[int],
     upload: Payload,
     federation: Federation | FederationInfo,
@@ -64,7 +64,7 @@ def check_reply(
 
     Args:
         reply: the reply.
-        asked: the message that it answers.
+        message: the message that it answers.
         members: numbers of the node's clients.
         upload: example of one client's upload.
         federation: the clients and their numbers of samples.
@@ -76,29 +76,29 @@ def check_reply(
     """
     head = reply.head
     for key in ("token", "algorithm", "seed", "round"):
-        if head.get(key) != asked.head[key]:
-            raise RefusedReplyError(f"replied for {key} {head.get(key)!r:.40}, not {asked.head[key]!r}")
-    kind = {"train": "trained", "evaluate": "evaluated"}[asked.head["kind"]]
+        if head.get(key) != message.head[key]:
+            raise RefusedReplyError(f"replied for {key} {head.get(key)!r:.40}, not {message.head[key]!r}")
+    kind = {"train": "trained", "evaluate": "evaluated"}[message.head["kind"]]
     if head.get("kind") != kind:
         raise RefusedReplyError(f"sent {head.get('kind')!r:.40} in place of {kind!r}")
     try:
         _check_scores(reply, kind, members, federation)
         if kind == "trained":
-            _check_upload(reply, asked, upload, statistics)
+            _check_upload(reply, message, upload, statistics)
     except RefusedReplyError:
         raise
     except Exception as error:  # data from outside can fail in any way
         raise RefusedReplyError(f"sent no valid reply ({type(error).__name__})") from error
 
 
-def _check_upload(reply: WorkerMessage, asked: WorkerMessage, upload: Payload, statistics: Params) -> None:
-    head, order = reply.head, asked.head
+def _check_upload(reply: WorkerMessage, message: WorkerMessage, upload: Payload, statistics: Params) -> None:
+    head, request = reply.head, message.head
     ids, dropped = _check_ids(head["ids"]), _check_ids(head["diverged"])
-    if not ids <= set(order["cohort"]) & set(order["ids"]) - set(order["dropouts"]):
-        raise RefusedReplyError("uploads for clients that were not asked")
-    if not dropped <= set(order["ids"]) or dropped & ids:
+    if not ids <= set(request["cohort"]) & set(request["ids"]) - set(request["dropouts"]):
+        raise RefusedReplyError("uploads for clients outside the cohort")
+    if not dropped <= set(request["ids"]) or dropped & ids:
         raise RefusedReplyError("names clients of other nodes")
-    for key, most in (("n_trained", len(order["ids"])), ("steps", 2**53)):
+    for key, most in (("n_trained", len(request["ids"])), ("steps", 2**53)):
         if type(head[key]) is not int or not 0 <= head[key] <= most:
             raise RefusedReplyError(f"reports {key}={head[key]!r:.40}")
     if not ids:

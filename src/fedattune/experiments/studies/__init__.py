@@ -1,4 +1,4 @@
-"""The papers' tables and figures: a study is a YAML file of settings, and what is made of its runs."""
+"""The papers' tables and figures: a study is a YAML file of settings; its runs give a table and a figure."""
 
 from .study import STUDIES, Study, load_study
 

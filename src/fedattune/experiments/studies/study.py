@@ -43,7 +43,7 @@ class _StudyPart(BaseModel):
 
 
 class Measure(_StudyPart):
-    """The rule by which a run becomes one number, an accuracy in percent.
+    """Rule that reduces a run to one number, an accuracy in percent.
 
     Attributes:
         over: max (the best evaluated round, as papers report), last10 (mean over the last tenth) or last.

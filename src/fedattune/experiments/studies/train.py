@@ -161,8 +161,8 @@ class StudyTrainer:
             now = digests.get(_data_key(Experiment(**facts["experiment"])), then) if then else None
             if now != then:
                 raise RunError(
-                    f"the data are not those of run {run} in {self.records.folder}: their split is {now}, that of "
-                    f"the run {then}; take the data of then, or another --out"
+                    f"the data are not those of run {run} in {self.records.folder}: their split is {now}, the "
+                    f"split of the run {then}; use the old data, or another --out"
                 )
 
     def _collect(self, pairs: "Sequence[tuple[CellRun, Job]]", diverged: Mapping[Path, str]) -> None:

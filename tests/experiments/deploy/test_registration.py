@@ -1,0 +1,88 @@
+"""Nodes that register: clients, schemas, and nodes that do not belong to the federation."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="a real federation needs Flower")
+
+
+from fedattune import DataError, Federation, RunError
+from fedattune.data import export_clients, infer_schema
+from federations import make_federation
+from flower.in_process import InProcessGrid
+from flower.runs import GROUPS, read_log, run_deployed, run_simulated
+from flower.spoiling import SPOILT, changed, head
+from remote_runs import same_numbers
+
+
+def test_two_nodes_with_the_same_client_are_told(ragged: Federation, tmp_path: Path) -> None:
+    export_clients(ragged, tmp_path / "data", [*GROUPS[:2]])
+    export_clients(ragged, tmp_path / "more", [[0]])
+    (tmp_path / "more" / "node-0").rename(tmp_path / "data" / "node-2")
+    with pytest.raises(DataError, match=r"client '0' is at node 'node-0' and at node 'node-2'"):
+        run_deployed(ragged, tmp_path, algorithms="fedavg")
+
+
+def test_nodes_that_disagree_are_told(ragged: Federation, tmp_path: Path) -> None:
+    export_clients(ragged, tmp_path / "data", GROUPS)
+    shutil.rmtree(tmp_path / "data" / "node-2")
+    other = make_federation([30, 30], features=4)
+    export_clients(other, tmp_path / "other", [[0, 1]])
+    (tmp_path / "other" / "node-0").rename(tmp_path / "data" / "node-2")
+    with pytest.raises(RunError, match="got answers of 2 nodes, expected 3"):
+        run_deployed(ragged, tmp_path, algorithms="fedavg")
+    assert "input_shape" in (tmp_path / "state-2" / "error.log").read_text()
+
+
+def test_data_that_changed_since_the_run_began_are_refused(ragged: Federation, tmp_path: Path) -> None:
+    run_deployed(ragged, tmp_path, algorithms="fedavg")
+    shutil.rmtree(tmp_path / "run" / "fedavg")
+    next((tmp_path / "data" / "node-1").glob("*.safetensors")).unlink()
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg")
+    assert {client for _, client, _ in result.store.faults()} == {1, 2, 4}
+    assert any(
+        "its clients differ from the clients at the start" in sentence for sentence in read_log(tmp_path)
+    )
+
+
+def test_the_schema_of_the_nodes_is_taken_where_none_is_given(ragged: Federation, tmp_path: Path) -> None:
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", data_schema="")
+    same_numbers(run_simulated("fedavg", ragged), result)
+    assert infer_schema(ragged).classes == tuple(result.facts["classes"])
+
+
+def test_a_hello_that_is_none_is_told(ragged: Federation, tmp_path: Path) -> None:
+    class Strange(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            replies = list(super().pull_messages(message_ids))
+            for reply in replies:
+                if reply.metadata.src_node_id == SPOILT:
+                    changed(head(clients=[{"name": "a", "sizes": [1, 2]}]))(reply)
+            return replies
+
+    with pytest.raises(
+        RunError, match="got answers of 2 nodes, expected 3: a node does not introduce itself properly"
+    ):
+        run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=Strange)
+
+
+def test_nobody_takes_the_place_of_a_node_that_is_online(ragged: Federation, tmp_path: Path) -> None:
+    """A node that comes with the clients of another one is not asked, and this is said."""
+
+    class Doubled(InProcessGrid):
+        def __init__(self, app: Any, nodes: Any, config: Any, lost: Any) -> None:
+            super().__init__(app, [*nodes, {**nodes[1], "state": str(tmp_path / "thief")}], config, lost)
+
+        def get_node_ids(self) -> Any:
+            begun = any((tmp_path / "run").rglob("000001.safetensors"))
+            return list(self.contexts) if begun else list(self.contexts)[:3]
+
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedmcsa", make_grid=Doubled)
+    same_numbers(run_simulated("fedmcsa", ragged), result)
+    assert "a second node says that it is node 'node-1', which is online: it is not asked" in read_log(
+        tmp_path
+    )
+    assert not list((tmp_path / "thief").rglob("*.safetensors"))
