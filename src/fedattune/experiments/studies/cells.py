@@ -16,11 +16,7 @@ Precision = Literal["off", "bfloat16"]
 
 
 class Extent(NamedTuple):
-<<<<<<< HEAD
     """The part of a study to train: at most `rounds`, in one precision. None stands for the study's own value."""
-=======
-    """Part of a study to train: at most `rounds`, in one precision. None stands for the study's own value."""
->>>>>>> 0d8ef14 (Tests of deployments mirror the modules: reply checks, registration, state, backend)
 
     rounds: int | None = None
     mixed_precision: Precision | None = None
@@ -95,11 +91,7 @@ class StudyOptions(StrictSchema):
 
     @property
     def extent(self) -> Extent:
-<<<<<<< HEAD
         """The part of the study to train."""
-=======
-        """Part of the study to train."""
->>>>>>> 0d8ef14 (Tests of deployments mirror the modules: reply checks, registration, state, backend)
         return Extent(self.rounds, self.mixed_precision)
 
     @property
