@@ -2,16 +2,15 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, TypeVar
-
-import numpy as np
-
-from .compare import MeanStd, MethodRow
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from .compare import MeanStd, MethodRow
 
 AnyRow = TypeVar("AnyRow")
 
@@ -105,13 +104,13 @@ def print_indented(text: "Text", by: int, console: "Console") -> None:
 
 # --- methods side by side ------------------------------------------------------------------------------
 
-RowFormatter = Callable[[MethodRow], str]
+RowFormatter = Callable[["MethodRow"], str]
 
 
-def _format_accuracy(pick: Callable[[MethodRow], MeanStd | None]) -> RowFormatter:
+def _format_accuracy(pick: "Callable[[MethodRow], MeanStd | None]") -> RowFormatter:
     """Return a function that formats one accuracy of a row: its mean, and its deviation over several seeds."""
 
-    def cell(row: MethodRow) -> str:
+    def cell(row: "MethodRow") -> str:
         accuracy = pick(row)
         if accuracy is None:
             return "-"
@@ -122,15 +121,15 @@ def _format_accuracy(pick: Callable[[MethodRow], MeanStd | None]) -> RowFormatte
     return cell
 
 
-def _format_rounds(row: MethodRow) -> str:
+def _format_rounds(row: "MethodRow") -> str:
     """Format the mean round that reached the accuracy, and the number of seeds if not all reached it."""
     reached = [round_ for round_ in row.rounds_to or () if round_ is not None]
     if not reached:
         return "never"
-    mean = f"{np.mean(reached):.0f}" if len(set(reached)) == 1 else f"{np.mean(reached):.1f}"
+    mean = f"{fmean(reached):.0f}" if len(set(reached)) == 1 else f"{fmean(reached):.1f}"
     if len(reached) < row.n_seeds:
         return f"{mean} in {len(reached)} of {row.n_seeds}"
-    return mean + (f" ±{np.std(reached):.1f}" if row.n_seeds > 1 else "")
+    return mean + (f" ±{pstdev(reached):.1f}" if row.n_seeds > 1 else "")
 
 
 QUALITY_COLUMNS: dict[str, RowFormatter] = {
@@ -173,7 +172,7 @@ EXTRA_LEGEND = {
 
 
 def choose_columns(
-    lines: Sequence[MethodRow], rounds_to: float | None = None
+    lines: Sequence["MethodRow"], rounds_to: float | None = None
 ) -> list[dict[str, RowFormatter]]:
     """Choose the columns, in groups that belong together; extra columns only if a method has such a number.
 
@@ -187,7 +186,7 @@ def choose_columns(
     return [QUALITY_COLUMNS, extra | ROUND_COLUMNS | rounds, COST_COLUMNS]
 
 
-def write_legend(lines: Sequence[MethodRow], rounds_to: float | None = None) -> str:
+def write_legend(lines: Sequence["MethodRow"], rounds_to: float | None = None) -> str:
     """Explain the columns that are shown."""
     titles = [title for group in choose_columns(lines, rounds_to) for title in group]
     extra = [f"{title.removesuffix(' %')}: {text}" for title, text in EXTRA_LEGEND.items() if title in titles]
@@ -199,13 +198,13 @@ def write_legend(lines: Sequence[MethodRow], rounds_to: float | None = None) -> 
     return "; ".join([METHODS_LEGEND, *extra])
 
 
-def print_methods(lines: Sequence[MethodRow], console: "Console", rounds_to: float | None = None) -> None:
+def print_methods(lines: Sequence["MethodRow"], console: "Console", rounds_to: float | None = None) -> None:
     """Print methods side by side without cutting a number: in several tables if one does not fit the width."""
     best = max(row.mean.mean for row in lines)
     method: dict[str, RowFormatter] = {"method": lambda row: row.algorithm}
 
     def make(columns: dict[str, RowFormatter]) -> "Table":
-        def style(row: MethodRow) -> str | None:
+        def style(row: "MethodRow") -> str | None:
             return "bold" if row.mean.mean == best and len(lines) > 1 else None
 
         return fill_table(lines, method | columns, ("method", "model"), style)
