@@ -86,7 +86,7 @@ def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
     for part in ("test", "validation"):
         for round_, point, (n, correct, loss) in store.scores(part):
             found = points.setdefault((round_, part), {})
-            found[point] = summarise(n.astype(np.int64), correct.astype(np.int64), loss)
+            found[point] = summarise(n, correct, loss)
     entries: list[JsonDict] = []
     dropped: set[int] = set()
     absent: set[int] = set()

@@ -100,7 +100,7 @@ class _EventLog:
         for part in ("test", "validation"):
             for round_, point, (n, correct, loss) in store.scores(part, self._next):
                 here = evaluated.setdefault(round_, {})
-                here[f"{part}_{point}"] = summarise(n.astype(np.int64), correct.astype(np.int64), loss)
+                here[f"{part}_{point}"] = summarise(n, correct, loss)
                 if part == "test":
                     here.setdefault("clients", {})[point] = correct[n > 0] / n[n > 0]
         if not evaluated:
