@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..analysis.tables import format_bytes
 from ..analysis.verdict import choose_method
-from ..core.errors import ConfigError, RunError, suggest_name
+from ..core.errors import ConfigError, RunError, list_some, suggest_name
 from .options import ExportOptions, PredictOptions, parse_options
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def _check_client(client: str | None, ids: Sequence[str], has_newcomers: bool) -
         RunError: the run has no such client.
 
     """
-    more = len(ids) - MAX_LISTED_CLIENTS
-    known = ", ".join(ids[:MAX_LISTED_CLIENTS]) + (f" and {more:,} more" if more > 0 else "")
+    known = list_some(ids, MAX_LISTED_CLIENTS)
     if client is None:
         raise ConfigError(f"--client is missing: name one of {known}, or {ALL_CLIENTS}")
     if client not in (*ids, ALL_CLIENTS):

@@ -8,7 +8,7 @@ FedAttuneError
     └── DivergedError   training that diverged on every client
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -54,3 +54,8 @@ def suggest_name(name: str, choices: Iterable[str]) -> str:
     """Suggest the nearest known name, or return an empty string."""
     matches = get_close_matches(name, sorted(choices), n=1)
     return f"did you mean {matches[0]!r}?" if matches else ""
+
+
+def list_some(names: Sequence[str], n: int) -> str:
+    """List the first n names and count the others: `a, b and 3 more`."""
+    return ", ".join(names[:n]) + (f" and {len(names) - n:,} more" if len(names) > n else "")

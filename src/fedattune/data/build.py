@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ..core.errors import ConfigError, DataError, did_you_mean
+from ..core.errors import ConfigError, DataError, did_you_mean, list_some
 from ..core.options import check_options, list_options
 from .client_index import PARTS, Client, ClientIndex
 from .dataset import Dataset
@@ -180,17 +180,16 @@ def select_usable_clients(
     if min_clients > 1:
         check_two_clients(name, [names[u] for u in usable], len(faults))
     notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
-    alone = [u for u in single if u not in faults]
+    alone = [names[u] for u in single if u not in faults]
     if alone:
+        verb = "holds" if len(alone) == 1 else "hold"
         notes.append(
-            f"{len(alone)} of {len(usable)} clients {'holds' if len(alone) == 1 else 'hold'} a single class: "
-            f"{_list_names(names, alone)}."
+            f"{len(alone)} of {len(usable)} clients {verb} a single class: {list_some(alone, MAX_NAMED_CLIENTS)}."
         )
-    bare = [u for u in usable if sizes[u][1] == 0]
+    bare = [names[u] for u in usable if sizes[u][1] == 0]
     if 0 < len(bare) < len(usable):
-        notes.append(
-            f"{len(bare)} of {len(usable)} clients have no validation part: {_list_names(names, bare)}."
-        )
+        listing = list_some(bare, MAX_NAMED_CLIENTS)
+        notes.append(f"{len(bare)} of {len(usable)} clients have no validation part: {listing}.")
     return usable, tuple(notes)
 
 
@@ -211,11 +210,6 @@ def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> Non
         todo = "give these clients more data" if left_out else "divide the data among more clients"
         who = f"only {names[0]!r}" if names else "none"
         raise DataError(f"{name}: a federation needs at least two clients, but there is {who}{why}; {todo}")
-
-
-def _list_names(names: Sequence[str], numbers: Sequence[int]) -> str:
-    more = f" and {len(numbers) - MAX_NAMED_CLIENTS} more" if len(numbers) > MAX_NAMED_CLIENTS else ""
-    return ", ".join(names[u] for u in numbers[:MAX_NAMED_CLIENTS]) + more
 
 
 def _federate_saved(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import DataError
+from ...core.errors import DataError, list_some
 from ..types import Array
 
 TABLE_SUFFIXES = (".csv", ".parquet", ".pq")
@@ -167,5 +167,4 @@ def is_categorical(kind: Any) -> bool:
 
 def list_columns(names: list[str]) -> str:
     """List columns in quotes, at most `MAX_NAMED_COLUMNS` of them."""
-    more = f" and {len(names) - MAX_NAMED_COLUMNS} more" if len(names) > MAX_NAMED_COLUMNS else ""
-    return ", ".join(map(repr, names[:MAX_NAMED_COLUMNS])) + more
+    return list_some([repr(name) for name in names], MAX_NAMED_COLUMNS)

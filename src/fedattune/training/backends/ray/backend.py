@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...._version import __version__
-from ....core.errors import RunError
+from ....core.errors import RunError, list_some
 from ....core.hardware import balance
 from ....core.params import Params
 from ....core.payload import Payload
@@ -197,7 +197,7 @@ class RayBackend(RemoteBackend):
 
     def _describe_loss(self, worker: int, message: RayMessage, error: Exception) -> str:
         ids = self.workers[worker].tolist()
-        some = ", ".join(map(str, ids[:5])) + (f" and {len(ids) - 5:,} more" if len(ids) > 5 else "")
+        some = list_some([str(i) for i in ids], 5)
         at = f", round {message.head['round']}" if "round" in message.head else ""
         return (
             f"engine ray: lost {MAX_LOST_ACTORS} actors in a row with clients {some} ({message.head['kind']}{at}): "

@@ -1,0 +1,14 @@
+"""Sentences that messages share."""
+
+from fedattune.core.errors import did_you_mean, list_some
+
+
+def test_the_first_names_are_listed_and_the_others_counted() -> None:
+    assert list_some(["a", "b"], 2) == "a, b"
+    assert list_some(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert list_some([str(i) for i in range(2000)], 1) == "0 and 1,999 more"
+
+
+def test_the_nearest_name_is_suggested() -> None:
+    assert did_you_mean("sigmo", ["lam", "sigma"]) == "did you mean 'sigma'? (known: lam, sigma)"
+    assert did_you_mean("x", []) == "known: none"
