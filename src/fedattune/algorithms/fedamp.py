@@ -39,39 +39,6 @@ from .table import Family, method
 _ALL_TRAIN = Participation(train="all", receive="reply")
 
 
-@method(Family.MIXTURE, "a mixture per client, by distance of models", "SGD with a pull to the mixture")
-def fedamp(
-    *, alpha: Positive = 1.0, sigma: Positive = 1.0, lam: NonNegative = 1.0, unit: Unit = "model"
-) -> Algorithm:
-    """Attentive message passing: clients with similar models attract each other."""
-    return Algorithm(
-        SGD((Proximal(lam / alpha),), start="newest"),
-        AttentiveMixing(unit, alpha=alpha, sigma=sigma),
-        participation=_ALL_TRAIN,
-    )
-
-
-@method(Family.MIXTURE, "a mixture per client, by cosine of models", "SGD with a pull to the mixture")
-def heurfedamp(
-    *,
-    sigma: NonNegative = 25.0,
-    self_weight: Annotated[float, Field(ge=0, le=1)] | Literal["attention"] = 0.5,
-    lam: NonNegative = 1.0,
-    unit: Unit = "model",
-) -> Algorithm:
-    """Message passing by cosine, with a fixed share for the own model.
-
-    The paper's share is 1/(M+1) for M other clients of the same distribution; 0.5 means M = 1.
-    `self_weight="attention"` puts the own model into the softmax.
-    """
-    share = None if self_weight == "attention" else self_weight
-    return Algorithm(
-        SGD((Proximal(lam),), start="newest"),
-        CosineMixing(unit, sigma=sigma, self_weight=share),
-        participation=_ALL_TRAIN,
-    )
-
-
 LOG_KERNEL_ERROR = 1e-9
 """Largest error of the logarithm of a kernel's value."""
 
@@ -139,3 +106,36 @@ class CosineMixing(Mixing):
         others = softmax_(scores.scatter_(1, pool.own[:, None], -torch.inf)).nan_to_num_(0.0)
         rows = others.mul_(1 - self.self_weight)
         return rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
+
+
+@method(Family.MIXTURE, "a mixture per client, by distance of models", "SGD with a pull to the mixture")
+def fedamp(
+    *, alpha: Positive = 1.0, sigma: Positive = 1.0, lam: NonNegative = 1.0, unit: Unit = "model"
+) -> Algorithm:
+    """Attentive message passing: clients with similar models attract each other."""
+    return Algorithm(
+        SGD((Proximal(lam / alpha),), start="newest"),
+        AttentiveMixing(unit, alpha=alpha, sigma=sigma),
+        participation=_ALL_TRAIN,
+    )
+
+
+@method(Family.MIXTURE, "a mixture per client, by cosine of models", "SGD with a pull to the mixture")
+def heurfedamp(
+    *,
+    sigma: NonNegative = 25.0,
+    self_weight: Annotated[float, Field(ge=0, le=1)] | Literal["attention"] = 0.5,
+    lam: NonNegative = 1.0,
+    unit: Unit = "model",
+) -> Algorithm:
+    """Message passing by cosine, with a fixed share for the own model.
+
+    The paper's share is 1/(M+1) for M other clients of the same distribution; 0.5 means M = 1.
+    `self_weight="attention"` puts the own model into the softmax.
+    """
+    share = None if self_weight == "attention" else self_weight
+    return Algorithm(
+        SGD((Proximal(lam),), start="newest"),
+        CosineMixing(unit, sigma=sigma, self_weight=share),
+        participation=_ALL_TRAIN,
+    )

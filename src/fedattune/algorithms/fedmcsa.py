@@ -47,15 +47,12 @@ from .table import Family, method
 
 Profile = Literal["paper", "code"]
 
-
 Anchor = Literal["round", "moving"]
-
 
 PROFILES: dict[str, dict[str, Any]] = {
     "paper": {"unit": "layer", "size_weighted": False, "anchor": "round", "weight_decay": 0.0},
     "code": {"unit": "tensor", "size_weighted": True, "anchor": "moving", "weight_decay": 0.001},
 }
-
 
 REPLY = Participation(train="all", receive="reply")
 
@@ -77,6 +74,25 @@ def note_inert_lam(name: str, anchor: str, lam: float) -> tuple[str, ...]:
     return (
         f"{name}: lam={lam:g} has no effect because the anchor moves with the model (anchor=moving)",
     ) * inert
+
+
+@dataclass(frozen=True)
+class Attention(Mixing):
+    """Server rule of FedMCSA: M_l = row softmax of sigma cos(theta_l, theta_l), equations 6 to 8.
+
+    The denominator of (7) is the sum over the row, as the text says. `size_weighted` multiplies by the sample counts
+    before normalisation, as the public code does.
+    """
+
+    sigma: float = 50.0
+    size_weighted: bool = False
+
+    def weights(self, pool: Pool) -> Tensor:
+        """Take the softmax over the allowed models."""
+        scores = cosines(pool).mul_(self.sigma)
+        if self.size_weighted:
+            scores += pool.n.to(scores.dtype).log()
+        return softmax_(scores.masked_fill_(~pool.allowed, -torch.inf))
 
 
 @method(
@@ -167,22 +183,3 @@ def pfedme_mcsa(
         Attention(unit, sigma=sigma, size_weighted=sizes),
         participation=REPLY,
     )
-
-
-@dataclass(frozen=True)
-class Attention(Mixing):
-    """Server rule of FedMCSA: M_l = row softmax of sigma cos(theta_l, theta_l), equations 6 to 8.
-
-    The denominator of (7) is the sum over the row, as the text says. `size_weighted` multiplies by the sample counts
-    before normalisation, as the public code does.
-    """
-
-    sigma: float = 50.0
-    size_weighted: bool = False
-
-    def weights(self, pool: Pool) -> Tensor:
-        """Take the softmax over the allowed models."""
-        scores = cosines(pool).mul_(self.sigma)
-        if self.size_weighted:
-            scores += pool.n.to(scores.dtype).log()
-        return softmax_(scores.masked_fill_(~pool.allowed, -torch.inf))

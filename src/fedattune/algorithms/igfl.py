@@ -77,9 +77,7 @@ class GroupCorrection(Correction):
 
 AttentionQuery = Literal["self", "global", "time"]
 
-
 TimeForm = Literal["T1", "T2", "T3"]
-
 
 MAX_ATTENTION_CLIENTS = 1_000
 """Clients of whom the attention matrix is kept, for people to look at."""
@@ -195,6 +193,32 @@ class UpdateAttention(Average):
         return sent._replace(mixing=mixing)
 
 
+@dataclass(frozen=True)
+class GlobalUpdateWrapper(ServerWrapper):
+    """Server rule of IGFL-C: sends D = w^r - w^(r-1), the last update of the global model; zero at first.
+
+    If the inner rule has no global model, D is the mean update of the cohort. Source: Algorithm 2, line 2.
+    """
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """Start with D = 0: w^(-1) is w^0."""
+        return {**super().init(w0, n_clients), "D": w0.zeros()}
+
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Send D to all clients."""
+        return attach_extra(super().broadcast(state, ids), "D", state, ids)
+
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+    ) -> ServerState:
+        """Take the difference of the global models before and after."""
+        new = super().aggregate(state, ids, sent, received, n)
+        before, after = self.global_model(state), self.global_model(new)
+        if before is None or after is None:
+            return {**new, "D": mean_update(client_weights(n, "uniform"), sent.params, received.params)}
+        return {**new, "D": after - before}
+
+
 @method(
     Family.GLOBAL, "one model, moved by attention, and its last update", "SGD that repeats the last update"
 )
@@ -227,29 +251,3 @@ def igfl_s(
 ) -> Algorithm:
     """One global model: the server weighs the clients' updates by attention among them."""
     return Algorithm(SGD(), UpdateAttention(weighting, query=attention, form=time_form), headline="received")
-
-
-@dataclass(frozen=True)
-class GlobalUpdateWrapper(ServerWrapper):
-    """Server rule of IGFL-C: sends D = w^r - w^(r-1), the last update of the global model; zero at first.
-
-    If the inner rule has no global model, D is the mean update of the cohort. Source: Algorithm 2, line 2.
-    """
-
-    def init(self, w0: Params, n_clients: int) -> ServerState:
-        """Start with D = 0: w^(-1) is w^0."""
-        return {**super().init(w0, n_clients), "D": w0.zeros()}
-
-    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """Send D to all clients."""
-        return attach_extra(super().broadcast(state, ids), "D", state, ids)
-
-    def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
-    ) -> ServerState:
-        """Take the difference of the global models before and after."""
-        new = super().aggregate(state, ids, sent, received, n)
-        before, after = self.global_model(state), self.global_model(new)
-        if before is None or after is None:
-            return {**new, "D": mean_update(client_weights(n, "uniform"), sent.params, received.params)}
-        return {**new, "D": after - before}

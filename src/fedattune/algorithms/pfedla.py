@@ -104,10 +104,8 @@ class HeurPFedLAClient(SGD):
 
 Norm = Literal["softmax", "relu_sum"]
 
-
 BLOCK_WEIGHTS = 1 << 22
 """Values of hypernetworks to copy at a time."""
-
 
 MIN_WEIGHT = 1e-6
 """Added to every weight of `relu_sum`, so that no row is zero."""
@@ -367,6 +365,18 @@ def _own_positions(alpha: Tensor, ids: Tensor) -> Tensor:
     return ids[:, None, None].expand(-1, alpha.shape[1], 1)
 
 
+def mix_models(theta: Params, unit: Unit, matrices: MixingMatrices) -> Params:
+    """Return sum_k M_l[i, k] theta_l[k] for every component l; gather one tensor of the models at a time."""
+    _, columns, weights = matrices
+    rows = as_slice(columns)
+    new = {
+        name: mix(weights[component], theta.only([name]).rows(rows)[name])
+        for component, names in group_names(theta, unit).items()
+        for name in names
+    }
+    return Params({name: new[name] for name in theta})
+
+
 @method(Family.MIXTURE, "a mixture per client and layer, by learned weights", "SGD")
 def pfedla(
     *,
@@ -399,15 +409,3 @@ def heurpfedla(
         HeurPFedLAServer(unit, hn_lr, embedding, hidden, norm, retain, upload_retained),
         headline="received",
     )
-
-
-def mix_models(theta: Params, unit: Unit, matrices: MixingMatrices) -> Params:
-    """Return sum_k M_l[i, k] theta_l[k] for every component l; gather one tensor of the models at a time."""
-    _, columns, weights = matrices
-    rows = as_slice(columns)
-    new = {
-        name: mix(weights[component], theta.only([name]).rows(rows)[name])
-        for component, names in group_names(theta, unit).items()
-        for name in names
-    }
-    return Params({name: new[name] for name in theta})

@@ -78,18 +78,6 @@ class ControlVariateCorrection(Correction):
         return {"dc": new - own}, {"c": Params({**local.local_state["c"], **new})}
 
 
-@method(Family.GLOBAL, "one average and a control variate", "SGD corrected for the client's drift")
-def scaffold(
-    *, option: Literal["I", "II"] = "II", server_lr: Positive = 1.0, weighting: Weighting = "uniform"
-) -> Algorithm:
-    """One average; control variates remove the clients' drift from their steps."""
-    return Algorithm(
-        SGD((ControlVariateCorrection(option),)),
-        ControlVariateWrapper(Average(weighting, server_lr)),
-        headline="received",
-    )
-
-
 @dataclass(frozen=True)
 class ControlVariateWrapper(ServerWrapper):
     """Server rule of SCAFFOLD: keeps and sends c, the mean of all clients' control variates (equation 5)."""
@@ -119,3 +107,15 @@ class ControlVariateWrapper(ServerWrapper):
         changes = received.extra["dc"].map(lambda a: a.sum(0))
         c = cast(Params, state["c"]) + changes / int(cast(Tensor, state["N"]))
         return {**super().aggregate(state, ids, sent, received, n), "c": c}
+
+
+@method(Family.GLOBAL, "one average and a control variate", "SGD corrected for the client's drift")
+def scaffold(
+    *, option: Literal["I", "II"] = "II", server_lr: Positive = 1.0, weighting: Weighting = "uniform"
+) -> Algorithm:
+    """One average; control variates remove the clients' drift from their steps."""
+    return Algorithm(
+        SGD((ControlVariateCorrection(option),)),
+        ControlVariateWrapper(Average(weighting, server_lr)),
+        headline="received",
+    )

@@ -51,9 +51,7 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
 
 VectorKind = Literal["sum", "absolute", "difference"]
 
-
 ContextKind = Literal["product", "concatenated"]
-
 
 CombinationKind = Literal["logits", "probabilities"]
 
@@ -292,6 +290,5 @@ class SeparationClient(ClientUpdate):
 
 
 PERSONAL_PARTS = NamedParameters(("body", "head", "context"))
-
 
 STARTING_COPIES = (("body", "global_body"), ("head", "global_head"))

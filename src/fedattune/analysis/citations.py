@@ -15,13 +15,10 @@ from ..core.errors import RunError
 
 Keys = tuple[str, ...]
 
-
 ENTRY = re.compile(r"^@\w+\{(\w+),\n.*?^\}$", re.DOTALL | re.MULTILINE)
-
 
 FEDATTUNE = "fedattune"
 """Key of the entry of FedAttune itself."""
-
 
 SOURCES: dict[str, Keys] = {
     "synthetic": ("li2020federated",),
@@ -35,7 +32,6 @@ SOURCES: dict[str, Keys] = {
     "tiny_imagenet": ("le2015tiny",),
 }
 
-
 PARTITIONS: dict[str, Keys] = {
     "iid": (),
     "by_column": (),
@@ -46,7 +42,6 @@ PARTITIONS: dict[str, Keys] = {
     "pfedla": ("ma2022layer",),
     "pfedla_similarity": ("ma2022layer",),
 }
-
 
 MODELS: dict[str, Keys] = {
     "mlr": (),

@@ -82,18 +82,14 @@ def _shorten(value: object) -> str:
 
 T = TypeVar("T")
 
-
 Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 """An option that is a number above 0."""
-
 
 NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 """An option that is a number of at least 0."""
 
-
 Fraction = Annotated[float, Field(ge=0, le=1)]
 """An option that is a fraction, from 0 to 1."""
-
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 """An option that is a whole number of at least 1."""

@@ -26,14 +26,11 @@ class Grad(Protocol):
 Loss: TypeAlias = Callable[[Params, Batch], Tensor]
 """Mean loss (a scalar) over a batch, in evaluation mode."""
 
-
 LocalState: TypeAlias = dict[str, Params]
 """A client's state between rounds, by name."""
 
-
 ServerState: TypeAlias = dict[str, Params | Tensor]
 """The server's state between rounds, by name; the names stay the same in a run."""
-
 
 Traffic: TypeAlias = Counter[str]
 """Bytes that travel: layer of the model, or name of an extra -> bytes."""

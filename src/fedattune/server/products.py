@@ -11,23 +11,18 @@ from torch import Tensor
 BLOCK_VALUES = 1 << 20
 """Values of a stack to copy at a time: they fit into caches, and their memory is used again."""
 
-
 MIN_BLOCK_COLUMNS = 512
 """Minimum columns of a stack to multiply at a time: with fewer, the additions cost more than the products."""
-
 
 MIN_HALVED_MODELS = 512
 """Number of models from which on half of a symmetric product is copied from the other half."""
 
-
 Part = Callable[[], Tensor]
 """Returns one tensor of a stack as (K, P); the tensor may be a temporary copy."""
-
 
 Offload = Callable[[Callable[..., Tensor], Tensor, Any, int, bool], Tensor | None]
 """offload(piece, models, rest, rows, summed): compute piece(columns of models, rest) of `rows` rows in other processes,
 and sum the pieces or join them by columns. None means: compute here."""
-
 
 _offload: ContextVar[Offload | None] = ContextVar("offload", default=None)
 
