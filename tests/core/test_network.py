@@ -42,7 +42,7 @@ def test_the_head_is_the_linear_layer_that_makes_the_output() -> None:
     ("model", "reason"),
     [
         (nn.Sequential(nn.Conv1d(1, 1, 3), nn.Flatten()), "it has no nn.Linear layer"),
-        (nn.Sequential(nn.Linear(5, 3), nn.LogSoftmax(1)), "'0' is not what makes its output"),
+        (nn.Sequential(nn.Linear(5, 3), nn.LogSoftmax(1)), "'0' does not make its output"),
         (nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3).requires_grad_(False)), "'1' is frozen"),
     ],
 )

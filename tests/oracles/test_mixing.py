@@ -193,7 +193,7 @@ def test_a14_attentive_message_passing(theta: Params) -> None:
     assert torch.allclose(lowered, torch.full((N, N), 1 / N, dtype=torch.float64), atol=1e-12)
     ids = torch.arange(N)
     for rule, said in (
-        (AttentiveMixing(alpha=100.0, sigma=sigma), "0.8 was used"),
+        (AttentiveMixing(alpha=100.0, sigma=sigma), "the last round used 0.8 instead"),
         (AttentiveMixing(alpha=0.1, sigma=sigma), None),
     ):
         state = rule.init(theta.rows(0), N)

@@ -69,8 +69,8 @@ class AttentiveMixing(Mixing):
         if min(shares, default=1.0) == 1.0:  # no component at all: nothing is shared
             return ()
         return (
-            f"alpha={self.alpha:g} gives the other models a weight of more than 1 as long as models are this alike; "
-            f"in the last round {self.alpha * min(shares):.3g} was used instead",
+            f"alpha={self.alpha:g} gives the other models a total weight above 1, because the models are similar; "
+            f"the last round used {self.alpha * min(shares):.3g} instead",
         )
 
     def _kernel(self, pool: Pool) -> Tensor:

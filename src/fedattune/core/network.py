@@ -83,13 +83,13 @@ def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn
                 same = torch.allclose(last(body.eval()(x)), output, rtol=1e-4, atol=1e-5)
             if same and last.weight.requires_grad:
                 return body.train(), last
-            reason = "is frozen (requires_grad=False)" if same else "is not what makes its output"
+            reason = "is frozen (requires_grad=False)" if same else "does not make its output"
             problems.append(f"{chosen!r} {reason}")
         except Exception as error:
             problems.append(f"{chosen!r}: {summarize_error(error)}")
     raise ModelError(
-        f"the model {name} cannot be split into body and head: its output must be that of a trainable nn.Linear layer "
-        f"applied to features ({problems[0]}); let the model end with such a layer"
+        f"the model {name} cannot be split into body and head: a trainable nn.Linear layer must make its output "
+        f"from features ({problems[0]}); let the model end with such a layer"
     )
 
 
