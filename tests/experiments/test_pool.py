@@ -146,6 +146,24 @@ def test_processes_that_leave(cli: Cli, model: Callable[[str, str], str]) -> Non
         )
 
 
+ONCE = """try:
+            os.close(os.open(os.path.dirname(__file__) + "/gone", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            pass
+        else:
+            os._exit(3)"""
+
+
+def test_a_new_process_takes_the_place_of_one_that_left(
+    cli: Cli, work: Path, model: Callable[[str, str], str]
+) -> None:
+    line = ("--processes", 2, "--quiet", "--model", model("once", ONCE))
+    done = cli("compare", "--algorithms", "local,fedavg,fedprox,ditto", *line, *FAST, "o")
+    assert done.code == 1, done.err
+    assert done.out.count("the process that trained it ended with exit code 3") == 1
+    assert len(list((work / "o").glob("*/seed-0/result.json"))) == 3
+
+
 def test_warnings_come_back(cli: Cli, model: Callable[[str, str], str]) -> None:
     with pytest.warns(UserWarning, match="^look out$") as record:
         done = cli(*TWO, "o", "--model", model("warner", "warnings.warn('look out')"))
