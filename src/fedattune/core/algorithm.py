@@ -115,7 +115,10 @@ class ServerUpdate(ABC):
 
     @abstractmethod
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """Return the payload for clients `ids` (R,), one row per client, and the mixing matrices behind it."""
+        """Return the payload for clients `ids` (R,), one row per client, and the mixing matrices behind it.
+
+        It depends on the state and the clients alone: an evaluation and the next round may share one broadcast.
+        """
 
     @abstractmethod
     def aggregate(

@@ -17,12 +17,12 @@ from .storage.rows import RowStorage, check_newcomer_memory, row_bytes
 class Server:
     """Apply a server rule to its state.
 
-    A broadcast made for an evaluation is remembered until the state changes: the record of who learned from whom, and
-    the next round, take it from there if they are about the same clients. So mixing matrices are computed once.
+    A broadcast for an evaluation is remembered until the state changes. The record of who learned from whom and the
+    next round share it if they concern the same clients, so mixing matrices are computed once.
 
     Attributes:
         rule: the method's server rule.
-        state: what the rule keeps between rounds.
+        state: the rule's state between rounds.
         storage: where rows of all clients are kept.
 
     """
