@@ -1,7 +1,6 @@
 """The commands `export` and `predict`."""
 
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..analysis.tables import format_bytes
 from ..analysis.verdict import choose_method
 from ..core.errors import ConfigError, RunError, list_some, suggest_name
+from .main import print_message
 from .options import ExportOptions, PredictOptions, parse_options
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
     elif out.is_dir() and any(out.iterdir()):
         raise RunError(f"--out {out}: the folder is not empty, and no file is overwritten; give a new one")
     result = Result.load(folder)
-    print(f"fedattune: exporting {run.algorithm}, seed {run.settings.seed}: {why}", file=sys.stderr)
+    print_message(f"exporting {run.algorithm}, seed {run.settings.seed}: {why}")
     if is_single:
         _print_export(client, result.export(client, out, format_))
         return 0
@@ -146,12 +146,12 @@ def predict(space: Namespace, problems: Sequence[str]) -> int:
         check_output_files({"--out": options.out}, {"the data": options.data, "the model": space.model})
     predictions = prediction.predict(space.model, options.data, factory=options.factory)
     for note in predictions.notes:
-        print(f"fedattune: {note}", file=sys.stderr)
+        print_message(note)
     if predictions.target is not None:
         accuracy = "no row has a known class"
         if predictions.accuracy is not None:
             accuracy = f"{100 * predictions.accuracy:.2f}% ({predictions.n_correct:,} of {predictions.n_known:,} rows)"
-        print(f"fedattune: accuracy: {accuracy}", file=sys.stderr, flush=True)
+        print_message(f"accuracy: {accuracy}")
     if options.out:
         predictions.save(options.out)
     else:

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as leaving:  # --help and --version
         return int(leaving.code or 0)
     except KeyboardInterrupt:
-        print_error(
+        print_message(
             "interrupted"
             + (f"; resume with: {format_resume_command(space)}" if space.training_folder else "")
         )
@@ -41,13 +41,13 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (FedAttuneError, OSError) as error:
-        print_error(f"error: {error}")
+        print_message(f"error: {error}")
     except sqlite3.DatabaseError as error:  # opening a store does not find every damage
-        print_error(
+        print_message(
             f"error: a run's metrics.sqlite is damaged ({error}); restore it from a copy, or train that run again"
         )
     except MemoryError as error:
-        print_error(
+        print_message(
             f"error: there is not enough memory ({error}); give fewer clients, or smaller data or models"
         )
     except Exception as error:
@@ -63,7 +63,7 @@ def run_command(argv: list[str] | None, space: Namespace) -> int:
     return int(getattr(import_module(f".{module}", __package__), function or module)(space, problems))
 
 
-def print_error(sentence: str) -> None:
+def print_message(sentence: str) -> None:
     """Print a message as one line on standard error."""
     print("fedattune: " + " ".join(sentence.split()), file=sys.stderr, flush=True)
 
@@ -82,4 +82,4 @@ def _report_fault(error: Exception, folder: Path | None) -> None:
     elif folder and folder.is_dir():
         (folder / "error.log").write_text(text, encoding="utf-8")
         advice = f"the details are in {folder / 'error.log'}"
-    print_error(f"internal error: {type(error).__name__}: {error}; {advice}")
+    print_message(f"internal error: {type(error).__name__}: {error}; {advice}")

@@ -1,7 +1,6 @@
 """`fedattune reproduce`: run a study, or list the studies."""
 
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,13 +14,12 @@ from ..core.errors import ConfigError, RunError
 from ..experiments.studies import STUDIES, load_study
 from ..experiments.studies.cells import StudyOptions
 from ..experiments.studies.outcome import MAX_SEEDS
+from .main import FAILED, INTERRUPTED, print_message
 from .options import parse_options
 
 if TYPE_CHECKING:
     from ..experiments.studies.cells import Cell
     from ..experiments.studies.study import Study
-
-FAILED, INTERRUPTED = 1, 130
 
 
 def reproduce(space: Namespace, problems: list[str]) -> int:
@@ -90,13 +88,13 @@ def _run_study(name: str, study: "Study", cells: "Sequence[Cell]", options: Stud
             try:
                 problems = trainer.train_cells(cells)
             except StoppedError as stopped:
-                print(f"fedattune: {stopped}; resume with: {command} --resume", file=sys.stderr, flush=True)
+                print_message(f"{stopped}; resume with: {command} --resume")
                 return INTERRUPTED
     if records.runs:
         write_results(StudyResults(study, records))
         print_results(StudyResults(study, records, cells), len(cells), make_console())
     for problem in problems:
-        print(f"fedattune: error: {' '.join(problem.split())}", file=sys.stderr, flush=True)
+        print_message(f"error: {problem}")
     return FAILED if problems else 0
 
 

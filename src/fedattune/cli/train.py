@@ -15,7 +15,7 @@ from ..experiments.session import (
     train_plan,
 )
 from ..experiments.summary import Summary, write_summary
-from .main import FAILED, INTERRUPTED, format_resume_command, print_error
+from .main import FAILED, INTERRUPTED, format_resume_command, print_message
 from .options import read_experiment
 
 
@@ -57,7 +57,7 @@ def train(space: Namespace, problems: list[str]) -> int:
         try:
             results, failed = train_plan(plan, out, should_stop, output, keep_going=is_comparison)
         except StoppedError as stopped:
-            print_error(f"{stopped}; resume with: {format_resume_command(space)}")
+            print_message(f"{stopped}; resume with: {format_resume_command(space)}")
             return INTERRUPTED
     rounds_to = plan.experiment.rounds_to
     summary = write_summary(

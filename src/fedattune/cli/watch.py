@@ -1,7 +1,6 @@
 """`fedattune watch`: a table of runs while they train, from another terminal, and the report."""
 
 import shlex
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +46,7 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
     from ..analysis.load import list_run_files
     from ..analysis.monitor import read_statuses
     from ..experiments.output import check_output_files
-    from .main import FAILED, INTERRUPTED
+    from .main import FAILED, INTERRUPTED, print_message
 
     options = parse_options(WatchOptions, space, problems)
     run: Path = space.run
@@ -74,7 +73,7 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
                 time.sleep(options.every)
                 statuses, before = read_statuses(run), statuses
     except KeyboardInterrupt:
-        print("fedattune: left; the runs go on", file=sys.stderr)
+        print_message("left; the runs go on")
         return INTERRUPTED
     if has_ended:
         _print_conclusion(report, console)
