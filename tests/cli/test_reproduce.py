@@ -28,9 +28,9 @@ from fedattune.models import architectures
 
 Cli = Callable[..., Done]
 SETS = {  # folder: classes, images per class, shape, names of the columns
-    "mnist": (10, 100, (28, 28), "image", "label"),
+    "mnist": (10, 200, (28, 28), "image", "label"),
     "fashion_mnist": (10, 40, (28, 28), "image", "label"),
-    "cifar10": (10, 60, (32, 32, 3), "img", "label"),
+    "cifar10": (10, 120, (32, 32, 3), "img", "label"),
     "cifar100": (100, 20, (32, 32, 3), "img", "fine_label"),
     "emnist": (62, 80, (28, 28), "image", "label"),
     "tiny_imagenet": (200, 6, (64, 64, 3), "image", "label"),

@@ -284,4 +284,4 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_processes_do_not_go_with_actors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--engine", "ray", "--processes", "2"]) == 2
-    assert "with --engine ray runs follow one another" in capsys.readouterr().err
+    assert "with --engine ray, runs follow one another" in capsys.readouterr().err

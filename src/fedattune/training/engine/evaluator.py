@@ -4,10 +4,10 @@ import math
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.nn.utils.rnn import pad_sequence
 
 from ...core.hardware import balance, count_parallel_groups, run_parallel
 from ...core.params import Params
@@ -117,10 +117,13 @@ class Evaluator:
         return _LargePart(row, index, self._inputs(index, keep), self.federation.y[index])
 
     def _load_block(self, rows: list[int], samples: list[Index], keep: bool) -> "_PaddedBlock":
-        parts = [torch.from_numpy(samples[row]) for row in rows]
-        index = pad_sequence(parts, batch_first=True).to(self.device)
-        sizes = torch.tensor([len(part) for part in parts], device=self.device)
-        real = torch.arange(index.shape[1], device=self.device) < sizes[:, None]
+        # NumPy pads, so that the number of PyTorch operations does not grow with the clients.
+        padded = np.zeros((len(rows), max(len(samples[row]) for row in rows)), dtype=np.int64)
+        is_real = np.zeros(padded.shape, dtype=np.bool_)
+        for i, row in enumerate(rows):
+            padded[i, : len(samples[row])] = samples[row]
+            is_real[i, : len(samples[row])] = True
+        index, real = (torch.as_tensor(values, device=self.device) for values in (padded, is_real))
         members = torch.tensor(rows, device=self.device)
         return _PaddedBlock(members, index, self._inputs(index, keep), self.federation.y[index], real)
 
