@@ -16,11 +16,12 @@ DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50
 	--algorithms local,fedavg,fedavg_ft,fedprox,pfedme,heurfedamp,fedmcsa --set fedprox.mu=0.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage deployed bench docs lint types format venv clean
+.PHONY: help demo test golden coverage deployed bench docs lint types format venv clean
 
 help:
 	@echo "make demo      compare seven methods on real data; write demo/report.html"
 	@echo "make test      check lint, types, documentation and all tests"
+	@echo "make golden    compare 371 small runs with recorded numbers, bit for bit, after a change that moves code only"
 	@echo "make docs      build the documentation site into the folder site; a warning is a failure"
 	@echo "make coverage  run the tests and list the lines that no test reaches"
 	@echo "make deployed  kill real servers, nodes and actors of a cluster in tests: some ten minutes"
@@ -45,6 +46,9 @@ coverage: $(VENV)/dev
 # Separate from `test`, because killing the processes of a real federation and a real cluster takes some ten minutes.
 deployed: $(VENV)/dev
 	$(TESTS) -m deployed
+
+golden: $(VENV)/dev
+	$(BIN)/python tests/golden/golden.py check
 
 bench: $(VENV)/bench
 	$(BIN)/python -m benchmarks $(BENCH)

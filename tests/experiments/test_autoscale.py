@@ -6,13 +6,15 @@ import pytest
 
 import fedattune
 from fedattune import Settings
+from fedattune.algorithms import local
 from fedattune.experiments import autoscale
 from fedattune.experiments.job import Job
 from fedattune.training.context import Progress
 
 
 def job(tmp_path: Path, federation: fedattune.Federation, rounds: int) -> Job:
-    return Job("", "local", federation, "mlr", Settings(rounds=rounds), tmp_path / str(rounds), {}, {})
+    settings = Settings(rounds=rounds)
+    return Job("", "local", local(), federation, "mlr", settings, tmp_path / str(rounds), {}, {})
 
 
 class Clock:

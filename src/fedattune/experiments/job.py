@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.errors import RunError
 
 if TYPE_CHECKING:
+    from ..core.algorithm import Algorithm
     from ..core.settings import Settings
     from ..data import Federation
     from ..training.context import Progress
@@ -45,13 +46,16 @@ class Job:
 
     Attributes:
         title: what the screen calls the run; it names the seed only where there are several.
+        name: the method's name.
+        algorithm: the method, built with its `options`.
         folder: the run folder; an interrupted run in it is resumed.
         tensorboard: whether to write event files into the folder too.
 
     """
 
     title: str
-    algorithm: str
+    name: str
+    algorithm: "Algorithm"
     federation: "Federation"
     model: str
     settings: "Settings"
@@ -75,6 +79,7 @@ class Job:
             self.algorithm,
             self.federation,
             self.model,
+            name=self.name,
             options=self.options,
             model_options=self.model_options,
             settings=self.settings,

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.compare import BASELINE
 from ..core.errors import ConfigError, FedAttuneError, ModelError
 from ..core.options import build
 from .config import Experiment
+from .job import Job
 from .validate import (
     ALL_METHODS,
     AssignedOptions,
@@ -20,6 +22,7 @@ from .validate import (
 )
 
 if TYPE_CHECKING:
+    from ..core.algorithm import Algorithm
     from ..data import Dataset, Federation
 
 
@@ -32,6 +35,7 @@ class Plan:
         federation: the data.
         options: the options of each method, as given.
         model_options: the options of the model, as given.
+        algorithms: the methods, built with their options.
 
     """
 
@@ -39,6 +43,29 @@ class Plan:
     federation: "Federation"
     options: Mapping[str, Mapping[str, Any]]
     model_options: Mapping[str, Any]
+    algorithms: "Mapping[str, Algorithm]"
+
+    def make_job(self, name: str, seed: int, title: str, folder: Path) -> Job:
+        """Make the job that trains one method with one seed; it takes over what the plan has built.
+
+        Args:
+            name: the method.
+            seed: the seed of the run.
+            title: what the screen calls the run.
+            folder: the run folder.
+
+        """
+        return Job(
+            title=title,
+            name=name,
+            algorithm=self.algorithms[name],
+            federation=self.federation,
+            model=self.experiment.model,
+            settings=self.experiment.settings(seed),
+            folder=folder,
+            options=self.options[name],
+            model_options=self.model_options,
+        )
 
 
 def make_plan(experiment: Experiment, federation: "Federation | None" = None) -> Plan:
@@ -89,7 +116,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             problems.append(f"{name}: {error}")
     if problems:
         raise ModelError("; ".join(problems))
-    return Plan(experiment, federation, assigned["algorithm"], model_options)
+    return Plan(experiment, federation, assigned["algorithm"], model_options, algorithms)
 
 
 def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, list[str]]:

@@ -93,7 +93,7 @@ class _JobRunner:
         if not self.keep_going:
             raise error
         job, diverged = self.jobs[i], isinstance(error, DivergedError)
-        failure = FailedRun(job.algorithm, job.settings.seed, str(error), job.folder, diverged)
+        failure = FailedRun(job.name, job.settings.seed, str(error), job.folder, diverged)
         self._outcomes[i] = failure
         self.remaining.remove(i)
         self.on_failure(failure)
@@ -109,7 +109,7 @@ class _JobRunner:
         for i in tuple(self.remaining):
             job = self.jobs[i]
             if self.should_stop():
-                raise StoppedError(f"stopped before {job.algorithm}")
+                raise StoppedError(f"stopped before {job.name}")
             show = self.get_callback(i)
             if estimate:
                 estimate.start_run(job)

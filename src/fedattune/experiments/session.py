@@ -171,15 +171,11 @@ def make_jobs(plan: Plan, out: Path) -> list[Job]:
     """Make one job for each method and seed."""
     experiment = plan.experiment
     return [
-        Job(
-            title=name if experiment.seeds == 1 else f"{name} (seed {seed})",
-            algorithm=name,
-            federation=plan.federation,
-            model=experiment.model,
-            settings=experiment.settings(seed),
-            folder=out / name / f"seed-{seed}",
-            options=plan.options[name],
-            model_options=plan.model_options,
+        plan.make_job(
+            name,
+            seed,
+            name if experiment.seeds == 1 else f"{name} (seed {seed})",
+            out / name / f"seed-{seed}",
         )
         for name in plan.experiment.algorithms
         for seed in range(experiment.seed, experiment.seed + experiment.seeds)

@@ -124,7 +124,6 @@ class StudyTrainer:
 
     def _make_jobs(self, runs: Sequence[CellRun]) -> "list[tuple[CellRun, Job]]":
         """Make the jobs of runs with the same data, which are loaded once."""
-        from ..job import Job
         from ..plan import make_plan, prepare_data
 
         federation: Federation | None = None
@@ -135,17 +134,9 @@ class StudyTrainer:
             plan = make_plan(experiment, federation)
             (name,) = experiment.algorithms
             words = [str(run.cell), *(f"{key}={value}" for key, value in run.choice.items())]
-            job = Job(
-                title=", ".join([*words, f"seed {experiment.seed}"]),
-                algorithm=name,
-                federation=federation,
-                model=experiment.model,
-                settings=experiment.settings(experiment.seed),
-                folder=self.options.out / "runs" / run.id,
-                options=plan.options[name],
-                model_options=plan.model_options,
-            )
-            pairs.append((run, job))
+            title = ", ".join([*words, f"seed {experiment.seed}"])
+            folder = self.options.out / "runs" / run.id
+            pairs.append((run, plan.make_job(name, experiment.seed, title, folder)))
         return pairs
 
     def _check_data(self, pairs: "Sequence[tuple[CellRun, Job]]") -> None:
