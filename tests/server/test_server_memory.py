@@ -11,35 +11,20 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedattune import Params, Payload, ServerUpdate
-from fedattune.algorithms.fedamp import (
-    AttentiveMixing,  # fmt: skip
-    CosineMixing,  # fmt: skip
-)
-from fedattune.algorithms.fedfomo import FedFomoServer  # fmt: skip
-from fedattune.algorithms.fedmcsa import Attention  # fmt: skip
-from fedattune.algorithms.fedopt import AdaptiveOptimizer  # fmt: skip
-from fedattune.algorithms.igfl import (
-    GlobalUpdateWrapper,  # fmt: skip
-    UpdateAttention,  # fmt: skip
-)
-from fedattune.algorithms.mocha import TaskRelationship  # fmt: skip
-from fedattune.algorithms.pfedla import (
-    HeurPFedLAServer,  # fmt: skip
-    PFedLAServer,  # fmt: skip
-)
+from fedattune.algorithms.fedamp import AttentiveMixing, CosineMixing
+from fedattune.algorithms.fedfomo import FedFomoServer
+from fedattune.algorithms.fedmcsa import Attention
+from fedattune.algorithms.fedopt import AdaptiveOptimizer
+from fedattune.algorithms.igfl import GlobalUpdateWrapper, UpdateAttention
+from fedattune.algorithms.mocha import TaskRelationship
+from fedattune.algorithms.pfedla import HeurPFedLAServer, PFedLAServer
 from fedattune.core.payload import ServerState
-from fedattune.server import (
-    Average,  # fmt: skip
-    mixing,  # fmt: skip
-    products,  # fmt: skip
-)
+from fedattune.server import Average, mixing
 
 C = 10
 LAYERS = 6
 LAYER = 4 * (60 * 160 + 60)  # bytes of one layer of one model in float32
-SEVERAL = (
-    6 * LAYERS * 8 * C * C
-)  # bytes of matrices of clients with clients; far less than a layer of the cohort
+SEVERAL = 6 * LAYERS * 8 * C * C  # bytes of (C, C) matrices; far less than a layer of the cohort
 PIECE = 2000
 """Values that are copied at a time here, in float64 where sums are; beside SEVERAL, two of them may be alive."""
 
@@ -136,8 +121,8 @@ rules = pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pieces that are copied are small beside these layers, as they are beside real ones."""
-    monkeypatch.setattr(products, "BLOCK_VALUES", PIECE)
-    monkeypatch.setattr(products, "MIN_BLOCK_COLUMNS", 8)
+    monkeypatch.setattr(mixing, "BLOCK_VALUES", PIECE)
+    monkeypatch.setattr(mixing, "MIN_BLOCK_COLUMNS", 8)
     monkeypatch.setattr(sys.modules[PFedLAServer.__module__], "BLOCK_WEIGHTS", 200)
     monkeypatch.setattr(mixing, "BLOCK_CLIENTS", C)
 

@@ -32,8 +32,7 @@ from ..core.algorithm import Algorithm, Participation
 from ..core.options import NonNegative, Positive
 from ..core.payload import ServerState
 from ..core.selectors import Unit
-from ..server.mixing import Mixing, Pool, cosines, find_members
-from ..server.products import softmax_, squared_distances
+from ..server.mixing import Mixing, Pool, cosines, find_members, softmax_, squared_distances
 from .table import Family, method
 
 _ALL_TRAIN = Participation(train="all", receive="reply")

@@ -28,8 +28,7 @@ from ..core.algorithm import Algorithm
 from ..core.options import NonNegative
 from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
-from ..server.mixing import UploadStore
-from ..server.products import column_blocks, flatten, mix
+from ..server.mixing import UploadStore, column_blocks, flatten, mix
 from .table import Family, method
 
 

@@ -45,18 +45,8 @@ from ..core.payload import (
     count_traffic,
 )
 from ..core.selectors import Unit, group_names
-from ..server.hypernetwork import (
-    add_prefix,
-    apply_linear,
-    apply_trunk,
-    draw_linear,
-    draw_normal,
-    draw_trunk,
-    draw_uniform,
-    select_prefix,
-)
-from ..server.mixing import UploadStore
-from ..server.products import column_blocks, flatten, mix
+from ..server import hypernetwork as hn
+from ..server.mixing import UploadStore, column_blocks, flatten, mix
 from .table import Family, method
 
 
@@ -144,12 +134,12 @@ class PFedLAServer(UploadStore):
     def _draw(self, w0: Params, n: int, outputs: int) -> Params:
         """Draw hypernetworks of `n` clients that weigh `outputs` models."""
         like = next(iter(w0.values()), torch.zeros(()))  # nothing at all may be shared
-        heads = draw_linear(self.hidden, (len(group_names(w0, self.unit)), outputs), like, (n,)).zeros()
+        heads = hn.draw_linear(self.hidden, (len(group_names(w0, self.unit)), outputs), like, (n,)).zeros()
         if self.norm == "relu_sum":
-            heads["weight"] = draw_uniform(0, 1, heads["weight"].shape, like)
-        layers = draw_trunk((self.embedding, *[self.hidden] * 3), like, (n,))
-        v = draw_normal((n, self.embedding), like)
-        return Params({"embedding": v, **add_prefix("trunk.", layers), **add_prefix("head.", heads)})
+            heads["weight"] = hn.draw_uniform(0, 1, heads["weight"].shape, like)
+        layers = hn.draw_trunk((self.embedding, *[self.hidden] * 3), like, (n,))
+        v = hn.draw_normal((n, self.embedding), like)
+        return Params({"embedding": v, **hn.add_prefix("trunk.", layers), **hn.add_prefix("head.", heads)})
 
     def allowed(self, state: ServerState, ids: Tensor) -> Tensor:
         """Return which models (R, K) clients `ids` may receive: their own, and the models of the pool."""
@@ -176,17 +166,23 @@ class PFedLAServer(UploadStore):
         positive = (z.relu() + MIN_WEIGHT) * allowed
         return positive / positive.sum(2, keepdim=True)
 
-    def _matrices(self, state: ServerState, ids: Tensor, alpha: Tensor) -> MixingMatrices:
-        columns = torch.arange(alpha.shape[2], device=ids.device)
-        components = group_names(cast(Params, state["theta"]), self.unit)
-        return MixingMatrices(ids, columns, {c: alpha[:, i] for i, c in enumerate(components)})
-
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """Mix a model for each of clients `ids`, by a matrix per component, whose columns are all clients."""
-        matrices = self._matrices(
-            state, ids, self.alpha(self.logits(state, ids), ids, self.allowed(state, ids))
-        )
-        return Broadcast(Payload(mix_models(cast(Params, state["theta"]), self.unit, matrices)), matrices)
+        return self._mix(state, ids, self.alpha(self.logits(state, ids), ids, self.allowed(state, ids)))
+
+    def _mix(self, state: ServerState, ids: Tensor, alpha: Tensor) -> Broadcast:
+        """Mix models by the weights alpha (R, L, K); gather one tensor of the stored models at a time."""
+        theta = cast(Params, state["theta"])
+        components = group_names(theta, self.unit)
+        weights = {component: alpha[:, i] for i, component in enumerate(components)}
+        new = {
+            name: mix(weights[component], theta.only([name]).rows(slice(None))[name])
+            for component, names in components.items()
+            for name in names
+        }
+        columns = torch.arange(alpha.shape[2], device=ids.device)
+        mixing = MixingMatrices(ids, columns, weights)
+        return Broadcast(Payload(Params({name: new[name] for name in theta})), mixing)
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
@@ -261,13 +257,13 @@ class PFedLAServer(UploadStore):
 
 def _features(networks: Params) -> Tensor:
     """Return the inputs (R, hidden) of the heads."""
-    return apply_trunk(select_prefix(networks, "trunk."), networks["embedding"]).relu()
+    return hn.apply_trunk(hn.select_prefix(networks, "trunk."), networks["embedding"]).relu()
 
 
 def _scores(h: Tensor, networks: Params) -> Tensor:
     """Apply the heads of R hypernetworks to `h` (R, hidden): (R, L, K)."""
     bias = networks["head.bias"]
-    return apply_linear(h, networks["head.weight"].flatten(1, 2), bias.flatten(1)).view(bias.shape)
+    return hn.apply_linear(h, networks["head.weight"].flatten(1, 2), bias.flatten(1)).view(bias.shape)
 
 
 @dataclass(frozen=True)
@@ -302,12 +298,12 @@ class HeurPFedLAServer(PFedLAServer):
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """Send the mixtures, and a flag per component: whether the client continues with its own."""
-        theta = cast(Params, state["theta"])
         alpha = super().alpha(self.logits(state, ids), ids, self.allowed(state, ids))
         flags = self._choose(alpha, ids)
-        matrices = self._matrices(state, ids, _with_own(alpha, flags, ids))
-        extra = {"retained": Params({c: flags[:, i] for i, c in enumerate(matrices.weights)})}
-        return Broadcast(Payload(mix_models(theta, self.unit, matrices), extra), matrices)
+        payload, mixing = self._mix(state, ids, _with_own(alpha, flags, ids))
+        components = group_names(payload.params, self.unit)
+        extra = {"retained": Params({c: flags[:, i] for i, c in enumerate(components)})}
+        return Broadcast(payload._replace(extra=extra), mixing)
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
@@ -363,18 +359,6 @@ def _with_own(alpha: Tensor, flags: Tensor, ids: Tensor) -> Tensor:
 def _own_positions(alpha: Tensor, ids: Tensor) -> Tensor:
     """Return the position (R, L, 1) of each client's own model in alpha (R, L, K)."""
     return ids[:, None, None].expand(-1, alpha.shape[1], 1)
-
-
-def mix_models(theta: Params, unit: Unit, matrices: MixingMatrices) -> Params:
-    """Return sum_k M_l[i, k] theta_l[k] for every component l; gather one tensor of the models at a time."""
-    _, columns, weights = matrices
-    rows = as_slice(columns)
-    new = {
-        name: mix(weights[component], theta.only([name]).rows(rows)[name])
-        for component, names in group_names(theta, unit).items()
-        for name in names
-    }
-    return Params({name: new[name] for name in theta})
 
 
 @method(Family.MIXTURE, "a mixture per client and layer, by learned weights", "SGD")

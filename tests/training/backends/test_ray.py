@@ -22,8 +22,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[
 
 
 from fedattune.training.backends.ray import backend as backends
-from fedattune.training.backends.ray import connect_ray, open_ray_backend
-from fedattune.training.backends.ray import offload as products
+from fedattune.training.backends.ray import connect_ray, offload, open_ray_backend
 from fedattune.training.backends.ray.actor import ActorState
 from fedattune.training.backends.ray.backend import RayBackend
 from fedattune.training.backends.ray.cluster import RayCluster, check_ray
@@ -159,7 +158,7 @@ def test_actors_mix_for_the_server_where_that_pays(
             cluster.ray.kill(self.actors()[0])
         return there(self, *given)
 
-    monkeypatch.setattr(products, "MIN_FLOPS", 0.0)
+    monkeypatch.setattr(offload, "MIN_FLOPS", 0.0)
     monkeypatch.setattr(ProductOffloader, "is_worth", lambda self, flops, nbytes: True)
     monkeypatch.setattr(ProductOffloader, "call_actors", counted)
     few = {"rounds": 3}  # some ten products in each

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.deployed
 
 from conformance.table import CASES
 from fedattune import Federation, Settings
-from fedattune.training.backends.ray import offload as products
-from fedattune.training.backends.ray import open_ray_backend
+from fedattune.training.backends.ray import offload, open_ray_backend
 from fedattune.training.backends.ray.backend import RayBackend
 from fedattune.training.backends.ray.offload import ProductOffloader
 from remote_runs import same_numbers, trained
@@ -65,7 +64,7 @@ def test_actors_of_two_machines_mix_for_the_server(
         asked.append(self.machines)
         return there(self, *given)
 
-    monkeypatch.setattr(products, "MIN_FLOPS", 0.0)
+    monkeypatch.setattr(offload, "MIN_FLOPS", 0.0)
     monkeypatch.setattr(ProductOffloader, "_measure", lambda self: (1.0, 1e12))
     monkeypatch.setattr(ProductOffloader, "call_actors", counted)
     case = next(case for case in CASES if case.name == "fedmcsa")

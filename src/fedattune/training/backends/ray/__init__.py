@@ -28,7 +28,7 @@ def open_ray_backend(settings: Settings) -> "Iterator[Callable[[RunContext, Send
     if settings.engine != "ray":
         yield None
         return
-    from ....server.products import offload_products
+    from ....server.mixing import offload_products
     from .backend import RayBackend
     from .offload import ProductOffloader
 
