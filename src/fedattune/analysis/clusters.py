@@ -43,7 +43,7 @@ class Arrangement:
     """An order of clients and their clusters.
 
     Attributes:
-        order: positions of the clients, those that learn from each other beside each other.
+        order: positions of the clients; clients that learn from each other are neighbours.
         clusters: number of the cluster of each client; all 0 if there are no clusters.
         share: as in `Clusters`; None if there are none.
         chance: as in `Clusters`; None if there are none.
@@ -81,7 +81,7 @@ def find_clusters(
 
 
 def arrange_clients(weights: FloatArray, offered: BoolArray) -> Arrangement:
-    """Order clients so that those that learn from each other are neighbours, and find their clusters, if any.
+    """Order clients so that neighbours learn from each other, and find their clusters, if any.
 
     Clusters are found in noise, too. They count only if they keep more than the clusters of mixtures whose weights
     are shuffled among the clients that were offered.

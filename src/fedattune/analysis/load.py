@@ -24,7 +24,7 @@ class Runs:
     """Runs on the same clients.
 
     Attributes:
-        results: the metrics of each run, those of `local` first.
+        results: the metrics of each run; runs of `local` come first.
         folders: the folder of each run.
         failed: a sentence for each failed run.
         waiting: folders of runs without a finished round.

@@ -48,7 +48,7 @@ class MixtureShares:
 
     @property
     def top(self) -> list[Partner]:
-        """The partners with the largest shares, without those that hardly count beside the first."""
+        """The partners with the largest shares; partners that hardly count beside the first are left out."""
         smallest = MIN_PARTNER_RATIO * self.partners[0].weight if self.partners else 0.0
         return [one for one in self.partners[:N_TOP_PARTNERS] if one.weight >= smallest]
 

@@ -17,7 +17,7 @@ MAX_LISTED_METHODS = 5
 MIN_CLIENTS = 5
 """Clients below which resampling them says nothing."""
 MAX_STEPS_RATIO = 1.05
-"""Local steps of a method, in those of `local`, above which the comparison is not fair."""
+"""Local steps of a method per local step of `local`; the comparison is not fair above this ratio."""
 
 
 @dataclass(frozen=True)

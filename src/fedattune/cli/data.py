@@ -93,8 +93,8 @@ def _print_federation(federation: "Federation", console: "Console") -> None:
     shares = counts / np.maximum(counts.max(axis=1, keepdims=True), 1)  # of the client's most frequent label
     digits = max(len(str(counts.max())), *(len(name) for name in federation.classes)) + 1
     heads: tuple[object, ...] = federation.classes
-    numbered = digits * len(heads) > MAX_WIDTH_NAMES
-    if numbered:
+    is_numbered = digits * len(heads) > MAX_WIDTH_NAMES
+    if is_numbered:
         heads = tuple(range(len(heads)))
         digits = max(len(str(counts.max())), len(str(len(heads)))) + 1
     in_full = digits * len(heads) <= MAX_WIDTH_NUMBERS
@@ -110,10 +110,12 @@ def _print_federation(federation: "Federation", console: "Console") -> None:
     for i, client in enumerate(federation.clients[:MAX_CLIENTS]):
         cells = [cell(int(c), float(s)) for c, s in zip(counts[i], shares[i], strict=True)]
         sizes = (str(len(part)) for part in (client.train, client.validation, client.test))
-        held = str(int((counts[i] > 0).sum()))
-        table.add_row(client.name, *sizes, held, Text.assemble(*cells[: None if in_full else MAX_LABELS]))
+        n_classes = int((counts[i] > 0).sum())
+        table.add_row(
+            client.name, *sizes, str(n_classes), Text.assemble(*cells[: None if in_full else MAX_LABELS])
+        )
     print_whole(table, console)
-    if numbered and in_full:
+    if is_numbered and in_full:
         console.print("labels: " + ", ".join(f"{i} {name}" for i, name in enumerate(federation.classes)))
     for line in (*_describe_omissions(federation, in_full), *_describe_heterogeneity(federation)):
         console.print(line)

@@ -155,11 +155,11 @@ def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
     columns: AnyColumns = {"layer": lambda trace: trace.name}
     for k, one in enumerate((*traces[0].before, traces[0].last)):
         columns[f"round {one.round}"] = format_round(k)
-    left = tuple(columns)
+    text_columns = tuple(columns)
     columns["the same since"] = lambda trace: (
         "-" if trace.stable_since is None else f"round {trace.stable_since}"
     )
-    print_whole(fill_table(traces, columns, left), console)
+    print_whole(fill_table(traces, columns, text_columns), console)
     console.print("the same since: the round since which the named partners are the same.")
 
 
@@ -183,7 +183,7 @@ def print_clients(explanation: "RunExplanation", console: "Console") -> dict[str
 
 def _print_clients_table(explanation: "RunExplanation", console: "Console") -> None:
     has_gains = explanation.gain_note is None and explanation.method != "local"
-    shown = _pick_clients(explanation.clients)
+    shown_clients = _pick_clients(explanation.clients)
     columns: AnyColumns = {
         "client": lambda one: one.client,
         "train": lambda one: f"{one.n_train:,}",
@@ -199,8 +199,8 @@ def _print_clients_table(explanation: "RunExplanation", console: "Console") -> N
         columns["own"] = lambda one: format_percent(one.shares.own) if one.shares else "-"
         columns["most from"] = lambda one: format_partners(one.shares, 2) if one.shares else "-"
         columns |= _agreement_columns(explanation.clients)
-    print_whole(fill_table(shown, columns, ("client", "most from")), console)
-    if len(shown) < len(explanation.clients):
+    print_whole(fill_table(shown_clients, columns, ("client", "most from")), console)
+    if len(shown_clients) < len(explanation.clients):
         half = MAX_SHOWN_CLIENTS // 2
         which = (
             f"{half} that lose most or gain least and {half} that gain most"

@@ -60,8 +60,8 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
         return 0
     out.mkdir(parents=True, exist_ok=True)
     for number, name in zip(result.facts.get("numbers", range(len(ids))), ids, strict=True):
-        written = result.export(number, out / (make_file_name(number, name) + suffix), format_)
-        _print_export(name, written, is_brief=name != ids[-1])
+        model = result.export(number, out / (make_file_name(number, name) + suffix), format_)
+        _print_export(name, model, is_brief=name != ids[-1])
     return 0
 
 
@@ -88,15 +88,15 @@ def _check_client(client: str | None, ids: Sequence[str], has_newcomers: bool) -
         RunError: the run has no such client.
 
     """
-    known = list_some(ids, MAX_LISTED_CLIENTS)
+    names = list_some(ids, MAX_LISTED_CLIENTS)
     if client is None:
-        raise ConfigError(f"--client is missing: name one of {known}, or {ALL_CLIENTS}")
+        raise ConfigError(f"--client is missing: name one of {names}, or {ALL_CLIENTS}")
     if client not in (*ids, ALL_CLIENTS):
         hint = suggest_name(client, ids)
         newcomers = "; models of clients that joined after training are not kept" if has_newcomers else ""
         raise RunError(
             f"--client {client}: there is no such client{f', {hint}' if hint else ''} "
-            f"(known: {known}, or {ALL_CLIENTS}){newcomers}"
+            f"(known: {names}, or {ALL_CLIENTS}){newcomers}"
         )
     return client
 
@@ -111,25 +111,25 @@ def _choose_run(runs: "Runs", options: ExportOptions) -> "tuple[RunMetrics, Path
     else:
         name, why = choose_method(runs.results)
         why += "; --algorithm takes another"
-    run, folder = min(runs.select(name, options.seed), key=lambda found: found[0].settings.seed)
+    run, folder = min(runs.select(name, options.seed), key=lambda pair: pair[0].settings.seed)
     return run, folder, why
 
 
-def _print_export(client: str, written: "ExportedModel", *, is_brief: bool = False) -> None:
+def _print_export(client: str, model: "ExportedModel", *, is_brief: bool = False) -> None:
     """Print the file, the result of its check, and how to use the file."""
     from ..models.export import CHECK_BATCH_SIZES
 
-    size, inputs = format_bytes(written.size_bytes), " and ".join(map(str, CHECK_BATCH_SIZES))
+    size, inputs = format_bytes(model.size_bytes), " and ".join(map(str, CHECK_BATCH_SIZES))
     print(
-        f"{written.file}: client {client}, {written.format}, {size}; checked on batches of {inputs} random inputs: "
-        f"the same classes as the run's model, logits differ by at most {written.max_difference:.2g}"
+        f"{model.file}: client {client}, {model.format}, {size}; checked on batches of {inputs} random inputs: "
+        f"the same classes as the run's model, logits differ by at most {model.max_difference:.2g}"
     )
     if is_brief:
         return
-    how = f"fedattune predict {shlex.quote(str(written.file))} --data new.csv"
-    if written.format == "torch-export":
-        how = f"torch.export.load({str(written.file)!r}).module()(x); fedattune predict reads safetensors and onnx"
-    print(f"input: {written.input}\noutput: {written.output}\npredict: {how}", flush=True)
+    how = f"fedattune predict {shlex.quote(str(model.file))} --data new.csv"
+    if model.format == "torch-export":
+        how = f"torch.export.load({str(model.file)!r}).module()(x); fedattune predict reads safetensors and onnx"
+    print(f"input: {model.input}\noutput: {model.output}\npredict: {how}", flush=True)
 
 
 def predict(space: Namespace, problems: Sequence[str]) -> int:

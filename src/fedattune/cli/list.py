@@ -94,13 +94,13 @@ def cite(space: Namespace, problems: Sequence[str]) -> int:
     from ..algorithms import ALGORITHMS
 
     options = parse_options(CiteOptions, space, problems)
-    typed = [name.strip() for name in (options.algorithms or "").split(",") if name.strip()]
-    names = expand_names(typed, ALGORITHMS)
+    entries = [name.strip() for name in (options.algorithms or "").split(",") if name.strip()]
+    names = expand_names(entries, ALGORITHMS)
     if not space.runs and not names:
         raise ConfigError("cite needs the folders of runs, or --algorithms; see fedattune cite --help")
     for name in names:
         look_up("algorithm", name, ALGORITHMS)
-    used, version = collect_used_items(space.runs)
+    items, version = collect_used_items(space.runs)
     methods = (UsedItem("method", name) for name in names)
-    print(format_bibtex(dict.fromkeys([*used, *methods]), version), end="")
+    print(format_bibtex(dict.fromkeys([*items, *methods]), version), end="")
     return 0

@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: the words of the command line; by default, those of this process.
+        argv: the words of the command line; by default, this process's own.
 
     Returns:
         The exit code. 0: done. 1: a method of a comparison failed, or FedAttune has a fault. 2: the input is wrong.

@@ -144,10 +144,10 @@ def parse_options(schema: type[AnyOptions], space: Namespace, problems: Sequence
         ConfigError: options are unknown, or values are wrong; one message reports them all.
 
     """
-    found = list(problems)
-    options = validate_options(schema, space, found)
-    if found or options is None:
-        raise ConfigError("; ".join(found))
+    errors = list(problems)
+    options = validate_options(schema, space, errors)
+    if errors or options is None:
+        raise ConfigError("; ".join(errors))
     return options
 
 
@@ -173,17 +173,17 @@ def read_experiment(
     from ..experiments.output import OutputOptions
     from ..experiments.validate import collect_errors
 
-    found = list(problems)
+    errors = list(problems)
     overrides = {key: value for key, value in vars(space).items() if key in Experiment.model_fields}
     output = {key: value for key, value in vars(space).items() if key in OutputOptions.model_fields}
     if items := overrides.pop("set", None):
-        with collect_errors(found):
+        with collect_errors(errors):
             overrides["set"] = parse_set(items)
     if "resume" in output:
         if {"out", "config"} & output.keys():
-            found.append(
+            errors.append(
                 "--out and --config cannot be given with --resume: a resumed experiment keeps its folder"
             )
-        return *load_options(None, output, errors=found), overrides
+        return *load_options(None, output, errors=errors), overrides
     config = Path(output["config"]) if "config" in output else None
-    return *load_options(config, overrides | output, defaults=defaults, errors=found), overrides
+    return *load_options(config, overrides | output, defaults=defaults, errors=errors), overrides

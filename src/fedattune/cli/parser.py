@@ -122,8 +122,8 @@ COMMANDS = {
 }
 
 
-def make_parser(chosen: str | None) -> ArgumentParser:
-    """Make the parser of all commands; add options only to the chosen command, because schemas load slowly."""
+def make_parser(selected_command: str | None) -> ArgumentParser:
+    """Make the parser of all commands; add options only to the selected one, because schemas load slowly."""
     parser = ArgumentParser(
         prog="fedattune",
         description="Personalized federated learning: should we federate, with which method, and who gains?",
@@ -133,7 +133,7 @@ def make_parser(chosen: str | None) -> ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         subparser = _add_command(subparsers, name, command.help)
-        if name != chosen:
+        if name != selected_command:
             continue
         if name == "data":
             actions = subparser.add_subparsers(dest="action", metavar="ACTION")
@@ -194,8 +194,8 @@ def _format_help(name: str, field: "FieldInfo") -> str:
     default = field.default
     if default is None or default == {} or default is False:
         return text
-    shown = ",".join(default) if isinstance(default, tuple) else str(default)
-    return f"{text} (default: {shown}{'; run: fedmcsa' if name == 'algorithms' else ''})"
+    value = ",".join(default) if isinstance(default, tuple) else str(default)
+    return f"{text} (default: {value}{'; run: fedmcsa' if name == 'algorithms' else ''})"
 
 
 def _choose_metavar(name: str, field: "FieldInfo") -> str:
@@ -220,7 +220,7 @@ def parse_arguments(
     """Parse the command line.
 
     Args:
-        argv: the words of the command line; None for those of this process.
+        argv: the words of the command line; None for this process's own.
         into: the object that receives the arguments; by default, a new one.
 
     Returns:
@@ -246,12 +246,12 @@ def parse_arguments(
         from ..core.options import look_up
 
         look_up("kind of thing", space.kind, dict.fromkeys(LIST_KINDS))
-    known = list_flags(parser, space)
+    flags = list_flags(parser, space)
     problems = []
     for i, argument in enumerate(rest):
         name = argument.partition("=")[0]
         if argument.startswith("-"):
-            hint = suggest_name(name, known)
+            hint = suggest_name(name, flags)
             problems.append(
                 f"unknown option {name}"
                 + (f", {hint}" if hint else f"; see fedattune {space.command} --help")
@@ -264,9 +264,9 @@ def parse_arguments(
 def _rephrase(message: str) -> str:
     """Rephrase a message of argparse."""
     if "invalid choice: " in message:
-        known = ["show"] if message.startswith("argument ACTION") else COMMANDS
-        got = message.partition("invalid choice: ")[2].partition(" (")[0].strip("'")
-        return f"unknown command {got!r}; {did_you_mean(got, known)}"
+        commands = ["show"] if message.startswith("argument ACTION") else COMMANDS
+        name = message.partition("invalid choice: ")[2].partition(" (")[0].strip("'")
+        return f"unknown command {name!r}; {did_you_mean(name, commands)}"
     return message.removeprefix("argument ").replace("expected one argument", "expected a value")
 
 

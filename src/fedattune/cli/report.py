@@ -62,10 +62,10 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
     if not runs.results:
         raise RunError(f"{paths[0]}: no round is finished yet, so there is nothing to draw")
     with look.use_style():
-        drawn = _draw(runs, options)
-    complete = look.save_figure(drawn.figure, options.out)
+        captioned_figure = _draw(runs, options)
+    complete = look.save_figure(captioned_figure.figure, options.out)
     console = make_console()
-    console.print(f"{drawn.caption}.")
+    console.print(f"{captioned_figure.caption}.")
     if not complete:
         console.print("note: the font lacks letters of clients' names, which are boxes in the figure")
     for run in runs.results:
@@ -84,13 +84,14 @@ def _draw(runs: Runs, options: PlotOptions) -> look.CaptionedFigure:
 
     if options.kind == "heatmap":
         return plot_heatmap(_find_mixing(runs, options), options.round_, options.component, options.width)
-    chosen = [run for run, _ in runs.select(options.algorithm, options.seed)]
+    selected_runs = [run for run, _ in runs.select(options.algorithm, options.seed)]
     if options.algorithm not in (None, BASELINE):  # every method is compared with it
-        alone = [run for run in runs.results if run.algorithm == BASELINE]
-        chosen = [run for run in alone if options.seed in (None, run.settings.seed)] + chosen
+        baseline_runs = [run for run in runs.results if run.algorithm == BASELINE]
+        seed_runs = [run for run in baseline_runs if options.seed in (None, run.settings.seed)]
+        selected_runs = seed_runs + selected_runs
     if options.kind == "curves":
-        return figures.plot_curves(chosen, options.against, options.width)
-    return (figures.plot_clients if options.kind == "clients" else plot_traffic)(chosen, options.width)
+        return figures.plot_curves(selected_runs, options.against, options.width)
+    return (figures.plot_clients if options.kind == "clients" else plot_traffic)(selected_runs, options.width)
 
 
 def _find_mixing(runs: Runs, options: PlotOptions) -> MixingAnalysis:

@@ -105,19 +105,20 @@ class _LiveReport:
         self.run, self.out = run, out
         self.is_written = False
         self._next = 0.0
-        self._shown: list[tuple[int, RunState]] = []
+        self._last_states: list[tuple[int, RunState]] = []
 
     def renew(self, statuses: "Sequence[RunStatus]") -> None:
         """Write the report if it is due and something is new."""
-        shown = [(status.round, status.state) for status in statuses]
+        states = [(status.round, status.state) for status in statuses]
         begun = time.monotonic()
-        if shown == self._shown or begun < self._next:
+        if states == self._last_states or begun < self._next:
             return
         try:
             self.write()
         except RunError:  # a run was being made or resumed at this moment: the next time will do
             return
-        self._shown, self._next = shown, time.monotonic() + (time.monotonic() - begun) / REPORT_TIME_SHARE
+        self._last_states = states
+        self._next = time.monotonic() + (time.monotonic() - begun) / REPORT_TIME_SHARE
 
     def write(self) -> None:
         """Write the report if a file was given and a round is finished."""
@@ -227,15 +228,17 @@ def fit_terminal(statuses: "Sequence[RunStatus]", run: Path, console: "Console")
 
     texts = [*notes, legend] if count_rows([*notes, legend]) >= len(statuses) else notes
     n_rows = max(count_rows(texts), 1)
-    shown = list(statuses)
+    visible_statuses = list(statuses)
     if len(statuses) > n_rows:
         by_state = sorted(range(len(statuses)), key=lambda i: STATE_ORDER.index(statuses[i].state))
-        visible = by_state[: max(n_rows - 1, 1)]
-        shown = [statuses[i] for i in sorted(visible)]
-        states = [status.state for i, status in enumerate(statuses) if i not in visible]
-        hidden = ", ".join(f"{states.count(state)} {state}" for state in STATE_ORDER if state in states)
-        texts = [Text(f"and {hidden}", style="dim"), *texts]
-    return Group(_make_table(shown, columns), *texts)
+        positions = by_state[: max(n_rows - 1, 1)]
+        visible_statuses = [statuses[i] for i in sorted(positions)]
+        states = [status.state for i, status in enumerate(statuses) if i not in positions]
+        hidden_states = ", ".join(
+            f"{states.count(state)} {state}" for state in STATE_ORDER if state in states
+        )
+        texts = [Text(f"and {hidden_states}", style="dim"), *texts]
+    return Group(_make_table(visible_statuses, columns), *texts)
 
 
 def print_status(statuses: "Sequence[RunStatus]", run: Path, console: "Console") -> None:
@@ -260,7 +263,7 @@ def print_changes(statuses: "Sequence[RunStatus]", before: "Sequence[RunStatus]"
 
 def _describe_status(status: "RunStatus") -> str:
     """Describe a run in plain words: `running, round 3 of 9, mean 81.20%, ...`."""
-    has_round, left = bool(status.round), status.seconds_left or 0.0
+    has_round, seconds_left = bool(status.round), status.seconds_left or 0.0
     parts = {
         status.state: True,
         f"round {status.round} of {status.rounds}": has_round,
@@ -269,7 +272,7 @@ def _describe_status(status: "RunStatus") -> str:
         f"worst 10% {format_percent(status.worst10, 2)}": status.worst10 is not None,
         format_bytes(status.bytes): has_round,
         f"{_format_duration(status.seconds)} so far": has_round,
-        f"about {_format_duration(left)} left": left >= 1,
+        f"about {_format_duration(seconds_left)} left": seconds_left >= 1,
         f"{status.absent:,} absent": status.absent,
         f"{status.diverged:,} diverged": status.diverged,
     }

@@ -119,14 +119,14 @@ def _canonical_key(key: str) -> str:
 
 def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     """Read the options in a file; add unknown and repeated keys to `problems`."""
-    known = Experiment.model_fields.keys() | OutputOptions.model_fields.keys()
+    allowed_keys = Experiment.model_fields.keys() | OutputOptions.model_fields.keys()
     values: dict[str, Any] = {}
     for key, value in read_yaml(path).items():
         name = _canonical_key(key)
         if name in COMMAND_LINE_ONLY:
             problems.append(f"{path}: {key} works only on the command line: it {COMMAND_LINE_ONLY[name]}")
-        elif name not in known:
-            hint = suggest_name(name, known)
+        elif name not in allowed_keys:
+            hint = suggest_name(name, allowed_keys)
             problems.append(f"{path}: unknown key {key!r}{', ' if hint else ''}{hint}")
         elif name in values:
             problems.append(f"{path}: the key {key!r} is given twice")
@@ -139,8 +139,8 @@ def _is_replaced(key: str, in_file: Mapping[str, Any], overrides: Mapping[str, A
     """Tell whether the command line replaced the owner of this option in the file, such as the model."""
 
     def list_names(values: Mapping[str, Any]) -> set[str]:
-        chosen = [values.get(key) for key in ("data", "partition", "model", "algorithms")]
-        parts = [part for one in chosen for part in (one if isinstance(one, list | tuple) else [one])]
+        entries = [values.get(key) for key in ("data", "partition", "model", "algorithms")]
+        parts = [part for one in entries for part in (one if isinstance(one, list | tuple) else [one])]
         return {word.strip() for part in parts if isinstance(part, str) for word in part.split(",")}
 
     owner = key.rpartition(".")[0]

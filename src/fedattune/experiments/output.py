@@ -45,28 +45,28 @@ class OutputOptions(BaseModel):
     processes: Processes = "auto"
 
 
-def check_output_files(outputs: Mapping[str, Path | None], taken: Mapping[str, Path]) -> None:
+def check_output_files(outputs: Mapping[str, Path | None], protected_files: Mapping[str, Path]) -> None:
     """Refuse output files that cannot be written, or that would replace other files.
 
     Args:
         outputs: option -> file, or None if the option is not given.
-        taken: name in a message -> file that must stay.
+        protected_files: name in a message -> file that must stay.
 
     Raises:
-        ConfigError: a folder is missing or not writable, or a file is a folder or taken.
+        ConfigError: a folder is missing or not writable, or a file is a folder or would replace another.
 
     """
-    used = dict(taken)
+    files = dict(protected_files)
     for option, path in outputs.items():
         if path is None:
             continue
         _check_file(option, path)
-        for what, other in used.items():
+        for what, other in files.items():
             if _is_same_file(path, other):
                 raise ConfigError(
                     f"{option} {path}: this is {what}, which would be overwritten; give another file"
                 )
-        used[f"the file of {option}"] = path
+        files[f"the file of {option}"] = path
 
 
 def _check_file(option: str, path: Path) -> None:

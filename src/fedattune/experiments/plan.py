@@ -84,23 +84,23 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..training.setup import build_trained_module, hold_out_newcomers
 
     experiment = experiment.model_copy(update={"algorithms": expand_names(experiment.algorithms, ALGORITHMS)})
-    known = _known_options(experiment, methods=True)
-    dataset = None if federation else _load_dataset(experiment, known)
+    known_options = _known_options(experiment, methods=True)
+    dataset = None if federation else _load_dataset(experiment, known_options)
     partition = dataset.default_partition if dataset else str(federation and federation.partition["name"])
-    assigned = _assign_all(experiment, known, partition)
+    assignment = _assign_all(experiment, known_options, partition)
     problems: list[str] = []
     algorithms = {}
     for name in experiment.algorithms:
         with collect_errors(problems):
-            algorithms[name] = build(name, ALGORITHMS[name], assigned["algorithm"][name])
+            algorithms[name] = build(name, ALGORITHMS[name], assignment["algorithm"][name])
     with collect_errors(problems):
         if dataset:
-            federation = _federate(experiment, dataset, assigned)
+            federation = _federate(experiment, dataset, assignment)
         if federation:
             hold_out_newcomers(federation, experiment)
     if problems or not federation:
         raise ConfigError("; ".join(problems))
-    model_options = assigned["model"][experiment.model]
+    model_options = assignment["model"][experiment.model]
     module = make_model(
         experiment.model,
         federation,
@@ -116,7 +116,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             problems.append(f"{name}: {error}")
     if problems:
         raise ModelError("; ".join(problems))
-    return Plan(experiment, federation, assigned["algorithm"], model_options, algorithms)
+    return Plan(experiment, federation, assignment["algorithm"], model_options, algorithms)
 
 
 def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, list[str]]:
@@ -143,32 +143,32 @@ def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, l
 def prepare_data(experiment: Experiment) -> "Federation":
     """Make the federation of an experiment; options of models and methods are allowed if the user named these."""
     is_named = bool({"algorithms", "model"} & experiment.model_fields_set)
-    known = _known_options(experiment, methods=bool(experiment.set) and is_named)
-    dataset = _load_dataset(experiment, known)
-    return _federate(experiment, dataset, _assign_all(experiment, known, dataset.default_partition))
+    known_options = _known_options(experiment, methods=bool(experiment.set) and is_named)
+    dataset = _load_dataset(experiment, known_options)
+    return _federate(experiment, dataset, _assign_all(experiment, known_options, dataset.default_partition))
 
 
 def _known_options(experiment: Experiment, *, methods: bool) -> KnownOptions:
     problems: list[str] = []
-    known = find_known_options(experiment, methods=methods, problems=problems)
+    known_options = find_known_options(experiment, methods=methods, problems=problems)
     if problems:
         raise ConfigError("; ".join(dict.fromkeys(problems)))
-    return known
+    return known_options
 
 
-def _assign_all(experiment: Experiment, known: KnownOptions, default: str) -> AssignedOptions:
+def _assign_all(experiment: Experiment, known_options: KnownOptions, default: str) -> AssignedOptions:
     """Assign all options; only the loaded data know the `default` partition."""
     partition = experiment.partition or default
     return assign_options(
-        experiment.set, {**known, "partition": {partition: list_partition_options(partition)}}
+        experiment.set, {**known_options, "partition": {partition: list_partition_options(partition)}}
     )
 
 
-def _load_dataset(experiment: Experiment, known: KnownOptions) -> "Dataset":
+def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Dataset":
     from ..data import load_data
 
-    ((source, names),) = known["data"].items()
-    options = assign_options(experiment.set, {"data": known["data"]}, [])["data"][source]
+    ((source, names),) = known_options["data"].items()
+    options = assign_options(experiment.set, {"data": known_options["data"]}, [])["data"][source]
     if experiment.clients and "clients" in names and experiment.partition in (None, "by_column"):
         options.setdefault("clients", experiment.clients)  # this source makes its own clients
     return load_data(
@@ -180,7 +180,7 @@ def _load_dataset(experiment: Experiment, known: KnownOptions) -> "Dataset":
     )
 
 
-def _federate(experiment: Experiment, dataset: "Dataset", assigned: AssignedOptions) -> "Federation":
+def _federate(experiment: Experiment, dataset: "Dataset", assignment: AssignedOptions) -> "Federation":
     """Divide the samples among clients."""
     from ..data import federate
 
@@ -188,7 +188,7 @@ def _federate(experiment: Experiment, dataset: "Dataset", assigned: AssignedOpti
     return federate(
         dataset,
         partition=name,
-        options=assigned["partition"][name],
+        options=assignment["partition"][name],
         clients=experiment.clients,
         test=experiment.test,
         validation=experiment.validation,

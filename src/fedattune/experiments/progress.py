@@ -39,15 +39,15 @@ class PlainProgress(ProgressDisplay):
 
     def add_run(self, title: str, rounds: int) -> ProgressCallback:
         """Add a run."""
-        began, done = time.monotonic(), 0
+        start, n_rounds = time.monotonic(), 0
 
         def show(progress: "Progress") -> None:
-            nonlocal done
-            done += 1  # not progress.round: a resumed run begins in the middle
+            nonlocal n_rounds
+            n_rounds += 1  # not progress.round: a resumed run begins in the middle
             tenth = 10 * progress.round // progress.rounds
             if tenth > 10 * (progress.round - 1) // progress.rounds:
-                left = (time.monotonic() - began) / done * (progress.rounds - progress.round)
-                self.print_line(f"{title}: {_format_round(progress, left)}")
+                seconds_left = (time.monotonic() - start) / n_rounds * (progress.rounds - progress.round)
+                self.print_line(f"{title}: {_format_round(progress, seconds_left)}")
 
         return show
 
@@ -56,9 +56,9 @@ class PlainProgress(ProgressDisplay):
         print(line, file=sys.stderr, flush=True)
 
 
-def _format_round(progress: "Progress", left: float) -> str:
+def _format_round(progress: "Progress", seconds_left: float) -> str:
     accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.2f}%"
-    wait = f", about {left:.0f} s left" if left >= 1 else ""
+    wait = f", about {seconds_left:.0f} s left" if seconds_left >= 1 else ""
     return f"round {progress.round} of {progress.rounds}{accuracy}{wait}"
 
 
@@ -94,9 +94,9 @@ class ProgressBars(ProgressDisplay):
 
     def _make_room(self) -> None:
         """Hide bars of finished runs, the oldest first, until one more bar fits."""
-        shown = [task for task in self._bars.tasks if task.visible]
-        excess = len(shown) + 2 - self._bars.console.height  # the last line stays free
-        for task in [task for task in shown if task.finished][: max(excess, 0)]:
+        visible_tasks = [task for task in self._bars.tasks if task.visible]
+        excess = len(visible_tasks) + 2 - self._bars.console.height  # the last line stays free
+        for task in [task for task in visible_tasks if task.finished][: max(excess, 0)]:
             self._bars.update(task.id, visible=False)
 
     def print_line(self, line: str) -> None:

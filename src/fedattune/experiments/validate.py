@@ -34,9 +34,11 @@ def collect_errors(problems: list[str]) -> Iterator[None]:
         problems.append(str(error))
 
 
-def expand_names(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
-    """List each name once, with all `known` names in the place of `all`."""
-    return tuple(dict.fromkeys(one for name in names for one in (known if name == ALL_METHODS else (name,))))
+def expand_names(names: Iterable[str], all_names: Collection[str]) -> tuple[str, ...]:
+    """List each name once, with `all_names` in the place of `all`."""
+    return tuple(
+        dict.fromkeys(one for name in names for one in (all_names if name == ALL_METHODS else (name,)))
+    )
 
 
 def find_known_options(experiment: Experiment, *, methods: bool, problems: list[str]) -> KnownOptions:
@@ -51,7 +53,7 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
     from ..algorithms import ALGORITHMS
     from ..data import PARTITIONS
 
-    known: dict[str, dict[str, Collection[str]]] = {}
+    known_options: dict[str, dict[str, Collection[str]]] = {}
     if methods:
         from ..core.hardware import check_device
         from ..training.backends.ray import check_ray
@@ -59,35 +61,35 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
         for name in expand_names(experiment.algorithms, ALGORITHMS):
             with collect_errors(problems):
                 factory = look_up("algorithm", name, ALGORITHMS)
-                known.setdefault("algorithm", {})[name] = _list_option_names(factory)
+                known_options.setdefault("algorithm", {})[name] = _list_option_names(factory)
         with collect_errors(problems):
-            known["model"] = {experiment.model: list_model_options(experiment.model)}
+            known_options["model"] = {experiment.model: list_model_options(experiment.model)}
         for check in (check_device, check_ray):
             with collect_errors(problems):
                 check(experiment)
     with collect_errors(problems):
-        known["data"] = _list_data_options(experiment.data)
+        known_options["data"] = _list_data_options(experiment.data)
     if experiment.partition:
         with collect_errors(problems):
-            known["partition"] = {experiment.partition: list_partition_options(experiment.partition)}
+            known_options["partition"] = {experiment.partition: list_partition_options(experiment.partition)}
     if experiment.save_partition in PARTITIONS:
         problems.append(
             f"--save-partition {experiment.save_partition}: this is a built-in partition; choose another name"
         )
-    names = {name for group in known.values() for name in group}
+    names = {name for group in known_options.values() for name in group}
     all_known = experiment.partition and not problems  # otherwise an option may belong to an unknown name
     sure = {k: v for k, v in experiment.set.items() if all_known or k.rpartition(".")[0] in names}
-    assign_options(sure, known, problems)
+    assign_options(sure, known_options, problems)
     if problems:  # otherwise building the methods checks the values
-        assigned = assign_options(experiment.set, known, [])
-        for name, values in assigned.get("algorithm", {}).items():
+        assignment = assign_options(experiment.set, known_options, [])
+        for name, values in assignment.get("algorithm", {}).items():
             with collect_errors(problems):
                 check_options(name, ALGORITHMS[name], values)
-    return known
+    return known_options
 
 
 def assign_options(
-    options: Mapping[str, Any], known: KnownOptions, problems: list[str] | None = None
+    options: Mapping[str, Any], known_options: KnownOptions, problems: list[str] | None = None
 ) -> AssignedOptions:
     """Give `option: value` and `name.option: value` to their owners; the second form wins.
 
@@ -96,41 +98,43 @@ def assign_options(
 
     Args:
         options: the values of `--set`.
-        known: the options of everything in use.
+        known_options: the options of everything in use.
         problems: receives options that nothing in use has, or that could belong to two kinds of thing.
 
     Raises:
         ConfigError: there are such options, and no list to receive them.
 
     """
-    found: list[str] = []
-    assigned: AssignedOptions = {kind: {name: {} for name in names} for kind, names in known.items()}
-    everything = [(kind, name, own) for kind, group in known.items() for name, own in group.items()]
+    errors: list[str] = []
+    assignment: AssignedOptions = {
+        kind: {name: {} for name in names} for kind, names in known_options.items()
+    }
+    candidates = [(kind, name, own) for kind, group in known_options.items() for name, own in group.items()]
     for key, value in sorted(options.items(), key=lambda item: "." in item[0]):
         prefix, _, option = key.rpartition(".")
-        named = [
+        matches = [
             (kind, name, own)
-            for kind, name, own in everything
+            for kind, name, own in candidates
             if prefix in ("", name) or prefix == kind != "algorithm"
         ]
-        owners = [(kind, name) for kind, name, own in named if option in own]
-        if prefix and not named:
-            hint = did_you_mean(prefix, [name for _, name, _ in everything])
-            found.append(f"--set {key}: nothing called {prefix!r} is used here; {hint}")
+        owners = [(kind, name) for kind, name, own in matches if option in own]
+        if prefix and not matches:
+            hint = did_you_mean(prefix, [name for _, name, _ in candidates])
+            errors.append(f"--set {key}: nothing called {prefix!r} is used here; {hint}")
         elif not owners:
             lacks = f"{prefix} has no" if prefix else "nothing used here has an"
-            hint = did_you_mean(option, {one for _, _, own in named for one in own})
-            found.append(f"--set {key}: {lacks} option {option!r}; {hint}")
+            hint = did_you_mean(option, {one for _, _, own in matches for one in own})
+            errors.append(f"--set {key}: {lacks} option {option!r}; {hint}")
         elif not prefix and len({kind for kind, _ in owners}) > 1:
             ways = " or ".join(f"{name}.{option}" for _, name in owners)
-            found.append(f"--set {key}: {option!r} could mean several things; write {ways}")
+            errors.append(f"--set {key}: {option!r} could mean several things; write {ways}")
         for kind, name in owners:
-            assigned[kind][name][option] = value
+            assignment[kind][name][option] = value
     if problems is not None:
-        problems += found
-    elif found:
-        raise ConfigError("; ".join(found))
-    return assigned
+        problems += errors
+    elif errors:
+        raise ConfigError("; ".join(errors))
+    return assignment
 
 
 def list_partition_options(name: str) -> list[str]:
@@ -146,8 +150,8 @@ def list_partition_options(name: str) -> list[str]:
     if name in PARTITIONS:
         return _list_option_names(PARTITIONS[name])
     if not resolve_manifest_path(name).exists():
-        known = did_you_mean(name, [*PARTITIONS, *list_partitions()])
-        raise ConfigError(f"unknown partition {name!r}, and no such file; {known}")
+        hint = did_you_mean(name, [*PARTITIONS, *list_partitions()])
+        raise ConfigError(f"unknown partition {name!r}, and no such file; {hint}")
     return []
 
 

@@ -52,7 +52,7 @@ class FlowerBackend(RemoteBackend):
         self._last_before = self._last  # before the last exchange
         self._delivered = self.pending  # the clients whose pending answers the last exchange carried
         self._numbers = itertools.count(1)
-        self._expected = make_expected_upload(context, self.personal, send)
+        self._expected_upload = make_expected_upload(context, self.personal, send)
         self._round = 0  # of the last exchange
         self._usual_length: float | None = None
         self.bytes_sent = self.bytes_received = 0
@@ -74,22 +74,22 @@ class FlowerBackend(RemoteBackend):
         reachable = {numbers[i]: message for i, message in messages.items() if i in numbers}
         replies = self._grid.exchange(reachable, str(r))
         self.bytes_sent += sum(message.nbytes() for message in reachable.values())
-        found: dict[int, WorkerMessage | str] = {}
+        outcomes: dict[int, WorkerMessage | str] = {}
         for i, message in messages.items():
             if i not in numbers:
-                found[i] = f"{nodes[i].label} was offline"
+                outcomes[i] = f"{nodes[i].label} was offline"
                 continue
             reply, reason, error = replies[numbers[i]]
             if reply is not None:
-                found[i] = self._accept(nodes[i].label, message, reply, self.workers[i].tolist())
+                outcomes[i] = self._accept(nodes[i].label, message, reply, self.workers[i].tolist())
                 continue
-            found[i] = f"{nodes[i].label} {reason}"
+            outcomes[i] = f"{nodes[i].label} {reason}"
             if error == LostStateError.__name__ and self.sent is not None:
                 self.pending[self.workers[i]] = True  # send again what the node should have
-        for one in found.values():
+        for one in outcomes.values():
             if isinstance(one, str):
                 self._grid.log(f"round {r}: {one}")
-        return found
+        return outcomes
 
     def _accept(
         self, label: str, message: WorkerMessage, reply: WorkerMessage, members: Sequence[int]
@@ -97,7 +97,9 @@ class FlowerBackend(RemoteBackend):
         """Check a reply; return it, or the reason why it is refused."""
         self.bytes_received += reply.nbytes()
         try:
-            check_reply(reply, message, members, self._expected, self.context.federation, self.statistics)
+            check_reply(
+                reply, message, members, self._expected_upload, self.context.federation, self.statistics
+            )
         except RefusedReplyError as error:
             return f"{label} {str(error)[:200]}"
         r, last, loaded = message.head["round"], max(message.head["last"]), reply.head.get("loaded")

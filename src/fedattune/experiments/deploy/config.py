@@ -101,13 +101,13 @@ class DeploymentPlan:
         names = expand_names(self.experiment.algorithms, ALGORITHMS | custom)
         factories = {name: look_up("algorithm", name, ALGORITHMS) for name in names if name not in custom}
         model = self.experiment.model
-        known = {
+        known_options = {
             "algorithm": {name: [o.name for o in list_options(make)] for name, make in factories.items()},
             "model": {model: list_model_options(model)},
         }
-        assigned = assign_options(self.experiment.set, known)
-        self.options = {name: assigned["algorithm"].get(name, {}) for name in names}
-        self.model_options = assigned["model"][model]
+        assignment = assign_options(self.experiment.set, known_options)
+        self.options = {name: assignment["algorithm"].get(name, {}) for name in names}
+        self.model_options = assignment["model"][model]
         self.algorithms = {
             name: custom[name] if name in custom else build(name, factories[name], self.options[name])
             for name in names
@@ -146,14 +146,14 @@ class DeploymentPlan:
 def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOptions]:
     problems: list[str] = []
     values: dict[str, Any] = {}
-    known = Experiment.model_fields.keys() - NODE_OPTIONS - SIMULATION_OPTIONS
-    known |= DeploymentOptions.model_fields.keys()
+    allowed_keys = Experiment.model_fields.keys() - NODE_OPTIONS - SIMULATION_OPTIONS
+    allowed_keys |= DeploymentOptions.model_fields.keys()
     for key, value in run_config.items():
         name = {"algorithm": "algorithms"}.get(key, key.replace("-", "_"))
         if name in values:
             problems.append(f"{name} is given twice, once as {key!r}")
-        elif name not in known:
-            hint = suggest_name(name, known)
+        elif name not in allowed_keys:
+            hint = suggest_name(name, allowed_keys)
             problems.append(f"unknown key {key!r}{', ' if hint else ''}{hint}")
         else:
             values[name] = value
@@ -161,13 +161,13 @@ def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOpti
         values["set"] = parse_set(item for item in values["set"].split(";") if item.strip())
     if isinstance(text := values.get("data_schema"), str):
         values["data_schema"] = Schema.from_json(text) if text else None
-    found: list[Any] = []
+    parts: list[Any] = []
     for schema in (Experiment, DeploymentOptions):
         try:
-            found.append(schema(**{k: v for k, v in values.items() if k in schema.model_fields}))
+            parts.append(schema(**{k: v for k, v in values.items() if k in schema.model_fields}))
         except ValidationError as error:
             problems += describe_errors(error, lambda key: key.replace("_", "-"))
     if problems:
         raise ConfigError("run configuration: " + "; ".join(problems))
-    experiment, deployment = found
+    experiment, deployment = parts
     return experiment, deployment

@@ -167,9 +167,9 @@ def build_initial_model(algorithm: Algorithm, card: Mapping[str, Any]) -> nn.Mod
 
 def hash_model(module: nn.Module) -> str:
     """Compute sixteen hex digits of all weights and buffers."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, value in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
-        found.update(
+        hasher.update(
             name.encode() + value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         )
-    return found.hexdigest()[:16]
+    return hasher.hexdigest()[:16]

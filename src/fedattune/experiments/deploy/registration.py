@@ -157,12 +157,12 @@ class NodeRegistry:
             RunError: no node came in time.
 
         """
-        found = self._locate(grid, grid.online())
-        if not found:
+        numbers = self._locate(grid, grid.online())
+        if not numbers:
             purpose = "no node of this federation is online, waiting"
             grid.wait(lambda online: bool(self._locate(grid, online)), purpose)
-            found = self._locate(grid, grid.online())
-        return found
+            numbers = self._locate(grid, grid.online())
+        return numbers
 
     def _locate(self, grid: NodeGrid, online: set[int]) -> dict[int, int]:
         self._foreign &= online  # a node that comes back may have other data
@@ -207,10 +207,10 @@ class NodeRegistry:
 def _ask_hello(grid: NodeGrid, numbers: set[int], timeout: float) -> dict[int, Hello | str]:
     """Ask nodes to introduce themselves; return each node's introduction, or why there is none."""
     messages = {number: WorkerMessage({"kind": "hello"}) for number in sorted(numbers)}
-    found: dict[int, Hello | str] = {}
+    introductions: dict[int, Hello | str] = {}
     for number, reply in grid.exchange(messages, "hello", timeout).items():
         try:
-            found[number] = Hello(**reply.message.head) if reply.message else reply.reason
+            introductions[number] = Hello(**reply.message.head) if reply.message else reply.reason
         except (ValidationError, TypeError):
-            found[number] = "does not introduce itself properly"
-    return found
+            introductions[number] = "does not introduce itself properly"
+    return introductions

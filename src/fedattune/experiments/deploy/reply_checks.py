@@ -93,20 +93,20 @@ def check_reply(
 
 def _check_upload(reply: WorkerMessage, message: WorkerMessage, upload: Payload, statistics: Params) -> None:
     head, request = reply.head, message.head
-    ids, dropped = _check_ids(head["ids"]), _check_ids(head["diverged"])
+    ids, diverged_ids = _check_ids(head["ids"]), _check_ids(head["diverged"])
     if not ids <= set(request["cohort"]) & set(request["ids"]) - set(request["dropouts"]):
         raise RefusedReplyError("uploads for clients outside the cohort")
-    if not dropped <= set(request["ids"]) or dropped & ids:
+    if not diverged_ids <= set(request["ids"]) or diverged_ids & ids:
         raise RefusedReplyError("names clients of other nodes")
     for key, most in (("n_trained", len(request["ids"])), ("steps", 2**53)):
         if type(head[key]) is not int or not 0 <= head[key] <= most:
             raise RefusedReplyError(f"reports {key}={head[key]!r:.40}")
     if not ids:
         return
-    got, parts = reply.payload("upload"), {"": upload.params, **upload.extra}
-    received = {"": got.params, **got.extra}
-    for part in parts.keys() | received.keys():
-        _check_tensors(received.get(part, Params()), parts.get(part, Params()), len(ids), part)
+    payload, examples = reply.payload("upload"), {"": upload.params, **upload.extra}
+    rows = {"": payload.params, **payload.extra}
+    for part in examples.keys() | rows.keys():
+        _check_tensors(rows.get(part, Params()), examples.get(part, Params()), len(ids), part)
     _check_tensors(reply.get("buffers"), statistics, len(ids), "buffers")
 
 
@@ -117,14 +117,14 @@ def _check_ids(ids: object) -> set[int]:
     return set(ids)
 
 
-def _check_tensors(got: Params, expected: Params, n: int, part: str) -> None:
+def _check_tensors(rows: Params, example: Params, n: int, part: str) -> None:
     """Check names, types and shapes of n rows against one example row."""
     where = f" of {part:.40}" if part else ""
-    if got.keys() != expected.keys():
-        odd = sorted(got.keys() ^ expected.keys())
+    if rows.keys() != example.keys():
+        odd = sorted(rows.keys() ^ example.keys())
         raise RefusedReplyError(f"tensors{where} that only one side has: {', '.join(odd)!r:.80}")
-    for name, value in got.items():
-        like = expected[name]
+    for name, value in rows.items():
+        like = example[name]
         if value.shape != (n, *like.shape) or value.dtype != like.dtype:
             raise RefusedReplyError(
                 f"{name}{where} is {_type(value)} of shape {tuple(value.shape)}, expected {_type(like)} of shape "
@@ -140,10 +140,10 @@ def _check_scores(
     reply: WorkerMessage, kind: str, members: Sequence[int], federation: Federation | FederationInfo
 ) -> None:
     points = ("trained",) if kind == "trained" else ("received", "trained", "global")
-    found = reply.scores()
-    if len({(one.point, one.part) for one in found}) < len(found):
+    scores = reply.scores()
+    if len({(one.point, one.part) for one in scores}) < len(scores):
         raise RefusedReplyError("sends scores of one part twice")
-    for one in found:
+    for one in scores:
         if one.point not in points or one.part not in ("test", "validation"):
             raise RefusedReplyError("sends scores of an unknown part")
         ids = one.ids.tolist()
@@ -179,8 +179,8 @@ def drop_bad_uploads(
     if not len(report.ids):
         return report, usual
     lengths = _lengths(report)
-    found = [length for length in lengths.tolist() if math.isfinite(length)]
-    reference = usual or (statistics.median_low(found) if len(found) > 2 else None)
+    finite_lengths = [length for length in lengths.tolist() if math.isfinite(length)]
+    reference = usual or (statistics.median_low(finite_lengths) if len(finite_lengths) > 2 else None)
     limit = largest * reference if reference else math.inf
     faults = dict(report.faults)
     for number, length in zip(report.ids.tolist(), lengths.tolist(), strict=True):

@@ -48,13 +48,13 @@ class CellRun(NamedTuple):
         from ...algorithms import ALGORITHMS
 
         (name,) = self.experiment.algorithms
-        known = {option.name for option in list_options(ALGORITHMS[name])}
-        given = {
+        option_names = {option.name for option in list_options(ALGORITHMS[name])}
+        values = {
             option: value
             for owner, _, option, value in ((*k.rpartition("."), v) for k, v in self.experiment.set.items())
-            if owner == name and option in known  # a partition can have the name of a method
+            if owner == name and option in option_names  # a partition can have the name of a method
         }
-        return check_options(name, ALGORITHMS[name], given)
+        return check_options(name, ALGORITHMS[name], values)
 
     @property
     def id(self) -> str:

@@ -44,17 +44,17 @@ def draw(results: StudyResults, path: Path) -> None:
     from matplotlib.figure import Figure
 
     study = results.study
-    shown = {
+    outcomes = {
         cell: one
         for cell, one in results.outcomes.items()
         if one.value and (not study.mixing or results.records.mixing(one.runs[0]))
     }
-    if not shown:
+    if not outcomes:
         path.unlink(missing_ok=True)
         return
     figure = Figure(layout="constrained")
     FigureCanvasSVG(figure)
-    DRAWERS[study.figure.kind](_Drawing(figure, results, shown))
+    DRAWERS[study.figure.kind](_Drawing(figure, results, outcomes))
     if study.figure.caption:
         figure.supxlabel(" ".join(study.figure.caption.split()), fontsize=8, wrap=True)
     # No date and no random ids, so that equal results give equal files.
@@ -66,11 +66,11 @@ def draw(results: StudyResults, path: Path) -> None:
 class _Drawing:
     """A figure with panels, and the outcomes to draw into it."""
 
-    def __init__(self, figure: "Figure", results: StudyResults, shown: dict[Cell, Outcome]) -> None:
-        self.figure, self.results, self.shown = figure, results, shown
+    def __init__(self, figure: "Figure", results: StudyResults, outcomes: dict[Cell, Outcome]) -> None:
+        self.figure, self.results, self.outcomes = figure, results, outcomes
         self.study = results.study
-        self.columns = [c for c in self.study.columns if any(cell.column == c for cell in shown)]
-        self.rows = [r for r in self.study.rows if any(cell.row == r for cell in shown)]
+        self.columns = [c for c in self.study.columns if any(cell.column == c for cell in outcomes)]
+        self.rows = [r for r in self.study.rows if any(cell.row == r for cell in outcomes)]
 
     def add_panels(self, titles: Sequence[str], width: float, height: float) -> "list[Axes]":
         """Add one panel per title; `width` and `height` are in inches."""
@@ -87,7 +87,7 @@ class _Drawing:
     def add_column_panels(self, width: float, height: float) -> "list[Axes]":
         """Add one panel per column of the table."""
         titles = [
-            self.title(column, *(one for cell, one in self.shown.items() if cell.column == column))
+            self.title(column, *(one for cell, one in self.outcomes.items() if cell.column == column))
             for column in self.columns
         ]
         return self.add_panels(titles, width, height)
@@ -122,7 +122,7 @@ def _draw_bars(drawing: _Drawing) -> None:
     panels = drawing.add_column_panels(3.2, 0.6 + 0.24 * len(rows))
     for number, (axes, column) in enumerate(zip(panels, drawing.columns, strict=True)):
         for height, row in enumerate(rows):
-            one = drawing.shown.get(Cell(row, column))
+            one = drawing.outcomes.get(Cell(row, column))
             if one is None or one.value is None:
                 continue
             axes.errorbar(one.value.mean, height, xerr=one.value.std, fmt="o", color="#0072b2", markersize=4)
@@ -139,12 +139,12 @@ def _draw_bars(drawing: _Drawing) -> None:
 
 def _draw_curves(drawing: _Drawing) -> None:
     """Draw one panel per column: test accuracy over rounds, averaged over the seeds, a line per row."""
+    records = drawing.results.records
     lines: dict[str, Any] = {}
     for axes, column in zip(drawing.add_column_panels(4.6, 3.6), drawing.columns, strict=True):
         low = []
-        for cell, one in drawing.shown.items():
-            found = (drawing.results.records.curve(run, one.point) for run in one.runs)
-            curves = [curve for curve in found if curve is not None]
+        for cell, one in drawing.outcomes.items():
+            curves = [curve for run in one.runs if (curve := records.curve(run, one.point)) is not None]
             if cell.column != column or not curves:
                 continue
             mean = 100 * np.mean([c[f"acc_{drawing.study.measure.mean}"] for c in curves], axis=0)
@@ -163,7 +163,9 @@ def _draw_sweep(drawing: _Drawing) -> None:
     (axes,) = drawing.add_panels([study.title], 8.4, 4.0)
     for row in study.rows:
         line = [
-            (float(c), drawing.shown[Cell(row, c)]) for c in study.columns if Cell(row, c) in drawing.shown
+            (float(c), drawing.outcomes[Cell(row, c)])
+            for c in study.columns
+            if Cell(row, c) in drawing.outcomes
         ]
         if line:
             x, y = [value for value, _ in line], [one.value.mean for _, one in line if one.value]
@@ -182,12 +184,12 @@ def _draw_matching(drawing: _Drawing) -> None:
     from matplotlib.patches import Rectangle
 
     results, titles = drawing.results, []
-    for cell, one in drawing.shown.items():
+    for cell, one in drawing.outcomes.items():
         rates = list(matching_rates(results, one).values())
         rate = f"matching rate {100 * np.mean(rates):.0f}% over {len(rates)} populations"
         titles.append(f"{drawing.title(cell.column, one)}\n{rate}")
     panels = drawing.add_panels(titles, 4.4, 4.4)
-    for axes, one in zip(panels, drawing.shown.values(), strict=True):
+    for axes, one in zip(panels, drawing.outcomes.values(), strict=True):
         run = one.runs[0]
         matrix = results.records.mixing(run)["all", drawing.study.figure.component or "attention"].copy()
         np.fill_diagonal(matrix, np.nan)
@@ -201,9 +203,9 @@ def _draw_matching(drawing: _Drawing) -> None:
 
 def _draw_weights(drawing: _Drawing) -> None:
     """Draw the target's mixing weights per layer in the first, middle and last third of the rounds."""
-    titles = [drawing.title(cell.column, one) for cell, one in drawing.shown.items()]
+    titles = [drawing.title(cell.column, one) for cell, one in drawing.outcomes.items()]
     panels = drawing.add_panels(titles, 5.2, 3.6)
-    for axes, one in zip(panels, drawing.shown.values(), strict=True):
+    for axes, one in zip(panels, drawing.outcomes.values(), strict=True):
         mixing = average_mixing(drawing.results, one)
         layers = list(dict.fromkeys(component for _, component in mixing))
         for number, layer in enumerate(layers):
@@ -227,11 +229,11 @@ def _draw_heat_map(drawing: _Drawing) -> None:
     """Draw the mixing weights of one layer in the last third of the rounds, beside the labels in common."""
     titles = [
         title
-        for cell, one in drawing.shown.items()
+        for cell, one in drawing.outcomes.items()
         for title in (drawing.title(f"{cell.column}: weights", one), f"{cell.column}: labels in common")
     ]
     panels = iter(drawing.add_panels(titles, 3.4, 3.4))
-    for one in drawing.shown.values():
+    for one in drawing.outcomes.values():
         mixing = average_mixing(drawing.results, one)
         layer = drawing.study.figure.component or [key for part, key in mixing if part == "last"][-1]
         common = count_common_labels(label_counts(drawing.results, one.runs[0]))

@@ -76,8 +76,8 @@ def label_counts(results: StudyResults, run: str) -> Matrix:
 
 def average_mixing(results: StudyResults, one: Outcome) -> dict[tuple[str, str], Matrix]:
     """Average the mixing matrices of a cell over its seeds, by rounds and component."""
-    found = [results.records.mixing(run) for run in one.runs]
-    return {key: np.mean([each[key] for each in found], axis=0) for key in found[0]}
+    mixings = [results.records.mixing(run) for run in one.runs]
+    return {key: np.mean([each[key] for each in mixings], axis=0) for key in mixings[0]}
 
 
 def summarize_mixing(results: StudyResults) -> list[list[str]]:
@@ -104,20 +104,22 @@ def summarize_mixing(results: StudyResults) -> list[list[str]]:
 def _check(results: StudyResults, cell: Cell, one: Outcome) -> None:
     study, mixing = results.study, results.records.mixing(one.runs[0])
     where, kind = f"{study.name}, {cell}: figure", study.figure.kind
-    components = {component for _, component in mixing}
-    wanted = study.figure.component or ("attention" if kind == "matching" else None)
-    if wanted and wanted not in components:
-        raise ConfigError(f"{where}: there is no component {wanted!r}; {did_you_mean(wanted, components)}")
+    components = {key for _, key in mixing}
+    component = study.figure.component or ("attention" if kind == "matching" else None)
+    if component and component not in components:
+        raise ConfigError(
+            f"{where}: there is no component {component!r}; {did_you_mean(component, components)}"
+        )
     n = len(next(iter(mixing.values())))
     if kind == "weights" and n < 4:
         raise ConfigError(f"{where}: weights needs four clients or more, got {n}")
 
 
 def _summarize_matching(results: StudyResults, one: Outcome) -> Iterator[list[str]]:
-    found = matching_rates(results, one)
-    rates = [100 * rate for rate in found.values()]
-    chance = np.mean([compute_chance_rate(label_counts(results, run)) for run in found])
-    yield [f"{np.mean(rates):.1f}", f"{np.std(rates):.1f}", f"{100 * chance:.1f}", str(len(rates))]
+    rates = matching_rates(results, one)
+    values = [100 * rate for rate in rates.values()]
+    chance = np.mean([compute_chance_rate(label_counts(results, run)) for run in rates])
+    yield [f"{np.mean(values):.1f}", f"{np.std(values):.1f}", f"{100 * chance:.1f}", str(len(values))]
 
 
 def _summarize_common_labels(results: StudyResults, one: Outcome) -> Iterator[list[str]]:

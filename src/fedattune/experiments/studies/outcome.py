@@ -64,20 +64,22 @@ class StudyResults:
 
     def __init__(self, study: Study, records: Records, cells: Sequence[Cell] | None = None) -> None:
         self.study, self.records = study, records
-        trained = (facts["experiment"] for facts in records.runs.values())
-        extents = {Extent(one["rounds"], one["mixed_precision"]) for one in trained}
+        experiments = (facts["experiment"] for facts in records.runs.values())
+        extents = {Extent(one["rounds"], one["mixed_precision"]) for one in experiments}
         # Runs with the most rounds; among these, runs in full precision.
         order = sorted(extents, key=lambda one: (-(one.rounds or 0), one.mixed_precision != "off"))
-        found = {
+        outcomes = {
             cell: next(filter(None, (self._compute(cell, extent) for extent in order)), None)
             for cell in (study.cells() if cells is None else cells)
         }
-        self.outcomes = {cell: one for cell, one in found.items() if one}
+        self.outcomes = {cell: one for cell, one in outcomes.items() if one}
 
     def _compute(self, cell: Cell, extent: Extent) -> Outcome | None:
         choice = choose_options(self.study, cell, self.records, extent)
-        found = None if choice is None else self._compute_choice(cell, extent, choice, is_searched=True)
-        return found or self._compute_choice(cell, extent, self.study.middle_choice(cell), is_searched=False)
+        outcome = None if choice is None else self._compute_choice(cell, extent, choice, is_searched=True)
+        return outcome or self._compute_choice(
+            cell, extent, self.study.middle_choice(cell), is_searched=False
+        )
 
     def _compute_choice(
         self, cell: Cell, extent: Extent, choice: dict[str, Any], *, is_searched: bool
@@ -86,17 +88,17 @@ class StudyResults:
         runs = [self.study.make_run(cell, choice, seed, extent) for seed in seeds]
         if runs[0].experiment.rounds != extent.rounds:
             return None
-        known = {run.id: self.records.runs[run.id] for run in runs if run in self.records}
-        if not known:
+        recorded_runs = {run.id: self.records.runs[run.id] for run in runs if run in self.records}
+        if not recorded_runs:
             return None
-        failures = tuple(facts["failed"] for facts in known.values() if "failed" in facts)
-        done = {run: facts for run, facts in known.items() if "failed" not in facts}
-        headline: Point = next((facts["headline"] for facts in done.values()), "received")
+        failures = tuple(facts["failed"] for facts in recorded_runs.values() if "failed" in facts)
+        finished_runs = {run: facts for run, facts in recorded_runs.items() if "failed" not in facts}
+        headline: Point = next((facts["headline"] for facts in finished_runs.values()), "received")
         point = self.study.rows[cell.row].point or headline
-        measures = self._measure(tuple(done), point) if done else {}
-        for name in ("seconds", "local_steps") if done else ():
-            measures[name] = compute_mean_std([facts[name] for facts in done.values()])
-        return Outcome(cell, choice, is_searched, point, tuple(done), failures, extent, measures)
+        measures = self._measure(tuple(finished_runs), point) if finished_runs else {}
+        for name in ("seconds", "local_steps") if finished_runs else ():
+            measures[name] = compute_mean_std([facts[name] for facts in finished_runs.values()])
+        return Outcome(cell, choice, is_searched, point, tuple(finished_runs), failures, extent, measures)
 
     def _measure(self, runs: Sequence[str], point: Point) -> dict[str, MeanStd]:
         measures = {}
@@ -187,10 +189,10 @@ def choose_options(study: Study, cell: Cell, records: Records, extent: Extent) -
     choices = study.choices(cell)
     if len(choices) == 1:
         return choices[0]
-    known = [
+    scored_choices = [
         (choice, score) for choice, score in score_choices(study, cell, records, extent) if score is not None
     ]
-    return max(known, key=lambda one: one[1])[0] if len(known) == len(choices) else None
+    return max(scored_choices, key=lambda one: one[1])[0] if len(scored_choices) == len(choices) else None
 
 
 def score_choices(

@@ -160,13 +160,13 @@ class Records:
         curves = [
             {"run": [run] * len(curve["round"]), "part": [part] * len(curve["round"])}
             | {"point": [point] * len(curve["round"]), **curve}
-            for run, found in self.curves.items()
-            for (part, point), curve in found.items()
+            for run, run_curves in self.curves.items()
+            for (part, point), curve in run_curves.items()
         ]
         matrices = [
             {"run": [run], "rounds": [rounds], "component": [component], "weights": [matrix.ravel().tolist()]}
-            for run, found in self.matrices.items()
-            for (rounds, component), matrix in found.items()
+            for run, run_matrices in self.matrices.items()
+            for (rounds, component), matrix in run_matrices.items()
         ]
         for name, parts in ((HISTORY_FILE, curves), (MIXING_FILE, matrices)):
             if parts:
@@ -190,20 +190,20 @@ def _describe(run: CellRun) -> dict[str, Any]:
 
 
 def _extract_curves(result: RunMetrics) -> dict[tuple[str, str], Curve]:
-    found: dict[tuple[str, str], list[list[float]]] = {}
+    lines: dict[tuple[str, str], list[list[float]]] = {}
     for entry in result.history:
         for part, points in (("test", entry), ("validation", entry["validation"] or {})):
             for point in ("received", "trained"):
                 if metrics := points.get(point):
                     line = [entry["round"], *(metrics[name] for name in ACCURACIES)]
-                    found.setdefault((part, point), []).append(line)
+                    lines.setdefault((part, point), []).append(line)
     types = {"round": np.int32} | dict.fromkeys(ACCURACIES, np.float32)
     return {
         key: {
             name: np.array(v, dtype=types[name])
-            for name, v in zip(types, zip(*lines, strict=True), strict=True)
+            for name, v in zip(types, zip(*rows, strict=True), strict=True)
         }
-        for key, lines in found.items()
+        for key, rows in lines.items()
     }
 
 
@@ -215,11 +215,10 @@ def _average_mixing(result: RunMetrics) -> dict[tuple[str, str], Array]:
     log = result.mixing
     rounds = list(log)
     thirds = np.array_split(rounds, 3) if len(rounds) >= 3 else [rounds] * 3
-    found: dict[tuple[str, str], Array] = {}
+    averages: dict[tuple[str, str], Array] = {}
     for name, some in zip(("first", "middle", "last", "all"), (*thirds, rounds), strict=True):
         for component in dict.fromkeys(key for r in some for key in log[int(r)]):
-            stacked = np.stack([log[int(r)][component] for r in some if component in log[int(r)]])
-            is_known = ~np.isnan(stacked)
-            mean = np.where(is_known, stacked, 0).sum(0) / np.maximum(is_known.sum(0), 1)
-            found[name, component] = mean
-    return found
+            stack = np.stack([log[int(r)][component] for r in some if component in log[int(r)]])
+            is_known = ~np.isnan(stack)
+            averages[name, component] = np.where(is_known, stack, 0).sum(0) / np.maximum(is_known.sum(0), 1)
+    return averages

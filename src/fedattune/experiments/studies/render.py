@@ -40,15 +40,15 @@ def to_csv(results: StudyResults) -> str:
     lines = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
     lines.writeheader()
     for cell, one in results.outcomes.items():
-        paper, spread = study.paper_value(cell)
+        paper, paper_std = study.paper_value(cell)
         for run in one.runs:
             facts = records.runs[run]
             curve = records.curve(run, one.point)
             assert curve is not None
             numbers = {"value": reduce_curve(curve, study.measure)}
             for point in ("received", "trained"):
-                if found := records.curve(run, point):
-                    numbers[point] = reduce_curve(found, study.measure)
+                if point_curve := records.curve(run, point):
+                    numbers[point] = reduce_curve(point_curve, study.measure)
             numbers |= {f"last_{k}": 100 * curve[f"acc_{k}"][-1] for k in ("pooled", "uniform", "worst10")}
             lines.writerow(
                 {
@@ -61,7 +61,7 @@ def to_csv(results: StudyResults) -> str:
                     "rounds": one.extent.rounds,
                     "mixed_precision": one.extent.mixed_precision,
                     "paper": paper,
-                    "paper_std": spread,
+                    "paper_std": paper_std,
                     **{name: f"{number:.3f}" for name, number in numbers.items()},
                     **{name: facts[name] for name in ("seconds", "local_steps", "bytes_up", "bytes_down")},
                     "choice": format_options(one.choice, " "),

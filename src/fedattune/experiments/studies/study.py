@@ -187,7 +187,7 @@ class Study(_StudyPart):
                 raise ValueError(str(error)) from error
         return self
 
-    def cells(self, wanted: str = "*") -> list[Cell]:
+    def cells(self, selection: str = "*") -> list[Cell]:
         """Return the cells, column by column, that match one of the comma-separated patterns; see `--cells`.
 
         Raises:
@@ -200,7 +200,7 @@ class Study(_StudyPart):
             for name, row in self.rows.items()
             if row.columns is None or column in row.columns
         ]
-        patterns = [one.strip() for one in wanted.split(",") if one.strip()]
+        patterns = [one.strip() for one in selection.split(",") if one.strip()]
         if not patterns:
             raise ConfigError("--cells names no cell; leave it out for all of them")
         for pattern in patterns:
@@ -253,13 +253,13 @@ class Study(_StudyPart):
         values = {**self.settings, **row.settings, **self.columns[cell.column]}
         if own := values.keys() & {"algorithms", "seed", "seeds"}:
             raise ConfigError(f"{self.name}, {cell}: {', '.join(sorted(own))} cannot be among the settings")
-        given = {
+        options = {
             **_flatten_options(self.settings),
             **_flatten_options(row.settings),
             **_flatten_options(self.columns[cell.column]),
         }
         values["set"] = {
-            **{key: value for key, value in given.items() if not _is_of_another(key, row.algorithm)},
+            **{key: value for key, value in options.items() if not _is_of_another(key, row.algorithm)},
             **{f"{row.algorithm}.{key}": value for key, value in row.options.items()},
         }
         for key, value in choice.items():
@@ -290,8 +290,8 @@ class Study(_StudyPart):
 
     def find_reason(self, cell: Cell) -> str | None:
         """Find the reason of the cell's difference; None if no reason is known."""
-        found = (one.text for one in self.reasons if any(_matches(pattern, cell) for pattern in one.cells))
-        return next(found, None)
+        texts = (one.text for one in self.reasons if any(_matches(pattern, cell) for pattern in one.cells))
+        return next(texts, None)
 
 
 def load_study(name: str) -> Study:
@@ -343,18 +343,18 @@ def _matches(pattern: str, cell: Cell) -> bool:
     """Return True if a pattern, "column/row" or one of the two, matches a cell; * matches anything, case is ignored."""
     column, row = cell.column.lower(), cell.row.lower()
     # Only * is special.
-    left, slash, right = (
+    first, slash, second = (
         part.strip().replace("[", "[[]").replace("?", "[?]") for part in pattern.lower().partition("/")
     )
     if slash:
-        return fnmatchcase(column, left) and fnmatchcase(row, right)
-    return fnmatchcase(column, left) or fnmatchcase(row, left)
+        return fnmatchcase(column, first) and fnmatchcase(row, second)
+    return fnmatchcase(column, first) or fnmatchcase(row, first)
 
 
-def _check_names(where: str, names: Any, known: Mapping[str, Any]) -> None:
+def _check_names(where: str, names: Any, allowed_names: Mapping[str, Any]) -> None:
     for name in names:
-        if name not in known:
-            raise ValueError(f"{where}: {name!r} is not there; {did_you_mean(name, known)}")
+        if name not in allowed_names:
+            raise ValueError(f"{where}: {name!r} is not there; {did_you_mean(name, allowed_names)}")
 
 
 def format_options(values: Mapping[str, Any], separator: str = ", ") -> str:

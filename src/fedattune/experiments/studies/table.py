@@ -67,7 +67,7 @@ def format_columns(results: StudyResults) -> dict[str, list[list[str]]]:
 
 
 def _format_line(results: StudyResults, one: Outcome) -> list[str]:
-    paper, spread = results.study.paper_value(one.cell)
+    paper, paper_std = results.study.paper_value(one.cell)
     off = results.difference(one)
 
     def show(name: str, form: str = ".2f") -> str:
@@ -75,7 +75,7 @@ def _format_line(results: StudyResults, one: Outcome) -> list[str]:
 
     return [
         one.cell.row,
-        "–" if paper is None else f"{paper:.2f}" + (f" ±{spread:.2f}" if spread is not None else ""),
+        "–" if paper is None else f"{paper:.2f}" + (f" ±{paper_std:.2f}" if paper_std is not None else ""),
         _format_value(one),
         "–" if off is None else _format_signed(off),
         *(show(name) for name in ("last", "last_uniform", "worst10", "received", "trained")),
@@ -90,8 +90,8 @@ def _format_line(results: StudyResults, one: Outcome) -> list[str]:
 def _format_value(outcome: Outcome) -> str:
     if outcome.value is None:
         return "diverged"
-    spread = f" ±{outcome.value.std:.2f}" if outcome.n_seeds > 1 else ""
-    return f"{outcome.value.mean:.2f}{spread}"
+    std = f" ±{outcome.value.std:.2f}" if outcome.n_seeds > 1 else ""
+    return f"{outcome.value.mean:.2f}{std}"
 
 
 def _format_signed(value: float) -> str:
@@ -107,8 +107,8 @@ def _render_matrix(results: StudyResults) -> list[str]:
     for row in study.rows:
         line = [row if study.rows[row].match or row not in study.paper else f"{row} †"]
         for cell in (Cell(row, column) for column in columns):
-            found = outcomes.get(cell)
-            line.append(_format_cell(results, found) if found else "–" if cell in cells else "")
+            outcome = outcomes.get(cell)
+            line.append(_format_cell(results, outcome) if outcome else "–" if cell in cells else "")
         lines.append(line)
     for first, second in study.differences:
         differences = (_format_minus(results, first, second, column) for column in columns)

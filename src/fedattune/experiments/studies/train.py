@@ -81,8 +81,11 @@ class StudyTrainer:
         if self.options.no_search:
             choices = {cell: study.middle_choice(cell) for cell in cells}
         else:
-            found = {cell: choose_options(study, cell, self.records, extent) for cell in cells}
-            choices = {cell: choice for cell, choice in found.items() if choice is not None}
+            choices = {
+                cell: choice
+                for cell in cells
+                if (choice := choose_options(study, cell, self.records, extent)) is not None
+            }
         self._train(
             [
                 study.make_run(cell, choice, seed, extent)
