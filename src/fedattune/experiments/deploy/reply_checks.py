@@ -93,10 +93,10 @@ def check_reply(
 
 def _check_upload(reply: WorkerMessage, message: WorkerMessage, upload: Payload, statistics: Params) -> None:
     head, request = reply.head, message.head
-    ids, dropped = _check_ids(head["ids"]), _check_ids(head["diverged"])
+    ids, diverged = _check_ids(head["ids"]), _check_ids(head["diverged"])
     if not ids <= set(request["cohort"]) & set(request["ids"]) - set(request["dropouts"]):
         raise RefusedReplyError("uploads for clients outside the cohort")
-    if not dropped <= set(request["ids"]) or dropped & ids:
+    if not diverged <= set(request["ids"]) or diverged & ids:
         raise RefusedReplyError("names clients of other nodes")
     for key, most in (("n_trained", len(request["ids"])), ("steps", 2**53)):
         if type(head[key]) is not int or not 0 <= head[key] <= most:
@@ -173,7 +173,7 @@ def drop_bad_uploads(
         usual: the usual length; None before the first upload.
 
     Returns:
-        The report without the dropped uploads, which are in `faults`, and the new usual length.
+        The reply without the refused uploads, which are in `faults`, and the new usual length.
 
     """
     if not len(report.ids):
