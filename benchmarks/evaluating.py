@@ -50,7 +50,7 @@ def plain(problem: Problem, models: Params) -> Way:
     return run
 
 
-def engine(problem: Problem, models: Params, name: Literal["auto", "batched", "loop"]) -> Way:
+def engine(problem: Problem, models: Params, name: Literal["auto", "vectorized", "sequential"]) -> Way:
     """Evaluate by an engine."""
     runner = make_engine(name, problem.task, problem.data)
     ids = torch.arange(problem.data.n_clients, device=problem.data.device)

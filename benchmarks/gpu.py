@@ -25,7 +25,7 @@ def resnet(setting: Setting) -> Workload:
         problem = Problem(even(10, 500, (3, 32, 32)), "resnet18", {"stem": "3x3"}, batch=20, steps=20)
     problem = training.on(problem, setting)
     return training.training(
-        "W10-resnet", RESNET, problem, (Target("auto", "floor", 0.5),), 5, ("auto", "loop")
+        "W10-resnet", RESNET, problem, (Target("auto", "floor", 0.5),), 5, ("auto", "sequential")
     )
 
 

@@ -19,7 +19,7 @@ from .manual import by_hand
 from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure
 from .problems import Problem, dirichlet, even, synthetic
 
-EngineName = Literal["auto", "batched", "loop"]
+EngineName = Literal["auto", "vectorized", "sequential"]
 
 MLP_TARGETS = (
     Target("auto", "floor", 0.35),
@@ -178,7 +178,7 @@ CASES = (
         _images("mlr"),
         MLP_TARGETS,
         15,
-        ("auto", "loop"),
+        ("auto", "sequential"),
     ),
     _case(
         "W2",
@@ -186,7 +186,7 @@ CASES = (
         _images("dnn"),
         MLP_TARGETS,
         15,
-        ("auto", "loop"),
+        ("auto", "sequential"),
     ),
     _case(
         "W3-mlr", "MLR, Synthetic, 100 ragged clients, 20 steps of 20", _synthetic("mlr", {}), MLP_TARGETS, 11

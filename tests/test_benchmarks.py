@@ -77,9 +77,9 @@ def test_workloads_on_ray_and_flower_run(tmp_path: Path) -> None:
 def test_the_workload_that_is_only_for_gpus_can_be_made() -> None:
     setting = Setting(quick=True)
     workload = gpu.resnet(setting)
-    assert {"floor", "auto", "loop"} <= set(workload.ways)
-    reference = replace(workload, ways={way: workload.ways[way] for way in ("floor", "loop")})
-    assert set(measure.measure(reference, setting).seconds) == {"floor", "loop"}  # and they agree
+    assert {"floor", "auto", "sequential"} <= set(workload.ways)
+    reference = replace(workload, ways={way: workload.ways[way] for way in ("floor", "sequential")})
+    assert set(measure.measure(reference, setting).seconds) == {"floor", "sequential"}  # and they agree
 
 
 def test_peak_memory_is_that_of_a_process_with_one_way() -> None:

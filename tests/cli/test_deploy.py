@@ -108,7 +108,7 @@ def test_a_node_whose_data_were_not_named_says_so(
         (("--nodes", 0), "--nodes: input should be greater than or equal to 1, got '0'"),
         (("--nodes", 30, "--clients", 20), "--nodes: got 30, expected at most the 20 clients of the data"),
         (("--algorithms", "fedmsca"), "did you mean 'fedmcsa'"),
-        (("--engine", "loop"), "unknown option --engine"),
+        (("--engine", "sequential"), "unknown option --engine"),
         (("--round-timeout", "soon"), "--round-timeout: input should be a valid number"),
         (("--set", "fedavg.sigma=1"), "sigma"),
         (("--schema-file", "no.yaml"), "no.yaml"),

@@ -29,7 +29,7 @@ TABLE = ("--data", "p.csv", "--client-column", "hospital", "--target", "outcome"
         ("compare --rounds 1e3", "--rounds: input should be a valid integer"),
         ("compare --lr nan", "--lr: input should be a finite number"),
         ("compare --lr -1 --seed -1 --test 2", "--test: input should be less than 1, got '2'"),
-        ("compare --engine fast", "--engine: input should be 'auto', 'loop', 'batched' or 'ray'"),
+        ("compare --engine fast", "--engine: input should be 'auto', 'sequential', 'vectorized' or 'ray'"),
         ("compare --steps 5 --epochs 2", "not both"),
         ("compare --cohort 11", "cohort: got 11 clients per round, expected at most the 10"),
         ("compare --cohort 0", "--cohort: expected a number of clients from 1 to 10,000,000, or a fraction"),

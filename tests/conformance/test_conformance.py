@@ -62,7 +62,7 @@ def test_engines_agree(case: Case, work: dict[str, Any], train: str, ragged: Fed
     """Ragged sizes, partial cohorts, and everybody training: equal to rounding in float64."""
     loop, together = (
         fit_once(case.name, ragged, engine=e, train=train, options=case.same, **work)
-        for e in ("loop", "batched")
+        for e in ("sequential", "vectorized")
     )
     assert distance(loop, together) < 1e-12
     for point, metrics in loop.history[-1]["validation"].items():
@@ -77,9 +77,9 @@ def test_recorded_steps_agree(
     case: Case, work: dict[str, Any], ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps recorded and replayed, with a client axis and without, give what the reference gives."""
-    loop = fit_once(case.name, ragged, engine="loop", options=case.same, **work)
+    loop = fit_once(case.name, ragged, engine="sequential", options=case.same, **work)
     monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
-    assert distance(loop, fit(case.name, ragged, engine="batched", options=case.same, **work)) < 1e-12
+    assert distance(loop, fit(case.name, ragged, engine="vectorized", options=case.same, **work)) < 1e-12
     monkeypatch.setattr(engines, "_supports_batching", lambda *_: False)
     assert distance(loop, fit(case.name, ragged, engine="auto", options=case.same, **work)) < 1e-12
 
@@ -88,10 +88,10 @@ def test_recorded_steps_agree(
 def test_chunks_of_clients_do_not_change_the_result(
     case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fit_once(case.name, ragged, engine="batched", options=case.same)
+    whole = fit_once(case.name, ragged, engine="vectorized", options=case.same)
     monkeypatch.setattr(batched, "TRAIN_CHUNK_BYTES", 2000)
     monkeypatch.setattr(evaluator, "INPUT_CACHE_BYTES", 0)
-    assert distance(whole, fit(case.name, ragged, engine="batched", options=case.same)) < 1e-12
+    assert distance(whole, fit(case.name, ragged, engine="vectorized", options=case.same)) < 1e-12
 
 
 @every_method
@@ -220,7 +220,7 @@ def test_personal_tensors_never_leave_the_client(
     monkeypatch.setattr(server, "broadcast", spy_down)
     results = [
         fedattune.fit(algorithm, ragged, "dnn", model_options={"hidden": 6}, engine=e, **RUN)
-        for e in ("loop", "batched")
+        for e in ("sequential", "vectorized")
     ]
     assert results[0].trained_server
     personal = algorithm.personal.names(results[0].trained_server.trained_model)
@@ -292,12 +292,12 @@ def test_a_method_of_the_users_own_is_held_to_the_same(ragged: Federation) -> No
             return {"w": received.params.map(lambda a: a.median(0).values)}
 
     algorithm = Algorithm(ALGORITHMS["fedavg"]().client, Median(), headline="received")
-    results = [fedattune.fit(algorithm, ragged, "mlr", engine=e, **RUN) for e in ("loop", "batched")]
+    results = [fedattune.fit(algorithm, ragged, "mlr", engine=e, **RUN) for e in ("sequential", "vectorized")]
     assert distance(*results) < 1e-12
     assert results[0].config["algorithm"] == "custom"
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_who_has_nothing_to_adapt_on_keeps_what_it_received(engine: str, ragged: Federation) -> None:
     """Adapted on the part that is scored, a client without samples there takes no step."""
     clients = list(ragged.clients)

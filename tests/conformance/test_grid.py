@@ -72,7 +72,7 @@ def test_any_server_rule_composes_with_any_client_rule(
     server: str, client: str, personal: str, ragged: Federation
 ) -> None:
     algorithm = combined(client, server, personal)
-    loop, together = (run(algorithm, ragged, engine) for engine in ("loop", "batched"))
+    loop, together = (run(algorithm, ragged, engine) for engine in ("sequential", "vectorized"))
     assert distance(loop, together) < 1e-12
     assert all(v.isfinite().all() for v in loop.models.values())
     assert len(loop.mixing) == RUN["rounds"]
@@ -84,7 +84,7 @@ def test_any_server_rule_composes_with_any_client_rule(
 @pytest.mark.parametrize("client", CLIENTS)
 def test_the_server_rule_makes_a_difference(client: str, ragged: Federation) -> None:
     """No two cells of a row are the same method under two names."""
-    results = [run(combined(client, server, "all shared"), ragged, "batched") for server in SERVERS]
+    results = [run(combined(client, server, "all shared"), ragged, "vectorized") for server in SERVERS]
     trained = [result.final["trained"] for result in results]
     losses = [metrics["loss_uniform"] for metrics in trained if metrics]
     assert len({round(loss, 10) for loss in losses}) == len(SERVERS)
@@ -92,7 +92,7 @@ def test_the_server_rule_makes_a_difference(client: str, ragged: Federation) -> 
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_the_client_rule_makes_a_difference(server: str, ragged: Federation) -> None:
-    results = [run(combined(client, server, "all shared"), ragged, "batched") for client in CLIENTS]
+    results = [run(combined(client, server, "all shared"), ragged, "vectorized") for client in CLIENTS]
     trained = [result.final["trained"] for result in results]
     losses = [metrics["loss_uniform"] for metrics in trained if metrics]
     assert len({round(loss, 10) for loss in losses}) == len(CLIENTS)
@@ -102,7 +102,7 @@ def test_the_client_rule_makes_a_difference(server: str, ragged: Federation) -> 
 def test_what_goes_around_generated_models_lets_clients_join(around: Any, ragged: Federation) -> None:
     client = SGD((ControlVariateCorrection(),)) if around is ControlVariateWrapper else SGD()
     algorithm = Algorithm(client, around(PFedHNServer(embedding=2, hidden=4)))
-    joined = fedattune.personalize(run(algorithm, ragged, "batched"), make_federation([20, 30]), rounds=2)
+    joined = fedattune.personalize(run(algorithm, ragged, "vectorized"), make_federation([20, 30]), rounds=2)
     assert all(v.isfinite().all() for v in joined.models.values())
 
 
@@ -138,7 +138,7 @@ def test_parts_that_do_not_go_together_are_named(ragged: Federation) -> None:
         (Algorithm(SGD(), Attention("leyer")), "unit: got 'leyer', expected model, layer, tensor"),
     ):
         with pytest.raises(ConfigError, match=said):
-            run(algorithm, ragged, "batched")
+            run(algorithm, ragged, "vectorized")
     with pytest.raises(
         ConfigError, match=r"Algorithm: headline: got 'last', expected 'received' or 'trained'"
     ):

@@ -66,7 +66,7 @@ def test_batch_normalisation_in_the_body(name: str, affine: str, ragged: Federat
     options = {"noise": False} if name == "fedcp" else {}
     results = [
         fedattune.fit(name, ragged, model, options=options, engine=e, bn_affine=affine, **RUN)
-        for e in ("loop", "batched")
+        for e in ("sequential", "vectorized")
     ]
     for a, b in ((results[0].models, results[1].models), (results[0].buffers, results[1].buffers)):
         assert max((a[k] - b[k]).abs().max().item() for k in a) < 1e-12

@@ -133,7 +133,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
 def test_hash_is_of_what_decides_the_numbers() -> None:
     one = Experiment()
     assert len(one.hash) == 12
-    assert one.hash == Experiment(engine="loop", device="cpu", data_dir=Path("x"), rounds_to=0.9).hash
+    assert one.hash == Experiment(engine="sequential", device="cpu", data_dir=Path("x"), rounds_to=0.9).hash
     assert Experiment(data="a/p.csv").hash == Experiment(data="b/p.csv").hash
     assert (
         len({one.hash, Experiment(rounds=51).hash, Experiment(set={"a": 1}).hash, Experiment(cohort=1).hash})

@@ -35,7 +35,7 @@ def test_interrupt_and_resume(
     assert again.code == 0
     assert numbers(work / "o" / "result.json") == second
     # with another engine is allowed, by the other command is not
-    other = cli("compare", "--resume", "o", "--quiet", "--engine", "loop")
+    other = cli("compare", "--resume", "o", "--quiet", "--engine", "sequential")
     assert other.code == 0
     assert "note: engine was auto and is loop: results stay equal up to rounding, except" in other.out
     assert "engine was" not in again.out

@@ -97,7 +97,7 @@ def runs() -> Iterator[tuple[str, Callable[[], Result]]]:
         return fedattune.fit(method, federation, model, model_options=options, **(RUN | settings))
 
     for kind in data:
-        for engine in ("loop", "batched"):
+        for engine in ("sequential", "vectorized"):
             for method in ALGORITHMS:
                 yield f"{kind}/{engine}/{method}", lambda k=kind, e=engine, m=method: fit(k, m, engine=e)
     for variant, settings in VARIANTS.items():

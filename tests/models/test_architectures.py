@@ -103,7 +103,7 @@ def test_engines_train_every_network_alike(name: str, side: int, options: Any) -
     run: dict[str, Any] = {"rounds": 1, "steps": 2, "batch_size": 10, "lr": 0.05, "dtype": "float64"}
     loop, batched = (
         fedattune.fit("fedavg", data, name, model_options=options, engine=e, **run)
-        for e in ("loop", "batched")
+        for e in ("sequential", "vectorized")
     )
     assert max((v - batched.models[k]).abs().max().item() for k, v in loop.models.items()) < 1e-12
     assert loop.metrics["loss_uniform"] == pytest.approx(batched.metrics["loss_uniform"], rel=1e-12)
@@ -111,7 +111,7 @@ def test_engines_train_every_network_alike(name: str, side: int, options: Any) -
     assert all((v[0] - first[k]).abs().max() > 0 for k, v in loop.models.items())
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_dropout_is_every_clients_own(engine: str) -> None:
     """Equal clients with full batches train the same model without dropout, and different ones with it."""
     split = {"train": pictures(6, 6), "test": pictures(3, 6)}

@@ -202,7 +202,7 @@ def test_what_predicts_otherwise_is_not_left_there(
 
 
 def test_what_cannot_be_exported(ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = fit("fedavg", ragged, Branching(5, 3), engine="loop")
+    result = fit("fedavg", ragged, Branching(5, 3), engine="sequential")
     for kind in ("torch-export", "onnx"):
         with pytest.raises(RunError, match=r"cannot be written as a graph.*export it as safetensors"):
             result.export("0", tmp_path / f"m.{SUFFIX[kind]}", kind)

@@ -29,7 +29,7 @@ def with_norm() -> nn.Module:
 
 
 def test_c11_norms_stay_on_the_client_on_both_engines(ragged: Federation) -> None:
-    loop, together = (fit("fedbn", ragged, with_norm(), engine=e) for e in ("loop", "batched"))
+    loop, together = (fit("fedbn", ragged, with_norm(), engine=e) for e in ("sequential", "vectorized"))
     assert max((loop.models[k] - together.models[k]).abs().max().item() for k in loop.models) < 1e-12
     for k, w in loop.models.items():
         alike = (w - w[:1]).abs().amax() == 0

@@ -42,7 +42,7 @@ def test_layers_are_found_by_type() -> None:
 def test_policies_on_both_engines(name: str, affine: str, buffers: str, ragged: Federation) -> None:
     """Engines agree; what is local differs between clients, what is averaged does not."""
     given = {"bn_affine": affine, "bn_buffers": buffers, "cohort": 4}
-    loop, together = (fit(ragged, name, engine=e, **given) for e in ("loop", "batched"))
+    loop, together = (fit(ragged, name, engine=e, **given) for e in ("sequential", "vectorized"))
     for kind in ("models", "buffers"):
         for k, v in getattr(loop, kind).items():
             assert (v - getattr(together, kind)[k]).abs().max() < 1e-12, k
@@ -112,7 +112,7 @@ def test_a_newcomer_is_given_the_averaged_statistics(ragged: Federation, tmp_pat
     assert common.abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     ("name", "options"), [("ditto", {"lam": 0.0}), ("apfl", {"alpha": 1.0}), ("l2gd", {"p": 0.0})]
 )
@@ -136,7 +136,7 @@ def test_averaged_statistics_are_deployed(name: str, ragged: Federation) -> None
     assert not alike(fit(ragged, name, rounds=3).buffers["0.1.running_mean"])
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(("name", "options"), [("fedfomo", {"validation": 0.9}), ("fedala", {"share": 0.05})])
 def test_no_batch_of_one_sample(name: str, options: dict[str, Any], engine: str) -> None:
     """A part of few samples is never so small that there is nothing to normalise over."""

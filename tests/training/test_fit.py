@@ -29,9 +29,9 @@ def test_a_client_that_diverges_is_dropped_named_and_harms_nobody(ragged: Federa
     from dataclasses import replace
 
     broken = replace(ragged, x=x)
-    for engine in ("loop", "batched"):
+    for engine in ("sequential", "vectorized"):
         result = fedattune.fit("fedavg", broken, "mlr", **(RUN | {"cohort": 6, "engine": engine}))
-        assert {name for entry in result.history for name in entry["dropped"]} == {ragged.names[2]}
+        assert {name for entry in result.history for name in entry["diverged"]} == {ragged.names[2]}
         assert f"training diverged on clients ({ragged.names[2]})" in result.notes[0]
         assert all(v.isfinite().all() for v in result.models.values())
         without = fedattune.fit("local", ragged, "mlr", **RUN)
@@ -228,7 +228,7 @@ def test_batch_normalisation_on_both_engines(work: dict[str, Any], ragged: Feder
     net = Normed()
     results = [
         fedattune.fit("fedmcsa", ragged, net, **(RUN | work | {"engine": engine, "dtype": "float64"}))
-        for engine in ("loop", "batched")
+        for engine in ("sequential", "vectorized")
     ]
     for a, b in ((results[0].models, results[1].models), (results[0].buffers, results[1].buffers)):
         assert max((a[k] - b[k]).abs().max().item() for k in a) < 1e-12
@@ -245,7 +245,7 @@ def test_batch_normalisation_on_both_engines(work: dict[str, Any], ragged: Feder
 
 def test_dropout_repeats_with_the_seed(ragged: Federation) -> None:
     net = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 3))
-    for engine in ("loop", "batched"):
+    for engine in ("sequential", "vectorized"):
         a, b, c = (
             fedattune.fit("fedavg", ragged, net, **(RUN | {"engine": engine, "seed": s})) for s in (1, 1, 2)
         )
@@ -262,7 +262,7 @@ def test_convolutions_on_both_engines() -> None:
         fedattune.fit(
             "fedmcsa", images, "cnn", model_options=small, **(RUN | {"engine": e, "dtype": "float64"})
         )
-        for e in ("loop", "batched", "auto")
+        for e in ("sequential", "vectorized", "auto")
     ]
     for other in results[1:]:
         assert max((results[0].models[k] - v).abs().max().item() for k, v in other.models.items()) < 1e-12
@@ -320,8 +320,8 @@ class Recurrent(nn.Module):
 def test_models_that_cannot_be_batched_run_one_by_one(ragged: Federation) -> None:
     assert fedattune.fit("fedavg", ragged, Recurrent(), **RUN).finished
     assert fedattune.fit("local", ragged, Recurrent(nn.GRU), **RUN).finished  # trains batched, predicts not
-    with pytest.raises(ModelError, match=r"cannot be trained by the batched engine.*--engine loop"):
-        fedattune.fit("fedavg", ragged, Recurrent(), **(RUN | {"engine": "batched"}))
+    with pytest.raises(ModelError, match=r"cannot be trained by the vectorized engine.*--engine sequential"):
+        fedattune.fit("fedavg", ragged, Recurrent(), **(RUN | {"engine": "vectorized"}))
     with pytest.raises(ModelError, match="cannot be trained on batches of 1 samples"):
         fedattune.fit("fedavg", ragged, Normed(), **(RUN | {"batch_size": 1}))
 

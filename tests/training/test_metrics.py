@@ -20,8 +20,8 @@ def scores(*correct: int) -> Scores:
     return Scores(torch.tensor(SIZES), torch.tensor(correct), torch.zeros(2, dtype=torch.float64))
 
 
-def record(r: int, dropped: list[int] | None = None, absent: list[int] | None = None) -> RoundRecord:
-    return RoundRecord(r, 0.5 * r, 10 * r, 20 * r, 8 * r, dropped or [], absent or [])
+def record(r: int, diverged: list[int] | None = None, absent: list[int] | None = None) -> RoundRecord:
+    return RoundRecord(r, 0.5 * r, 10 * r, 20 * r, 8 * r, diverged or [], absent or [])
 
 
 def run(*rounds: tuple[int, int] | None, headline: str = "trained", **facts: Any) -> Result:
@@ -120,7 +120,7 @@ def test_newcomers() -> None:
 
 def test_who_was_missing_since_the_evaluation_before() -> None:
     store = RunStore(None)
-    for r, dropped, absent in (
+    for r, diverged, absent in (
         (1, [0], []),
         (2, [], [1]),
         (3, [], [0, 1]),
@@ -128,12 +128,12 @@ def test_who_was_missing_since_the_evaluation_before() -> None:
         (5, [], []),
         (6, [], [0]),
     ):
-        store.add_round(record(r, dropped, absent))
+        store.add_round(record(r, diverged, absent))
         if r % 2 == 0:
             store.add_scores(r, "trained", "test", scores(1, 1))
     assert store.rounds()[2] == record(3, absent=[0, 1])
     entries = build_history(store, ["a", "b"])
-    found = [(e["round"], e["dropped"], e["absent"]) for e in entries]
+    found = [(e["round"], e["diverged"], e["absent"]) for e in entries]
     assert found == [(2, ["a"], ["b"]), (4, [], ["a", "b"]), (6, [], ["a"])]
 
 

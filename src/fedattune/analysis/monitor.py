@@ -128,7 +128,7 @@ def _read_progress(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
             "rounds": int(run.config["rounds"]),
             "bytes": last.bytes_up + last.bytes_down,
             "seconds": last.seconds,
-            "diverged": sum(len(record.dropped) for record in records),
+            "diverged": sum(len(record.diverged) for record in records),
             "absent": sum(len(record.absent) for record in records),
         }
         means = {r: mean for r, mean in store.mean_accuracies(run.headline).items() if r <= last.round}

@@ -15,7 +15,7 @@ SEED_LIMIT = 2**32
 MAX_FLOAT32 = 1e38
 MAX_COUNT = 1_000_000
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
-EngineName = Literal["auto", "loop", "batched", "ray"]
+EngineName = Literal["auto", "sequential", "vectorized", "ray"]
 """Name of an engine; see `Settings.engine`."""
 
 
@@ -70,7 +70,7 @@ class Settings(StrictSchema):
     seed: Seed = Field(0, description="seed of initial model, cohorts and batches")
     engine: EngineName = Field(
         "auto",
-        description="how clients run: one at a time (loop), a round as one batch of models (batched), or on Ray (ray)",
+        description="how clients run: one at a time (sequential), all of a round as one batch (vectorized), or on Ray",
     )
     ray_address: str | None = Field(
         None,

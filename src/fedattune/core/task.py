@@ -114,7 +114,7 @@ class Task:
         g, changed = grad(loss, has_aux=True)(params)
         return g, changed
 
-    def why_not_batched(self, batch: Batch) -> str | None:
+    def why_not_vectorized(self, batch: Batch) -> str | None:
         """Return the reason why models cannot train as one batch of models, or None."""
         two = (self.params.repeat(2), self.buffers.copies(2), tuple(t.expand(2, *t.shape) for t in batch))
         try:

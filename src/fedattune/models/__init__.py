@@ -144,9 +144,9 @@ def check_model(
         raise ModelError(
             f"the model {name} cannot be trained on batches of {len(x)} samples: {summarize_error(error)}"
         ) from error
-    if engine == "batched" and (reason := task.why_not_batched((x, y))):
+    if engine == "vectorized" and (reason := task.why_not_vectorized((x, y))):
         raise ModelError(
-            f"the model {name} cannot be trained by the batched engine ({reason}); use --engine loop"
+            f"the model {name} cannot be trained by the vectorized engine ({reason}); use --engine sequential"
         )
 
 

@@ -75,7 +75,7 @@ def replace_nonfinite(value: Any) -> Any:
 def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
     """List the evaluated rounds: metrics at both points on both parts, traffic and time so far, and missing clients.
 
-    `dropped` and `absent` name clients since the evaluation before. Methods with one global model also have `global`.
+    `diverged` and `absent` name clients since the evaluation before. Methods with one global model also have `global`.
 
     Args:
         store: the rounds of the run.
@@ -88,10 +88,10 @@ def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
             found = points.setdefault((round_, part), {})
             found[point] = summarise(n, correct, loss)
     entries: list[JsonDict] = []
-    dropped: set[int] = set()
+    diverged: set[int] = set()
     absent: set[int] = set()
     for record in store.rounds():
-        dropped |= set(record.dropped)
+        diverged |= set(record.diverged)
         absent |= set(record.absent)
         if (test := points.get((record.round, "test"))) is not None:
             entry = {
@@ -101,11 +101,11 @@ def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
                 "validation": points.get((record.round, "validation")),
                 "bytes": {"up": record.bytes_up, "down": record.bytes_down},
                 "seconds": record.seconds,
-                "dropped": [names[i] for i in sorted(dropped)],
+                "diverged": [names[i] for i in sorted(diverged)],
                 "absent": [names[i] for i in sorted(absent)],
             }
             entries.append(entry | ({"global": test["global"]} if "global" in test else {}))
-            dropped, absent = set(), set()
+            diverged, absent = set(), set()
     return entries
 
 

@@ -53,7 +53,7 @@ def collect_missing_facts(context: RunContext, records: Sequence[RoundRecord]) -
     """
     if len(context.eval_ids) == context.n_clients:
         return {}
-    missing = sorted({i for record in records for i in (*record.dropped, *record.absent)})
+    missing = sorted({i for record in records for i in (*record.diverged, *record.absent)})
     return {"missing": {str(i): context.federation.names[i] for i in missing}}
 
 
@@ -89,12 +89,12 @@ def collect_notes(
 
 def _note_divergence(records: Sequence[RoundRecord], names: Sequence[str]) -> list[str]:
     """Name the clients whose training diverged."""
-    diverged = [record for record in records if record.dropped]
-    if not diverged:
+    rounds = [record for record in records if record.diverged]
+    if not rounds:
         return []
-    clients = sorted({i for record in diverged for i in record.dropped})
+    clients = sorted({i for record in rounds for i in record.diverged})
     return [
-        f"in {len(diverged)} of {len(records)} rounds training diverged on clients "
+        f"in {len(rounds)} of {len(records)} rounds training diverged on clients "
         f"({_list_some(names[i] for i in clients)}): they kept the model they had and uploaded nothing; a lower "
         "learning rate would help"
     ]

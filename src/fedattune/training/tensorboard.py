@@ -108,7 +108,7 @@ class _EventLog:
         absent = diverged = 0
         for record in store.rounds(self._next):
             absent += len(record.absent)
-            diverged += len(record.dropped)
+            diverged += len(record.diverged)
             if record.round not in evaluated:
                 continue
             when = self._start + record.seconds

@@ -218,7 +218,7 @@ def test_local_beside_a_method_gives_the_verdict(ragged: Federation, tmp_path: P
         ({"rounds": 0}, "run configuration: rounds: input should be greater than or equal to 1, got 0"),
         ({"algorithms": "fedmcsaa"}, "did you mean 'fedmcsa'"),
         ({"set": "fedavg.mu=1"}, "mu"),
-        ({"engine": "loop"}, "unknown key 'engine'"),
+        ({"engine": "sequential"}, "unknown key 'engine'"),
         ({"cohort": 7}, "cohort: got 7 clients per round, expected at most the 6"),
         ({"nodes": 4, "start-timeout": 0.01}, "waiting for 4 nodes: got 3 online after 0.01 seconds"),
         ({"data-schema": '{"classes": ["a", "b"], "input_shape": [5]}'}, "classes"),

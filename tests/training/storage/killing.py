@@ -16,16 +16,16 @@ from fedattune.training import loop as rounds
 from federations import make_federation
 
 CASES = [  # method, engine, where clients' rows are
-    ("fedavg", "loop", "memory"),
-    ("scaffold", "batched", "disk"),
-    ("fedmcsa", "batched", "disk"),
-    ("fedmcsa", "loop", "memory"),
-    ("pfedla", "batched", "memory"),
-    ("pfedhn", "loop", "disk"),
-    ("fedrep", "loop", "disk"),
-    ("apfl", "batched", "memory"),
-    ("fedala", "batched", "disk"),
-    ("ditto", "loop", "disk"),
+    ("fedavg", "sequential", "memory"),
+    ("scaffold", "vectorized", "disk"),
+    ("fedmcsa", "vectorized", "disk"),
+    ("fedmcsa", "sequential", "memory"),
+    ("pfedla", "vectorized", "memory"),
+    ("pfedhn", "sequential", "disk"),
+    ("fedrep", "sequential", "disk"),
+    ("apfl", "vectorized", "memory"),
+    ("fedala", "vectorized", "disk"),
+    ("ditto", "sequential", "disk"),
 ]
 KILLS = 2
 DATA = make_federation([14, 20, 31, 41])
@@ -51,7 +51,7 @@ def check(child: int) -> None:
 
 def main(folder: Path) -> None:
     rounds.CHECKPOINT_SHARE = 1e9  # after every round, so that much of the time goes into them
-    for engine in ("loop", "batched"):  # what is imported now need not be imported by every child
+    for engine in ("sequential", "vectorized"):  # what is imported now need not be imported by every child
         fedattune.fit("fedavg", DATA, engine=engine, client_state="memory", **RUN | {"rounds": 1})
     luck = random.Random(0)
     for number, case in enumerate(CASES):

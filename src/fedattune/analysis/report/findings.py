@@ -67,7 +67,7 @@ def list_warnings(runs: Runs) -> list[str]:
     warnings += _describe_harm(runs)
     for name, group in group_by_algorithm(runs.results).items():
         records = [record for run in group for record in run.store.rounds()]
-        diverged = sum(len(record.dropped) for record in records)
+        diverged = sum(len(record.diverged) for record in records)
         lost = sum(len(record.absent) for record in records)
         faults = sum(len(run.store.faults()) for run in group)
         if diverged:

@@ -173,7 +173,7 @@ def drop_bad_uploads(
         usual: the usual length; None before the first upload.
 
     Returns:
-        The report without the dropped uploads, which are in `faults`, and the new usual length.
+        The reply without the refused uploads, which are in `faults`, and the new usual length.
 
     """
     if not len(report.ids):

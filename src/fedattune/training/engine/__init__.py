@@ -15,7 +15,7 @@ MIN_RECORDED_STEPS = 64
 
 
 def make_engine(
-    name: Literal["auto", "loop", "batched", "ray"],
+    name: Literal["auto", "sequential", "vectorized", "ray"],
     task: Task,
     federation: Federation,
     *,
@@ -38,10 +38,10 @@ def make_engine(
     Returns:
         The engine. It records its steps if the run has at least MIN_RECORDED_STEPS of them.
     """
-    if name == "loop":
+    if name == "sequential":
         return SequentialEngine(task, federation)
     slow = task.convolutional and federation.y.device.type == "cpu"
-    single = name != "batched" and (slow or not _supports_batching(task, federation))
+    single = name != "vectorized" and (slow or not _supports_batching(task, federation))
     separate = steps * (cohort if single else 1)
     return VectorizedEngine(task, federation, single=single, recording=separate >= MIN_RECORDED_STEPS)
 
@@ -50,4 +50,4 @@ def _supports_batching(task: Task, federation: Federation) -> bool:
     samples = next(rows for rows in federation.part("train") if len(rows))
     index = torch.as_tensor(samples[:4], device=federation.y.device)
     dtype = next(iter(task.params.values())).dtype
-    return task.why_not_batched((federation.features(index, dtype), federation.y[index])) is None
+    return task.why_not_vectorized((federation.features(index, dtype), federation.y[index])) is None

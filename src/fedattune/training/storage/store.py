@@ -96,7 +96,7 @@ WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
 
 CREATE_TABLES = """
 CREATE TABLE IF NOT EXISTS rounds (
-    round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER, steps INTEGER, dropped TEXT,
+    round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER, steps INTEGER, diverged TEXT,
     absent TEXT);
 CREATE TABLE IF NOT EXISTS scores (
     round INTEGER, point TEXT, part TEXT, client INTEGER, n INTEGER, correct INTEGER, loss REAL,
@@ -115,7 +115,7 @@ class RoundRecord(NamedTuple):
     """One finished round; seconds, bytes and steps are totals since the start.
 
     Attributes:
-        dropped: clients whose training diverged.
+        diverged: clients whose training diverged.
         absent: clients of the cohort that did not answer.
     """
 
@@ -124,7 +124,7 @@ class RoundRecord(NamedTuple):
     bytes_up: int
     bytes_down: int
     steps: int
-    dropped: list[int]
+    diverged: list[int]
     absent: list[int] = []  # noqa: RUF012 (a tuple field, not a class attribute)
 
 
@@ -176,10 +176,10 @@ class RunStore:
 
     def add_round(self, record: RoundRecord) -> None:
         """Add a finished round."""
-        *numbers, dropped, absent = record
+        *numbers, diverged, absent = record
         self._db.execute(
             "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (*numbers, json.dumps(dropped), json.dumps(absent)),
+            (*numbers, json.dumps(diverged), json.dumps(absent)),
         )
 
     def add_scores(
@@ -263,8 +263,8 @@ class RunStore:
         """Read the finished rounds in order, from round `since` on."""
         records = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (since,))
         return [
-            RoundRecord(r, s, up, down, steps, json.loads(dropped), json.loads(absent))
-            for r, s, up, down, steps, dropped, absent in records
+            RoundRecord(r, s, up, down, steps, json.loads(diverged), json.loads(absent))
+            for r, s, up, down, steps, diverged, absent in records
         ]
 
     def scores(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any]]]:
