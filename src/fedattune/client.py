@@ -131,7 +131,9 @@ class SGD(ClientUpdate):
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Start from the received model."""
         w = self.received_model(sent, local_state, fresh)
-        gradient, velocity = (w.zeros() if used else Params() for used in (self._probes, self.momentum))
+        gradient, velocity = (
+            w.zeros() if is_needed else Params() for is_needed in (self._probes, self.momentum)
+        )
         return _Carry(w, w, sent, local_state, gradient, torch.zeros_like(context.n_steps), velocity)
 
     def probe_passes(self, local_state: LocalState) -> Tensor | None:

@@ -66,7 +66,7 @@ class APFLClient(ClientUpdate):
         if self.adaptive:
             slope = torch.stack([(d * g[k]).sum() for k, d in (v - w).items()]).sum()
             alpha = (alpha - context.lr * slope).clamp(0, 1)
-        shared_g = grad(w, batch, statistics=False)  # statistics are those of the mixture
+        shared_g = grad(w, batch, statistics=False)  # only the mixture updates the statistics
         return _Carry(w - context.lr * shared_g, v - context.lr * carry.alpha * g, alpha)
 
     def finish(

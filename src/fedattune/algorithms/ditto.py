@@ -79,7 +79,7 @@ class DittoClient(ClientUpdate):
         shared, v, anchor = carry
         lr = context.lr if self.personal_lr is None else self.personal_lr
         v = v - lr * (grad(v, batch) + self.lam * (v - anchor))
-        shared_grad = partial(grad, statistics=False)  # statistics are those of v, which predicts
+        shared_grad = partial(grad, statistics=False)  # only v updates the statistics: it predicts
         return _Carry(self.shared.step(shared, batch, shared_grad, context), v, anchor)
 
     def finish(

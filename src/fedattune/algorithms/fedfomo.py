@@ -190,25 +190,25 @@ class FedFomoServer(UploadStore):
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """Send the own last upload, and the uploads of others with their numbers (R, M - 1)."""
-        theta, chosen = cast(Params, state["theta"]), self._chosen(state, ids)
-        extra = {"peers": theta.rows(chosen), "numbers": Params(peer=chosen)}
+        theta, peers = cast(Params, state["theta"]), self._choose_peers(state, ids)
+        extra = {"peers": theta.rows(peers), "numbers": Params(peer=peers)}
         return Broadcast(Payload(theta.rows(ids), extra))
 
-    def _chosen(self, state: ServerState, ids: Tensor) -> Tensor:
+    def _choose_peers(self, state: ServerState, ids: Tensor) -> Tensor:
         """Choose the others (R, M - 1) for clients `ids`, from the state and the client alone."""
         seed, t = int(cast(Tensor, state["seed"])), int(cast(Tensor, state["round"]))
         members = cast(Tensor, state["in_pool"]).nonzero().flatten().cpu().numpy()
         most = min(self.models, len(members)) - 1
         # Rounded, so that rounding errors do not break ties.
         affinity = np.round(cast(Tensor, state["P"])[ids].cpu().numpy(), 6)
-        chosen = []
+        peers = []
         for row, i in enumerate(ids.tolist()):
             rng = np.random.default_rng([seed, t, i])
             others = rng.permutation(members[members != i])
             if rng.random() >= self.epsilon - self.epsilon_decay * t:
                 others = others[np.argsort(-affinity[row, others], kind="stable")]
-            chosen.append(others[:most])
-        return torch.from_numpy(np.stack(chosen)).to(ids.device)
+            peers.append(others[:most])
+        return torch.from_numpy(np.stack(peers)).to(ids.device)
 
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor

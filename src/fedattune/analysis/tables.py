@@ -39,21 +39,21 @@ def make_console() -> "Console":
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 
 
-def make_table(*columns: str, left: Sequence[str]) -> "Table":
-    """Make an empty table; columns not named in `left` hold numbers and stand to the right."""
+def make_table(*columns: str, text_columns: Sequence[str]) -> "Table":
+    """Make an empty table; columns not named in `text_columns` hold numbers and stand to the right."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for title in columns:
-        table.add_column(title, justify="left" if title in left else "right", no_wrap=True)
+        table.add_column(title, justify="left" if title in text_columns else "right", no_wrap=True)
     return table
 
 
 def fill_table(
     rows: Sequence[AnyRow],
     columns: Mapping[str, Callable[[AnyRow], str]],
-    left: Sequence[str] = (),
+    text_columns: Sequence[str] = (),
     style: Callable[[AnyRow], str | None] = lambda _: None,
 ) -> "Table":
     """Make a table of some rows.
@@ -61,11 +61,11 @@ def fill_table(
     Args:
         rows: a line of the table each.
         columns: title -> function that formats the cell of a row.
-        left: titles of the columns with text, which stand to the left.
+        text_columns: titles of the columns with text, which stand to the left.
         style: gives the style of a row.
 
     """
-    table = make_table(*columns, left=left)
+    table = make_table(*columns, text_columns=text_columns)
     for row in rows:
         table.add_row(*(cell(row) for cell in columns.values()), style=style(row))
     return table

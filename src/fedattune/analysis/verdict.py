@@ -209,14 +209,14 @@ def _compare_with_baseline(
 ) -> Verdict:
     """Compare the best method with `local`, and say in one sentence what follows."""
     mine, local = pair_runs(groups, method)
-    alone, chosen = compute_client_accuracy(local), compute_client_accuracy(mine)
-    gains = 100 * compute_gap(chosen, alone)
+    local_accuracy, method_accuracy = compute_client_accuracy(local), compute_client_accuracy(mine)
+    gains = 100 * compute_gap(method_accuracy, local_accuracy)
     low, high = bootstrap_interval(gains)
     is_few = len(gains) < MIN_CLIENTS
     interval = "" if is_few else f"; 95% interval of the gain over clients {low:+.2f} to {high:+.2f}"
     numbers = (
         f"{abs(gains.mean()):.2f} points {'above' if gains.mean() >= 0 else 'below'} training alone "
-        f"on test data ({100 * chosen.mean():.2f}% against {100 * alone.mean():.2f}%{interval})"
+        f"on test data ({100 * method_accuracy.mean():.2f}% against {100 * local_accuracy.mean():.2f}%{interval})"
     )
     losers = _describe_losers(gains, [client.id for client in groups[BASELINE][0].clients])
     # A tie goes to local: it needs no collaboration.

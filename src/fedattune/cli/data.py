@@ -99,7 +99,7 @@ def _print_federation(federation: "Federation", console: "Console") -> None:
         digits = max(len(str(counts.max())), len(str(len(heads)))) + 1
     in_full = digits * len(heads) <= MAX_WIDTH_NUMBERS
     labels = "".join(f"{head!s:>{digits}}" for head in heads) if in_full else "labels"
-    table = make_table("client", "train", "val.", "test", "classes", labels, left=("client", labels))
+    table = make_table("client", "train", "val.", "test", "classes", labels, text_columns=("client", labels))
 
     def cell(count: int, share: float) -> tuple[str, Style]:
         heat = round(255 * (1 - 0.8 * share**0.5)) if count else 255

@@ -131,7 +131,7 @@ def _lock_folder(out: Path) -> Iterator[None]:
 def _print_studies() -> None:
     """Print the studies with their runs, rounds and data."""
     console = make_console()
-    table = make_table("study", "what", "runs", "rounds", "data", left=("study", "what", "data"))
+    table = make_table("study", "what", "runs", "rounds", "data", text_columns=("study", "what", "data"))
     for name in STUDIES:
         study = load_study(name)
         cells = [cell for cell in study.cells() if not study.rows[cell.row].like]

@@ -266,9 +266,9 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         for name, kind in (("client", ClientUpdate), ("server", ServerUpdate), ("personal", Selector)):
-            if not isinstance(getattr(self, name), kind):
-                got = getattr(self, name)
-                raise ConfigError(f"Algorithm: {name}: got {got!r}, expected a {kind.__name__}")
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise ConfigError(f"Algorithm: {name}: got {value!r}, expected a {kind.__name__}")
         if self.headline not in ("received", "trained"):
             raise ConfigError(f"Algorithm: headline: got {self.headline!r}, expected 'received' or 'trained'")
 

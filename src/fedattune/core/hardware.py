@@ -176,10 +176,10 @@ def _free_memory_bytes() -> int | None:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         sizes.append(1024 * int(text.split("MemAvailable:")[1].split()[0]))
     with suppress(OSError, ValueError):
-        most, used = (
+        limit, usage = (
             int((CGROUP_PATH / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current")
         )
-        sizes.append(most - used)
+        sizes.append(limit - usage)
     return min(sizes, default=None)
 
 

@@ -76,17 +76,17 @@ def split_head(model: nn.Module, x: Tensor, head: str | None = None) -> tuple[nn
     with torch.no_grad():
         output = whole(x)
     problems = []
-    for chosen in reversed(linear) if head is None else [head]:
-        body, last = _cut(model, chosen)
+    for candidate in reversed(linear) if head is None else [head]:
+        body, last = _cut(model, candidate)
         try:
             with torch.no_grad():
                 same = torch.allclose(last(body.eval()(x)), output, rtol=1e-4, atol=1e-5)
             if same and last.weight.requires_grad:
                 return body.train(), last
             reason = "is frozen (requires_grad=False)" if same else "does not make its output"
-            problems.append(f"{chosen!r} {reason}")
+            problems.append(f"{candidate!r} {reason}")
         except Exception as error:
-            problems.append(f"{chosen!r}: {summarize_error(error)}")
+            problems.append(f"{candidate!r}: {summarize_error(error)}")
     raise ModelError(
         f"the model {name} cannot be split into body and head: a trainable nn.Linear layer must make its output "
         f"from features ({problems[0]}); let the model end with such a layer"

@@ -95,8 +95,8 @@ class AnyOf(Selector):
 
     def names(self, model: nn.Module) -> tuple[str, ...]:
         """Return the union, in the model's order."""
-        chosen = {name for selector in self.selectors for name in selector.names(model)}
-        return tuple(name for name, _ in model.named_parameters() if name in chosen)
+        union = {name for selector in self.selectors for name in selector.names(model)}
+        return tuple(name for name, _ in model.named_parameters() if name in union)
 
 
 @dataclass(frozen=True)

@@ -142,8 +142,8 @@ class Task:
                 f"{tuple(x.shape[1:])} ({summarize_error(error)})"
             ) from error
         if not isinstance(out, Tensor) or out.shape != (len(x), n_classes):
-            got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
+            description = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
             raise ModelError(
                 f"the model {name} does not fit the data: expected {n_classes} scores per sample "
-                f"(one per class), got {got}"
+                f"(one per class), got {description}"
             )

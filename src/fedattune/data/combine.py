@@ -23,11 +23,11 @@ def combine_federations(name: str, pieces: Sequence[Federation]) -> Federation:
     first = pieces[0]
     if len(pieces) == 1:
         return replace(first, name=name)
-    expected = infer_schema(first)
+    first_schema = infer_schema(first)
     for piece in pieces:
         schema = infer_schema(piece)
-        if schema != expected or piece.x.dtype != first.x.dtype:
-            where = [key for key in Schema.model_fields if getattr(schema, key) != getattr(expected, key)]
+        if schema != first_schema or piece.x.dtype != first.x.dtype:
+            where = [key for key in Schema.model_fields if getattr(schema, key) != getattr(first_schema, key)]
             raise DataError(
                 f"{name}: client {piece.names[0]!r} differs from client {first.names[0]!r} in "
                 f"{' and '.join(where) or 'the type of its samples'}; all clients of a node need data of one schema"

@@ -123,18 +123,18 @@ class Schema(StrictSchema):
 
         """
         for field in type(self).model_fields:
-            expected, got = getattr(self, field), getattr(other, field)
+            value, other_value = getattr(self, field), getattr(other, field)
             if field in ("shift", "scale"):
                 is_bare = other.shift is None and other.scale is None
-                is_same = is_bare or self._is_equal(expected, got)
+                is_same = is_bare or self._is_equal(value, other_value)
             elif field in ("classes", "input_shape"):
-                is_same = expected == got
+                is_same = value == other_value
             else:
-                is_same = expected == got or not (self.columns and other.columns)
+                is_same = value == other_value or not (self.columns and other.columns)
             if not is_same:
                 raise DataError(
-                    f"{where} does not fit the schema: expected {field} {_abbreviate(expected)}, got "
-                    f"{_abbreviate(got)}; all nodes need data of one schema"
+                    f"{where} does not fit the schema: expected {field} {_abbreviate(value)}, got "
+                    f"{_abbreviate(other_value)}; all nodes need data of one schema"
                 )
 
     def _is_equal(self, one: NestedNumbers | None, other: NestedNumbers | None) -> bool:

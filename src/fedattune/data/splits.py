@@ -53,7 +53,7 @@ def split_parts(
 
 
 def _draw_stratified(strata: Array, n: int, random: np.random.Generator) -> tuple[Index, Index]:
-    """Draw n of the samples, the same share of every stratum; return positions of the drawn and of the other samples.
+    """Draw n of the samples, the same share of every stratum; return positions of these and of the other samples.
 
     Where shares are no whole numbers, the strata with the largest remainders get one more, at random among equals.
     """
@@ -64,9 +64,9 @@ def _draw_stratified(strata: Array, n: int, random: np.random.Generator) -> tupl
     remainders = np.round(shares - quotas, 9)
     quotas[np.lexsort((random.random(len(totals)), -remainders))[:lacking]] += 1
     mixed = [random.permutation(rows) for rows in group_rows(strata)]
-    chosen = np.concatenate([rows[:k] for rows, k in zip(mixed, quotas, strict=True)])
-    others = np.concatenate([rows[k:] for rows, k in zip(mixed, quotas, strict=True)])
-    return random.permutation(chosen), random.permutation(others)
+    selected_rows = np.concatenate([rows[:k] for rows, k in zip(mixed, quotas, strict=True)])
+    other_rows = np.concatenate([rows[k:] for rows, k in zip(mixed, quotas, strict=True)])
+    return random.permutation(selected_rows), random.permutation(other_rows)
 
 
 def group_rows(values: Array, n_values: int = 0) -> list[Index]:

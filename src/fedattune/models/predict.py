@@ -93,10 +93,10 @@ class Predictions:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self._header)
         # The shortest decimals that give the same number.
-        shown = self.probabilities.astype(str).tolist()
+        decimals = self.probabilities.astype(str).tolist()
         writer.writerows(
             [row, label, *values]
-            for row, (label, values) in enumerate(zip(self.labels, shown, strict=True), 1)
+            for row, (label, values) in enumerate(zip(self.labels, decimals, strict=True), 1)
         )
         return out.getvalue()
 
@@ -115,8 +115,8 @@ def predict(
 
     Args:
         file: a model that `fedattune export` or `Result.save_models` wrote, as .safetensors or .onnx.
-        table: a CSV or Parquet file with the columns of training. For a model that was not trained on a table, it
-            needs one column of numbers for each value of a sample or, in Parquet, a column of images.
+        table: a CSV or Parquet file with the columns of training. If the model was not trained on a table, the file
+            needs a column of numbers for each value of a sample. A Parquet file may have one column of images instead.
         module: your own model to fill, if the run's model had no name.
         factory: "package.module:factory" of your own model, if the run named it. FedAttune runs the factory only if
             you name it here; the name in the file is not enough.

@@ -86,11 +86,11 @@ class LocalEvaluation:
             trained.buffers,
         )
 
-    def evaluate_trained(self, done: Sequence[ClientModels], send: Sender) -> list[PointScores]:
+    def evaluate_trained(self, trained_models: Sequence[ClientModels], send: Sender) -> list[PointScores]:
         """Score clients after local training.
 
         Args:
-            done: the models of clients that trained; the other clients rest.
+            trained_models: the models of clients that trained; the other clients rest.
             send: gives the payloads of resting clients if clients keep none.
 
         """
@@ -98,9 +98,9 @@ class LocalEvaluation:
             return []
 
         def models(ids: Tensor) -> ClientModels:
-            if len(done) == 1 and torch.equal(done[0].ids, ids):
-                return done[0]
-            pieces = [_select_clients(mine, ids) for mine in done]
+            if len(trained_models) == 1 and torch.equal(trained_models[0].ids, ids):
+                return trained_models[0]
+            pieces = [_select_clients(mine, ids) for mine in trained_models]
             busy = torch.cat([mine.ids for mine in pieces]) if pieces else ids[:0]
             if len(resting := ids[~torch.isin(ids, busy)]):
                 params = self.clients.models(self.algorithm.client.resting_model, resting, send)
@@ -151,9 +151,11 @@ class LocalEvaluation:
             and _is_one_model(models(self.eval_ids[:2]).params)
         ):
             received_chunks = [self.eval_ids]  # one model for all takes no memory
-        made = [models(self.eval_ids)] if len(received_chunks) == 1 else []
-        found = self._score("received", made or map(models, received_chunks))
-        found += self._score_global(w, found, mean_buffers, bool(made) and _is_one_model(made[0].params))
+        all_models = [models(self.eval_ids)] if len(received_chunks) == 1 else []
+        scores = self._score("received", all_models or map(models, received_chunks))
+        scores += self._score_global(
+            w, scores, mean_buffers, bool(all_models) and _is_one_model(all_models[0].params)
+        )
         if adapt:
             # Fine-tuning on the scored part sees nothing of the other part, from which values are chosen. The test
             # part comes last, for its models are kept.
@@ -161,9 +163,9 @@ class LocalEvaluation:
             groups = (EVALUATED_PARTS[1:], EVALUATED_PARTS[:1]) if uses_scored_part else (EVALUATED_PARTS,)
             for parts in groups:
                 plan = replace(adaptation, part=parts[0] if uses_scored_part else "train")
-                again = made if len(chunks) == 1 else map(models, chunks)
-                found += self._score("trained", (self._adapt(one, adapt, plan) for one in again), parts)
-        return found
+                again = all_models if len(chunks) == 1 else map(models, chunks)
+                scores += self._score("trained", (self._adapt(one, adapt, plan) for one in again), parts)
+        return scores
 
     def _chunks(self) -> Sequence[Tensor]:
         """Split the evaluated clients, so that the personal models of a chunk fit into memory."""
@@ -176,11 +178,11 @@ class LocalEvaluation:
         models = []
         numbers = torch.arange(len(ids), device=ids.device)
         for rows in numbers.split(PROBE_CHUNK):  # type: ignore[no-untyped-call]
-            some, kept = ids[rows], self.clients.sent
-            sent = send(some) if kept is None else kept.rows(self.clients.rows_of(some))
+            some, payloads = ids[rows], self.clients.sent
+            sent = send(some) if payloads is None else payloads.rows(self.clients.rows_of(some))
             inputs = self.clients.training_inputs(some, sent, torch.zeros_like(some, dtype=torch.bool))
-            done = self.engine.train(rule, some, inputs._replace(buffers=buffers.rows(rows)), work)
-            models.append(vmap(rule.trained_model)(done.upload, done.local_state))
+            outputs = self.engine.train(rule, some, inputs._replace(buffers=buffers.rows(rows)), work)
+            models.append(vmap(rule.trained_model)(outputs.upload, outputs.local_state))
         return concatenate(models)
 
     def _adapt(self, models: ClientModels, adapt: FineTune, work: LocalTraining) -> ClientModels:
@@ -190,18 +192,22 @@ class LocalEvaluation:
         work = replace(work, lr=adapt.lr or work.lr)
         yes = torch.ones_like(models.ids, dtype=torch.bool)
         inputs = ClientInputs(Payload(models.params), {}, models.buffers, yes, ~yes)
-        done = self.engine.train(SGD(), models.ids, inputs, work)
-        return ClientModels(models.ids, done.upload.params, done.buffers)
+        outputs = self.engine.train(SGD(), models.ids, inputs, work)
+        return ClientModels(models.ids, outputs.upload.params, outputs.buffers)
 
     def _score_global(
-        self, w: Params | None, found: Sequence[PointScores], mean_buffers: Params | None, alike: bool
+        self,
+        w: Params | None,
+        received_scores: Sequence[PointScores],
+        mean_buffers: Params | None,
+        alike: bool,
     ) -> list[PointScores]:
         """Score the one global model, if there is one.
 
-        If all clients received one model (`alike`) and there are no buffers, `found` has its scores already.
+        If all clients received one model (`alike`) and there are no buffers, `received_scores` has its scores already.
         """
         network, personal = self.algorithm.network, self.clients.personal
-        scores = next((one.scores for one in found if one.part == "test"), None)
+        scores = next((one.scores for one in received_scores if one.part == "test"), None)
         if w is None or scores is None or (personal and not (network and network.generic)):
             return []
         first = personal.rows(0)

@@ -224,11 +224,13 @@ class RoundLoop:
         )
 
     def _record_scores(self, r: int, scores: Sequence[PointScores]) -> None:
-        for point, part, ids, found in scores:
-            self.store.add_scores(r, point, part, found, ids)
+        for point, part, ids, client_scores in scores:
+            self.store.add_scores(r, point, part, client_scores, ids)
             if (point, part) == (self.context.algorithm.headline, "test"):
-                has_samples = found.n > 0
-                self.accuracy = float((found.correct[has_samples] / found.n[has_samples]).mean())
+                has_samples = client_scores.n > 0
+                self.accuracy = float(
+                    (client_scores.correct[has_samples] / client_scores.n[has_samples]).mean()
+                )
 
     @cached_property
     def _facts(self) -> dict[str, Any]:

@@ -85,8 +85,8 @@ def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
     points: dict[tuple[int, str], dict[str, Metrics]] = {}
     for part in ("test", "validation"):
         for round_, point, (n, correct, loss) in store.scores(part):
-            found = points.setdefault((round_, part), {})
-            found[point] = summarise(n, correct, loss)
+            metrics = points.setdefault((round_, part), {})
+            metrics[point] = summarise(n, correct, loss)
     entries: list[JsonDict] = []
     diverged: set[int] = set()
     absent: set[int] = set()
@@ -269,12 +269,12 @@ class RunMetrics:
         """
         if not self.history:
             return None
-        found = {}
+        maxima = {}
         for mean in ("uniform", "pooled"):
             reached = [entry[self.headline][f"acc_{mean}"] for entry in self.history]
             best = int(np.argmax(reached))
-            found[mean] = {"accuracy": reached[best], "round": self.history[best]["round"]}
-        return found
+            maxima[mean] = {"accuracy": reached[best], "round": self.history[best]["round"]}
+        return maxima
 
     def rounds_to(self, accuracy: float) -> int | None:
         """Find the first evaluated round whose mean test accuracy reaches `accuracy`, a fraction; None if none does.

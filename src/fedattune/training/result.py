@@ -128,10 +128,10 @@ class Result(RunMetrics):
             )
         ids, numbers = [c["id"] for c in self.facts["clients"]], self.eval_ids
         if client not in (ids if isinstance(client, str) else numbers):
-            known = ", ".join(ids[:20]) + (", ..." if len(ids) > 20 else "")
+            listing = ", ".join(ids[:20]) + (", ..." if len(ids) > 20 else "")
             some = f"{len(ids):,} of its {self.n_clients:,} clients were evaluated, whose models are kept"
             which = some if len(ids) < self.n_clients else "its clients are"
-            raise RunError(f"no client {client!r} in this run; {which}: {known}")
+            raise RunError(f"no client {client!r} in this run; {which}: {listing}")
         row = ids.index(client) if isinstance(client, str) else numbers.index(client)
         one_for_all = isinstance(self.models, Params) and len(next(iter(self.models.values()))) == 1
         state = {**self.models.rows(0 if one_for_all else row), **self.buffers.rows(row)}

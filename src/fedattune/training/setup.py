@@ -64,7 +64,7 @@ def make_context(
 
 
 def get_shared_parameters(algorithm: Algorithm, task: Task) -> Params:
-    """Return the initial parameters without those that never leave a client."""
+    """Return the initial parameters, except the ones that never leave a client."""
     return task.params.without(algorithm.personal.names(task.model))
 
 
@@ -147,5 +147,5 @@ def sample_inputs(clients: Federation) -> Tensor:
 
 def resolve_weight_decay(algorithm: Algorithm, settings: Settings) -> float:
     """Return the l2 coefficient: the method's, or the run's, or the method's default if neither is given."""
-    given = (algorithm.weight_decay, settings.weight_decay)
-    return next((decay for decay in given if decay is not None), algorithm.default_weight_decay)
+    decays = (algorithm.weight_decay, settings.weight_decay)
+    return next((decay for decay in decays if decay is not None), algorithm.default_weight_decay)

@@ -196,13 +196,13 @@ def plot_traffic(runs: Sequence[RunMetrics], width: float | None = None) -> Capt
         sizes = {layer: parts[layer] for layer in layers if layer in parts}
         if rest := sum(parts.values()) - sum(sizes.values()):
             sizes[OTHER_LAYERS] = rest
-        left = 0.0
+        start = 0.0
         for layer, size in sizes.items():
             colour = layers.index(layer) if layer in layers else MAX_LAYERS - 1
             look: Any = {"facecolor": COLOURS[colour], "hatch": HATCHES[colour], "edgecolor": "white"}
             height = k // 2 + 0.19 * (2 * (k % 2) - 1)
-            axes.barh(height, size / scale, 0.34, left=left, label=layer, linewidth=0.4, **look)
-            left += size / scale
+            axes.barh(height, size / scale, 0.34, left=start, label=layer, linewidth=0.4, **look)
+            start += size / scale
     heights = [row + 0.19 * side for row in range(len(sent)) for side in (-1, 1)]
     axes.set_yticks(heights, [tick for name in sent for tick in (f"{name}  up", "down")])
     _lay_out_rows(axes, len(sent))

@@ -51,14 +51,14 @@ def plot_heatmap(
 
     """
     round_, last = _read_rows(mixing, round_)
-    shown = last.weights
-    if component is not None and component not in shown:
-        raise RunError(f"no component {component!r} in round {round_}; {did_you_mean(component, shown)}")
-    shown = shown if component is None else {component: shown[component]}
+    matrices = last.weights
+    if component is not None and component not in matrices:
+        raise RunError(f"no component {component!r} in round {round_}; {did_you_mean(component, matrices)}")
+    matrices = matrices if component is None else {component: matrices[component]}
     similarity = mixing.similarity
-    alike = similarity if similarity is not None else np.mean(np.stack(list(shown.values())), axis=0)
+    alike = similarity if similarity is not None else np.mean(np.stack(list(matrices.values())), axis=0)
     order = seriate(alike)[0]
-    n, panels = len(order), len(shown) + (similarity is not None)
+    n, panels = len(order), len(matrices) + (similarity is not None)
     down = -(-panels // MAX_PANELS_ACROSS)
     across = -(-panels // down)
     side = max(PANEL_INCHES, n * NAME_POINTS / 72) if n <= MAX_NAMED_CLIENTS else PANEL_INCHES
@@ -70,17 +70,17 @@ def plot_heatmap(
     for empty in axes[panels:]:
         empty.remove()
     others = ~np.eye(n, dtype=bool)
-    values = np.concatenate([matrix[others] for matrix in shown.values()])
+    values = np.concatenate([matrix[others] for matrix in matrices.values()])
     has_values = np.isfinite(values).any()
     top = float(np.nanmax(values)) if has_values else 1.0
     low = min(0.0, float(np.nanmin(values))) if has_values else 0.0
-    largest = max(float(np.nanmax(matrix)) for matrix in shown.values())
-    drawn: Any = None
-    for k, (name, matrix) in enumerate(shown.items()):
-        drawn = _draw_matrix(axes[k], matrix[np.ix_(order, order)], "Blues", low, top or 1.0)
+    largest = max(float(np.nanmax(matrix)) for matrix in matrices.values())
+    mappable: Any = None
+    for k, (name, matrix) in enumerate(matrices.items()):
+        mappable = _draw_matrix(axes[k], matrix[np.ix_(order, order)], "Blues", low, top or 1.0)
         axes[k].set_title(name)
     figure.colorbar(
-        drawn,
+        mappable,
         ax=axes[:panels],
         extend="max" if largest > top * 1.001 else "neither",
         label="Weight",
@@ -93,7 +93,7 @@ def plot_heatmap(
         axes[panels - 1].set_title("label similarity")
     letters = min(0.85 * NAME_POINTS, 0.85 * 72 * side / n)
     _label_axes(axes[:panels], [_shorten_name(mixing.names[i]) for i in order], across, letters)
-    return CaptionedFigure(figure, _write_caption(mixing, round_, last, shown))
+    return CaptionedFigure(figure, _write_caption(mixing, round_, last, matrices))
 
 
 def _read_rows(mixing: MixingAnalysis, round_: int | None) -> tuple[int, LastRows]:
@@ -111,7 +111,9 @@ def _read_rows(mixing: MixingAnalysis, round_: int | None) -> tuple[int, LastRow
     return round_, mixing.read_last_rows(round_)
 
 
-def _write_caption(mixing: MixingAnalysis, round_: int, last: LastRows, shown: dict[str, FloatArray]) -> str:
+def _write_caption(
+    mixing: MixingAnalysis, round_: int, last: LastRows, matrices: dict[str, FloatArray]
+) -> str:
     has_labels = mixing.similarity is not None
     text = (
         f"Who learns from whom by {mixing.run.algorithm}, seed {mixing.run.settings.seed}, round {round_}: row "
@@ -122,7 +124,7 @@ def _write_caption(mixing: MixingAnalysis, round_: int, last: LastRows, shown: d
         text += "; label similarity from 0 (white) to 1 (black): 1 minus the total variation distance"
     if any(one not in (None, round_) for one in last.rounds):
         text += "; of clients that did not take part in that round, what they were given last"
-    if any(np.isnan(matrix).any() for matrix in shown.values()):
+    if any(np.isnan(matrix).any() for matrix in matrices.values()):
         text += "; hatched: clients without a stored row"
     return text
 
@@ -143,13 +145,13 @@ def _draw_matrix(axes: "Axes", matrix: FloatArray, colours: str, low: float, top
     common: dict[str, Any] = {"cmap": colormaps[colours], "vmin": low, "vmax": top}
     if n <= MAX_VECTOR_CLIENTS:
         # Lines of the cell's own colour close the gaps that viewers would show between cells.
-        drawn: Any = axes.pcolormesh(masked, edgecolors="face", linewidth=0.1, **common)
+        mappable: Any = axes.pcolormesh(masked, edgecolors="face", linewidth=0.1, **common)
     else:
-        drawn = axes.imshow(masked, interpolation="none", extent=(0, n, n, 0), **common)
+        mappable = axes.imshow(masked, interpolation="none", extent=(0, n, n, 0), **common)
     axes.set(xlim=(0, n), ylim=(n, 0), aspect="equal")
     for spine in axes.spines.values():
         spine.set_visible(True)
-    return drawn
+    return mappable
 
 
 def _label_axes(axes: "Sequence[Axes]", names: Sequence[str], across: int, letters: float) -> None:

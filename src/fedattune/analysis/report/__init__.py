@@ -81,7 +81,7 @@ def render_report(runs: Runs) -> str:
         config=findings.describe_configuration(results),
         environments=_collect_environments(runs),
         version=__version__,
-        made=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+        date=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         css=Markup((here / "templates" / "report.css").read_text("utf-8")),  # noqa: S704 (our own)
         script=Markup((here / "templates" / "report.js").read_text("utf-8")),  # noqa: S704
         library=Markup((here / "vendor" / "echarts.min.js").read_text("utf-8")),  # noqa: S704

@@ -105,16 +105,16 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
     if not mixed:
         return {}, b""
     first = next(iter(mixed.values()))
-    shown = list(range(len(first.names)))
-    if len(shown) > MAX_PICTURED_CLIENTS:
-        shown = sorted(thin_out(seriate(first.mean)[0], MAX_PICTURED_CLIENTS))
-    square = np.ix_(shown, shown)
+    clients = list(range(len(first.names)))
+    if len(clients) > MAX_PICTURED_CLIENTS:
+        clients = sorted(thin_out(seriate(first.mean)[0], MAX_PICTURED_CLIENTS))
+    square = np.ix_(clients, clients)
     n_matrices = sum(len(one.components) for one in mixed.values())
-    n_rounds = max(2, n_bytes // (n_matrices * len(shown) ** 2))
+    n_rounds = max(2, n_bytes // (n_matrices * len(clients) ** 2))
     content, methods = b"", {}
     for name, one in mixed.items():
         rounds = thin_out(one.rounds, n_rounds)
-        components, packed = pack_matrices(one, shown, rounds)
+        components, packed = pack_matrices(one, clients, rounds)
         arrangement = arrange_clients(one.mean[square], one.last.offered[square])
         methods[name] = {
             "components": components,
@@ -133,9 +133,9 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
         content += packed
     similarity = first.similarity
     return {
-        "clients": [first.positions[i] for i in shown],
-        "hidden": len(first.run.facts["clients"]) - len(shown),
-        "labels": None if first.labels is None else first.labels[shown].astype(int).tolist(),
+        "clients": [first.positions[i] for i in clients],
+        "hidden": len(first.run.facts["clients"]) - len(clients),
+        "labels": None if first.labels is None else first.labels[clients].astype(int).tolist(),
         "classes": list(first.run.facts["classes"]),
         "label_order": None if similarity is None else seriate(similarity[square])[0],
         "methods": methods,
@@ -152,24 +152,24 @@ def _number_clusters(arrangement: Arrangement) -> list[int]:
 
 
 def pack_matrices(
-    mixing: MixingAnalysis, shown: Sequence[int], rounds: Sequence[int]
+    mixing: MixingAnalysis, clients: Sequence[int], rounds: Sequence[int]
 ) -> tuple[list[dict[str, Any]], bytes]:
-    """Pack the matrices among the `shown` clients; where a client was given nothing, its last row stands.
+    """Pack the matrices among some clients; where a client was given nothing, its last row stands.
 
     Args:
         mixing: the matrices of a run.
-        shown: positions of clients.
+        clients: positions of clients.
         rounds: the rounds.
 
     Returns:
         Name and scale of each component, and its matrices of all rounds, one component after the other.
 
     """
-    square = np.ix_(shown, shown)
+    square = np.ix_(clients, clients)
     stack = [{name: m[square] for name, m in mixing.read_last_rows(r).weights.items()} for r in rounds]
     components, content = [], b""
     for name in stack[-1]:
-        series = np.stack([one.get(name, np.full((len(shown),) * 2, np.nan)) for one in stack])
+        series = np.stack([one.get(name, np.full((len(clients),) * 2, np.nan)) for one in stack])
         weights = series[~np.isnan(series)]
         largest = float(np.abs(weights).max()) or 1.0 if len(weights) else 1.0
         is_signed = bool(len(weights) and weights.min() < 0)

@@ -133,8 +133,8 @@ def describe_configuration(results: Sequence[RunMetrics]) -> dict[str, dict[str,
     common = {key for key in keys if len({str(config.get(key)) for config in configs.values()}) == 1}
     common -= {"options"}
 
-    def describe(config: Mapping[str, Any], chosen: Sequence[str]) -> dict[str, str]:
-        return {key: _format_setting(config[key]) for key in chosen if config.get(key) not in ({}, None)}
+    def describe(config: Mapping[str, Any], config_keys: Sequence[str]) -> dict[str, str]:
+        return {key: _format_setting(config[key]) for key in config_keys if config.get(key) not in ({}, None)}
 
     shared = describe(next(iter(configs.values())), [key for key in keys if key in common])
     shared["seeds"] = ", ".join(map(str, sorted({run.settings.seed for run in results})))

@@ -140,13 +140,13 @@ def _draw_owners(images: Images, n: int, seed: int) -> Images:
     if n > len(images.owners):
         raise ValueError(f"there are {len(images.owners)} clients, so {n} cannot be taken")
     assert images.owner is not None
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(images.owners))[:n])
-    mine = np.flatnonzero(np.isin(images.owner, chosen))
+    owner_numbers = np.sort(np.random.default_rng(seed).permutation(len(images.owners))[:n])
+    mine = np.flatnonzero(np.isin(images.owner, owner_numbers))
     return images._replace(
         x=images.x[mine],
         y=images.y[mine],
-        owner=np.searchsorted(chosen, images.owner[mine]),
-        owners=tuple(images.owners[k] for k in chosen),
+        owner=np.searchsorted(owner_numbers, images.owner[mine]),
+        owners=tuple(images.owners[k] for k in owner_numbers),
         known_fingerprint="",
     )
 

@@ -70,25 +70,25 @@ def read_known_images(
     return images
 
 
-def check_images(name: str, file: Path, images: Images, expected: ImageSet) -> None:
+def check_images(name: str, file: Path, images: Images, image_set: ImageSet) -> None:
     """Refuse images that have another shape or number of classes than a known set.
 
     Args:
         name: name of the set.
         file: first file of the images, for the message.
         images: the images.
-        expected: facts about the set.
+        image_set: facts about the set.
 
     Raises:
         DataError: the images are of another set.
 
     """
-    got, n = images.x.shape[1:], len(images.classes)
-    if got != expected.shape or n not in expected.n_classes:
+    shape, n = images.x.shape[1:], len(images.classes)
+    if shape != image_set.shape or n not in image_set.n_classes:
         raise DataError(
-            f"{file} is no part of {name}: expected images of shape {expected.shape} in "
-            f"{' or '.join(map(str, expected.n_classes))} classes, got shape {got} and {n} classes; give the folder of "
-            f"{name}, or the name of these data"
+            f"{file} is no part of {name}: expected images of shape {image_set.shape} in "
+            f"{' or '.join(map(str, image_set.n_classes))} classes, got shape {shape} and {n} classes; give the folder "
+            f"of {name}, or the name of these data"
         )
 
 

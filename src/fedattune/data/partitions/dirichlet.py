@@ -123,33 +123,35 @@ def dirichlet_clients(
     by_class = [random.permutation(rows) for rows in group_rows(labels)]
     n_classes = len(by_class)
     q = random.dirichlet(np.full(n_classes, rho if convention == "symmetric" else rho / n_classes), n_clients)
-    left = np.array([len(rows) for rows in by_class])
-    used = np.zeros(n_classes, dtype=np.int64)
+    stock = np.array([len(rows) for rows in by_class])
+    starts = np.zeros(n_classes, dtype=np.int64)
     clients = []
     for u in range(n_clients):
-        counts = _draw_counts(q[u], left, size, random)
-        clients.append(np.concatenate([by_class[c][used[c] : used[c] + counts[c]] for c in range(n_classes)]))
-        used += counts
-        left -= counts
+        counts = _draw_counts(q[u], stock, size, random)
+        clients.append(
+            np.concatenate([by_class[c][starts[c] : starts[c] + counts[c]] for c in range(n_classes)])
+        )
+        starts += counts
+        stock -= counts
     return clients
 
 
-def _draw_counts(q: Array, left: Array, n: int, random: np.random.Generator) -> Array:
-    """Return how many samples of each class n draws from q take, (K,), none more often than `left` says.
+def _draw_counts(q: Array, stock: Array, n: int, random: np.random.Generator) -> Array:
+    """Return how many samples of each class n draws from q take, (K,), none more often than `stock` says.
 
     Draws are made together up to the draw that exhausts a class. The result equals single draws one after the other.
     """
     counts = np.zeros(len(q), dtype=np.int64)
     while (missing := n - int(counts.sum())) > 0:
-        unused = left - counts
-        p = q * (unused > 0)
+        rest = stock - counts
+        p = q * (rest > 0)
         if not p.sum() > 0:
-            p = (unused > 0).astype(np.float64)
-        drawn = random.choice(len(q), size=missing, p=p / p.sum())
-        taken = np.bincount(drawn, minlength=len(q))
-        exhausted = np.flatnonzero((taken >= unused) & (unused > 0))
-        if len(exhausted):
-            first = min(np.flatnonzero(drawn == c)[unused[c] - 1] for c in exhausted)
-            taken = np.bincount(drawn[: first + 1], minlength=len(q))
-        counts += taken
+            p = (rest > 0).astype(np.float64)
+        draws = random.choice(len(q), size=missing, p=p / p.sum())
+        new_counts = np.bincount(draws, minlength=len(q))
+        empty_classes = np.flatnonzero((new_counts >= rest) & (rest > 0))
+        if len(empty_classes):
+            first = min(np.flatnonzero(draws == c)[rest[c] - 1] for c in empty_classes)
+            new_counts = np.bincount(draws[: first + 1], minlength=len(q))
+        counts += new_counts
     return counts

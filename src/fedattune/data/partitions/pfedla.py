@@ -61,20 +61,20 @@ def pfedla(
             "smaller pfedla.classes"
         )
     random = np.random.default_rng(seed)
-    chosen = _choose_classes(n_clients, n_classes, k, random)  # (N, K), whether client u has class c
+    has_class = _choose_classes(n_clients, n_classes, k, random)  # (N, K), whether client u has class c
 
     def counts(n: int) -> Array:
         """Return how many samples of each class a client of size n has, (N, K)."""
         if setting == 1:
-            return chosen * (n // k)
+            return has_class * (n // k)
         dominant = int(n * dominant_share + 1e-9)
-        return np.where(chosen, dominant // k, (n - dominant) // (n_classes - k))
+        return np.where(has_class, dominant // k, (n - dominant) // (n_classes - k))
 
     dealt = _fit_counts("pfedla", by_class, counts, size)
-    if setting == 2 and not 0 < dealt[~chosen].max() < dealt[chosen].min():
+    if setting == 2 and not 0 < dealt[~has_class].max() < dealt[has_class].min():
         raise DataError(
-            f"pfedla: of {dealt[0].sum()} samples per client the {k} dominant classes get {dealt[chosen].min()} "
-            f"each and the other {n_classes - k} get {dealt[~chosen].max()}; all need some and the dominant ones "
+            f"pfedla: of {dealt[0].sum()} samples per client the {k} dominant classes get {dealt[has_class].min()} "
+            f"each and the other {n_classes - k} get {dealt[~has_class].max()}; all need some and the dominant ones "
             "more: change pfedla.size, pfedla.classes, pfedla.dominant_share or the number of clients"
         )
     return _deal(by_class, dealt, random)
@@ -109,10 +109,10 @@ def pfedla_similarity(
     """
     by_class = group_rows(labels)
     n_classes = len(by_class)
-    needed = classes + 1 if study == "heat_map" else 2 * classes
-    if n_classes < needed:
+    minimum = classes + 1 if study == "heat_map" else 2 * classes
+    if n_classes < minimum:
         raise DataError(
-            f"pfedla_similarity with {classes} classes per client needs data of {needed} classes or more, got "
+            f"pfedla_similarity with {classes} classes per client needs data of {minimum} classes or more, got "
             f"{n_classes}; take a smaller pfedla_similarity.classes"
         )
     if study == "weights" and n_clients < 4:
@@ -121,18 +121,18 @@ def pfedla_similarity(
             "take 4 or more"
         )
     random = np.random.default_rng(seed)
-    chosen = np.zeros((n_clients, n_classes), dtype=bool)
+    has_class = np.zeros((n_clients, n_classes), dtype=bool)
     if study == "heat_map":
         for u in range(n_clients):
-            chosen[u, (u + np.arange(classes)) % n_classes] = True
+            has_class[u, (u + np.arange(classes)) % n_classes] = True
     else:
         order = random.permutation(n_classes)
         target, others = order[:classes], order[classes:]
-        chosen[:2, target] = True
-        chosen[2, [*target[1:], others[0]]] = True
+        has_class[:2, target] = True
+        has_class[2, [*target[1:], others[0]]] = True
         for u in range(3, n_clients):
-            chosen[u, random.choice(others, classes, replace=False)] = True
-    dealt = _fit_counts("pfedla_similarity", by_class, lambda n: chosen * (n // classes), size)
+            has_class[u, random.choice(others, classes, replace=False)] = True
+    dealt = _fit_counts("pfedla_similarity", by_class, lambda n: has_class * (n // classes), size)
     return _deal(by_class, dealt, random)
 
 
@@ -145,9 +145,9 @@ def _choose_classes(n_clients: int, n_classes: int, k: int, random: np.random.Ge
     whole, rest = divmod(n_clients * k, n_classes)
     own = np.concatenate([np.repeat(np.arange(n_classes), whole), random.permutation(n_classes)[:rest]])
     dealt = make_distinct(random.permutation(len(own)).reshape(n_clients, k), own, random)
-    chosen = np.zeros((n_clients, n_classes), dtype=bool)
-    chosen[np.arange(n_clients)[:, None], own[dealt]] = True
-    return chosen
+    has_class = np.zeros((n_clients, n_classes), dtype=bool)
+    has_class[np.arange(n_clients)[:, None], own[dealt]] = True
+    return has_class
 
 
 def _fit_counts(name: str, by_class: list[Index], counts: Callable[[int], Array], size: int | None) -> Array:
@@ -172,7 +172,7 @@ def _fit_counts(name: str, by_class: list[Index], counts: Callable[[int], Array]
         largest = next(n for n in range(min(target, bound), -1, -1) if fits(n))
     dealt = counts(largest if size is None else size)
     if size is not None and largest < size:
-        most = counts(largest)  # smaller sizes give as much, down to what is not rounded
+        most = counts(largest)  # several sizes round to these counts: name the smallest
         largest = next(n for n in range(largest + 1) if (counts(n) == most).all())
         scarce = int((dealt.sum(axis=0) - available).argmax())
         smaller = f"{name}.size={largest} or less, or " * (largest > 0)

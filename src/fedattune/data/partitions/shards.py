@@ -50,8 +50,8 @@ def shards(
             f"{n_clients} clients; take fewer clients or a smaller shards.shards_per_client"
         )
     random = np.random.default_rng(seed)
-    used = np.sort(random.permutation(len(labels))[: n_shards * size])
-    order = used[np.argsort(labels[used], kind="stable")].reshape(n_shards, size)
+    samples = np.sort(random.permutation(len(labels))[: n_shards * size])
+    order = samples[np.argsort(labels[samples], kind="stable")].reshape(n_shards, size)
     own = np.array([np.bincount(labels[rows]).argmax() for rows in order])  # the label of each shard
     if deal == "paired":
         dealt = _deal_paired(own, n_clients, shards_per_client)

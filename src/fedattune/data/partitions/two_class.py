@@ -53,15 +53,14 @@ def two_class(labels: Array, n_clients: int, seed: int, *, protocol: Literal["A"
         ends = sizes.cumsum(axis=1)
         chunks = [by_class[c][ends[c, k] - sizes[c, k] : ends[c, k]] for k, c in np.ndindex(sizes.T.shape)]
         return [np.concatenate(chunks[2 * u : 2 * u + 2]) for u in range(n_clients)]
-    used = np.zeros(
-        n_classes, dtype=bool
-    )  # protocol B has a truth value where a position was meant: starts are 0 or 1
+    # Protocol B has a truth value where a position was meant: a slice starts at 0 or 1.
+    starts = np.zeros(n_classes, dtype=bool)
     clients = []
     for u in range(n_clients):
         slices = []
         for c, size in ((u % n_classes, deal[2 * u]), ((u + 1) % n_classes, deal[2 * u + 1])):
-            slices.append(by_class[c][int(used[c]) : size])
-            used[c] = True
+            slices.append(by_class[c][int(starts[c]) : size])
+            starts[c] = True
         clients.append(np.concatenate(slices))
     return clients
 
@@ -71,12 +70,12 @@ def _chunk_sizes(totals: list[int], n_chunks: int, seed: int) -> Array:
     random = np.random.RandomState(seed)
     sizes = np.zeros((len(totals), n_chunks), dtype=np.int64)
     for c, total in enumerate(totals):
-        left = total
+        rest = total
         for k in range(n_chunks - 1):
-            if left // 5 < left // 2:
-                sizes[c, k] = random.randint(left // 5, left // 2)
-            left -= sizes[c, k]
-        sizes[c, -1] = left
+            if rest // 5 < rest // 2:
+                sizes[c, k] = random.randint(rest // 5, rest // 2)
+            rest -= sizes[c, k]
+        sizes[c, -1] = rest
         if sizes[c].min() < 1:
             raise DataError(
                 f"two_class cannot cut class {c} with {total} samples into {n_chunks} chunks; "

@@ -55,7 +55,7 @@ def load_table(
     table = read_table(Path(path), NO_COLUMN if client_column is None else client_column, target)
     if schema is not None:
         features = check_schema_columns(table, schema, target, features)
-    chosen = _choose_features(table, client_column, target, features)
+    feature_names = _choose_features(table, client_column, target, features)
     owner, owners, notes = None, tuple[str, ...](), list[str]()
     if client_column is not None:
         owner, owners = encode_values(read_complete_column(table, client_column, "client").astype(str))
@@ -63,11 +63,11 @@ def load_table(
     labels = read_complete_column(table, target, "target")
     if schema is None:
         y, classes = read_target(table.path, target, labels)
-        columns = _infer_features(table, chosen)
+        columns = _infer_features(table, feature_names)
     else:
         y, classes = read_labels(table.path, target, labels, schema.classes), schema.classes
         columns = read_schema_features(table, schema)
-        strange = [name for name in table.names if name not in (*chosen, client_column, target)]
+        strange = [name for name in table.names if name not in (*feature_names, client_column, target)]
         if strange:
             notes.append(f"The schema does not have the columns {', '.join(strange)}; they are left out.")
     notes += columns.notes
@@ -87,21 +87,21 @@ def load_table(
     )
 
 
-def _infer_features(table: TableFile, chosen: Sequence[str]) -> FeatureColumns:
+def _infer_features(table: TableFile, names: Sequence[str]) -> FeatureColumns:
     """Read columns as they look: numbers, or text and then categories; columns without values are left out."""
     columns = FeatureColumns()
-    for name in chosen:
+    for name in names:
         column = table.column(name)
         if column.null_count == len(column):
             columns.notes.append(f"Column {name!r} holds no value and is left out.")
         elif is_categorical(column.type):
             values = table.values(name)
-            check_text_column(table, name, values, chosen)
+            check_text_column(table, name, values, names)
             columns.add_text(name, values)
             if len(columns.categories[name]) > MAX_CATEGORIES:
                 raise DataError(
                     f"{table.path}: column {name!r} has {len(columns.categories[name])} categories, more than "
-                    f"{MAX_CATEGORIES}; group its values, or {suggest_features(name, chosen)}"
+                    f"{MAX_CATEGORIES}; group its values, or {suggest_features(name, names)}"
                 )
         elif is_numeric(column.type):
             values = read_numbers(table, name)
@@ -109,7 +109,7 @@ def _infer_features(table: TableFile, chosen: Sequence[str]) -> FeatureColumns:
         else:
             raise DataError(
                 f"{table.path}: column {name!r} has the type {column.type}; features must be numbers, true/false "
-                f"or text. Turn it into a number, or {suggest_features(name, chosen)}"
+                f"or text. Turn it into a number, or {suggest_features(name, names)}"
             )
     if not columns.numbers and not columns.categories:
         raise DataError(f"{table.path}: no feature column holds any value")
@@ -160,13 +160,13 @@ def _choose_features(
         if name not in columns:
             raise DataError(f"{table.path} has no column {name!r}; {did_you_mean(name, columns)}")
     others = [c for c in columns if c not in (client_column, target) and not c.startswith("__index_level_")]
-    chosen = others if features is None else features
-    for name in chosen:
+    feature_names = others if features is None else features
+    for name in feature_names:
         if name in (client_column, target):
             raise ConfigError(f"features: column {name!r} is the client column or the target")
-    if len(set(chosen)) < len(chosen):
-        raise ConfigError(f"features: a column is named twice in {', '.join(chosen)}")
-    if not chosen:
+    if len(set(feature_names)) < len(feature_names):
+        raise ConfigError(f"features: a column is named twice in {', '.join(feature_names)}")
+    if not feature_names:
         besides = " and ".join(repr(name) for name in (*named, target))
         raise DataError(f"{table.path} has no feature columns besides {besides}")
-    return chosen
+    return feature_names

@@ -166,9 +166,9 @@ def suggest_features(name: str, features: Sequence[str]) -> str:
     others = [other for other in features if other != name]
     if not others:
         return "take another column"
-    shown = [
+    examples = [
         other if re.fullmatch(r"[A-Za-z_]\w*", other) else json.dumps(other)
         for other in others[:MAX_EXAMPLE_COLUMNS]
     ]
     among = " (and so on)" if len(others) > MAX_EXAMPLE_COLUMNS else ""
-    return f"leave it out by naming the features to use: --set 'features=[{','.join(shown)}]'{among}"
+    return f"leave it out by naming the features to use: --set 'features=[{','.join(examples)}]'{among}"

@@ -171,6 +171,6 @@ def _read_classes(
     return y
 
 
-def _note_unused(table: TableFile, used: Sequence[str]) -> list[str]:
-    others = [name for name in table.names if name not in used]
+def _note_unused(table: TableFile, names: Sequence[str]) -> list[str]:
+    others = [name for name in table.names if name not in names]
     return [f"not used: the column{'s' * (len(others) > 1)} {list_columns(others)}"] if others else []

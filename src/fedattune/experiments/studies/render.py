@@ -83,7 +83,7 @@ def print_results(results: StudyResults, n_cells: int, console: "Console") -> No
     console.print(results.study.title, style="bold")
     for column, lines in format_columns(results).items():
         console.print(f"\n{column}", style="bold")
-        table = make_table(*(COLUMN_TITLES[i] for i in SCREEN_COLUMNS), left=("method", "chosen"))
+        table = make_table(*(COLUMN_TITLES[i] for i in SCREEN_COLUMNS), text_columns=("method", "chosen"))
         for line in lines:
             table.add_row(*(line[i] for i in SCREEN_COLUMNS))
         print_whole(table, console)

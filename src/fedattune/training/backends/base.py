@@ -138,9 +138,9 @@ class Backend(ABC):
         """Take over the state of a checkpoint."""
 
 
-def find_rows(ids: Tensor, chosen: Tensor, n_clients: int) -> Tensor | None:
-    """Return the positions in `ids` of the clients that are among `chosen` of all clients; None if all are."""
-    if len(chosen) == n_clients:
+def find_rows(ids: Tensor, cohort: Tensor, n_clients: int) -> Tensor | None:
+    """Return the positions in `ids` of the clients in the cohort; None if it holds them all."""
+    if len(cohort) == n_clients:
         return None
-    found = torch.isin(ids, chosen, assume_unique=True)
-    return None if bool(found.all()) else found.nonzero().flatten()
+    is_member = torch.isin(ids, cohort, assume_unique=True)
+    return None if bool(is_member.all()) else is_member.nonzero().flatten()

@@ -42,21 +42,21 @@ class WorkerMessage:
     def get(self, name: str) -> Params:
         """Return the rows under a name; empty if there are none."""
         same = self.head.get("same", {})
-        found = Params()
+        params = Params()
         for key, value in self.tensors.items():
             if key.startswith(f"{name}/"):
                 rows = value.expand(same[key], *value.shape[1:]) if key in same else value
-                found[key[len(name) + 1 :]] = rows
-        return found
+                params[key[len(name) + 1 :]] = rows
+        return params
 
     def payload(self, name: str) -> Payload:
         """Return the payloads under a name."""
         return unflatten_payload(self.get(name))
 
-    def put_scores(self, found: list[PointScores]) -> None:
+    def put_scores(self, scores: list[PointScores]) -> None:
         """Add the scores of clients."""
-        self.head["scores"] = [[one.point, one.part, one.ids.tolist()] for one in found]
-        for i, one in enumerate(found):
+        self.head["scores"] = [[one.point, one.part, one.ids.tolist()] for one in scores]
+        for i, one in enumerate(scores):
             self.put(f"scores/{i}", Params(one.scores._asdict()))
 
     def scores(self) -> list[PointScores]:

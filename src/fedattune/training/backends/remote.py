@@ -205,11 +205,11 @@ class RemoteBackend(Backend):
         self, messages: Mapping[int, WorkerMessage]
     ) -> tuple[dict[int, WorkerMessage], dict[int, str]]:
         """Send messages; return the replies in the order of the workers, and the reasons why others gave none."""
-        found = sorted(self.exchange(messages).items())
-        replies = {worker: reply for worker, reply in found if isinstance(reply, WorkerMessage)}
+        outcomes = sorted(self.exchange(messages).items())
+        replies = {worker: reply for worker, reply in outcomes if isinstance(reply, WorkerMessage)}
         for worker in replies:
             self.pending[self.workers[worker]] = False
-        return replies, {worker: reply for worker, reply in found if isinstance(reply, str)}
+        return replies, {worker: reply for worker, reply in outcomes if isinstance(reply, str)}
 
     def request_all(self, **head: Any) -> list[WorkerMessage]:
         """Send all workers the same head; return their replies."""
@@ -259,21 +259,23 @@ class RemoteBackend(Backend):
         )
 
 
-def merge_scores(found: Iterable[Sequence[PointScores]], device: torch.device) -> list[PointScores]:
+def merge_scores(worker_scores: Iterable[Sequence[PointScores]], device: torch.device) -> list[PointScores]:
     """Merge the scores of all workers, sorted by client.
 
     A client that has no samples of a part, on a worker that scores no such part, counts with none.
     """
-    pieces = [list(scores) for scores in found if scores]
+    pieces = [list(scores) for scores in worker_scores if scores]
     keys = dict.fromkeys((one.point, one.part) for piece in pieces for one in piece)
-    merged = []
+    merged_scores = []
     for point, part in keys:
         some = [_find_scores(piece, point, part) for piece in pieces]
         some = [one for one in some if len(one.ids)]
         ids, rows = torch.cat([one.ids for one in some]).to(device).sort()
         columns = zip(*(one.scores for one in some), strict=True)
-        merged.append(PointScores(point, part, ids, Scores(*(torch.cat(column)[rows] for column in columns))))
-    return merged
+        merged_scores.append(
+            PointScores(point, part, ids, Scores(*(torch.cat(column)[rows] for column in columns)))
+        )
+    return merged_scores
 
 
 def _find_scores(piece: Sequence[PointScores], point: str, part: EvalPart) -> PointScores:

@@ -87,17 +87,20 @@ def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessag
         {"kind": "trained", "round": request.round, "ids": [], "n_trained": 0, "steps": 0, "diverged": []}
     )
     if len(ids):
-        done = backend.train(request, payload, _make_sender(ids, payload))
+        result = backend.train(request, payload, _make_sender(ids, payload))
         reply.head.update(
-            ids=done.ids.tolist(), n_trained=done.n_trained, steps=done.steps, diverged=list(done.diverged)
+            ids=result.ids.tolist(),
+            n_trained=result.n_trained,
+            steps=result.steps,
+            diverged=list(result.diverged),
         )
-        if len(done.ids):
-            reply.put("upload", done.upload)
-            reply.put("buffers", done.buffers)
+        if len(result.ids):
+            reply.put("upload", result.upload)
+            reply.put("buffers", result.buffers)
     if request.evaluate and len(backend.evaluation.eval_ids):
         resting = _make_id_tensor(head["resting"], backend)
-        known, both = _merge_payloads((ids, payload), (resting, message.payload("resting")))
-        reply.put_scores(backend.evaluate_trained(request.round, _make_sender(known, both)))
+        payload_ids, payloads = _merge_payloads((ids, payload), (resting, message.payload("resting")))
+        reply.put_scores(backend.evaluate_trained(request.round, _make_sender(payload_ids, payloads)))
     return reply
 
 
@@ -109,8 +112,8 @@ def _merge_payloads(
         return one
     if not len(one[0]):
         return other
-    known, order = torch.cat([one[0], other[0]]).sort()
-    return known, concatenate_payloads([one[1], other[1]]).rows(order)
+    ids, order = torch.cat([one[0], other[0]]).sort()
+    return ids, concatenate_payloads([one[1], other[1]]).rows(order)
 
 
 def _handle_evaluate(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
@@ -180,11 +183,13 @@ def _make_id_tensor(ids: list[int], backend: LocalBackend) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64, device=backend.client_ids.device)
 
 
-def _make_sender(known: Tensor, payload: Payload | None) -> Sender:
+def _make_sender(payload_ids: Tensor, payload: Payload | None) -> Sender:
     """Make a sender for the clients whose payloads came with a message."""
 
     def send(ids: Tensor) -> Payload:
         assert payload is not None  # it is asked for only if clients keep no payloads
-        return payload if torch.equal(ids, known) else payload.rows(torch.searchsorted(known, ids))
+        return (
+            payload if torch.equal(ids, payload_ids) else payload.rows(torch.searchsorted(payload_ids, ids))
+        )
 
     return send

@@ -115,9 +115,9 @@ class LocalTraining:
         size = min(self.batch_size, n)
         rng = np.random.default_rng([self.seed, self.stream, self.round, client])
         if self.steps is not None:
-            needed = self.steps * per_step * size
-            passes = [rng.permutation(n) for _ in range(max(1, ceil(needed / n)))]
-            return samples[np.concatenate(passes)[:needed]].reshape(self.steps, per_step, size)
+            total = self.steps * per_step * size
+            passes = [rng.permutation(n) for _ in range(max(1, ceil(total / n)))]
+            return samples[np.concatenate(passes)[:total]].reshape(self.steps, per_step, size)
         if self.epochs is None:
             raise ValueError("work needs steps or epochs")
         per_epoch = n // size if self.drop_last else ceil(n / size)

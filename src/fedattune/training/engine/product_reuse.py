@@ -1,7 +1,7 @@
 """Replace repeated products of a dense layer with the same batch by products that are known already.
 
 After steps on the inputs x (samples, inputs), a layer is W' = a W + b V + d x: every gradient is a product with the
-same x, and W and V do not change. So W' x' = a W x' + b V x' + d (x x'), where the first two products are known and
+same x, and W and V do not change. So W' x' = a W x' + b V x' + d (x x'). The first two products are known already, and
 x x' is samples by samples. K such steps (pFedMe has five) read and write the layer once instead of K times.
 """
 
@@ -159,8 +159,8 @@ def _write_once(graph: Graph, target: Any, x: Node) -> None:
     for node in list(graph.nodes):
         sums[node] = terms = _expand_terms(node, sums)
         steps = {t: c for t, c in terms.items() if _is_step(t, target, x)}
-        needed = any(len(_expand_terms(user, {})) == 1 for user in node.users)
-        if not needed or not 1 < len(steps) < len(terms):
+        is_needed = any(len(_expand_terms(user, {})) == 1 for user in node.users)
+        if not is_needed or not 1 < len(steps) < len(terms):
             continue
         with graph.inserting_before(node):
             rest = _emit_sum(graph, {t: c for t, c in terms.items() if t not in steps})

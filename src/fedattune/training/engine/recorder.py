@@ -167,8 +167,8 @@ def record_step(
             again = function(fixed, eager, batch)
             old, new = [leaves[i] for i in moving], [again[i] for i in moving]
             for one in (_script(step, fixed, leaves, batch), step):
-                got = _replay(one, fixed, leaves, batch)
-                if one.random or _agree(got, new, old):
+                result = _replay(one, fixed, leaves, batch)
+                if one.random or _agree(result, new, old):
                     return one
         except Exception:  # noqa: S110 (a trace cannot hold every rule or layer: run it eagerly)
             pass
@@ -215,9 +215,9 @@ def copy_dense(leaf: Tensor) -> Tensor:
     return leaf.clone(memory_format=torch.contiguous_format)
 
 
-def _agree(got: Sequence[Tensor], expected: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
+def _agree(result: Sequence[Tensor], reference: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
     """Check that two results of a step from `before` are equal up to rounding and a few flipped values."""
-    for a, b, old in zip(got, expected, before, strict=True):
+    for a, b, old in zip(result, reference, before, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
         moved = _magnitude(b - old) if b.shape == old.shape else _magnitude(b)
@@ -301,10 +301,10 @@ def _separate_outputs(graph: Graph, carried: list[Node]) -> None:
     Otherwise an output that is an input, or shares memory with another output, would be overwritten with it.
     """
     (output,) = (node for node in graph.nodes if node.op == "output")
-    results, used = list(cast(Sequence[Node], output.args[0])), set()
+    results, owners = list(cast(Sequence[Node], output.args[0])), set()
     for i, (old, new) in enumerate(zip(carried, results, strict=True)):
         owner = memory_owner(new)
-        shared = owner in used or owner.op != "call_function" or owner is not new
+        shared = owner in owners or owner.op != "call_function" or owner is not new
         if shared or result_meta(new).stride != result_meta(old).stride:
             with graph.inserting_before(output):
                 copy = graph.call_function(
@@ -312,7 +312,7 @@ def _separate_outputs(graph: Graph, carried: list[Node]) -> None:
                 )
             copy.meta = dict(old.meta)
             results[i] = copy
-        used.add(memory_owner(results[i]))
+        owners.add(memory_owner(results[i]))
     output.args = (results,)
 
 
@@ -320,21 +320,20 @@ def _split_graph(traced: GraphModule, late: set[Node]) -> tuple[Graph, Graph]:
     """Split the graph in two: operations that need none of the `late` inputs, and the rest, with their results."""
     moving = set(late)
     (output,) = (node for node in traced.graph.nodes if node.op == "output")
-    moving.update(
-        output.all_input_nodes
-    )  # every step makes its outputs anew, since the next step may write over them
+    # Every step makes its outputs anew, since the next step may write over them.
+    moving.update(output.all_input_nodes)
     for node in traced.graph.nodes:
         seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if seeded or node.op == "output" or any(used in moving for used in node.all_input_nodes):
+        if seeded or node.op == "output" or any(argument in moving for argument in node.all_input_nodes):
             moving.add(node)
     before, body = Graph(traced), Graph(traced)
     early: dict[Node, Node] = {}
     for node in traced.graph.nodes:
         if node not in moving:
             early[node] = before.node_copy(node, lambda x: early[x])
-    needed = [node for node in early if moving.intersection(node.users)]
-    before.output([early[node] for node in needed])
-    late_copies = {node: body.placeholder(f"ready_{i}") for i, node in enumerate(needed)}
+    ready_nodes = [node for node in early if moving.intersection(node.users)]
+    before.output([early[node] for node in ready_nodes])
+    late_copies = {node: body.placeholder(f"ready_{i}") for i, node in enumerate(ready_nodes)}
     for node, copy in late_copies.items():
         copy.meta = dict(node.meta)
     for node in traced.graph.nodes:

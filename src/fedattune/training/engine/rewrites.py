@@ -293,8 +293,12 @@ def _pool_first(graph: Graph, node: Node) -> Node | None:
     indices.replace_all_uses_with(positions)
     with graph.inserting_before(inner[0]):
         g = inner[0].args[0]
-        passed = _insert_node(graph, cast(Node, g), aten.threshold_backward.default, (g, result, 0), {})
-        gradient = _insert_node(graph, inner[0], backward, (passed, x, *inner[0].args[2:]), inner[0].kwargs)
+        relu_gradient = _insert_node(
+            graph, cast(Node, g), aten.threshold_backward.default, (g, result, 0), {}
+        )
+        gradient = _insert_node(
+            graph, inner[0], backward, (relu_gradient, x, *inner[0].args[2:]), inner[0].kwargs
+        )
     outer[0].replace_all_uses_with(gradient)
     return None
 
@@ -315,8 +319,8 @@ def reuse_memory(graph: Graph, inputs: Iterable[Node]) -> None:
     position = {node: i for i, node in enumerate(nodes)}
     last = {node: position[node] for node in nodes}
     for node in nodes:
-        for used in node.all_input_nodes:
-            owner = memory_owner(used)
+        for argument in node.all_input_nodes:
+            owner = memory_owner(argument)
             last[owner] = max(last[owner], position[node])
     free = set(inputs)
     for node in nodes:

@@ -63,9 +63,9 @@ def restore_tree(
     if isinstance(template, Tensor):
         tensor = flat.get(path)
         if tensor is None or tensor.shape != template.shape:
-            got = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
+            content = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
             raise RunError(
-                f"the checkpoint does not fit: expected {path} of {tuple(template.shape)}, got {got}"
+                f"the checkpoint does not fit: expected {path} of {tuple(template.shape)}, got {content}"
             )
         # Copy to aligned memory: the last bit of a product may depend on the alignment of its factors.
         return tensor.to(template, copy=True)
@@ -219,10 +219,10 @@ class CheckpointFolder:
             flat, meta = load_tensors(path)
         except RunError as error:
             raise DamagedCheckpointError(f"the checkpoint {path} is damaged ({error.__cause__})") from error
-        expected = meta.pop("checksum", "none")
-        if (got := compute_checksum(flat, meta)) != expected:
+        recorded_checksum = meta.pop("checksum", "none")
+        if (checksum := compute_checksum(flat, meta)) != recorded_checksum:
             raise DamagedCheckpointError(
-                f"the checkpoint {path} is damaged (its checksum is {got}, expected {expected})"
+                f"the checkpoint {path} is damaged (its checksum is {checksum}, expected {recorded_checksum})"
             )
         if int(meta["format"]) > CHECKPOINT_FORMAT:
             raise RunError(

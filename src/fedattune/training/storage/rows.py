@@ -245,10 +245,10 @@ def check_newcomer_memory(server: ServerState) -> None:
     """
     # The type of a server's state does not tell of stacks on disk.
     stacks = [part for part in cast(dict[str, object], server).values() if isinstance(part, DiskRows)]
-    needed = sum(stack.n * stack.row_bytes for stack in stacks)
-    if needed > NEWCOMER_MEMORY_BYTES:
+    n_bytes = sum(stack.n * stack.row_bytes for stack in stacks)
+    if n_bytes > NEWCOMER_MEMORY_BYTES:
         raise ConfigError(
-            f"clients cannot join after training: the server keeps {needed / 2**30:.1f} GiB of the models of "
+            f"clients cannot join after training: the server keeps {n_bytes / 2**30:.1f} GiB of the models of "
             f"{stacks[0].n:,} clients, expected at most {NEWCOMER_MEMORY_BYTES >> 30} GiB, as joining loads them "
             "into memory; leave held_out at 0, train fewer clients, or choose a method that keeps one model (fedavg_ft)"
         )

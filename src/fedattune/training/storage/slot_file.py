@@ -173,9 +173,9 @@ class SlotFile:
             offset = self._layout[run[0]][0]
             size = sum(self._layout[k][1] for k in run)
             for slot, *row in zip(slots.tolist(), *(into[k] for k in run), strict=True):
-                if (got := os.preadv(self._fd, row, slot * self.row_bytes + offset)) != size:
+                if (n_bytes := os.preadv(self._fd, row, slot * self.row_bytes + offset)) != size:
                     raise RunError(
-                        f"{self._where}: got {got} bytes of a client's row, expected {size}: the file was cut or "
+                        f"{self._where}: got {n_bytes} bytes of a client's row, expected {size}: the file was cut or "
                         "changed; start a new run"
                     )
 
@@ -220,7 +220,7 @@ class SlotFile:
                 raise disk_error("write", self._where, error) from error
 
     def commit(self) -> None:
-        """Note that the slots were saved; free those that only the oldest of KEPT_CHECKPOINTS + 1 checkpoints needs."""
+        """Note that the slots were saved; free slots that only the oldest of KEPT_CHECKPOINTS + 1 checkpoints needs."""
         if self._is_durable:
             self._released_before.append(self._released)
             full = len(self._released_before) == KEPT_CHECKPOINTS
@@ -239,13 +239,13 @@ class SlotFile:
                 f"{self._where}: got a checkpoint of {wrong[0]} clients, expected {len(self.slots)}; start a new run"
             )
         self._writer.wait()
-        needed = np.unique(np.concatenate([slots, *older]))
-        end = int(needed.max(initial=-1)) + 1
+        live_slots = np.unique(np.concatenate([slots, *older]))
+        end = int(live_slots.max(initial=-1)) + 1
         if os.fstat(self._fd).st_size < (int(slots.max(initial=-1)) + 1) * self.row_bytes:
             raise RunError(f"{self._where} is missing or was cut: the checkpoint needs it; start a new run")
         self.slots = slots
         self._is_saved = np.zeros(end, dtype=bool)
-        self._is_saved[needed[needed >= 0]] = True
+        self._is_saved[live_slots[live_slots >= 0]] = True
         self._free = np.flatnonzero(~self._is_saved)[::-1].tolist()
         released = [np.setdiff1d(old, np.append(new, -1)) for new, old in pairwise((slots, *older))]
         self._released, self._new = [], []

@@ -54,8 +54,10 @@ class RayActor:
     ) -> tuple[dict[str, Any], Arrays]:
         """Answer a message; see `RayMessage` for the arguments."""
         assert self.backend is not None
-        found = to_tensors(own) | to_tensors(shared)
-        reply = handle_message(self.backend, WorkerMessage(dict(head), {name: found[name] for name in names}))
+        tensors = to_tensors(own) | to_tensors(shared)
+        reply = handle_message(
+            self.backend, WorkerMessage(dict(head), {name: tensors[name] for name in names})
+        )
         return reply.head, to_arrays(reply.tensors)
 
     def redo(self, head: dict[str, Any], names: Sequence[str], own: Arrays, shared: Arrays) -> None:
