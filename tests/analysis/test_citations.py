@@ -128,3 +128,13 @@ def test_a_run_of_python(equal: Federation, tmp_path: Path) -> None:
     used, version = citations.collect_used_items([tmp_path / "run"])
     assert used == [UsedItem("method", "fedprox"), UsedItem("data", equal.name), UsedItem("model", "mlr")]
     assert version == "0.0.7"
+
+
+def test_entries_are_read_without_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -OO` removes the docstrings of the papers' files."""
+    from fedattune.algorithms import fedmcsa
+
+    entries = dict(load_entries())
+    monkeypatch.setattr(fedmcsa, "__doc__", None)
+    load_entries.cache_clear()
+    assert load_entries() == entries

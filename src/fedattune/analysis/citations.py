@@ -3,6 +3,7 @@
 The entries of methods stand in the docstrings of the methods' files; all other entries stand in `citations.bib`.
 """
 
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -88,13 +89,14 @@ def load_tables() -> dict[str, dict[str, Keys]]:
 
 
 def _method_texts() -> dict[str, str]:
-    """Return method -> docstring of its file, which holds the BibTeX entry without indentation."""
+    """Return method -> text of its file without indentation; the docstring at its top holds the BibTeX entry."""
     from ..algorithms import METHODS
 
-    return {
-        name: re.sub("^    ", "", sys.modules[entry.factory.__module__].__doc__ or "", flags=re.MULTILINE)
-        for name, entry in METHODS.items()
+    # The file itself is read, because `python -OO` removes docstrings.
+    files = {
+        name: inspect.getsource(sys.modules[entry.factory.__module__]) for name, entry in METHODS.items()
     }
+    return {name: re.sub("^    ", "", text, flags=re.MULTILINE) for name, text in files.items()}
 
 
 def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
