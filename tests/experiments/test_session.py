@@ -37,7 +37,7 @@ def test_interrupt_and_resume(
     # with another engine is allowed, by the other command is not
     other = cli("compare", "--resume", "o", "--quiet", "--engine", "sequential")
     assert other.code == 0
-    assert "note: engine was auto and is loop: results stay equal up to rounding, except" in other.out
+    assert "note: engine was auto and is sequential: results stay equal up to rounding, except" in other.out
     assert "engine was" not in again.out
     wrong = cli("run", "--resume", "o")
     assert wrong.code == 2
