@@ -116,7 +116,7 @@ def test_what_has_no_entry_is_said() -> None:
         [UsedItem("method", "local"), UsedItem("model", "pkg:net"), UsedItem("data", "patients.csv")]
     )
     assert "% Nothing to cite for method local." in text
-    assert "% Not part of FedAttune, please cite the source: model pkg:net, data pat" in text
+    assert "% Not part of FedAttune; please cite the source of model pkg:net, data pat" in text
     assert text.count("@") == 1
 
 

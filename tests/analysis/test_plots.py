@@ -188,7 +188,10 @@ def test_options_of_curves_and_heatmaps(comparison: Path, tmp_path: Path, capsys
         (["-o", "figure.jpg"], "expected a file ending in .pdf, .svg, .eps, .png"),
         (["-o", "nowhere/figure.pdf"], "there is no folder nowhere"),
         (["--kind", "heat"], "--kind"),
-        (["--kind", "heatmap", "--round", "7"], "3 rounds from 2 to 4 have them, near it 2, 3, 4"),
+        (
+            ["--kind", "heatmap", "--round", "7"],
+            "the 3 evaluated rounds from 2 to 4 have some; take one of the nearest, 2, 3, 4",
+        ),
         (
             ["--kind", "heatmap", "--component", "fc.weigh"],
             "did you mean 'fc.weight'? (known: fc.bias, fc.weight)",

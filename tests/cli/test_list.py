@@ -37,7 +37,7 @@ def test_a_table_that_is_called_like_a_data_set(cli: Cli, work: Path) -> None:
     for folder in ("o", "o/fedmcsa/seed-0"):
         out = cli("cite", folder).out
         assert keys(out) == ["fedattune", "guo2023fedmcsa"]
-        assert "please cite the source: data digits.csv." in out
+        assert "please cite the source of data digits.csv." in out
 
 
 def test_methods_by_name(cli: Cli) -> None:

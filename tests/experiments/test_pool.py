@@ -137,6 +137,36 @@ def test_faults_come_back_with_where_they_arose(
     assert "by zero" in done.err
 
 
+ODD = """
+import multiprocessing
+from torch import nn
+class OddError(Exception):
+    def __init__(self, where, why):
+        super().__init__(f"{where}: {why}")
+class Net(nn.Sequential):
+    calls = 0
+    def forward(self, x):
+        Net.calls += multiprocessing.parent_process() is not None
+        if Net.calls > 12:
+            raise OddError("layer 1", "too hot")
+        return super().forward(x)
+def make(shape, classes):
+    return Net(nn.Flatten(), nn.Linear(shape[1] * shape[2], classes))
+"""
+
+
+def test_an_error_that_cannot_be_unpickled_keeps_its_text_and_its_traceback(
+    cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(work))
+    (work / "odd.py").write_text(ODD)
+    done = cli(*TWO, "o", "--model", "odd:make", "--engine", "sequential")
+    assert done.code == 1
+    assert "OddError: layer 1: too hot" in done.err
+    assert "memory" not in done.err + done.out
+    assert "in forward" in (work / "o" / "error.log").read_text()
+
+
 def test_processes_that_leave(cli: Cli, model: Callable[[str, str], str]) -> None:
     done = cli(*TWO, "o", "--model", model("leaver", "os._exit(3)"))
     assert done.code == 1, done.err

@@ -114,6 +114,11 @@ def test_a_run_folder_is_read_back_and_not_taken_twice(ragged: Federation, tmp_p
         fedattune.fit(
             "fedmcsa", ragged, "dnn", model_options={"hidden": 4}, out=out, resume=True, **(RUN | {"lr": 0.2})
         )
+    other = fedattune.algorithms.fedmcsa(
+        sigma=7.0
+    )  # the long text of its definition is cut around this value
+    with pytest.raises(RunError, match=r"definition was \.\.\..*sigma=.* and is .*sigma=7\.0"):
+        fedattune.fit(other, ragged, "dnn", model_options={"hidden": 4}, out=out, resume=True, **RUN)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.txt").write_text("mine")
     with pytest.raises(RunError, match="not empty"):

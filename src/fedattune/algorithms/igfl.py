@@ -229,7 +229,7 @@ def igfl(
     stale_decay: Fraction = 1.0,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """One global model: local steps repeat the last update, and the server weighs updates by attention."""
+    """One global model: local steps repeat the group's last update, and the server weighs updates by attention."""
     return Algorithm(
         SGD((GroupCorrection(stale_decay),)),
         GlobalUpdateWrapper(UpdateAttention(weighting, query=attention, form=time_form)),
@@ -239,7 +239,7 @@ def igfl(
 
 @method(Family.GLOBAL, "one average and its last update", "SGD that repeats the last update")
 def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> Algorithm:
-    """One average: local steps repeat the last update."""
+    """One average: local steps repeat the group's last update."""
     return Algorithm(
         SGD((GroupCorrection(stale_decay),)), GlobalUpdateWrapper(Average(weighting)), headline="received"
     )

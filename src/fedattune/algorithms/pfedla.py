@@ -387,7 +387,7 @@ def heurpfedla(
     norm: Norm = "softmax",
     unit: Unit = "layer",
 ) -> Algorithm:
-    """Learned mixing as in pFedLA; clients retain the layers that are mostly their own."""
+    """Learned mixing as in pFedLA; clients retain the layers that are mostly their own, and are not sent them."""
     return Algorithm(
         HeurPFedLAClient(unit=unit),
         HeurPFedLAServer(unit, hn_lr, embedding, hidden, norm, retain, upload_retained),

@@ -76,7 +76,7 @@ class VarianceCorrection(Correction):
 
 @method(Family.GLOBAL, "one average", "SGD corrected for the client's drift")
 def vrl_sgd(*, warmup: bool = False, weighting: Weighting = "uniform") -> Algorithm:
-    """One average; clients remove their difference from the mean from their gradients."""
+    """One average; each client corrects its gradients by its past distance from the average."""
     return Algorithm(
         SGD((VarianceCorrection(warmup),)), Average(weighting), headline="received", full_participation=True
     )

@@ -190,5 +190,5 @@ def format_bibtex(items: Iterable[UsedItem], version: str = __version__) -> str:
     if uncited:
         blocks.append(f"% Nothing to cite for {', '.join(uncited)}.")
     if foreign:
-        blocks.append(f"% Not part of FedAttune, please cite the source: {', '.join(foreign)}.")
+        blocks.append(f"% Not part of FedAttune; please cite the source of {', '.join(foreign)}.")
     return "\n\n".join(blocks) + "\n"

@@ -134,8 +134,8 @@ class RunExplanation:
         if not self.run.bytes_up:
             return f"{self.method} shared nothing here: nobody learns from anybody."
         return (
-            f"{self.method} has no mixing matrices: it does not send mixtures of clients' models, so who learns from "
-            "whom is not known."
+            f"{self.method} has no mixing matrices: it does not send mixtures of clients' models, so nobody can "
+            "tell who learns from whom."
         )
 
     @property

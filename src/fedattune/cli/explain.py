@@ -68,8 +68,8 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
         notes.append(f"{waiting} run{'s are' if waiting > 1 else ' is'} not finished and left out.")
     if explanation.mixing.has_mixtures and explanation.mixing.similarity is None:
         notes.append(
-            "The labels of the clients are not known here, as the data stay on their nodes. So agreement with labels "
-            "is not shown."
+            "The label counts of the clients are not known here, for example because the data stay on their nodes. So "
+            "agreement with labels is not shown."
         )
     for note in notes:
         console.print(note)
@@ -147,7 +147,7 @@ def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]",
 
 
 def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
-    console.print("\nIts mixtures over the rounds:")
+    console.print("\nChange of its mixtures over the rounds:")
 
     def format_round(k: int) -> Callable[[Any], str]:
         return lambda trace: _format_mixture([*trace.before, trace.last][k])
@@ -160,7 +160,7 @@ def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
         "-" if trace.stable_since is None else f"round {trace.stable_since}"
     )
     print_whole(fill_table(traces, columns, text_columns), console)
-    console.print("the same since: the round since which the named partners are the same.")
+    console.print("the same since: the first evaluated round since which the named partners are the same.")
 
 
 # --- all clients ---------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def _print_agreement_legend(agreements: "Sequence[LabelAgreement | None]", conso
     chances = [one.chance for one in agreements if one and one.share is not None]
     if chances:
         console.print(
-            "Spearman: rank correlation of the others' shares with the similarity of their labels; from alike: the "
-            "part of these shares from the quarter with the most similar labels, where "
-            f"{format_percent(chances[0], 0)} would be chance."
+            "Spearman: rank correlation of the shares of the other clients with the similarity of their labels. From "
+            "alike: the part of all that comes from others which the quarter of clients with the most similar labels "
+            f"gives; {format_percent(chances[0], 0)} would be chance."
         )

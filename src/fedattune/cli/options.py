@@ -21,9 +21,7 @@ AnyOptions = TypeVar("AnyOptions", bound=StrictSchema)
 class RunChoice(StrictSchema):
     """Choose one of the runs in a folder."""
 
-    algorithm: str | None = Field(
-        None, description="the method (default: the verdict's method; the only one, if there is one)"
-    )
+    algorithm: str | None = Field(None, description="the method (default: the method that the verdict names)")
     seed: Seed | None = Field(
         None, description="the seed (default: the first seed for one run, otherwise all seeds)"
     )
@@ -42,7 +40,9 @@ class ShowOptions(StrictSchema):
         None, description="draw the labels of each client to this file (.pdf, .svg, .eps, .png)"
     )
     schema_file: Path | None = Field(
-        None, alias="schema", description="file for the schema on which the nodes of a deployment must agree"
+        None,
+        alias="schema",
+        description="write to this file the schema that all nodes of a deployment must share",
     )
 
 
@@ -81,7 +81,7 @@ class PlotOptions(RunChoice):
     """Options of `plot`."""
 
     algorithm: str | None = Field(
-        None, description="the only method (default: all; for heatmap, one that mixes models)"
+        None, description="show only this method (default: all; for heatmap, one that mixes models)"
     )
     kind: Literal["curves", "heatmap", "clients", "bytes"] = Field(
         "curves", description="accuracy by rounds; who learns from whom; accuracy of clients; bytes by layer"
@@ -121,7 +121,7 @@ class PredictOptions(StrictSchema):
         None, description="file for the predictions, .csv or .parquet (default: CSV on standard output)"
     )
     factory: str | None = Field(
-        None, description="package.module:factory of your own network, if the model has one"
+        None, description="package.module:factory of the network, if the network is your own"
     )
 
 

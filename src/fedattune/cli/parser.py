@@ -105,18 +105,36 @@ MODEL = _make_argument("model", "a file that fedattune export wrote", type=Path)
 
 COMMANDS = {
     "compare": Command(
-        "train several methods and report whether collaboration helps, and whom", "train", TRAINING
+        "train several methods on the same split and report whether collaboration helps, and whom",
+        "train",
+        TRAINING,
     ),
     "run": Command("train one method", "train", TRAINING),
-    "list": Command("list methods, data sets, models and partitions", "list:print_list", "ListOptions", KIND),
+    "list": Command(
+        "list methods, data sets, models and partitions, with their options",
+        "list:print_list",
+        "ListOptions",
+        KIND,
+    ),
     "data": Command("show how data is distributed over clients", "data:show_data", SHOW),
-    "deploy": Command("write a folder that trains over a real network with Flower", "deploy", DEPLOYMENT),
+    "deploy": Command(
+        "write a folder that trains over a real network with Flower, TLS and keys", "deploy", DEPLOYMENT
+    ),
     "reproduce": Command("reproduce a paper's table or figure, or list them", "reproduce", STUDY, NAME),
-    "report": Command("write an HTML report about runs", "report", "ReportOptions", RUNS),
-    "explain": Command("explain from whom clients learn, and their gain", "explain", "ExplainOptions", RUN),
-    "watch": Command("watch runs while they train", "watch", "WatchOptions", RUN),
+    "report": Command(
+        "write one HTML page about runs: verdict, gains, curves, who learns from whom",
+        "report",
+        "ReportOptions",
+        RUNS,
+    ),
+    "explain": Command(
+        "explain from whom clients learn, layer by layer, and their gain", "explain", "ExplainOptions", RUN
+    ),
+    "watch": Command("watch runs while they train; write their report", "watch", "WatchOptions", RUN),
     "plot": Command("draw a figure of runs for a paper", "report:plot", "PlotOptions", RUNS),
-    "export": Command("export a client's model to a checked file", "export", "ExportOptions", RUN),
+    "export": Command(
+        "export a client's model to a file that predicts the same", "export", "ExportOptions", RUN
+    ),
     "predict": Command("predict new data with a model", "export:predict", "PredictOptions", MODEL),
     "cite": Command("print the BibTeX of all that runs used", "list:cite", "CiteOptions", ANY_RUNS),
 }

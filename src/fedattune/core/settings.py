@@ -92,7 +92,7 @@ class Settings(StrictSchema):
     dtype: Literal["float32", "float64"] = Field("float32", description="floating-point type")
     mixed_precision: Literal["off", "bfloat16"] = Field(
         "off",
-        description="type of matrix products and convolutions in training",
+        description="type of matrix products and convolutions in training, if the device supports it",
     )
     eval_every: Count = Field(1, description="rounds between evaluations; the last round is always evaluated")
     eval_clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = Field(

@@ -114,7 +114,7 @@ def _find_names_and_keys(
             )
         if clients not in (None, len(dataset.owners)):
             raise ConfigError(
-                f"{dataset.name} comes with {len(dataset.owners)} clients of its own, got clients={clients}; "
+                f"{dataset.name} has {len(dataset.owners)} clients of its own, got {clients} as the number of clients; "
                 "leave the number out, or take another partition, such as dirichlet"
             )
         return dataset.owners, dataset.owner

@@ -124,7 +124,9 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     for key, value in read_yaml(path).items():
         name = _canonical_key(key)
         if name in COMMAND_LINE_ONLY:
-            problems.append(f"{path}: {key} works only on the command line: it {COMMAND_LINE_ONLY[name]}")
+            problems.append(
+                f"{path}: {key} stands only on the command line: --{name} {COMMAND_LINE_ONLY[name]}"
+            )
         elif name not in allowed_keys:
             hint = suggest_name(name, allowed_keys)
             problems.append(f"{path}: unknown key {key!r}{', ' if hint else ''}{hint}")

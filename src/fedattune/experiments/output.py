@@ -41,7 +41,9 @@ class OutputOptions(BaseModel):
     json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
     resume: Path | None = Field(None, description="resume the interrupted run in this folder")
     quiet: bool = Field(False, description="show no progress, only the result")
-    tensorboard: bool = Field(False, description="also write event files for TensorBoard")
+    tensorboard: bool = Field(
+        False, description="also write event files; show them by tensorboard --logdir RUN-FOLDER"
+    )
     processes: Processes = "auto"
 
 

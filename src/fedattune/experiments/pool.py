@@ -8,6 +8,7 @@ stop, and exit as soon as the parent is gone.
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -21,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import DivergedError, RunError
+from ..core.errors import DivergedError, RunError, summarize_error
 from .job import Job, ProgressCallback, ShouldStop, WorkerKilledError
 from .shared_data import make_shared_folder, pack, unpack
 
@@ -150,8 +151,8 @@ def _get_context() -> Any:
     if not sys.platform.startswith("linux"):
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    slow = ("fedattune.training.fit", "torch._dynamo")  # PyTorch loads the second when a method needs it
-    context.set_forkserver_preload([name for name in slow if name in sys.modules])
+    # PyTorch loads torch._dynamo when a method needs it.
+    context.set_forkserver_preload(["fedattune.training.fit", *{"torch._dynamo"} & sys.modules.keys()])
     return context
 
 
@@ -219,5 +220,18 @@ def _train_job(position: int, without_data: dict[str, Any]) -> bool:
         federations.clear()
         federations[position] = unpack(_state["data"][position])
     job = Job(federation=federations[position], **without_data)
-    result = job.train(lambda progress: pipe.send(("progress", progress)), _state["stop"].is_set)
+    try:
+        result = job.train(lambda progress: pipe.send(("progress", progress)), _state["stop"].is_set)
+    except Exception as error:
+        if can_cross_processes(error):
+            raise
+        raise RuntimeError(summarize_error(error)) from error
     return result.finished
+
+
+def can_cross_processes(error: Exception) -> bool:
+    """Return whether an error survives pickling; an error that does not would break the executor, without its cause."""
+    try:
+        return type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301 (the bytes are of this process)
+    except Exception:
+        return False

@@ -105,8 +105,8 @@ def _read_rows(mixing: MixingAnalysis, round_: int | None) -> tuple[int, LastRow
     if round_ not in stored:
         near = sorted(sorted(stored, key=lambda r: (abs(r - round_), r))[:5])
         raise RunError(
-            f"no mixing matrices of round {round_}; {len(stored)} rounds from {stored[0]} to {stored[-1]} have them, "
-            f"near it {', '.join(map(str, near))} (evaluated rounds are stored)"
+            f"no mixing matrices of round {round_}; the {len(stored)} evaluated rounds from {stored[0]} to "
+            f"{stored[-1]} have some; take one of the nearest, {', '.join(map(str, near))}"
         )
     return round_, mixing.read_last_rows(round_)
 

@@ -49,7 +49,9 @@ def check_figure_path(path: Path, option: str = "--out") -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise ConfigError("figures need Matplotlib; install it by: pip install 'fedattune[plot]'") from error
+        raise ConfigError(
+            f"{option} {path} needs Matplotlib; install it by: pip install 'fedattune[plot]'"
+        ) from error
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def load_table(
     target: str,
     features: list[str] | str | None = None,
 ) -> Dataset:
-    """Read a CSV or Parquet table whose rows belong to the clients named in one of its columns.
+    """A CSV or Parquet table whose rows belong to the clients named in one of its columns.
 
     Missing numbers become the median, and all numbers are standardised. Median, mean and deviation come from each
     client's own training part. Categories are one-hot.

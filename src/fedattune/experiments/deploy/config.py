@@ -45,7 +45,7 @@ class DeploymentOptions(StrictSchema):
     largest_update: float = Field(
         100,
         gt=1,
-        description="refuse updates this many times longer than usual",
+        description="refuse an update whose length (L2 norm) is this many times the usual length",
     )
     poll: float = Field(0.5, gt=0, description="seconds between checks for replies")
     data_schema: Schema | None = Field(

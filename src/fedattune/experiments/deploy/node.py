@@ -112,7 +112,7 @@ class NodeRuntime:
             last = max(head["last"])
             saved, loaded = state.load(head["last"], Params(flatten_tree(export_state(backend))))
             if head.get("is_answered") and loaded != last and set(head.get("pending", ())) < set(names):
-                raise LostStateError("the server expects a state that this node has lost")
+                raise LostStateError("the server expects a state that this node does not have")
             if saved is not None:
                 load_state(backend, saved)
             reply = handle_message(backend, message)

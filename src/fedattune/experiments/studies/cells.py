@@ -78,7 +78,7 @@ class StudyOptions(StrictSchema):
         None, description="type of matrix products and convolutions in training (default: the study's)"
     )
     seeds: Count | None = Field(None, description="runs of each cell (default: the study's)")
-    no_search: bool = Field(False, description="take the middle value of every grid; search none")
+    no_search: bool = Field(False, description="do not search the grids: take the middle value of each")
     resume: bool = Field(False, description="continue with the results in the folder")
     show: bool = Field(False, description="train nothing; print the stored results")
     out: Path = Field(Path("results"), description="folder of all studies; each study has a subfolder")

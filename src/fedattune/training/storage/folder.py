@@ -111,7 +111,7 @@ class RunFolder:
     def _check(self, config: dict[str, Any]) -> None:
         before = read_json(self.config)
         changed = [
-            f"{key} was {_shorten(before.get(key))} and is {_shorten(config.get(key))}"
+            "{} was {} and is {}".format(key, *_shorten_pair(before.get(key), config.get(key)))
             for key in sorted(before.keys() | config.keys())
             if before.get(key) != config.get(key) and key not in RESUMABLE_SETTINGS
         ]
@@ -121,9 +121,17 @@ class RunFolder:
             )
 
 
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _shorten_pair(before: Any, after: Any) -> tuple[str, str]:
+    """Write two values that differ; of long ones, the part around the first difference."""
+    texts = repr(before), repr(after)
+    start = max(0, len(os.path.commonprefix(texts)) - 30)
+    was, now = (
+        f"{'...' if start else ''}{text[start : start + 74]}{'...' if len(text) > start + 74 else ''}"
+        if len(text) > 80
+        else text
+        for text in texts
+    )
+    return was, now
 
 
 def describe_environment() -> dict[str, Any]:
