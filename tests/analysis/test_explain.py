@@ -77,7 +77,7 @@ def test_one_client_in_words(comparison: Path, capsys: Said) -> None:
     assert cells(text, "fc.bias") == ["fc.bias", "25.0%", "75.0%", "all 3 alike, 25.0% each", "-", "33%"]
     assert "33% would be chance" in text
     assert "own 70.0%; c 20.0%, b 10.0%" in text
-    assert "round 2" in cells(text.partition("Its mixtures over the rounds")[2], "fc.weight")[-1]
+    assert "round 2" in cells(text.partition("Change of its mixtures over the rounds")[2], "fc.weight")[-1]
     assert "is a correlation" in text
     loses = explained(capsys, comparison, "--client", "d")
     assert "a loss of 2.50 points, which is 1.0 of its 40 test samples" in loses
@@ -148,7 +148,7 @@ def test_the_verdicts_method_is_passed_over_where_it_does_not_mix(tmp_path: Path
         craft(tmp_path, name, {4: (right, 10, 5, 20)}, mixing=mixing, moved=9)
     text = explained(capsys, tmp_path)
     assert "The verdict is about fedavg, which does not mix client by client; fedmcsa does." in text
-    assert "The labels of the clients are not known here" in text
+    assert "The label counts of the clients are not known here" in text
     assert "Spearman" not in text
     only = explained(capsys, tmp_path / "fedavg" / "seed-0")
     assert "fedavg sends one model to all" in only

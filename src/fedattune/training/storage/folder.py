@@ -124,7 +124,8 @@ class RunFolder:
 def _shorten_pair(before: Any, after: Any) -> tuple[str, str]:
     """Write two values that differ; of long ones, the part around the first difference."""
     texts = repr(before), repr(after)
-    start = max(0, len(os.path.commonprefix(texts)) - 30)
+    first = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    start = max(0, first - 30)
     was, now = (
         f"{'...' if start else ''}{text[start : start + 74]}{'...' if len(text) > start + 74 else ''}"
         if len(text) > 80
