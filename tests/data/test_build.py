@@ -84,7 +84,7 @@ def test_federate_refuses(options, error, message):
 
 def test_natural_clients_have_a_fixed_number():
     assert federate(owned([20, 20]), clients=2).n_clients == 2
-    with pytest.raises(ConfigError, match="comes with 2 clients"):
+    with pytest.raises(ConfigError, match="has 2 clients of its own, got 3"):
         federate(owned([20, 20]), clients=3)
 
 
