@@ -65,13 +65,22 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def thin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks of the papers with narrow hidden layers: most of a tiny run would be copies of wide ones."""
-    real = architectures._stack_linear
+    """Networks of the papers with few channels and narrow layers: a tiny run shows nothing more with wide ones."""
+    convolve, stack = architectures._convolve, architectures._stack_linear
+    last_width = 1  # of the convolutions before the linear layers, in the paper
 
-    def stack(*widths: int, **options: bool) -> Any:
-        return real(widths[0], *(min(width, 16) for width in widths[1:-1]), widths[-1], **options)
+    def thin_convolve(channels: int, width: int, size: int, **options: Any) -> Any:
+        nonlocal last_width
+        last_width = width
+        return convolve(min(channels, 8), min(width, 8), size, **options)
 
-    monkeypatch.setattr(architectures, "_stack_linear", stack)
+    def thin_stack(inputs: int, *widths: int, **options: bool) -> Any:
+        nonlocal last_width
+        inputs, last_width = inputs // last_width * min(last_width, 8), 1
+        return stack(inputs, *(min(width, 16) for width in widths[:-1]), widths[-1], **options)
+
+    monkeypatch.setattr(architectures, "_convolve", thin_convolve)
+    monkeypatch.setattr(architectures, "_stack_linear", thin_stack)
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,7 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build, list_options
 from fedattune.core.selectors import Head, NoParameters
 from fedattune.training import engine as engines
-from fedattune.training.engine import evaluator
-from fedattune.training.engine import vectorized as batched
+from fedattune.training.engine import evaluator, vectorized
 from fedattune.training.sampling import sample_cohort
 
 every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -60,15 +59,15 @@ def test_every_algorithm_is_in_the_table() -> None:
 @pytest.mark.parametrize("train", ["method", "cohort", "all"])
 def test_engines_agree(case: Case, work: dict[str, Any], train: str, ragged: Federation) -> None:
     """Ragged sizes, partial cohorts, and everybody training: equal to rounding in float64."""
-    loop, together = (
+    reference, together = (
         fit_once(case.name, ragged, engine=e, train=train, options=case.same, **work)
         for e in ("sequential", "vectorized")
     )
-    assert distance(loop, together) < 1e-12
-    for point, metrics in loop.history[-1]["validation"].items():
+    assert distance(reference, together) < 1e-12
+    for point, metrics in reference.history[-1]["validation"].items():
         assert together.history[-1]["validation"][point] == pytest.approx(metrics, abs=1e-12)
-    assert loop.bytes_up == together.bytes_up
-    assert loop.local_steps == together.local_steps
+    assert reference.bytes_up == together.bytes_up
+    assert reference.local_steps == together.local_steps
 
 
 @every_method
@@ -77,11 +76,11 @@ def test_recorded_steps_agree(
     case: Case, work: dict[str, Any], ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps recorded and replayed, with a client axis and without, give what the reference gives."""
-    loop = fit_once(case.name, ragged, engine="sequential", options=case.same, **work)
+    reference = fit_once(case.name, ragged, engine="sequential", options=case.same, **work)
     monkeypatch.setattr(engines, "MIN_RECORDED_STEPS", 0)
-    assert distance(loop, fit(case.name, ragged, engine="vectorized", options=case.same, **work)) < 1e-12
+    assert distance(reference, fit(case.name, ragged, engine="vectorized", options=case.same, **work)) < 1e-12
     monkeypatch.setattr(engines, "_supports_batching", lambda *_: False)
-    assert distance(loop, fit(case.name, ragged, engine="auto", options=case.same, **work)) < 1e-12
+    assert distance(reference, fit(case.name, ragged, engine="auto", options=case.same, **work)) < 1e-12
 
 
 @every_method
@@ -89,7 +88,7 @@ def test_chunks_of_clients_do_not_change_the_result(
     case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fit_once(case.name, ragged, engine="vectorized", options=case.same)
-    monkeypatch.setattr(batched, "TRAIN_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(vectorized, "TRAIN_CHUNK_BYTES", 2000)
     monkeypatch.setattr(evaluator, "INPUT_CACHE_BYTES", 0)
     assert distance(whole, fit(case.name, ragged, engine="vectorized", options=case.same)) < 1e-12
 

@@ -72,11 +72,11 @@ def test_any_server_rule_composes_with_any_client_rule(
     server: str, client: str, personal: str, ragged: Federation
 ) -> None:
     algorithm = combined(client, server, personal)
-    loop, together = (run(algorithm, ragged, engine) for engine in ("sequential", "vectorized"))
-    assert distance(loop, together) < 1e-12
-    assert all(v.isfinite().all() for v in loop.models.values())
-    assert len(loop.mixing) == RUN["rounds"]
-    mixed = {component.partition(".")[0] for component in loop.mixing.last()}
+    reference, together = (run(algorithm, ragged, engine) for engine in ("sequential", "vectorized"))
+    assert distance(reference, together) < 1e-12
+    assert all(v.isfinite().all() for v in reference.models.values())
+    assert len(reference.mixing) == RUN["rounds"]
+    mixed = {component.partition(".")[0] for component in reference.mixing.last()}
     layers = {"1", "3"} - {"own head": {"3"}, "own body": {"1"}}.get(personal, set())
     assert mixed - {"attention"} in (layers, {"model"})
 

@@ -101,14 +101,14 @@ def test_engines_train_every_network_alike(name: str, side: int, options: Any) -
     """Two clients, one of whose batches is not full, for two steps in float64."""
     data = fedattune.federation([pictures(8, side), pictures(20, side)])
     run: dict[str, Any] = {"rounds": 1, "steps": 2, "batch_size": 10, "lr": 0.05, "dtype": "float64"}
-    loop, batched = (
+    reference, together = (
         fedattune.fit("fedavg", data, name, model_options=options, engine=e, **run)
         for e in ("sequential", "vectorized")
     )
-    assert max((v - batched.models[k]).abs().max().item() for k, v in loop.models.items()) < 1e-12
-    assert loop.metrics["loss_uniform"] == pytest.approx(batched.metrics["loss_uniform"], rel=1e-12)
+    assert max((v - together.models[k]).abs().max().item() for k, v in reference.models.items()) < 1e-12
+    assert reference.metrics["loss_uniform"] == pytest.approx(together.metrics["loss_uniform"], rel=1e-12)
     first = make_model(name, data, options=options).double().state_dict()
-    assert all((v[0] - first[k]).abs().max() > 0 for k, v in loop.models.items())
+    assert all((v[0] - first[k]).abs().max() > 0 for k, v in reference.models.items())
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

@@ -211,8 +211,8 @@ def test_other_rules_that_the_page_lists_go_together(
     algorithm = Algorithm(
         client, ControlVariateWrapper(GlobalUpdateWrapper(server)) if corrected else server, personal=Head()
     )
-    loop, together = (
+    reference, together = (
         fedattune.fit(algorithm, ragged, "dnn", engine=e, **RUN) for e in ("sequential", "vectorized")
     )
-    assert all((v - together.models[k]).abs().max() < 1e-12 for k, v in loop.models.items())
-    assert all(v.isfinite().all() for v in loop.models.values())
+    assert all((v - together.models[k]).abs().max() < 1e-12 for k, v in reference.models.items())
+    assert all(v.isfinite().all() for v in reference.models.values())

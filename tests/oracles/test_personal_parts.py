@@ -29,16 +29,18 @@ def with_norm() -> nn.Module:
 
 
 def test_c11_norms_stay_on_the_client_on_both_engines(ragged: Federation) -> None:
-    loop, together = (fit("fedbn", ragged, with_norm(), engine=e) for e in ("sequential", "vectorized"))
-    assert max((loop.models[k] - together.models[k]).abs().max().item() for k in loop.models) < 1e-12
-    for k, w in loop.models.items():
+    reference, together = (fit("fedbn", ragged, with_norm(), engine=e) for e in ("sequential", "vectorized"))
+    assert (
+        max((reference.models[k] - together.models[k]).abs().max().item() for k in reference.models) < 1e-12
+    )
+    for k, w in reference.models.items():
         alike = (w - w[:1]).abs().amax() == 0
         assert alike == (k not in BN)
     # all but the 8 values of the norm travel: 5 x 4 + 4 + 4 x 3 + 3 = 39
-    assert loop.bytes_up == loop.bytes_down == 8 * 39 * 3 * 3
-    state = loop.trained_server.state["w"]  # type: ignore[union-attr]
+    assert reference.bytes_up == reference.bytes_down == 8 * 39 * 3 * 3
+    state = reference.trained_server.state["w"]  # type: ignore[union-attr]
     assert not set(BN) & state.keys()  # type: ignore[union-attr]
-    statistics = [loop.model(i).state_dict()["1.running_mean"] for i in range(6)]
+    statistics = [reference.model(i).state_dict()["1.running_mean"] for i in range(6)]
     assert all((a - statistics[0]).abs().max() > 1e-3 for a in statistics[1:])
 
 

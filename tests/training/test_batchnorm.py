@@ -42,19 +42,19 @@ def test_layers_are_found_by_type() -> None:
 def test_policies_on_both_engines(name: str, affine: str, buffers: str, ragged: Federation) -> None:
     """Engines agree; what is local differs between clients, what is averaged does not."""
     given = {"bn_affine": affine, "bn_buffers": buffers, "cohort": 4}
-    loop, together = (fit(ragged, name, engine=e, **given) for e in ("sequential", "vectorized"))
+    reference, together = (fit(ragged, name, engine=e, **given) for e in ("sequential", "vectorized"))
     for kind in ("models", "buffers"):
-        for k, v in getattr(loop, kind).items():
+        for k, v in getattr(reference, kind).items():
             assert (v - getattr(together, kind)[k]).abs().max() < 1e-12, k
     if name == "fedavg":
-        assert alike(loop.models["0.1.weight"]) is (affine == "average")
-        assert alike(loop.models["2.weight"])
-        assert all(alike(loop.buffers[k]) is (buffers == "average") for k in STATISTICS)
+        assert alike(reference.models["0.1.weight"]) is (affine == "average")
+        assert alike(reference.models["2.weight"])
+        assert all(alike(reference.buffers[k]) is (buffers == "average") for k in STATISTICS)
     plain = fit(ragged, name, cohort=4)
     floats = 12 * (buffers == "average") - 12 * (affine == "local")
-    assert loop.bytes_up - plain.bytes_up == 8 * floats * 4 * RUN["rounds"]
+    assert reference.bytes_up - plain.bytes_up == 8 * floats * 4 * RUN["rounds"]
     receivers = 6 if name == "pfedme" else 4
-    assert loop.bytes_down - plain.bytes_down == 8 * floats * receivers * RUN["rounds"]
+    assert reference.bytes_down - plain.bytes_down == 8 * floats * receivers * RUN["rounds"]
 
 
 def test_averaged_statistics_are_the_weighted_mean_of_the_cohorts(ragged: Federation) -> None:
