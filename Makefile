@@ -35,7 +35,9 @@ demo: $(if $(wildcard $(VENV)/dev),$(VENV)/dev,$(VENV)/demo)
 	rm -rf demo
 	$(BIN)/fedattune compare $(DEMO) --out demo
 
-test: lint types docs
+# The three checks before the tests run side by side.
+test: $(VENV)/dev
+	$(MAKE) --jobs=3 lint types docs
 	$(TESTS)
 
 # Separate from `test`, because it takes half as long again.
