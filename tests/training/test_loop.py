@@ -58,29 +58,48 @@ def test_matrices_are_computed_once_a_round(receive: Any, ragged: Federation, ca
 def test_recorded_matrices_are_those_of_the_clients_that_uploaded(
     receive: Any, settings: dict[str, Any], ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After aggregation, and to the last bit what the server rule gives when it is asked for them alone."""
+    """To the last bit the matrices of the round's last broadcast, which is about the state after aggregation."""
     algorithm = Algorithm(SGD(), Attention("layer"), participation=Participation("cohort", receive))
     loop = make_loop(algorithm, ragged, **settings)
     uploaded: list[torch.Tensor] = []
-    real = Attention.aggregate
+    sent: list[Broadcast] = []
+    aggregate_really, broadcast_really = Attention.aggregate, Attention.broadcast
 
     def aggregate(self: Attention, state: Any, ids: torch.Tensor, *rest: Any) -> Any:
         uploaded.append(ids)
-        return real(self, state, ids, *rest)
+        sent.clear()
+        return aggregate_really(self, state, ids, *rest)
+
+    def broadcast(self: Attention, state: Any, ids: torch.Tensor) -> Broadcast:
+        sent.append(broadcast_really(self, state, ids))
+        return sent[-1]
 
     monkeypatch.setattr(Attention, "aggregate", aggregate)
+    monkeypatch.setattr(Attention, "broadcast", broadcast)
     for r in (1, 2, 3):
         uploaded.clear()
+        sent.clear()
         loop.run_round(r, evaluate=True)
         if not uploaded:
             continue
-        expected = algorithm.server.broadcast(copy.deepcopy(loop.server.state), uploaded[0]).mixing
-        assert expected
+        ids = uploaded[0]
+        if "eval_clients" not in settings:  # else clients upload that are not evaluated
+            assert len(sent) == 1  # the state after aggregation is mixed once
+        made = sent[-1].mixing
+        alone = broadcast_really(algorithm.server, copy.deepcopy(loop.server.state), ids).mixing
+        assert made
+        assert alone
         found = loop.store.mixing(ragged.n_clients).among(r)
-        assert list(found.rows) == expected.rows.tolist()
-        assert list(found.columns) == expected.columns.tolist()
-        for component, weights in expected.weights.items():
-            assert torch.equal(torch.from_numpy(found.weights[component].copy()), weights.float())
+        assert list(found.rows) == ids.tolist()
+        assert list(found.columns) == alone.columns.tolist()
+        rows = [made.rows.tolist().index(i) for i in found.rows]
+        columns = [made.columns.tolist().index(i) for i in found.columns]
+        for component, weights in made.weights.items():
+            recorded = torch.from_numpy(found.weights[component].copy())
+            assert torch.equal(recorded, weights[rows][:, columns].float())
+            assert torch.allclose(
+                recorded, alone.weights[component].float(), atol=1e-6
+            )  # other shapes round otherwise
 
 
 def test_a_round_without_evaluation_records_no_matrices(ragged: Federation, calls: list[list[int]]) -> None:

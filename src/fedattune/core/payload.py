@@ -100,6 +100,21 @@ class MixingMatrices(NamedTuple):
     columns: Tensor
     weights: dict[str, Tensor]
 
+    def select(self, ids: Tensor) -> "MixingMatrices | None":
+        """Return the rows of clients `ids` (R,), or None if one of them has no row.
+
+        The columns are the clients `ids` and all others that these rows weigh.
+        """
+        if not torch.isin(ids, self.rows).all():
+            return None
+        order = self.rows.argsort()
+        rows = order[torch.searchsorted(self.rows, ids, sorter=order)]
+        weights = {component: matrix[rows] for component, matrix in self.weights.items()}
+        is_used = torch.isin(self.columns, ids)
+        for matrix in weights.values():
+            is_used |= (matrix != 0).any(0)
+        return MixingMatrices(ids, self.columns[is_used], {c: m[:, is_used] for c, m in weights.items()})
+
 
 class Broadcast(NamedTuple):
     """The server's message to some clients, and the mixing matrices behind it.

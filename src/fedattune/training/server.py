@@ -69,13 +69,18 @@ class Server:
         return sent.payload
 
     def take_mixing(self, ids: Tensor) -> MixingMatrices | None:
-        """Return the matrices behind the payload that clients `ids` would be sent now, and forget them."""
+        """Return the matrices behind the payload that clients `ids` would be sent now, and forget them.
+
+        They are rows of the matrices behind the last evaluation's payload, if these clients were evaluated.
+        """
         if not len(ids):
             return None
-        sent = self.broadcast(ids)
-        if self._last:
-            self._last = ids, sent._replace(mixing=None)
-        return sent.mixing
+        if self._last and self._last[1].mixing and (mixing := self._last[1].mixing.select(ids)):
+            evaluated, sent = self._last
+            # The next round may send to the same clients again; a payload for others is of no more use.
+            self._last = (evaluated, sent._replace(mixing=None)) if len(ids) == len(evaluated) else None
+            return mixing
+        return self.broadcast(ids).mixing
 
     def aggregate(self, reply: TrainReply, n: Tensor) -> None:
         """Make the new state from the uploads of one round, by clients with n (C,) training samples."""
