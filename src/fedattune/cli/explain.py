@@ -311,6 +311,6 @@ def _print_agreement_legend(agreements: "Sequence[LabelAgreement | None]", conso
     if chances:
         console.print(
             "Spearman: rank correlation of the shares of the other clients with the similarity of their labels. From "
-            "alike: the part of all that comes from others which the quarter of clients with the most similar labels "
-            f"gives; {format_percent(chances[0], 0)} would be chance."
+            "alike: the part of these shares that the quarter of clients with the most similar labels gives; "
+            f"{format_percent(chances[0], 0)} would be chance."
         )
