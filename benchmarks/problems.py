@@ -46,7 +46,7 @@ class Problem:
         """Return the round in the form of the package's engines."""
         return LocalTraining(
             seed=0, stream=TRAIN, round=round_, lr=self.lr, batch_size=self.batch,
-            steps=self.steps, epochs=self.epochs, drop_last=self.task.uses_batch_statistics,
+            steps=self.steps, epochs=self.epochs, drop_last=self.task.has_batch_statistics,
         )  # fmt: skip
 
     @cached_property
@@ -64,7 +64,7 @@ class Problem:
         if self.steps is not None:
             return self.steps * self.size(client)
         assert self.epochs == 1, "the rivals do one epoch"
-        return n - n % self.size(client) if self.task.uses_batch_statistics else n
+        return n - n % self.size(client) if self.task.has_batch_statistics else n
 
     @cached_property
     def draws(self) -> "list[tuple[int, int]]":

@@ -25,9 +25,9 @@ class TrimmedMean(ServerUpdate):
     def broadcast(self, state, ids):
         return Broadcast(Payload(state["w"].repeat(len(ids))))
 
-    def aggregate(self, state, ids, sent, received, n):
+    def aggregate(self, state, ids, sent, uploads, n):
         inner = slice(self.cut, len(ids) - self.cut)
-        return {"w": received.params.map(lambda a: torch.sort(a, 0).values[inner].mean(0))}
+        return {"w": uploads.params.map(lambda a: torch.sort(a, 0).values[inner].mean(0))}
 
 
 data = fedattune.load_federation("digits", partition="dirichlet", clients=20)

@@ -26,7 +26,7 @@ class Fake:
     facts: dict[str, float] = field(default_factory=lambda: {"weight_decay": 0.0})
     best: float = 0.75
     reached: int | None = None
-    generalised: float | None = None
+    global_accuracy: float | None = None
     joined: list[float] = field(default_factory=list)
 
     @property

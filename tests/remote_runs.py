@@ -21,7 +21,7 @@ from fedattune.models.files import wrap_model
 from fedattune.training.backends.message import WorkerMessage
 from fedattune.training.backends.remote import RemoteBackend
 from fedattune.training.backends.worker import handle_message, open_backend
-from fedattune.training.client_state import Sender
+from fedattune.training.client_state import PayloadFactory
 from fedattune.training.context import RunContext
 from fedattune.training.loop import RoundLoop
 from fedattune.training.storage.folder import RunFolder
@@ -32,8 +32,8 @@ WORKERS = ([0, 3], [1, 2, 4], [5])
 class Here(RemoteBackend):
     """Workers in this process, each with its own data, which see nothing but messages."""
 
-    def __init__(self, context: RunContext, send: Sender) -> None:
-        super().__init__(context, [torch.tensor(ids) for ids in WORKERS], send)
+    def __init__(self, context: RunContext, make_payload: PayloadFactory) -> None:
+        super().__init__(context, [torch.tensor(ids) for ids in WORKERS], make_payload)
         self.backends = [
             open_backend(
                 context.algorithm,

@@ -93,7 +93,8 @@ def test_page_of_a_method_has_docstring_signature_paper_and_what_is_written(name
     factory, text = ALGORITHMS[name], methods.make_page(name, ALGORITHMS[name])
     flat = " ".join(text.split())
     assert summarize(factory) in flat
-    assert " ".join(reference.clean_docstring(factory).split()) in flat
+    assert " ".join(methods.describe_factory(factory).split()) in flat
+    assert "Args:" not in text
     for option in list_options(factory):
         assert f"{option.name}={option.default!r}" in text
         assert re.search(rf"^\| `{option.name}` \| `", text, re.MULTILINE), option.name
@@ -128,7 +129,7 @@ def test_results_on_the_pages_are_those_of_the_tables() -> None:
                     point, _, ours, _, lack = row.split(" | ")
                     assert point == one.point
                     assert f"| {ours} |" in table or f"| {ours} (" in table or f"| {ours}, gap" in table
-                    assert lack == ("; ".join(results.shortfalls(one)) or "nothing")
+                    assert lack == ("; ".join(results.list_shortfalls(one)) or "nothing")
         assert ("No study in the repository" in text) == (not lines)
         if not lines:
             without.append(name)

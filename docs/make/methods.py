@@ -33,7 +33,7 @@ def make_pages() -> dict[str, str]:
 
 def make_page(name: str, factory: Callable[..., Algorithm]) -> str:
     """Return the page of one method."""
-    first, _, more = clean_docstring(factory).partition("\n\n")
+    first, _, more = describe_factory(factory).partition("\n\n")
     keywords = ", ".join(f"{option.name}={option.default!r}" for option in list_options(factory))
     facts = [
         f"| Paper | {'; '.join(map(_format_paper, _list_papers(name))) or 'none'} |",
@@ -51,6 +51,13 @@ def make_page(name: str, factory: Callable[..., Algorithm]) -> str:
             "## Results in the repository", "", *_format_results(name),
         ]
     )  # fmt: skip
+
+
+def describe_factory(factory: Callable[..., Algorithm]) -> str:
+    """Return the docstring without its sections: the page has a table of the options."""
+    return re.split(r"^(?:Args|Raises):$", clean_docstring(factory), maxsplit=1, flags=re.MULTILINE)[
+        0
+    ].rstrip()
 
 
 def _wrap_signature(signature: str) -> str:
@@ -133,7 +140,7 @@ def _format_results(name: str) -> list[str]:
         outcomes = [one for cell, one in results.outcomes.items() if study.source_row(cell).algorithm == name]
         if not outcomes:
             continue
-        short |= any(results.shortfalls(one) for one in outcomes)
+        short |= any(results.list_shortfalls(one) for one in outcomes)
         out += [f"### {study.title}", "", *_format_outcomes(results, outcomes), ""]
     if not out:
         return ["No study in the repository has a row of this method.", ""]
@@ -167,7 +174,7 @@ def _format_outcomes(results: StudyResults, outcomes: list[Outcome]) -> Iterator
         )
         cells = (
             one.cell.column, one.cell.row, one.point, _format_paper_value(results, one), _format_value(one),
-            _format_value(alone) if alone else "–", "; ".join(results.shortfalls(one)) or "nothing",
+            _format_value(alone) if alone else "–", "; ".join(results.list_shortfalls(one)) or "nothing",
         )  # fmt: skip
         yield f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |"
 
@@ -176,10 +183,10 @@ def _format_paper_value(results: StudyResults, one: Outcome) -> str:
     printed, _ = results.study.paper_value(one.cell)
     if printed is None:
         return "–"
-    gap = results.compared_value(one)
+    gap = results.compute_compared_value(one)
     if results.study.gap_to:
         return f"{printed:.2f}, {'–' if gap is None else f'{gap:.2f}'}"
-    off = results.difference(one)
+    off = results.compute_difference(one)
     return f"{printed:.2f}" + ("" if off is None else f" ({off:+.2f})".replace("-", "−"))
 
 
@@ -240,7 +247,7 @@ def _make_study_pages() -> Iterator[tuple[str, str]]:
         if find_figure(study.name).exists():
             text = f"{text.rstrip()}\n\n## Figure\n\n![{study.title}]({study.name}.svg)\n"
         yield page, text
-        short = {phrase for one in results.outcomes.values() for phrase in results.shortfalls(one)}
+        short = {phrase for one in results.outcomes.values() for phrase in results.list_shortfalls(one)}
         rounds = sorted(
             (phrase for phrase in short if phrase.endswith("rounds")), key=lambda p: int(p.split()[0])
         )

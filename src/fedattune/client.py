@@ -83,7 +83,7 @@ class _Carry(NamedTuple):
     n_samples: Tensor
     velocity: Params
 
-    def local(self, context: RoundContext) -> LocalContext:
+    def make_local_context(self, context: RoundContext) -> LocalContext:
         return LocalContext(self.start, self.sent, self.local_state, self.full_gradient, context)
 
 
@@ -152,7 +152,7 @@ class SGD(ClientUpdate):
         """Take one corrected gradient step."""
         g = grad(carry.w, batch)
         for correct in self.corrections:
-            g = correct(g, carry.w, carry.local(context))
+            g = correct(g, carry.w, carry.make_local_context(context))
         if self.clip is not None:
             g = clip_norm(g, self.clip)
         if self.momentum:
@@ -167,7 +167,7 @@ class SGD(ClientUpdate):
         extra: dict[str, Params] = {}
         new_state = dict(local_state)
         for correction in self.corrections:
-            extras, changes = correction.finish(carry.w, carry.local(context))
+            extras, changes = correction.finish(carry.w, carry.make_local_context(context))
             extra |= extras
             new_state |= changes
         if self.start != "sent":

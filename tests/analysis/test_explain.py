@@ -45,7 +45,7 @@ def test_one_client_by_hand(comparison: Path) -> None:
         None,
         None,
     )
-    gain = subject.summarise_client(0).gain
+    gain = subject.summarize_client(0).gain
     assert gain is not None
     assert (gain.local, gain.method, gain.points, gain.samples) == pytest.approx((50, 75, 25, 2.5))
     assert gain.by_seed == pytest.approx({0: 20, 1: 30})
@@ -125,8 +125,8 @@ def test_the_file_of_one_client_has_what_is_printed(comparison: Path, tmp_path: 
     content = json.loads(file.read_text())
     assert (content["seed"], content["round"], content["mixes"]) == (1, 4, True)
     assert content["client"]["n_test"] == 10
-    assert [layer["name"] for layer in content["client"]["layers"]] == ["fc.bias", "fc.weight"]
-    assert content["client"]["layers"][1]["last"]["others"] == pytest.approx(0.5)
+    assert [one["name"] for one in content["client"]["components"]] == ["fc.bias", "fc.weight"]
+    assert content["client"]["components"][1]["last"]["others"] == pytest.approx(0.5)
 
 
 def test_a_method_with_one_model_for_all(comparison: Path, capsys: Said) -> None:
@@ -188,7 +188,7 @@ def test_what_came_from_clients_that_are_not_evaluated_is_counted(tmp_path: Path
     craft(tmp_path, "m", {1: (1, 1, 1)}, n_test=(5, 5, 5), mixing=mixing, facts=facts)
     text = explained(capsys, tmp_path, "--client", "b")
     assert cells(text, "l") == ["l", "50.0%", "20.0%", "30.0%", "a 20.0%"]
-    brief = RunExplanation(read_runs([tmp_path])).summarise_client(1)
+    brief = RunExplanation(read_runs([tmp_path])).summarize_client(1)
     assert brief.shares is not None
     assert brief.shares.unseen == pytest.approx(0.3)
 
@@ -199,7 +199,9 @@ def test_of_many_clients_those_at_both_ends_are_shown(tmp_path: Path, capsys: Sa
     for name, right in (("local", [50] * n), ("fedavg", [5 + i for i in range(n)])):
         craft(tmp_path, name, {1: right}, n_test=[100] * n, facts=facts, moved=1)
     text = explained(capsys, tmp_path)
-    assert "The 30 that lose most or gain least and 30 that gain most of 90 clients are shown" in text
+    assert (
+        "the 30 clients that lose most or gain least, and the 30 clients that gain most, of 90 in all" in text
+    )
     for i, shown in ((0, True), (29, True), (30, False), (59, False), (60, True), (89, True)):
         assert (f"site{i} " in text) == shown, i
 

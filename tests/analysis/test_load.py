@@ -24,7 +24,7 @@ def test_one_run_by_its_own_folder_or_the_one_around_it(tmp_path: Path) -> None:
         runs = read_runs([path])
         assert names(runs) == [("fedavg", 3)]
         assert runs.folders == [own]
-        assert runs.finished
+        assert runs.is_finished
     assert [client.trained for client in runs.results[0].clients] == [0.5, 0.5, 0.5, 0.5]
     assert runs.title == "made: 4 clients"
 
@@ -88,7 +88,7 @@ def test_unfinished_runs_are_taken_only_when_asked_for(tmp_path: Path) -> None:
     begun.mkdir(parents=True)
     (begun / "config.json").write_text((tmp_path / "local" / "seed-0" / "config.json").read_text())
     runs = read_runs([tmp_path], running=True)
-    assert (names(runs), runs.waiting, runs.finished) == ([("local", 0)], [begun], False)
+    assert (names(runs), runs.waiting, runs.is_finished) == ([("local", 0)], [begun], False)
     assert "round 1 of 9, not finished" in repr(runs.results[0])
     craft(tmp_path, "fedmcsa", SCORES)
     runs = read_runs([tmp_path])

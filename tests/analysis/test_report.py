@@ -218,7 +218,7 @@ def test_a_run_that_is_still_trained_is_shown_as_such(folder: Path, tmp_path: Pa
     (tmp_path / "runs" / "experiment.yaml").write_text("algorithms: local,fedavg,fedmcsa\nseeds: 2\n")
     runs = read_runs([tmp_path / "runs"])
     text = Page(render_report(runs)).text
-    assert not runs.finished
+    assert not runs.is_finished
     assert "Not finished: fedmcsa, seed-1 (no round yet)" in text
     assert "fedmcsa (seeds 0) and local (seeds 0, 1) are compared over seeds 0 alone" in text
 

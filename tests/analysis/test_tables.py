@@ -96,7 +96,7 @@ def test_columns_that_no_method_has_are_left_out() -> None:
     assert not {"global %", "arrived %", "new %", "rounds to 90%"} & line.keys()
     for words in ("global:", "arrived:", "new:", "rounds to"):
         assert words not in printed(results(Fake("a", LOCAL)))
-    both = results(Fake("a", LOCAL, generalised=0.4), Fake("b", LOCAL, joined=[0.2, 0.4]))
+    both = results(Fake("a", LOCAL, global_accuracy=0.4), Fake("b", LOCAL, joined=[0.2, 0.4]))
     first, second = cells(both)
     heads = ("global %", "arrived %", "new %")
     assert [first[head] for head in heads] == ["40.00", "-", "-"]
@@ -111,7 +111,7 @@ def test_columns_that_no_method_has_are_left_out() -> None:
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
 def test_parts_fit_the_terminal_and_have_every_column_once(width: int) -> None:
     fakes = results(
-        *(Fake("fedmcsa_no_mcsa", LOCAL, reached=one, generalised=0.5, joined=[0.5]) for one in (7, None))
+        *(Fake("fedmcsa_no_mcsa", LOCAL, reached=one, global_accuracy=0.5, joined=[0.5]) for one in (7, None))
     )
     text = printed(fakes, width, terminal=True, rounds_to=0.9)
     tables = text[: text.index("mean, pooled")]

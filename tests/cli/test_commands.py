@@ -133,11 +133,20 @@ def test_list(cli: Cli) -> None:
     one = cli("list", "models")
     assert "mlr" in one.out
     assert "fedavg" not in one.out
+    assert cli("list", "methods").out == cli("list", "algorithms").out
     content = json.loads(cli("list", "--json").out)
     assert {"local", "fedavg", "fedavg_ft", "fedprox", "perfedavg", "pfedme", "fedamp", "heurfedamp", "fedmcsa",
             "fedmcsa_no_mcsa", "fedavg_mcsa", "pfedme_mcsa"} <= content["algorithms"].keys()  # fmt: skip
     assert content["partitions"]["dirichlet"]["options"]["beta"] == 0.1
     assert "client_column" not in content["data"]["table"]["options"]
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [("compare", "local,fedavg,fedmcsa"), ("run", "fedmcsa"), ("deploy", "local,fedmcsa")],
+)
+def test_help_shows_the_methods_that_a_command_takes_by_default(cli: Cli, command: str, default: str) -> None:
+    assert f"or all (default: {default})" in " ".join(cli(command, "--help").out.split())
 
 
 def test_data_show(cli: Cli, work: Path) -> None:

@@ -355,7 +355,7 @@ def test_other_data_are_refused(cli: Cli, work: Path, small: Path) -> None:
     write_table(2.0)
     done = cli(*words, "--resume")
     assert done.code == 1
-    assert "the data are not those of run" in done.err
+    assert "the data differ from the data of run" in done.err
     assert stored(work / "out" / "small") == before
 
 

@@ -88,7 +88,7 @@ def test_chunks_of_clients_do_not_change_the_result(
     case: Case, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fit_once(case.name, ragged, engine="vectorized", options=case.same)
-    monkeypatch.setattr(vectorized, "TRAIN_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(vectorized, "ENGINE_CHUNK_BYTES", 2000)
     monkeypatch.setattr(evaluator, "INPUT_CACHE_BYTES", 0)
     assert distance(whole, fit(case.name, ragged, engine="vectorized", options=case.same)) < 1e-12
 
@@ -185,7 +185,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_end(case: Case, ragged: Federat
         out = tmp_path / str(stop_after)
         rounds = iter(range(1, 99))
         part = fit(case.name, ragged, out=out, stop=lambda r=rounds, s=stop_after: next(r) == s)
-        assert not part.finished
+        assert not part.is_finished
         assert part.rounds == stop_after
         rest = fit(case.name, ragged, out=out, resume=True)
         assert distance(whole, rest) == 0
@@ -206,9 +206,9 @@ def test_personal_tensors_never_leave_the_client(
     server = type(algorithm.server)
     aggregate, broadcast = server.aggregate, server.broadcast
 
-    def spy_up(self: Any, state: Any, ids: Any, sent: Payload, received: Payload, n: Any) -> Any:
-        seen.update(received.params, sent.params, *received.extra.values())
-        return aggregate(self, state, ids, sent, received, n)
+    def spy_up(self: Any, state: Any, ids: Any, sent: Payload, uploads: Payload, n: Any) -> Any:
+        seen.update(uploads.params, sent.params, *uploads.extra.values())
+        return aggregate(self, state, ids, sent, uploads, n)
 
     def spy_down(self: Any, state: Any, ids: Any) -> Broadcast:
         sent = broadcast(self, state, ids)
@@ -222,7 +222,7 @@ def test_personal_tensors_never_leave_the_client(
         for e in ("sequential", "vectorized")
     ]
     assert results[0].trained_server
-    personal = algorithm.personal.names(results[0].trained_server.trained_model)
+    personal = algorithm.personal.names(results[0].trained_server.trained_module)
     assert personal
     assert not seen & set(personal)
     assert seen >= results[0].models.keys() - set(personal)
@@ -287,8 +287,8 @@ def test_a_method_of_the_users_own_is_held_to_the_same(ragged: Federation) -> No
         def broadcast(self, state: Any, ids: Any) -> Broadcast:
             return Broadcast(Payload(state["w"].repeat(len(ids))))
 
-        def aggregate(self, state: Any, ids: Any, sent: Any, received: Payload, n: Any) -> Any:
-            return {"w": received.params.map(lambda a: a.median(0).values)}
+        def aggregate(self, state: Any, ids: Any, sent: Any, uploads: Payload, n: Any) -> Any:
+            return {"w": uploads.params.map(lambda a: a.median(0).values)}
 
     algorithm = Algorithm(ALGORITHMS["fedavg"]().client, Median(), headline="received")
     results = [fedattune.fit(algorithm, ragged, "mlr", engine=e, **RUN) for e in ("sequential", "vectorized")]

@@ -26,11 +26,11 @@ from federations import make_federation
 
 SERVERS: dict[str, ServerUpdate] = {
     "mcsa": Attention("layer", sigma=5.0),
-    "mcsa, everybody seen": Attention("tensor", pool="seen", sigma=5.0),
+    "mcsa, everybody seen": Attention("tensor", pool="all", sigma=5.0),
     "fedamp": AttentiveMixing(alpha=0.3, sigma=4.0),
     "heurfedamp, layer by layer": CosineMixing("layer", sigma=3.0),
-    "update attention": UpdateAttention(query="self"),
-    "update attention, time": UpdateAttention(query="time"),
+    "update attention": UpdateAttention(attention="self"),
+    "update attention, time": UpdateAttention(attention="time"),
     "learned": PFedLAServer(hn_lr=0.5, embedding=4, hidden=4),
 }
 CLIENTS: dict[str, ClientUpdate] = {
@@ -56,7 +56,7 @@ PERSONAL: dict[str, Selector] = {
 def combined(client: str, server: str, personal: str) -> Algorithm:
     """One cell; rules that go on from their own model are answered, others are sent to."""
     rule = ControlVariateWrapper(SERVERS[server]) if "scaffold" in client else SERVERS[server]
-    answered = Participation("all", "reply") if "newest" in client else Participation()
+    answered = Participation("all", "answer") if "newest" in client else Participation()
     return Algorithm(CLIENTS[client], rule, personal=PERSONAL[personal], participation=answered)
 
 

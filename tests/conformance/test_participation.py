@@ -35,9 +35,9 @@ def held(run: RoundLoop, ids: list[int]) -> dict[str, Params]:
     """A copy of all that clients `ids` hold."""
     rows = torch.tensor(ids, dtype=torch.int64)
     own = {
-        "personal": run.backend.states.personal,
-        "buffers": run.backend.states.buffers,
-        **run.backend.states.local_state,
+        "personal": run.backend.client_states.personal,
+        "buffers": run.backend.client_states.buffers,
+        **run.backend.client_states.local_state,
     }
     return {k: v.rows(rows) for k, v in own.items()}
 
@@ -52,13 +52,13 @@ def test_a_client_that_was_never_asked_holds_what_it_started_with(case: Case, ra
     run = start(case, ragged, cohort=2, rounds=2)
     first = held(run, list(range(6)))
     for r in (1, 2):
-        run.run_round(r, evaluate=True)
+        run.run_round(r, should_evaluate=True)
     asked = {i for r in (1, 2) for i in sample_cohort(run.context.settings, 6, r).tolist()}
     never = sorted(set(range(6)) - asked)
     assert never
     if run.context.algorithm.participation.train == "cohort":
         assert same(held(run, never), {k: v.rows(torch.tensor(never)) for k, v in first.items()})
-    elif first["personal"] or run.backend.states.local_state:
+    elif first["personal"] or run.backend.client_states.local_state:
         assert not same(held(run, never), {k: v.rows(torch.tensor(never)) for k, v in first.items()})
     models, _ = run.backend.headline_models
     assert all(v.isfinite().all() for v in models.values())
@@ -84,21 +84,21 @@ def test_what_a_client_did_before_it_dropped_out_is_lost(
     for r in range(1, 7):
         before = held(run, everybody)
         heard.clear()
-        run.run_round(r, evaluate=True)
+        run.run_round(r, should_evaluate=True)
         away = run.record.absent
         gone += len(away)
         assert not set(away) & {i for ids in heard for i in ids}
         if away:
             rows = torch.tensor(away)
             assert same(held(run, away), {k: v.rows(rows) for k, v in before.items()})
-    assert bool(gone) is run.context.shares_parameters  # alone, nobody is asked for anything
+    assert bool(gone) is run.context.has_shared_parameters  # alone, nobody is asked for anything
     monkeypatch.undo()
     results = [
         fit(case.name, ragged, drop_out=0.5, engine=e, options=case.same)
         for e in ("sequential", "vectorized")
     ]
     assert distance(*results) < 1e-12
-    assert any("dropped out" in note for note in results[0].notes) is run.context.shares_parameters
+    assert any("dropped out" in note for note in results[0].notes) is run.context.has_shared_parameters
 
 
 @every_method
@@ -166,7 +166,7 @@ def test_newcomers_that_diverge_do_not_cost_the_run(ragged: Federation, tmp_path
     x[ragged.clients[last].train] *= 1e300
     broken = replace(ragged, x=x.double() * 1.0)
     result = fit("fedavg", broken, held_out=1, out=tmp_path / "run")
-    assert result.finished
+    assert result.is_finished
     assert result.newcomers == []
     assert "of the clients that join after training: round 1: training diverged" in result.notes[-1]
     assert fedattune.Result.load(tmp_path / "run").metrics == result.metrics
@@ -202,10 +202,10 @@ def test_clients_that_train_unasked_keep_their_control_variates(name: str, ragge
     key = {"scaffold": "c", "vrl_sgd": "D"}[name]
     asked: set[int] = set()
     for r in (1, 2, 3):
-        run.run_round(r, evaluate=False)
+        run.run_round(r, should_evaluate=False)
         asked |= set(sample_cohort(run.context.settings, 6, r).tolist())
         for client in set(range(6)) - asked:
-            assert all((v[client] == 0).all() for v in run.backend.states.local_state[key].values())
+            assert all((v[client] == 0).all() for v in run.backend.client_states.local_state[key].values())
     assert asked != set(range(6))
 
 

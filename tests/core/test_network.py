@@ -92,7 +92,7 @@ class Taught(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.objective = nn.CrossEntropyLoss()
-        self.batch_statistics = True
+        self.has_batch_loss = True
         self.layers = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
         self.scale = nn.Parameter(torch.tensor(1.0))
 

@@ -47,25 +47,25 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("fedper", {}, {"server": "average", "personal": "head"}),
     ("fedbn", {}, {"server": "average", "personal": "norms", "weighting": "uniform"}),
     ("igfl_s", {}, {"server": "update_attention"}),
-    ("igfl_s", {"attention": "self"}, {"server": "update_attention", "query": "self"}),
-    ("fedavg_mcsa", {}, {"answered": True}),
+    ("igfl_s", {"attention": "self"}, {"server": "update_attention", "attention": "self"}),
+    ("fedavg_mcsa", {}, {"answer": True}),
     (
         "fedavg_mcsa",
         {"profile": "paper", "sigma": 5.0},
-        {"answered": True, "unit": "layer", "weighting": "uniform", "sigma": 5.0},
+        {"answer": True, "unit": "layer", "weighting": "uniform", "sigma": 5.0},
     ),
-    ("pfedme_mcsa", {}, {"client": "pfedme", "answered": True}),
-    ("fedamp", {}, {"server": "fedamp", "client": "prox", "lam": 1.0, "answered": True}),
+    ("pfedme_mcsa", {}, {"client": "pfedme", "answer": True}),
+    ("fedamp", {}, {"server": "fedamp", "client": "prox", "lam": 1.0, "answer": True}),
     (
         "fedamp",
         {"alpha": 0.5, "sigma": 2.0},
-        {"server": "fedamp", "client": "prox", "lam": 2.0, "alpha": 0.5, "sigma": 2.0, "answered": True},
+        {"server": "fedamp", "client": "prox", "lam": 2.0, "alpha": 0.5, "sigma": 2.0, "answer": True},
     ),
-    ("heurfedamp", {}, {"server": "heurfedamp", "client": "prox", "lam": 1.0, "answered": True}),
+    ("heurfedamp", {}, {"server": "heurfedamp", "client": "prox", "lam": 1.0, "answer": True}),
     (
         "heurfedamp",
         {"lam": 0.0, "self_weight": 0.2},
-        {"server": "heurfedamp", "client": "prox", "lam": 0.0, "answered": True, "self_weight": 0.2},
+        {"server": "heurfedamp", "client": "prox", "lam": 0.0, "answer": True, "self_weight": 0.2},
     ),
 ]
 
@@ -85,7 +85,7 @@ def test_what_is_a_known_method_is_defined_alike(
         ("fedprox", {"server": "average", "client": "prox"}),
         ("ditto", {"server": "average", "client": "ditto"}),
         ("scaffold", {"server": "average", "client": "scaffold", "weighting": "uniform"}),
-        ("fedavg_mcsa", {"answered": True}),
+        ("fedavg_mcsa", {"answer": True}),
     ],
 )
 def test_what_is_a_known_method_runs_alike(name: str, mine: dict[str, Any], ragged: Federation) -> None:
@@ -119,15 +119,15 @@ BY_HAND: list[tuple[dict[str, Any], Algorithm]] = [
     ),
     (
         {"server": "update_attention", "client": "pfedme", "K": 2, "weighting": "samples"},
-        Algorithm(PFedMeClient(15.0, 2, 0.05), UpdateAttention("samples", query="time")),
+        Algorithm(PFedMeClient(15.0, 2, 0.05), UpdateAttention("samples", attention="time")),
     ),
     ({"server": "learned", "hn_lr": 0.1}, Algorithm(SGD(), PFedLAServer("layer", hn_lr=0.1))),
     (
-        {"server": "average", "client": "ditto", "answered": True},
+        {"server": "average", "client": "ditto", "answer": True},
         Algorithm(
             DittoClient(1.0, None, SGD(start="newest")),
             Average(),
-            participation=Participation("all", "reply"),
+            participation=Participation("all", "answer"),
         ),
     ),
 ]

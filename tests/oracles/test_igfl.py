@@ -20,11 +20,11 @@ from oracles.quadratic import DIM, W0, A, M, curved, gradient, params, run, zero
 
 N = 5
 RULES = [
-    UpdateAttention(query="self"),
-    UpdateAttention(query="global"),
-    *(UpdateAttention(query="time", form=form) for form in ("T1", "T2", "T3")),
+    UpdateAttention(attention="self"),
+    UpdateAttention(attention="global"),
+    *(UpdateAttention(attention="time", form=form) for form in ("T1", "T2", "T3")),
 ]
-rules = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.query} {rule.form}")
+rules = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.attention} {rule.form}")
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_e1_equal_scores_are_an_average(rule: UpdateAttention, updates: Params) 
 
 @rules
 def test_e1_with_sample_weights_equal_scores_are_an_average_by_samples(rule: UpdateAttention) -> None:
-    sized = UpdateAttention("samples", query=rule.query, form=rule.form)
+    sized = UpdateAttention("samples", attention=rule.attention, form=rule.form)
     for delta in (one(0.0, 0.0), one(2.0, 2.0)):
         state = aggregate(sized, delta, aggregate(sized, delta, n=[30, 10]), n=[30, 10])
         assert state["p"].tolist() == pytest.approx([0.75, 0.25], abs=1e-14)
@@ -88,7 +88,7 @@ def test_e2_weights_are_not_negative_and_sum_to_one_but_those_of_t2(
     assert (b >= 0).all()
     matrices = rule.broadcast(state, torch.tensor([0, 3])).mixing
     assert matrices is not None
-    if rule.form == "T2" and rule.query == "time":
+    if rule.form == "T2" and rule.attention == "time":
         assert 0 < b.sum() < N
         assert b.sum() > 1.5  # the trace of A; a softmax's diagonal wins here
         assert list(matrices.weights) == ["attention"]
@@ -107,27 +107,31 @@ def test_e2_by_hand_for_two_clients_with_one_value_each() -> None:
 
     rows = [e(1) / (e(1) + e(2)), e(2) / (e(2) + e(4))]  # weight of the first for q = 1 and q = 2
     first = sum(rows) / 2
-    assert two(UpdateAttention(query="self")) == pytest.approx([first, 1 - first], abs=1e-14)
-    rule = UpdateAttention(query="self")
+    assert two(UpdateAttention(attention="self")) == pytest.approx([first, 1 - first], abs=1e-14)
+    rule = UpdateAttention(attention="self")
     shown = rule.broadcast(aggregate(rule, one(1.0, 2.0)), torch.tensor([1, 0])).mixing
     assert shown is not None
     assert shown.weights["attention"].flatten().tolist() == pytest.approx(
         [rows[1], 1 - rows[1], rows[0], 1 - rows[0]], abs=1e-14
     )
     first = e(1.5) / (e(1.5) + e(3))  # q = 1.5, the mean
-    assert two(UpdateAttention(query="global")) == pytest.approx([first, 1 - first], abs=1e-14)
+    assert two(UpdateAttention(attention="global")) == pytest.approx([first, 1 - first], abs=1e-14)
     rows = [e(3) / (e(3) + e(6)), e(-1) / (e(-1) + e(-2))]  # q = 3 and q = -1
     first = sum(rows) / 2
-    assert two(UpdateAttention(query="time", form="T1")) == pytest.approx([first, 1 - first], abs=1e-14)
-    assert two(UpdateAttention(query="time", form="T2")) == pytest.approx([rows[0], 1 - rows[1]], abs=1e-14)
+    assert two(UpdateAttention(attention="time", form="T1")) == pytest.approx([first, 1 - first], abs=1e-14)
+    assert two(UpdateAttention(attention="time", form="T2")) == pytest.approx(
+        [rows[0], 1 - rows[1]], abs=1e-14
+    )
     first = e(3) / (e(3) + e(-2))  # scores 3 x 1 and -1 x 2
-    assert two(UpdateAttention(query="time", form="T3")) == pytest.approx([first, 1 - first], abs=1e-14)
+    assert two(UpdateAttention(attention="time", form="T3")) == pytest.approx([first, 1 - first], abs=1e-14)
 
 
 def test_e3_orthogonal_updates() -> None:
     """Row i of A: exp(s_i^2) on the diagonal, 1 elsewhere, over exp(s_i^2) + n - 1."""
     s = [0.5, 1.0, 1.5]
-    b = aggregate(UpdateAttention(query="self"), Params(w=torch.diag(torch.tensor(s, dtype=torch.float64))))
+    b = aggregate(
+        UpdateAttention(attention="self"), Params(w=torch.diag(torch.tensor(s, dtype=torch.float64)))
+    )
     for j in range(3):
         column = [(math.exp(s[i] ** 2) if i == j else 1.0) / (math.exp(s[i] ** 2) + 2) for i in range(3)]
         assert b["p"][j].item() == pytest.approx(sum(column) / 3, abs=1e-14)
@@ -146,7 +150,7 @@ def test_e4_the_order_of_clients_does_not_matter(rule: UpdateAttention, updates:
 @pytest.mark.parametrize("form", ["T1", "T2", "T3"])
 def test_e5_time_attention_starts_as_an_average(form: Any, updates: Params) -> None:
     """All earlier updates are zero in the first round, and one that comes for the first time has score 0 (T3)."""
-    rule = UpdateAttention(query="time", form=form)
+    rule = UpdateAttention(attention="time", form=form)
     average = aggregate(Average("uniform"), updates)
     assert near(aggregate(rule, updates)["w"], average["w"])
     if form == "T3":
@@ -164,13 +168,13 @@ def test_large_updates_give_numbers(rule: UpdateAttention) -> None:
     big = one(60.0, 80.0)
     state = aggregate(rule, big, aggregate(rule, big))
     assert state["p"].isfinite().all()
-    if rule.query == "global":
+    if rule.attention == "global":
         assert state["p"].tolist() == [0.0, 1.0]
 
 
 def test_attention_works_from_what_each_client_was_sent(updates: Params) -> None:
     """Where clients start from different models, their updates count and not their models."""
-    rule = UpdateAttention(query="self")
+    rule = UpdateAttention(attention="self")
     state = rule.init(updates.rows(0).zeros(), N)
     ids, n = torch.arange(N), torch.ones(N, dtype=torch.int64)
     apart = rule.aggregate(
@@ -184,7 +188,7 @@ def test_attention_works_from_what_each_client_was_sent(updates: Params) -> None
 
 
 def test_the_displacement_is_what_the_global_model_moved_attention_included(updates: Params) -> None:
-    rule = GlobalUpdateWrapper(UpdateAttention(query="self"))
+    rule = GlobalUpdateWrapper(UpdateAttention(attention="self"))
     first = aggregate(rule, updates)
     assert near(first["D"], first["w"], 0)
     second = aggregate(rule, 0.5 * updates, first)

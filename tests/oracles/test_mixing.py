@@ -214,7 +214,7 @@ def test_a14_small_distances_between_many_large_models() -> None:
     assert weights[0, 1].item() == pytest.approx(0.1 * torch.exp(-exact / 0.01).item(), rel=1e-3)
 
 
-@pytest.mark.parametrize("pool", ["cohort", "seen"])
+@pytest.mark.parametrize("pool", ["cohort", "all"])
 def test_a15_clients_that_were_not_asked_keep_what_they_had(pool: str, theta: Params) -> None:
     """Rows of others are bit-identical, and one that never uploaded is sent the initial model."""
     rule = Attention("layer", pool=pool, sigma=3.0)  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ def test_a15_clients_that_were_not_asked_keep_what_they_had(pool: str, theta: Pa
         state, torch.tensor([0]), Payload(theta), Payload(theta.rows(torch.tensor([4]))), counts[:1]
     )
     columns = rule.broadcast(state, torch.tensor([1])).mixing.columns.tolist()
-    assert columns == {"cohort": [0, 1], "seen": [0, 1, 3]}[pool]
+    assert columns == {"cohort": [0, 1], "all": [0, 1, 3]}[pool]
 
 
 def test_average_weighs_by_samples_and_reports_its_weights(theta: Params) -> None:

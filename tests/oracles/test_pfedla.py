@@ -286,20 +286,20 @@ def test_c8_a_client_that_was_never_asked_is_sent_the_plain_mean(ragged: Federat
     heuristic = fit("heurpfedla", ragged, cohort=2, rounds=2)
     assert result.trained_server
     assert heuristic.trained_server
-    never = (~result.trained_server.state["seen"]).nonzero().flatten()  # type: ignore[operator]
+    never = (~result.trained_server.state["has_uploaded"]).nonzero().flatten()  # type: ignore[operator]
     assert len(never)
     for k, theta in result.trained_server.state["theta"].items():  # type: ignore[union-attr]
         assert torch.allclose(
             result.models[k][never], theta.mean(0).expand(len(never), *theta.shape[1:]), atol=1e-14
         )
-    start = heuristic.trained_server.trained_model.get_parameter("1.weight")
+    start = heuristic.trained_server.trained_module.get_parameter("1.weight")
     assert torch.equal(heuristic.models["1.weight"][never[0]], start)  # the first layer is retained
 
 
 def test_newcomers_of_learned_mixing_weigh_all_and_are_weighed_by_nobody() -> None:
     rule, theta = learned(hn_lr=1.0), draw(N, 1)
     state = bank(rule, theta)
-    state["seen"] = torch.tensor([True, True, False, True])
+    state["has_uploaded"] = torch.tensor([True, True, False, True])
     before = rule.broadcast(state, torch.arange(N)).payload.params
     joined = rule.add_clients(state, 2)
     mean = theta.map(lambda a: a[[0, 1, 3]].mean(0))

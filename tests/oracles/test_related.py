@@ -172,7 +172,7 @@ def test_e14_mocha_without_relation_is_local_with_l2(ragged: Federation) -> None
 def test_e14_mocha_follows_its_regulariser(omega: Any) -> None:
     """The step is down the gradient of lam1 tr(W Omega W^T) + lam2 ||W||^2, taken by automatic differentiation."""
     server, x = TaskRelationship(omega), models(5)
-    state: Any = {"theta": x, "seen": torch.ones(5, dtype=torch.bool)}
+    state: Any = {"theta": x, "has_uploaded": torch.ones(5, dtype=torch.bool)}
     ids = torch.tensor([1, 3])
     Omega = server.matrix(state)
     assert torch.allclose(Omega, Omega.T)
@@ -200,11 +200,11 @@ def test_e14_mocha_matrices() -> None:
     seen = torch.ones(2, dtype=torch.bool)
     x = Params(w=torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     half = torch.tensor([[0.5, -0.5], [-0.5, 0.5]], dtype=torch.float64)
-    assert torch.allclose(TaskRelationship("mean").matrix({"theta": x, "seen": seen}), half)
-    learned = TaskRelationship("learned").matrix({"theta": x, "seen": seen})
+    assert torch.allclose(TaskRelationship("mean").matrix({"theta": x, "has_uploaded": seen}), half)
+    learned = TaskRelationship("learned").matrix({"theta": x, "has_uploaded": seen})
     assert torch.allclose(learned, torch.diag(torch.tensor([1 / 3, 2 / 3])).double(), atol=1e-3)
     # Equal models: only differences cost, as with the mean, up to the trace and the smoothing.
-    alike = TaskRelationship("learned").matrix({"theta": Params(w=torch.ones(2, 2)), "seen": seen})
+    alike = TaskRelationship("learned").matrix({"theta": Params(w=torch.ones(2, 2)), "has_uploaded": seen})
     assert torch.allclose(alike, half, atol=0.01)
 
 

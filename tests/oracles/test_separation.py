@@ -132,7 +132,7 @@ def test_d5_the_global_head_is_a_mixture(ragged: Federation) -> None:
     for c in (0.0, 0.3, 1.0):
         result = fit("fedam", ragged, "trained", options={"head_mix": c})
         assert result.trained_server
-        first = dict(result.trained_server.trained_model.named_parameters())
+        first = dict(result.trained_server.trained_module.named_parameters())
         w = result.trained_server.state["w"]
         assert isinstance(w, Params)
         for k in ("weight", "bias"):
@@ -168,7 +168,7 @@ def test_d7_the_sum_of_the_class_weights_never_moves(ragged: Federation) -> None
         result = fit("fedam", ragged, "received", options={"client_vector": kind}, rounds=4, lr=0.5)
         assert result.trained_server
         v = result.models["context"]
-        first = make_client_vector("sum", *(result.trained_server.trained_model.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
+        first = make_client_vector("sum", *(result.trained_server.trained_module.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
         assert torch.allclose(v, first.expand_as(v), atol=1e-12) is alike
         assert (v.norm(dim=1) - 1).abs().max() < 1e-12
         assert bool(result.notes) is alike
@@ -177,8 +177,8 @@ def test_d7_the_sum_of_the_class_weights_never_moves(ragged: Federation) -> None
 def test_d7_the_first_vector_is_drawn_and_the_next_are_the_heads(ragged: Federation) -> None:
     result = fit("fedcp", ragged, "received", cohort=2)
     assert result.trained_server
-    drawn = result.trained_server.trained_model.context  # type: ignore[union-attr]
-    from_head = make_client_vector("sum", *(result.trained_server.trained_model.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
+    drawn = result.trained_server.trained_module.context  # type: ignore[union-attr]
+    from_head = make_client_vector("sum", *(result.trained_server.trained_module.head.weight,) * 2)  # type: ignore[union-attr,arg-type]
     assert (drawn - from_head).abs().max() > 1e-3  # type: ignore[operator]
     v = result.models["context"]
     assert [torch.equal(row, drawn) for row in v].count(True) == 4  # type: ignore[arg-type]

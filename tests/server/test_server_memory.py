@@ -95,7 +95,7 @@ def uploads(sent: Payload, ids: torch.Tensor) -> Payload:
 
 RULES: list[ServerUpdate] = [
     Attention("layer"),
-    Attention("model", pool="seen"),
+    Attention("model", pool="all"),
     Attention("tensor", size_weighted=True),
     AttentiveMixing(),
     AttentiveMixing(unit="layer", sigma=1e-12),
@@ -105,10 +105,10 @@ RULES: list[ServerUpdate] = [
     PFedLAServer(unit="model", norm="relu_sum", embedding=2, hidden=3),
     HeurPFedLAServer(embedding=2, hidden=3),
     HeurPFedLAServer(upload_retained=False, embedding=2, hidden=3),
-    UpdateAttention(query="self"),
-    UpdateAttention(query="global"),
-    UpdateAttention(query="time", form="T1"),
-    UpdateAttention(query="time", form="T3"),
+    UpdateAttention(attention="self"),
+    UpdateAttention(attention="global"),
+    UpdateAttention(attention="time", form="T1"),
+    UpdateAttention(attention="time", form="T3"),
     Average(),
     AdaptiveOptimizer(),
     GlobalUpdateWrapper(Attention("layer")),

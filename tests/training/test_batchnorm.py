@@ -77,14 +77,14 @@ def test_local_training_shares_no_statistics(ragged: Federation) -> None:
 def test_the_global_model_is_evaluated_on_all_test_parts(ragged: Federation) -> None:
     """Where all clients hold the same model, that is their pooled accuracy; where none is shared, there is none."""
     shared = fit(ragged, bn_buffers="average")
-    assert shared.generalised == shared.metrics["acc_pooled"]
-    assert fit(ragged, "local").generalised is None
-    assert fit(ragged, "fedmcsa").generalised is None
-    assert fit(ragged, bn_affine="local").generalised is None
+    assert shared.global_accuracy == shared.metrics["acc_pooled"]
+    assert fit(ragged, "local").global_accuracy is None
+    assert fit(ragged, "fedmcsa").global_accuracy is None
+    assert fit(ragged, bn_affine="local").global_accuracy is None
     moreau = fedattune.fit("pfedme", ragged, "mlr", **RUN)
     assert moreau.final["received"]
-    assert moreau.generalised == moreau.final["received"]["acc_pooled"]
-    assert moreau.generalised != moreau.metrics["acc_pooled"]
+    assert moreau.global_accuracy == moreau.final["received"]["acc_pooled"]
+    assert moreau.global_accuracy != moreau.metrics["acc_pooled"]
 
 
 def test_a_stopped_run_goes_on_with_its_shared_statistics(ragged: Federation, tmp_path: Any) -> None:

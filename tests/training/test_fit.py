@@ -323,8 +323,10 @@ class Recurrent(nn.Module):
 
 
 def test_models_that_cannot_be_batched_run_one_by_one(ragged: Federation) -> None:
-    assert fedattune.fit("fedavg", ragged, Recurrent(), **RUN).finished
-    assert fedattune.fit("local", ragged, Recurrent(nn.GRU), **RUN).finished  # trains batched, predicts not
+    assert fedattune.fit("fedavg", ragged, Recurrent(), **RUN).is_finished
+    assert fedattune.fit(
+        "local", ragged, Recurrent(nn.GRU), **RUN
+    ).is_finished  # trains batched, predicts not
     with pytest.raises(ModelError, match=r"cannot be trained by the vectorized engine.*--engine sequential"):
         fedattune.fit("fedavg", ragged, Recurrent(), **(RUN | {"engine": "vectorized"}))
     with pytest.raises(ModelError, match="cannot be trained on batches of 1 samples"):

@@ -14,7 +14,7 @@ from fedattune.client import SGD
 from fedattune.models import make_model
 from fedattune.server import Average
 from fedattune.training.loop import RoundLoop
-from fedattune.training.setup import make_context
+from fedattune.training.setup import make_run_context
 
 RUN: dict[str, Any] = {"rounds": 3, "steps": 2, "batch_size": 8, "lr": 0.1}
 
@@ -39,21 +39,21 @@ def make_loop(algorithm: Algorithm, federation: Federation, **settings: Any) -> 
     return RoundLoop(algorithm, federation, model, mine, {"algorithm": "mine", **mine.model_dump()})
 
 
-@pytest.mark.parametrize("receive", ["cohort", "all", "reply"])
+@pytest.mark.parametrize("receive", ["cohort", "all", "answer"])
 def test_matrices_are_computed_once_a_round(receive: Any, ragged: Federation, calls: list[list[int]]) -> None:
     """Evaluation, record and next round share one broadcast if they are about the same clients."""
     algorithm = Algorithm(SGD(), Attention("layer"), participation=Participation("all", receive))
     loop = make_loop(algorithm, ragged)
     everybody = list(range(ragged.n_clients))
-    loop.run_round(1, evaluate=True)
+    loop.run_round(1, should_evaluate=True)
     calls.clear()
     for r in (2, 3):
-        loop.run_round(r, evaluate=True)
+        loop.run_round(r, should_evaluate=True)
         assert calls == [everybody] * (r - 1)
     assert sorted(loop.store.mixing(ragged.n_clients)) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("receive", ["cohort", "all", "reply"])
+@pytest.mark.parametrize("receive", ["cohort", "all", "answer"])
 @pytest.mark.parametrize("settings", [{}, {"cohort": 3}, {"cohort": 4, "drop_out": 0.4}, {"eval_clients": 2}])
 def test_recorded_matrices_are_those_of_the_clients_that_uploaded(
     receive: Any, settings: dict[str, Any], ragged: Federation, monkeypatch: pytest.MonkeyPatch
@@ -79,7 +79,7 @@ def test_recorded_matrices_are_those_of_the_clients_that_uploaded(
     for r in (1, 2, 3):
         uploaded.clear()
         sent.clear()
-        loop.run_round(r, evaluate=True)
+        loop.run_round(r, should_evaluate=True)
         if not uploaded:
             continue
         ids = uploaded[0]
@@ -104,14 +104,14 @@ def test_recorded_matrices_are_those_of_the_clients_that_uploaded(
 
 def test_a_round_without_evaluation_records_no_matrices(ragged: Federation, calls: list[list[int]]) -> None:
     loop = make_loop(Algorithm(SGD(), Attention()), ragged)
-    loop.run_round(1, evaluate=False)
+    loop.run_round(1, should_evaluate=False)
     assert len(calls) == 2  # the check before the first round, and the round
     assert list(loop.store.mixing(ragged.n_clients)) == []
 
 
 def test_a_broadcast_is_not_remembered_for_others(ragged: Federation) -> None:
     loop = make_loop(Algorithm(SGD(), Average()), ragged)
-    loop.run_round(1, evaluate=True)
+    loop.run_round(1, should_evaluate=True)
     server, some = loop.server, torch.tensor([0, 2])
     assert server.broadcast(loop.context.all_ids) is server.broadcast(loop.context.all_ids)
     sent = server.broadcast(some)
@@ -123,7 +123,7 @@ def test_a_broadcast_is_not_remembered_for_others(ragged: Federation) -> None:
 
 
 def test_nothing_of_a_run_changes_in_its_rounds(ragged: Federation) -> None:
-    context = make_context(
+    context = make_run_context(
         ALGORITHMS["fedmcsa"](), ragged, make_model("mlr", ragged), Settings(train="cohort")
     )
     assert context.is_answered

@@ -9,7 +9,7 @@ import torch
 from fedattune import ConfigError, Result
 from fedattune.core.payload import MixingMatrices
 from fedattune.training.engine.base import Scores
-from fedattune.training.metrics import NewcomerResult, build_history, summarise
+from fedattune.training.metrics import NewcomerResult, build_history, summarize_scores
 from fedattune.training.storage.store import RoundRecord, RunStore
 
 SIZES = [10, 30]
@@ -40,7 +40,7 @@ def run(*rounds: tuple[int, int] | None, headline: str = "trained", **facts: Any
 
 def test_means_over_clients_and_over_samples() -> None:
     """9/10 and 15/30: the mean over clients is 0.7, over samples 24/40 = 0.6, the deviation 0.2."""
-    found = summarise(np.array(SIZES), np.array([9, 15]), np.array([10.0, 60.0]))
+    found = summarize_scores(np.array(SIZES), np.array([9, 15]), np.array([10.0, 60.0]))
     assert found == pytest.approx(
         {"acc_uniform": 0.7, "acc_pooled": 0.6, "acc_std": 0.2, "acc_worst10": 0.5, "loss_uniform": 1.5}
     )
@@ -97,13 +97,13 @@ def test_mean_of_the_last_tenth_of_the_rounds() -> None:
 def test_the_global_model_on_all_test_parts_together() -> None:
     """(10, 15) of 10 and 30: 25/40, of the last round in which it was evaluated; nothing else changes."""
     plain = run((9, 15), (1, 3), (2, 6))
-    assert plain.generalised is None
+    assert plain.global_accuracy is None
     assert all("global" not in entry for entry in plain.history)
     result = run((9, 15), (1, 3), (2, 6))
     result.store.add_scores(1, "global", "test", scores(0, 0))
     result.store.add_scores(2, "global", "test", scores(10, 15))
-    assert result.generalised == pytest.approx(0.625)
-    assert result.to_json()["generalised"] == result.generalised
+    assert result.global_accuracy == pytest.approx(0.625)
+    assert result.to_json()["global_accuracy"] == result.global_accuracy
     assert [entry["global"]["acc_pooled"] for entry in result.history[:2]] == [0, 0.625]
     assert "global" not in result.history[2]
     for name in ("metrics", "final", "bmta", "best_test", "clients", "mean_last_10pct", "validation"):

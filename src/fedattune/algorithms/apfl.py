@@ -90,5 +90,14 @@ def _interpolate(w: Params, v: Params, alpha: Tensor) -> Params:
 
 @method(Family.PERSONAL_MODEL, "one average", "SGD; mixes the average with a personal model")
 def apfl(*, alpha: Fraction = 0.5, adaptive: bool = False, weighting: Weighting = "samples") -> Algorithm:
-    """A mixture of a shared and a personal model, in a fixed or learned proportion."""
+    """A mixture of a shared and a personal model, in a fixed or learned proportion.
+
+    Source: Deng et al. (2020), Algorithm 1.
+
+    Args:
+        alpha: share alpha_i of the personal model v_i, from 0 to 1; with `adaptive`, the share at the start.
+        adaptive: whether each client learns alpha_i, at every local step and with the run's learning rate.
+        weighting: weights p_k in the average of the shared models: by training samples, or `uniform`.
+
+    """
     return Algorithm(APFLClient(alpha, adaptive), Average(weighting))

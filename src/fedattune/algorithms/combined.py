@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from ..client import SGD, Proximal
-from ..core.algorithm import Algorithm, Participation, ServerUpdate
+from ..core.algorithm import ANSWERED_UPLOADS, Algorithm, Participation, ServerUpdate
 from ..core.errors import ConfigError
 from ..core.options import Count, Fraction, NonNegative, Positive
 from ..core.selectors import BatchNorms, Head, NoParameters, Unit
@@ -20,15 +20,22 @@ from ..server.average import Weighting
 from .ditto import DittoClient
 from .fedamp import AttentiveMixing, CosineMixing
 from .fedmcsa import Attention
-from .igfl import AttentionQuery, UpdateAttention
+from .igfl import AttentionKind, UpdateAttention
 from .pfedla import PFedLAServer
 from .pfedme import PFedMeClient
 from .scaffold import ControlVariateCorrection, ControlVariateWrapper
 from .table import Family, method
 
 
-class Part(NamedTuple):
-    """One part of `combined`: the method whose papers it cites, its constructor, and the constructor's options."""
+class RulePart(NamedTuple):
+    """One part of `combined`.
+
+    Attributes:
+        method: method that the part comes from; `combined` cites its papers.
+        make: constructor of the rule or selector.
+        options: options of the constructor and their defaults.
+
+    """
 
     method: str
     make: Callable[..., Any]
@@ -40,29 +47,29 @@ def _mcsa(unit: Unit, sigma: float, weighting: Weighting) -> ServerUpdate:
 
 
 SERVER_PARTS = {
-    "mcsa": Part("fedmcsa", _mcsa, {"unit": "tensor", "sigma": 50.0, "weighting": "samples"}),
-    "fedamp": Part("fedamp", AttentiveMixing, {"unit": "model", "sigma": 1.0, "alpha": 1.0}),
-    "heurfedamp": Part("heurfedamp", CosineMixing, {"unit": "model", "sigma": 25.0, "self_weight": 0.5}),
-    "update_attention": Part("igfl_s", UpdateAttention, {"query": "time", "weighting": "uniform"}),
-    "learned": Part("pfedla", PFedLAServer, {"unit": "layer", "hn_lr": 5e-3}),
-    "average": Part("fedavg", Average, {"weighting": "samples"}),
+    "mcsa": RulePart("fedmcsa", _mcsa, {"unit": "tensor", "sigma": 50.0, "weighting": "samples"}),
+    "fedamp": RulePart("fedamp", AttentiveMixing, {"unit": "model", "sigma": 1.0, "alpha": 1.0}),
+    "heurfedamp": RulePart("heurfedamp", CosineMixing, {"unit": "model", "sigma": 25.0, "self_weight": 0.5}),
+    "update_attention": RulePart("igfl_s", UpdateAttention, {"attention": "time", "weighting": "uniform"}),
+    "learned": RulePart("pfedla", PFedLAServer, {"unit": "layer", "hn_lr": 5e-3}),
+    "average": RulePart("fedavg", Average, {"weighting": "samples"}),
 }
 CLIENT_PARTS = {
-    "sgd": Part("fedavg", SGD),
-    "prox": Part("fedprox", lambda lam, start: SGD((Proximal(lam),), start), {"lam": 0.01}),
-    "pfedme": Part("pfedme", PFedMeClient, {"lam": 15.0, "K": 5, "personal_lr": 0.05}),
-    "ditto": Part(
+    "sgd": RulePart("fedavg", SGD),
+    "prox": RulePart("fedprox", lambda lam, start: SGD((Proximal(lam),), start), {"lam": 0.01}),
+    "pfedme": RulePart("pfedme", PFedMeClient, {"lam": 15.0, "K": 5, "personal_lr": 0.05}),
+    "ditto": RulePart(
         "ditto",
         lambda lam, personal_lr, start: DittoClient(lam, personal_lr, SGD(start=start)),
         {"lam": 1.0, "personal_lr": None},
     ),
-    "scaffold": Part("scaffold", lambda start: SGD((ControlVariateCorrection(),), start)),
+    "scaffold": RulePart("scaffold", lambda start: SGD((ControlVariateCorrection(),), start)),
 }
-PERSONAL_PARTS = {"head": Part("fedper", Head), "norms": Part("fedbn", BatchNorms)}
+PERSONAL_SELECTORS = {"head": RulePart("fedper", Head), "norms": RulePart("fedbn", BatchNorms)}
 
 PART_METHODS = {
     name: part.method
-    for parts in (SERVER_PARTS, CLIENT_PARTS, PERSONAL_PARTS)
+    for parts in (SERVER_PARTS, CLIENT_PARTS, PERSONAL_SELECTORS)
     for name, part in parts.items()
 }
 """Part -> method whose papers it cites."""
@@ -79,12 +86,12 @@ def combined(
     server: Literal["mcsa", "fedamp", "heurfedamp", "update_attention", "learned", "average"] = "mcsa",
     client: Literal["sgd", "prox", "pfedme", "ditto", "scaffold"] = "sgd",
     personal: Literal["none", "head", "norms"] = "none",
-    answered: bool = False,
+    answer: bool = False,
     unit: Unit | None = None,
     sigma: Positive | None = None,
     alpha: Positive | None = None,
     self_weight: Fraction | None = None,
-    query: AttentionQuery | None = None,
+    attention: AttentionKind | None = None,
     hn_lr: Positive | None = None,
     weighting: Weighting | None = None,
     lam: NonNegative | None = None,
@@ -93,16 +100,34 @@ def combined(
 ) -> Algorithm:
     """Any server rule with any client rule and personal layers.
 
-    With `answered`, all clients train and the server answers each upload at once. The default of every later option
-    is the default of the method that the part comes from.
+    An option of None takes the default of the part's method. Brackets name the parts that have an option.
+
+    Args:
+        server: rule of the server, from `fedmcsa` (mcsa), `fedamp`, `heurfedamp`, `igfl_s` (update_attention), `pfedla`
+            (learned) or `fedavg` (average).
+        client: rule of the clients, from `fedavg` (sgd), `fedprox` (prox), `pfedme`, `ditto` or `scaffold`.
+        personal: tensors that never leave the client: `none`, `head` (the last linear layer), or `norms` (BatchNorm).
+        answer: whether all clients train and the server answers the cohort's uploads at once, as in FedMCSA.
+            With False, only the cohort trains.
+        unit: part of the model that shares one mixing matrix: `model`, `layer` or `tensor` (mcsa, fedamp, heurfedamp,
+            learned).
+        sigma: factor of the cosines (mcsa, heurfedamp), or scale of the squared distances (fedamp).
+        alpha: strength of the attraction (fedamp).
+        self_weight: share of the own model, from 0 to 1 (heurfedamp).
+        attention: query of the attention: `self`, `global` or `time` (update_attention).
+        hn_lr: learning rate of the hypernetworks (learned).
+        weighting: weights of the clients: by training samples, or `uniform` (mcsa, update_attention, average).
+        lam: strength of the pull to the received model (prox, ditto), or of theta_i to w_i (pfedme).
+        K: steps of theta_i per local step (pfedme).
+        personal_lr: learning rate of theta_i (pfedme) or v_i (ditto); None takes the run's learning rate for ditto.
 
     Raises:
         ConfigError: no chosen part has one of the given options.
 
     """
     values = {
-        "unit": unit, "sigma": sigma, "alpha": alpha, "self_weight": self_weight, "query": query, "hn_lr": hn_lr,
-        "weighting": weighting, "lam": lam, "K": K, "personal_lr": personal_lr,
+        "unit": unit, "sigma": sigma, "alpha": alpha, "self_weight": self_weight, "attention": attention,
+        "hn_lr": hn_lr, "weighting": weighting, "lam": lam, "K": K, "personal_lr": personal_lr,
     }  # fmt: skip
     options = {key: value for key, value in values.items() if value is not None}
     server_part, client_part = SERVER_PARTS[server], CLIENT_PARTS[client]
@@ -119,10 +144,10 @@ def combined(
     one_model = server in ("average", "update_attention") and client in ("sgd", "prox", "scaffold")
     parts = {"server": server, **server_options, "client": client, **client_options, "personal": personal}
     return Algorithm(
-        client_part.make(**client_options, start="newest" if answered else "sent"),
+        client_part.make(**client_options, start="newest" if answer else "sent"),
         ControlVariateWrapper(rule) if client == "scaffold" else rule,
-        personal=NoParameters() if personal == "none" else PERSONAL_PARTS[personal].make(),
-        participation=Participation("all", "reply") if answered else Participation(),
+        personal=NoParameters() if personal == "none" else PERSONAL_SELECTORS[personal].make(),
+        participation=ANSWERED_UPLOADS if answer else Participation(),
         headline="received" if one_model else "trained",
         bn_buffers="local" if personal == "norms" else None,
         notes=(f"combined: {', '.join(f'{k}={_format_value(v)}' for k, v in parts.items())}",),

@@ -104,6 +104,12 @@ def ditto(
 ) -> Algorithm:
     """A personal model near the global model; the personal model does not affect the global one.
 
-    `personal_lr` is the run's learning rate by default.
+    Source: Li et al. (2021), Algorithm 1.
+
+    Args:
+        lam: strength lambda of the pull of v_i to the received w; the paper tries 0.1, 1 and 2. 0 trains v_i alone.
+        personal_lr: learning rate of v_i; None takes the run's learning rate.
+        weighting: weights p_k in the average of the shared models: by training samples, or `uniform`.
+
     """
     return Algorithm(DittoClient(lam, personal_lr), Average(weighting))

@@ -130,5 +130,17 @@ def fedala(
     first_passes: Count = 11,
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedAvg whose clients learn how much of each value of the upper layers to take over."""
+    """FedAvg whose clients learn how much of each value of the upper layers to take over.
+
+    Source: Zhang et al. (2023), Algorithm 1.
+
+    Args:
+        layers: number of layers that U_i mixes, counted from the last; a layer is a module with parameters of its own.
+        eta: learning rate eta of U_i; 0 keeps U_i = 1, which is FedAvg.
+        share: share of the client's training samples for learning U_i, drawn anew in every round.
+        first_passes: passes over these samples in the client's second round; later rounds have one pass. The paper
+            repeats until convergence; public code takes 11 passes at least.
+        weighting: weights p_k in the average: by training samples, or `uniform`.
+
+    """
     return Algorithm(FedALAClient(layers, eta, share, first_passes), Average(weighting), headline="received")

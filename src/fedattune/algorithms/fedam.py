@@ -28,7 +28,7 @@ from ..core.algorithm import Algorithm
 from ..core.options import Count, Fraction, NonNegative
 from ..server.average import PartAverage, Weighting
 from .separation import (
-    PERSONAL_PARTS,
+    PERSONAL_MODULES,
     STARTING_COPIES,
     CombinationKind,
     ContextKind,
@@ -54,13 +54,26 @@ def fedam(
 ) -> Algorithm:
     """Attention divides every sample's features between a personal and a global head.
 
-    `hidden` is 0.19 times the feature size by default.
+    Source: Zhang et al. (2025). The paper has no equations; open choices follow FedCP.
+
+    Args:
+        lam: weight lambda of the correlation alignment. The factor 1 / (4 f^2) makes the alignment small.
+        hidden: width h of the attention's hidden layer; None takes 0.19 f, rounded, which gives the paper's traffic.
+        context: input of the attention: the `product` f_p * v, or f_p and v `concatenated`.
+        client_vector: vector v of the client: the `sum` of H_p's class rows, the sum of their `absolute` values, or the
+            `difference`, the sum of |H_p - H_g|. With `sum`, all clients have the same v.
+        per_feature: whether every feature has a pair of weights r, s; False has one pair per sample.
+        combine: combination of both heads: the sum of `logits`, or the mean of `probabilities`.
+        head_mix: share c of the personal head in the uploaded head: 0 never changes H_g, 1 averages the personal heads.
+        reset_personal_extractor: whether E_p starts from E_g in every round; False keeps the client's own E_p.
+        weighting: weights p_k in the averages: by training samples, or `uniform`.
+
     """
     note = "fedam: client_vector=sum is the same vector for all clients in all rounds (but for weight decay)"
     return Algorithm(
         SeparationClient(reset_personal_extractor, head_mix, client_vector),
         PartAverage(weighting, copies=STARTING_COPIES),
-        personal=PERSONAL_PARTS,
+        personal=PERSONAL_MODULES,
         network=FedAMNetwork(lam, context, combine, client_vector, hidden=hidden, per_feature=per_feature),
         headline="received",
         notes=(note,) if client_vector == "sum" else (),

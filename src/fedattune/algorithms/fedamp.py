@@ -28,15 +28,12 @@ from pydantic import Field
 from torch import Tensor
 
 from ..client import SGD, Proximal
-from ..core.algorithm import Algorithm, Participation
+from ..core.algorithm import ANSWERED_UPLOADS, Algorithm
 from ..core.options import NonNegative, Positive
 from ..core.payload import ServerState
 from ..core.selectors import Unit
 from ..server.mixing import Mixing, Pool, cosines, find_members, softmax_, squared_distances
 from .table import Family, method
-
-_ALL_TRAIN = Participation(train="all", receive="reply")
-
 
 LOG_KERNEL_ERROR = 1e-9
 """Largest error of the logarithm of a kernel's value."""
@@ -46,8 +43,13 @@ LOG_KERNEL_ERROR = 1e-9
 class AttentiveMixing(Mixing):
     """Server rule of FedAMP: weights by a Gaussian kernel of the distance between models (equations 4 to 6).
 
-    For very similar models, a large alpha makes xi_ii negative. The rule then lowers alpha for all clients, which keeps
-    the matrix symmetric, until each of K clients gives its own model a weight of at least 1/K.
+    For very similar models, a large alpha makes xi_ii negative. The rule then lowers alpha for all clients, so that the
+    matrix stays symmetric. Each of K clients then gives its own model a weight of at least 1/K.
+
+    Attributes:
+        alpha: strength of the attraction.
+        sigma: scale of the kernel, in units of the squared distance between models.
+
     """
 
     alpha: float = 1.0
@@ -91,7 +93,10 @@ def _share_of_alpha(kernel: Tensor, member: Tensor) -> Tensor:
 class CosineMixing(Mixing):
     """Server rule of HeurFedAMP: a fixed share for the own model, the rest by softmax of sigma cos over the others.
 
-    `self_weight=None` puts the own model into the softmax, too: FedMCSA's attention over whole models.
+    Attributes:
+        sigma: factor of the cosines in the softmax.
+        self_weight: share of the own model; None puts the own model into the softmax, as FedMCSA's attention does.
+
     """
 
     sigma: float = 25.0
@@ -111,11 +116,22 @@ class CosineMixing(Mixing):
 def fedamp(
     *, alpha: Positive = 1.0, sigma: Positive = 1.0, lam: NonNegative = 1.0, unit: Unit = "model"
 ) -> Algorithm:
-    """Attentive message passing: clients with similar models attract each other."""
+    """Attentive message passing: clients with similar models attract each other.
+
+    Source: Huang et al. (2021), Algorithm 1 and equations 4 to 6.
+
+    Args:
+        alpha: strength alpha of the attraction. For K clients, the server lowers alpha until the other models'
+            weights sum to at most 1 - 1 / K.
+        sigma: scale sigma of the kernel, in units of the squared distance between models.
+        lam: strength lambda of the pull to u_i; the coefficient is lam / alpha, with alpha as given.
+        unit: part of the model that shares one matrix xi: the whole `model`, as in the paper, a `layer`, or a `tensor`.
+
+    """
     return Algorithm(
         SGD((Proximal(lam / alpha),), start="newest"),
         AttentiveMixing(unit, alpha=alpha, sigma=sigma),
-        participation=_ALL_TRAIN,
+        participation=ANSWERED_UPLOADS,
     )
 
 
@@ -129,12 +145,19 @@ def heurfedamp(
 ) -> Algorithm:
     """Message passing by cosine, with a fixed share for the own model.
 
-    The paper's share is 1/(M+1) for M other clients of the same distribution; 0.5 means M = 1.
-    `self_weight="attention"` puts the own model into the softmax.
+    Source: Huang et al. (2021), HeurFedAMP.
+
+    Args:
+        sigma: factor sigma of the cosines in the softmax; 0 weighs the other clients equally.
+        self_weight: share xi_ii of the own model, 0 to 1; the paper has 1 / (M + 1) for M other clients of the same
+            distribution, so 0.5 means M = 1. `attention` puts the own model into the softmax.
+        lam: strength lambda of the pull to u_i.
+        unit: part of the model that shares one matrix xi; see `fedamp`.
+
     """
     share = None if self_weight == "attention" else self_weight
     return Algorithm(
         SGD((Proximal(lam),), start="newest"),
         CosineMixing(unit, sigma=sigma, self_weight=share),
-        participation=_ALL_TRAIN,
+        participation=ANSWERED_UPLOADS,
     )

@@ -26,7 +26,14 @@ from .table import Family, method
 
 @method(Family.GLOBAL, "one average", "SGD")
 def fedavg(*, weighting: Weighting = "samples") -> Algorithm:
-    """One global model: the mean of the cohort's models, weighted by samples."""
+    """One global model: the mean of the cohort's models, weighted by samples.
+
+    Source: McMahan et al. (2017), Algorithm 1.
+
+    Args:
+        weighting: weights p_k in the mean: proportional to the training samples n_k, or `uniform`: 1 / cohort size.
+
+    """
     return Algorithm(SGD(), Average(weighting), headline="received")
 
 
@@ -36,6 +43,12 @@ def fedavg_ft(
 ) -> Algorithm:
     """FedAvg; every client fine-tunes the global model on its own data before use.
 
-    By default, `ft_steps` and `ft_lr` are the round's local work and learning rate.
+    Only evaluations fine-tune; training is the same as in `fedavg`.
+
+    Args:
+        weighting: weights p_k in the mean; see `fedavg`.
+        ft_steps: mini-batch steps of fine-tuning; None repeats the run's local work, in steps or epochs.
+        ft_lr: learning rate of fine-tuning; None takes the run's learning rate.
+
     """
-    return Algorithm(SGD(), Average(weighting), adapt=FineTune(ft_steps, ft_lr))
+    return Algorithm(SGD(), Average(weighting), fine_tune=FineTune(ft_steps, ft_lr))

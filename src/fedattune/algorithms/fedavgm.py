@@ -53,5 +53,14 @@ def fedavgm(
     server_lr: Positive = 1.0,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """FedAvg with momentum on the server."""
+    """FedAvg with momentum on the server.
+
+    Source: Hsu, Qi and Brown (2019), in the text.
+
+    Args:
+        beta: momentum beta of the server: v <- beta v + D.
+        server_lr: factor of v in the step of the server; 1 with beta = 0 is FedAvg.
+        weighting: weights p_k in the mean update D: `uniform`, as in IGFL's comparison, or by training samples.
+
+    """
     return Algorithm(SGD(), HeavyBall(weighting, server_lr, beta), headline="received")

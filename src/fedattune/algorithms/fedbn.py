@@ -26,7 +26,14 @@ from .table import Family, method
 
 @method(Family.PERSONAL_LAYERS, "one average without BatchNorm", "SGD with personal BatchNorm layers")
 def fedbn(*, weighting: Weighting = "uniform") -> Algorithm:
-    """FedAvg whose BatchNorm layers never leave the client."""
+    """FedAvg whose BatchNorm layers never leave the client.
+
+    Source: Li et al. (2021), Algorithm 1.
+
+    Args:
+        weighting: weights p_k in the average: `uniform`, as in public code, or by training samples.
+
+    """
     return Algorithm(
         SGD(), Average(weighting), personal=BatchNorms(), bn_buffers="local", headline="received"
     )

@@ -25,7 +25,7 @@ from typing import Literal
 from ..core.algorithm import Algorithm
 from ..core.options import Fraction, NonNegative
 from ..server.average import PartAverage, Weighting
-from .separation import PERSONAL_PARTS, STARTING_COPIES, FedCPNetwork, SeparationClient, VectorKind
+from .separation import PERSONAL_MODULES, STARTING_COPIES, FedCPNetwork, SeparationClient, VectorKind
 from .table import Family, method
 
 
@@ -42,13 +42,25 @@ def fedcp(
 ) -> Algorithm:
     """A policy divides every sample's features between a personal and a global head.
 
-    `first_context="head"` derives the first round's vector from the head, as in later rounds.
+    Source: Zhang et al. (2023), Algorithm 1.
+
+    Args:
+        lam: weight lambda of the MMD between personal and global features; the paper tunes lambda per data set.
+        noise: whether training adds Gumbel noise to the policy; evaluation has no noise.
+        first_context: vector v in a client's first round: `random` is one draw for all clients; `head` derives v from
+            the head, as in later rounds.
+        client_vector: vector v of the client: the `sum` of H_p's class rows, the sum of their `absolute` values, or the
+            `difference`, the sum of |H_p - H_g|. With `sum`, all clients have the same v.
+        head_mix: share c of the personal head in the uploaded head: 0 never changes H_g, 1 averages the personal heads.
+        reset_personal_extractor: whether E_p starts from E_g in every round; False keeps the client's own E_p.
+        weighting: weights p_k in the averages: by training samples, or `uniform`.
+
     """
     random_first = first_context == "random"
     return Algorithm(
         SeparationClient(reset_personal_extractor, head_mix, client_vector, random_first),
         PartAverage(weighting, copies=STARTING_COPIES),
-        personal=PERSONAL_PARTS,
+        personal=PERSONAL_MODULES,
         network=FedCPNetwork(lam, vector=client_vector, random_first=random_first, noise=noise),
         headline="received",
     )

@@ -170,6 +170,12 @@ class FedFomoServer(UploadStore):
     With probability epsilon - epsilon_decay t after t rounds, the others are drawn at random. Else they have the
     largest affinity P[i, :]; ties are broken at random. Clients report affinities, which are added to P. The client's
     own last upload is a candidate too; it is in `Payload.params` and does not travel.
+
+    Attributes:
+        models: number of candidates, with the client's own.
+        epsilon: probability of random others in the first round.
+        epsilon_decay: decrease of epsilon per round.
+
     """
 
     models: int = 5
@@ -211,22 +217,22 @@ class FedFomoServer(UploadStore):
         return torch.from_numpy(np.stack(peers)).to(ids.device)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Store the uploads, and add the reported affinities to P in place."""
-        peers, affinity = sent.extra["numbers"]["peer"], received.extra["affinity"]["a"]
+        peers, affinity = sent.extra["numbers"]["peer"], uploads.extra["affinity"]["a"]
         P = cast(Tensor, state["P"])
         P.index_put_((ids[:, None].expand_as(peers), peers), affinity.to(P.dtype), accumulate=True)
-        return {**super().aggregate(state, ids, sent, received, n), "P": P, "round": state["round"] + 1}
+        return {**super().aggregate(state, ids, sent, uploads, n), "P": P, "round": state["round"] + 1}
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
         """Count the payload without the own model."""
         return sent.traffic() - count_traffic(sent.params)
 
-    def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """Return the state with `n` more clients, whose affinities are 0."""
+    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+        """Return the state with `n_new` more clients, whose affinities are 0."""
         P = cast(Tensor, state["P"])
-        return {**super().add_clients(state, n), "P": torch.nn.functional.pad(P, (0, n, 0, n))}
+        return {**super().add_clients(state, n_new), "P": torch.nn.functional.pad(P, (0, n_new, 0, n_new))}
 
 
 @method(Family.MIXTURE, "models of other clients", "moves to the models that do better on held-out data; SGD")
@@ -239,7 +245,20 @@ def fedfomo(
     fallback: Literal["own", "previous"] = "own",
     affinity: Literal["raw", "normalised"] = "raw",
 ) -> Algorithm:
-    """Clients receive models of others and move to the models that do better on held-out data."""
+    """Clients receive models of others and move to the models that do better on held-out data.
+
+    Source: Zhang et al. (2021), section 3.
+
+    Args:
+        models: number M of candidates; one candidate is the client's own last model, which does not travel.
+        epsilon: probability, in the first round, that a client receives random models instead of the best by P[i, n].
+        epsilon_decay: decrease of epsilon per round.
+        validation: share of the client's training samples for the losses L_i; SGD does not use these samples.
+        fallback: start of SGD if no candidate has a positive a_n: the client's `own` last model, as in public code, or
+            the `previous` theta_i, as in the paper's formula.
+        affinity: addition to P[i, n]: a_n (`raw`), or a_n / |sum_m a_m| (`normalised`), as in the paper's code.
+
+    """
     return Algorithm(
         FedFomoClient(validation, fallback, affinity),
         FedFomoServer(models, epsilon, epsilon_decay),

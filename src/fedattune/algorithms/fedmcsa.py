@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from ..client import SGD, Proximal, StartPoint
-from ..core.algorithm import Algorithm, Participation
+from ..core.algorithm import ANSWERED_UPLOADS, Algorithm, Participation
 from ..core.options import Count, NonNegative, Positive
 from ..core.selectors import Unit
 from ..server import Average
@@ -53,11 +53,16 @@ PROFILES: dict[str, dict[str, Any]] = {
     "code": {"unit": "tensor", "size_weighted": True, "anchor": "moving", "weight_decay": 0.001},
 }
 
-REPLY = Participation(train="all", receive="reply")
-
 
 def make_client(lam: float, anchor: str, start: StartPoint) -> SGD:
-    """Return local SGD with the proximal term of an anchor."""
+    """Return local SGD with the proximal term of an anchor.
+
+    Args:
+        lam: strength of the pull to the anchor.
+        anchor: `round` or `moving`; see `fedmcsa`.
+        start: start of local training.
+
+    """
     # The proximal term of an anchor that moves with the model is always zero.
     return SGD((Proximal(lam),) if anchor == "round" else (), start=start)
 
@@ -68,19 +73,29 @@ def resolve_profile(profile: Profile, **switches: Any) -> tuple[Any, ...]:
 
 
 def note_inert_lam(name: str, anchor: str, lam: float) -> tuple[str, ...]:
-    """Return a note if lam has no effect."""
-    inert = anchor == "moving" and lam > 0
-    return (
-        f"{name}: lam={lam:g} has no effect because the anchor moves with the model (anchor=moving)",
-    ) * inert
+    """Return a note if lam has no effect.
+
+    Args:
+        name: name of the method, for the note.
+        anchor: `round` or `moving`; see `fedmcsa`.
+        lam: strength of the pull to the anchor.
+
+    """
+    if anchor == "round" or not lam:
+        return ()
+    return (f"{name}: lam={lam:g} has no effect because the anchor moves with the model (anchor=moving)",)
 
 
 @dataclass(frozen=True)
 class Attention(Mixing):
     """Server rule of FedMCSA: M_l = row softmax of sigma cos(theta_l, theta_l), equations 6 to 8.
 
-    The denominator of (7) is the sum over the row, as the text says. `size_weighted` multiplies by the sample counts
-    before normalisation, as the public code does.
+    The denominator of (7) is the sum over the row, as the text says.
+
+    Attributes:
+        sigma: factor of the cosines.
+        size_weighted: whether sample counts multiply the weights before normalisation, as in the public code.
+
     """
 
     sigma: float = 50.0
@@ -109,13 +124,27 @@ def fedmcsa(
 ) -> Algorithm:
     """Each component of a client's model is mixed from clients with a similar component.
 
-    Options that are None follow the profile: `code` as in the paper's tables, `paper` as in its equations.
+    Source: Guo et al. (2023), Algorithm 1 and equations 6 to 9. `PROFILES` has the values of both profiles.
+
+    Args:
+        profile: fills in options that are None: `code` as in the public code and the paper's tables, `paper` as in the
+            paper's equations.
+        sigma: factor sigma of the cosines in the softmax; 50 in the paper, 1000 in public code; 0 mixes without regard
+            to similarity.
+        lam: strength lambda of the pull to the anchor; without effect if the anchor is `moving`.
+        unit: component l that has one mixing matrix: the whole `model`, a `layer` (weight and bias), or a `tensor`.
+        size_weighted: whether the training samples n_k multiply exp(sigma cos) before normalisation.
+        anchor: `round` is A_i, fixed for the round; `moving` follows theta_i after every step.
+        weight_decay: l2 coefficient mu; None takes the run's coefficient if there is one, else the profile's.
+
     """
-    unit, sizes, anchor = resolve_profile(profile, unit=unit, size_weighted=size_weighted, anchor=anchor)
+    unit, size_weighted, anchor = resolve_profile(
+        profile, unit=unit, size_weighted=size_weighted, anchor=anchor
+    )
     return Algorithm(
         make_client(lam, anchor, "newest"),
-        Attention(unit, sigma=sigma, size_weighted=sizes),
-        participation=REPLY,
+        Attention(unit, sigma=sigma, size_weighted=size_weighted),
+        participation=ANSWERED_UPLOADS,
         weight_decay=weight_decay,
         default_weight_decay=PROFILES[profile]["weight_decay"],
         notes=note_inert_lam("fedmcsa", anchor, lam),
@@ -133,15 +162,23 @@ def fedmcsa_no_mcsa(
 ) -> Algorithm:
     """FedMCSA with plain averaging in place of attention.
 
-    `received` sends the average to all clients and evaluates it, as in the paper's table. `trained` answers the cohort
-    with the average and evaluates the clients' models after local training.
+    Source: Guo et al. (2023), Table 2.
+
+    Args:
+        profile: `code` or `paper`; fills in `anchor` and `weight_decay` if they are None, as in `fedmcsa`.
+        lam: strength lambda of the pull to the anchor; without effect if the anchor is `moving`.
+        anchor: `round` is the received average, fixed for the round; `moving` follows theta_i after every step.
+        weight_decay: l2 coefficient mu; None takes the run's coefficient if there is one, else the profile's.
+        evaluate: `received` sends the average to all clients and scores the average, whose accuracy fits the paper's
+            table. `trained` answers the cohort with the average and scores the clients' models after local training.
+
     """
     (anchor,) = resolve_profile(profile, anchor=anchor)
     to_all = evaluate == "received"
     return Algorithm(
         make_client(lam, anchor, "sent" if to_all else "newest"),
         Average(),
-        participation=Participation(train="all", receive="all") if to_all else REPLY,
+        participation=Participation(train="all", receive="all") if to_all else ANSWERED_UPLOADS,
         headline=evaluate,
         weight_decay=weight_decay,
         default_weight_decay=PROFILES[profile]["weight_decay"],
@@ -157,10 +194,22 @@ def fedavg_mcsa(
     unit: Unit | None = None,
     size_weighted: bool | None = None,
 ) -> Algorithm:
-    """Plain local SGD of all clients, with component attention on the server."""
-    unit, sizes = resolve_profile(profile, unit=unit, size_weighted=size_weighted)
+    """Plain local SGD of all clients, with component attention on the server.
+
+    Source: Guo et al. (2023), Table 2.
+
+    Args:
+        profile: `code` or `paper`; fills in `unit` and `size_weighted` if they are None, as in `fedmcsa`.
+        sigma: factor sigma of the cosines in the softmax; see `fedmcsa`.
+        unit: component l that has one mixing matrix: the whole `model`, a `layer` (weight and bias), or a `tensor`.
+        size_weighted: whether the training samples n_k multiply exp(sigma cos) before normalisation.
+
+    """
+    unit, size_weighted = resolve_profile(profile, unit=unit, size_weighted=size_weighted)
     return Algorithm(
-        SGD(start="newest"), Attention(unit, sigma=sigma, size_weighted=sizes), participation=REPLY
+        SGD(start="newest"),
+        Attention(unit, sigma=sigma, size_weighted=size_weighted),
+        participation=ANSWERED_UPLOADS,
     )
 
 
@@ -175,10 +224,23 @@ def pfedme_mcsa(
     unit: Unit | None = None,
     size_weighted: bool | None = None,
 ) -> Algorithm:
-    """The client rule of pFedMe, with component attention in place of averaging."""
-    unit, sizes = resolve_profile(profile, unit=unit, size_weighted=size_weighted)
+    """The client rule of pFedMe, with component attention in place of averaging.
+
+    Source: Guo et al. (2023), Table 2. The server mixes the local models w_i, not the personal models theta_i.
+
+    Args:
+        profile: `code` or `paper`; fills in `unit` and `size_weighted` if they are None, as in `fedmcsa`.
+        sigma: factor sigma of the cosines in the softmax; see `fedmcsa`.
+        lam: strength lambda of the pull of theta_i to w_i; see `pfedme`.
+        K: steps of theta_i per local step, all on the same batch.
+        personal_lr: learning rate of theta_i.
+        unit: component l that has one mixing matrix: the whole `model`, a `layer` (weight and bias), or a `tensor`.
+        size_weighted: whether the training samples n_k multiply exp(sigma cos) before normalisation.
+
+    """
+    unit, size_weighted = resolve_profile(profile, unit=unit, size_weighted=size_weighted)
     return Algorithm(
         PFedMeClient(lam, K, personal_lr, start="newest"),
-        Attention(unit, sigma=sigma, size_weighted=sizes),
-        participation=REPLY,
+        Attention(unit, sigma=sigma, size_weighted=size_weighted),
+        participation=ANSWERED_UPLOADS,
     )

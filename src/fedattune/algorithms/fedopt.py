@@ -41,7 +41,15 @@ SecondMoment = Literal["adam", "yogi", "adagrad"]
 
 @dataclass(frozen=True)
 class AdaptiveOptimizer(ServerOptimizer):
-    """Server rule of FedAdam, FedYogi and FedAdagrad: `second` names the second moment v."""
+    """Server rule of FedAdam, FedYogi and FedAdagrad.
+
+    Attributes:
+        second: rule of the second moment v.
+        beta1: decay of the first moment m.
+        beta2: decay of the second moment; without effect for `adagrad`.
+        tau: adaptivity, added to sqrt(v); v starts at tau^2.
+
+    """
 
     second: SecondMoment = "adam"
     beta1: float = 0.9
@@ -79,7 +87,18 @@ def fedadam(
     tau: Positive = 0.001,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """FedAvg with Adam on the server."""
+    """FedAvg with Adam on the server.
+
+    Source: Reddi et al. (2021), Algorithm 2.
+
+    Args:
+        server_lr: learning rate eta of the server, in units of the parameters; the paper tunes eta on a grid.
+        beta1: decay beta_1 of the first moment m; 0 has no momentum.
+        beta2: decay beta_2 of the second moment v.
+        tau: adaptivity tau, added to sqrt(v); v starts at tau^2. Updates far below tau take steps without adaptivity.
+        weighting: weights p_k in the mean update D: `uniform`, as in the paper's algorithm, or by training samples.
+
+    """
     return Algorithm(
         SGD(), AdaptiveOptimizer(weighting, server_lr, "adam", beta1, beta2, tau), headline="received"
     )
@@ -94,7 +113,18 @@ def fedyogi(
     tau: Positive = 0.001,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """FedAvg with Yogi on the server."""
+    """FedAvg with Yogi on the server.
+
+    Source: Reddi et al. (2021), Algorithm 2.
+
+    Args:
+        server_lr: learning rate eta of the server, in units of the parameters; the paper tunes eta on a grid.
+        beta1: decay beta_1 of the first moment m; 0 has no momentum.
+        beta2: decay beta_2 of the second moment v.
+        tau: adaptivity tau, added to sqrt(v); v starts at tau^2. Updates far below tau take steps without adaptivity.
+        weighting: weights p_k in the mean update D: `uniform`, as in the paper's algorithm, or by training samples.
+
+    """
     return Algorithm(
         SGD(), AdaptiveOptimizer(weighting, server_lr, "yogi", beta1, beta2, tau), headline="received"
     )
@@ -108,7 +138,17 @@ def fedadagrad(
     tau: Positive = 0.001,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """FedAvg with Adagrad on the server."""
+    """FedAvg with Adagrad on the server.
+
+    Source: Reddi et al. (2021), Algorithm 2.
+
+    Args:
+        server_lr: learning rate eta of the server, in units of the parameters; the paper tunes eta on a grid.
+        beta1: decay beta_1 of the first moment m; 0 has no momentum.
+        tau: adaptivity tau, added to sqrt(v); v starts at tau^2. Updates far below tau take steps without adaptivity.
+        weighting: weights p_k in the mean update D: `uniform`, as in the paper's algorithm, or by training samples.
+
+    """
     return Algorithm(
         SGD(), AdaptiveOptimizer(weighting, server_lr, "adagrad", beta1, tau=tau), headline="received"
     )

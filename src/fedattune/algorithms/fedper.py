@@ -36,6 +36,12 @@ def fedper(
 ) -> Algorithm:
     """A shared base and personal heads, trained together.
 
-    The head ends with the last linear layer, or the layer that `head` names, and has `layers` layers.
+    Source: Arivazhagan et al. (2019), Algorithms 1 and 2.
+
+    Args:
+        layers: number K_P of layers in the head: a linear layer and the layers before that layer. 0 is FedAvg.
+        weighting: weights p_k in the average: by training samples, or `uniform`.
+        head: name of the linear layer that ends the head; None takes the last linear layer.
+
     """
     return Algorithm(SGD(), Average(weighting), personal=Head(layers, head), headline="received")

@@ -29,5 +29,13 @@ from .table import Family, method
 
 @method(Family.GLOBAL, "one average", "SGD with a pull to the average")
 def fedprox(*, mu: NonNegative = 0.01, weighting: Weighting = "samples") -> Algorithm:
-    """FedAvg with a proximal term that keeps local training near the global model."""
+    """FedAvg with a proximal term that keeps local training near the global model.
+
+    Source: Li et al. (2020), Algorithm 2 and equation 2.
+
+    Args:
+        mu: strength mu of the pull to the received model w; the paper tries 0.001, 0.01, 0.1 and 1. 0 is FedAvg.
+        weighting: weights p_k in the average: by training samples, or `uniform`, as in the paper.
+
+    """
     return Algorithm(SGD((Proximal(mu),)), Average(weighting), headline="received")

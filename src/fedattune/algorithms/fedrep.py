@@ -68,7 +68,7 @@ class FedRepClient(ClientUpdate):
         w, velocity, t = carry
         first = t * self.passes < context.n_steps * self.personal
         v = self.momentum * velocity + grad(w, batch)
-        moves = Params({k: first if k in context.personal else ~first for k in w})
+        moves = Params({k: first if k in context.personal_names else ~first for k in w})
         velocity = moves.map(torch.where, v, velocity)
         return _Carry(moves.map(torch.where, w - context.lr * v, w), velocity, t + 1)
 
@@ -91,7 +91,16 @@ def fedrep(
 ) -> Algorithm:
     """A shared base and personal heads, trained in turn: first the head, then the base.
 
-    `head` names the linear layer that is the head; by default, the last one.
+    Source: Collins et al. (2021), Algorithm 1.
+
+    Args:
+        head_epochs: repetitions of the round's local work (its steps or epochs) on the head, with the base frozen.
+        base_epochs: repetitions of the round's local work on the base, with the head frozen.
+        momentum: momentum of SGD, from zero in every round.
+        weight_decay: l2 coefficient; None takes the run's coefficient if there is one, else 1e-4, as in public code.
+        weighting: weights p_k in the average: by training samples, as in public code, or `uniform`, as in the paper.
+        head: name of the linear layer that is the head; None takes the last linear layer.
+
     """
     return Algorithm(
         FedRepClient(head_epochs, base_epochs, momentum),

@@ -39,6 +39,12 @@ class TwoHeadModule(MethodModule):
     """Predicts head(f) + personal_head(f), f = body(x).
 
     In training, the personal head gets detached features.
+
+    Args:
+        body: the user's model without its head.
+        head: the generic head; the personal head starts as a copy.
+        zeros: whether the personal head starts at zero.
+
     """
 
     counts: Tensor
@@ -91,7 +97,15 @@ class FedRoDNetwork(Network):
 def fedrod(
     *, personal_init: Literal["generic", "zeros"] = "generic", weighting: Weighting = "samples"
 ) -> Algorithm:
-    """A generic head, trained on a balanced loss, and a personal head on top of it."""
+    """A generic head, trained on a balanced loss, and a personal head on top of it.
+
+    Source: Chen and Chao (2022).
+
+    Args:
+        personal_init: start of P_i: a copy of the `generic` head G, or `zeros`, so that the first prediction is G's.
+        weighting: weights p_k in the average of E and G: by training samples, or `uniform`.
+
+    """
     zeros = personal_init == "zeros"
     return Algorithm(
         SGD(),

@@ -59,12 +59,14 @@ class GroupCorrection(Correction):
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """Return the corrected gradient; personal tensors stay uncorrected."""
-        displacement, context = local.sent.extra["D"], local.context
-        own = g.only(displacement)
+        global_update, context = local.sent.extra["D"], local.context
+        own = g.only(global_update)
         missed = context.round - 1 - local.local_state["delta_round"]["round"]
-        delta = local.local_state["delta"].only(displacement) * self.stale_decay**missed
+        delta = local.local_state["delta"].only(global_update) * self.stale_decay**missed
         length = context.lr * context.n_steps
-        corrected = Params({**g, **(own + (own + delta / length) / context.cohort - displacement / length)})
+        corrected = Params(
+            {**g, **(own + (own + delta / length) / context.cohort_size - global_update / length)}
+        )
         return choose(context.is_uploaded, corrected, g)
 
     def finish(self, w: Params, local: LocalContext) -> tuple[dict[str, Params], LocalState]:
@@ -75,7 +77,7 @@ class GroupCorrection(Correction):
         return {}, {k: choose(local.context.is_uploaded, v, local.local_state[k]) for k, v in new.items()}
 
 
-AttentionQuery = Literal["self", "global", "time"]
+AttentionKind = Literal["self", "global", "time"]
 
 TimeForm = Literal["T1", "T2", "T3"]
 
@@ -85,13 +87,13 @@ MAX_ATTENTION_CLIENTS = 1_000
 
 @dataclass(frozen=True)
 class UpdateAttention(Average):
-    """Server rule of IGFL-S: w <- w + beta sum_j b_j Delta_j, Delta_j = received_j - sent_j; b_j = sum_i p_i A[i, j].
+    """Server rule of IGFL-S: w <- w + beta sum_j b_j Delta_j, Delta_j = upload_j - sent_j; b_j = sum_i p_i A[i, j].
 
     A[i, :] = softmax_j of (log p_j + <q_i, Delta_j>), with plain dot products over the whole model in float64. p_i is
     1 / |S|, or proportional to samples. In the paper (equation 11, Algorithm 3), p is uniform and cancels.
 
     Attributes:
-        query: `self`: q_i = Delta_i; `global`: q_i = sum_j p_j Delta_j; `time`: q_i = Delta'_i, the update before
+        attention: `self`: q_i = Delta_i; `global`: q_i = sum_j p_j Delta_j; `time`: q_i = Delta'_i, the update before
             (zero at first), which the server keeps for every client.
         form: form of `time`; the paper has three. `T1`: Algorithm 3; `T2`: the displayed formula, b_j = A[j, j], which
             does not sum to 1; `T3`: the displayed score, normalised:
@@ -102,12 +104,12 @@ class UpdateAttention(Average):
     per_client: ClassVar[tuple[str, ...]] = ("p", "delta")
 
     weighting: Weighting = "uniform"
-    query: AttentionQuery = "self"
+    attention: AttentionKind = "self"
     form: TimeForm = "T3"
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
         """Return the initial model, weights b (N,) of the last cohort, and the last updates for `time`."""
-        last: ServerState = {"delta": w0.zeros().copies(n_clients)} if self.query == "time" else {}
+        last: ServerState = {"delta": w0.zeros().copies(n_clients)} if self.attention == "time" else {}
         if not self._single and n_clients <= MAX_ATTENTION_CLIENTS:
             last["attention"] = torch.zeros(n_clients, n_clients, dtype=torch.float64)
         return {**super().init(w0, n_clients), **last}
@@ -115,60 +117,60 @@ class UpdateAttention(Average):
     @property
     def _single(self) -> bool:
         """True if each update has one score, instead of one score per client."""
-        return self.query == "global" or (self.query == "time" and self.form == "T3")
+        return self.attention == "global" or (self.attention == "time" and self.form == "T3")
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Move the global model; overwrite the last updates in place."""
-        b = self.weights(state, ids, sent.params, received.params, client_weights(n, self.weighting))
+        b = self.weights(state, ids, sent.params, uploads.params, client_weights(n, self.weighting))
         new: ServerState = {
-            "w": cast(Params, state["w"]) + self.beta * mean_update(b, sent.params, received.params),
+            "w": cast(Params, state["w"]) + self.beta * mean_update(b, sent.params, uploads.params),
             "p": store_weights(state, ids, b),
         }
-        if self.query == "time":
+        if self.attention == "time":
             last = cast(Params, state["delta"])
-            for name, after in received.params.items():
+            for name, after in uploads.params.items():
                 last.only([name]).put_rows(ids, Params({name: after - sent.params[name]}))
             new["delta"] = last
         if "attention" in state:
             new["attention"] = cast(Tensor, state["attention"])
         return new
 
-    def weights(self, state: ServerState, ids: Tensor, sent: Params, received: Params, p: Tensor) -> Tensor:
+    def weights(self, state: ServerState, ids: Tensor, sent: Params, uploads: Params, p: Tensor) -> Tensor:
         """Return the weights b (C,) of the cohort's updates.
 
         Args:
             state: the state of the server.
             ids: (C,) the cohort.
             sent: the models before local training.
-            received: the models after local training.
+            uploads: the models after local training.
             p: (C,) shares of the clients.
 
         """
-        if not received:  # nothing is shared
+        if not uploads:  # nothing is shared
             return p
-        scores = self._scores(state, ids, sent, received, p)
+        scores = self._scores(state, ids, sent, uploads, p)
         if scores.dim() == 1:
             return torch.softmax(p.log() + scores, 0)
         attention = torch.softmax(p.log() + scores, 1)
         if "attention" in state:
             cast(Tensor, state["attention"]).zero_()[ids[:, None], ids] = attention
-        if self.query == "time" and self.form == "T2":
+        if self.attention == "time" and self.form == "T2":
             return attention.diagonal()
         return p @ attention
 
-    def _scores(self, state: ServerState, ids: Tensor, sent: Params, received: Params, p: Tensor) -> Tensor:
+    def _scores(self, state: ServerState, ids: Tensor, sent: Params, uploads: Params, p: Tensor) -> Tensor:
         """Return <q_i, Delta_j> (C, C) in float64; (C,) if each update has one score."""
         out = p.new_zeros((len(p),) if self._single else (len(p), len(p)))
-        for name, tensor in received.items():
+        for name, tensor in uploads.items():
             after, before = flatten(tensor), flatten(sent[name])
-            if self.query == "time":
+            if self.attention == "time":
                 last = flatten(cast(Params, state["delta"]).only([name]).rows(as_slice(ids))[name])
             for c in column_blocks(2 * len(p), after.shape[1]):
                 delta = (after[:, c] - before[:, c]).double()
-                query = last[:, c].double() if self.query == "time" else delta
-                if self.query == "global":
+                query = last[:, c].double() if self.attention == "time" else delta
+                if self.attention == "global":
                     out += delta @ (p @ delta)
                 elif self._single:
                     out += (query * delta).sum(1)
@@ -181,16 +183,17 @@ class UpdateAttention(Average):
 
         All rows of its mixing matrix are b, unless b does not sum to 1. The matrix A, `attention`, comes beside it.
         """
-        sent, p = super().broadcast(state, ids), cast(Tensor, state["p"])
-        if self.query == "time" and self.form == "T2":
-            sent = sent._replace(mixing=None)
+        broadcast, p = super().broadcast(state, ids), cast(Tensor, state["p"])
+        if self.attention == "time" and self.form == "T2":
+            broadcast = broadcast._replace(mixing=None)
         attention = cast(Tensor, state.get("attention", p[:0]))
-        if len(attention) < len(p) or not attention.any():  # nobody asked yet, or newcomers, who ask nobody
-            return sent
+        # Before the first aggregation there is no matrix, and newcomers have no row of it.
+        if len(attention) < len(p) or not attention.any():
+            return broadcast
         cohort = attention.any(1).nonzero().flatten()
-        weights = {"model": p[cohort].expand(len(ids), -1)} if sent.mixing else {}
+        weights = {"model": p[cohort].expand(len(ids), -1)} if broadcast.mixing else {}
         mixing = MixingMatrices(ids, cohort, {**weights, "attention": attention[ids][:, cohort]})
-        return sent._replace(mixing=mixing)
+        return broadcast._replace(mixing=mixing)
 
 
 @dataclass(frozen=True)
@@ -209,13 +212,13 @@ class GlobalUpdateWrapper(ServerWrapper):
         return attach_extra(super().broadcast(state, ids), "D", state, ids)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Take the difference of the global models before and after."""
-        new = super().aggregate(state, ids, sent, received, n)
+        new = super().aggregate(state, ids, sent, uploads, n)
         before, after = self.global_model(state), self.global_model(new)
         if before is None or after is None:
-            return {**new, "D": mean_update(client_weights(n, "uniform"), sent.params, received.params)}
+            return {**new, "D": mean_update(client_weights(n, "uniform"), sent.params, uploads.params)}
         return {**new, "D": after - before}
 
 
@@ -224,22 +227,44 @@ class GlobalUpdateWrapper(ServerWrapper):
 )
 def igfl(
     *,
-    attention: AttentionQuery = "time",
+    attention: AttentionKind = "time",
     time_form: TimeForm = "T3",
     stale_decay: Fraction = 1.0,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """One global model: local steps repeat the group's last update, and the server weighs updates by attention."""
+    """One global model: local steps repeat the group's last update, and the server weighs updates by attention.
+
+    Source: Huang et al. (2021), Algorithms 2 and 3 and equation 11.
+
+    Args:
+        attention: query q_i: `self` is Delta_i, `global` is the mean of all Delta_j, `time` is Delta'_i, the client's
+            previous update. The paper's Table 1 has `time`.
+        time_form: form of `time`: `T1` is Algorithm 3; `T2` is the displayed formula, b_j = A[j, j] of T1, whose sum is
+            not 1; `T3` normalises the displayed scores. Other queries ignore the form.
+        stale_decay: factor of Delta_i for every round that the client missed: 1 keeps Delta_i, as in the paper; 0 drops
+            Delta_i.
+        weighting: shares p_j of the clients in softmax and mean: `uniform`, as in the paper, or by training samples.
+
+    """
     return Algorithm(
         SGD((GroupCorrection(stale_decay),)),
-        GlobalUpdateWrapper(UpdateAttention(weighting, query=attention, form=time_form)),
+        GlobalUpdateWrapper(UpdateAttention(weighting, attention=attention, form=time_form)),
         headline="received",
     )
 
 
 @method(Family.GLOBAL, "one average and its last update", "SGD that repeats the last update")
 def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> Algorithm:
-    """One average: local steps repeat the group's last update."""
+    """One average: local steps repeat the group's last update.
+
+    Source: Huang et al. (2021), Algorithm 2.
+
+    Args:
+        stale_decay: factor of Delta_i for every round that the client missed: 1 keeps Delta_i, as in the paper; 0 drops
+            Delta_i.
+        weighting: weights p_k in the average: `uniform`, as in the paper, or by training samples.
+
+    """
     return Algorithm(
         SGD((GroupCorrection(stale_decay),)), GlobalUpdateWrapper(Average(weighting)), headline="received"
     )
@@ -247,7 +272,20 @@ def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> 
 
 @method(Family.GLOBAL, "one model; updates weighted by attention", "SGD")
 def igfl_s(
-    *, attention: AttentionQuery = "time", time_form: TimeForm = "T3", weighting: Weighting = "uniform"
+    *, attention: AttentionKind = "time", time_form: TimeForm = "T3", weighting: Weighting = "uniform"
 ) -> Algorithm:
-    """One global model: the server weighs the clients' updates by attention among them."""
-    return Algorithm(SGD(), UpdateAttention(weighting, query=attention, form=time_form), headline="received")
+    """One global model: the server weighs the clients' updates by attention among them.
+
+    Source: Huang et al. (2021), Algorithm 3 and equation 11.
+
+    Args:
+        attention: query q_i: `self` is Delta_i, `global` is the mean of all Delta_j, `time` is Delta'_i, the client's
+            previous update.
+        time_form: form of `time`: `T1` is Algorithm 3; `T2` is the displayed formula, b_j = A[j, j] of T1, whose sum is
+            not 1; `T3` normalises the displayed scores. Other queries ignore the form.
+        weighting: shares p_j of the clients in softmax and mean: `uniform`, as in the paper, or by training samples.
+
+    """
+    return Algorithm(
+        SGD(), UpdateAttention(weighting, attention=attention, form=time_form), headline="received"
+    )

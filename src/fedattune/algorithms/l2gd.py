@@ -81,6 +81,12 @@ class L2GDServer(Average):
 
     The mean stays the same in a series of m averagings. So one communication is enough, and makes
     x <- (1 - c)^m x + (1 - (1 - c)^m) mean.
+
+    Attributes:
+        weighting: weights of the clients in the mean.
+        chance: probability of one more averaging, the paper's p.
+        c: step of one averaging, from 0 to 1.
+
     """
 
     weighting: Weighting = "uniform"
@@ -118,16 +124,16 @@ class L2GDServer(Average):
         return MixingMatrices(ids, columns, {"model": rows.scatter_add_(1, own, keep.to(p).expand_as(own))})
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Toss the coin; average if it says so."""
         new = self._toss(state)
         if not _averages(new):
             return new
-        return {**new, **super().aggregate(state, ids, sent, received, n)}
+        return {**new, **super().aggregate(state, ids, sent, uploads, n)}
 
     def aggregate_newcomers(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Toss the coin; newcomers move to the present mean."""
         return self._toss(state)
@@ -136,9 +142,9 @@ class L2GDServer(Average):
         """Count nothing without averaging."""
         return sent.traffic() if _averages(state) else Counter()
 
-    def bytes_up(self, state: ServerState, ids: Tensor, received: Payload) -> Traffic:
+    def bytes_up(self, state: ServerState, ids: Tensor, uploads: Payload) -> Traffic:
         """Count nothing without averaging."""
-        return received.traffic() if _averages(state) else Counter()
+        return uploads.traffic() if _averages(state) else Counter()
 
     def _toss(self, state: ServerState) -> ServerState:
         number = cast(Tensor, state["number"]) + 1
@@ -163,7 +169,16 @@ def l2gd(
     c: Fraction = 0.5,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """Every client trains its own model; in some rounds, all models move to their mean."""
+    """Every client trains its own model; in some rounds, all models move to their mean.
+
+    Source: Hanzely and Richtarik (2020), Algorithm 1. With the run's lr, lam = c p / (lr (1 - p)).
+
+    Args:
+        p: probability p of one more averaging before the next local training; 0 is training alone.
+        c: step c of one averaging: 0 keeps x_i, 1 replaces x_i by the mean. The paper's best choices give 1/2.
+        weighting: weights of the clients in the mean: `uniform`, as in the paper, or by training samples.
+
+    """
     return Algorithm(
         L2GDClient(),
         L2GDServer(weighting, chance=p, c=c),

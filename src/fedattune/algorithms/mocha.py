@@ -50,7 +50,7 @@ class RelationshipCorrection(Correction):
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """Return g + 2 lam1 (W Omega)_t + 2 lam2 w."""
         sent, own = local.sent, local.sent.extra["omega"]["own"]
-        personal = set(local.context.personal)
+        personal = set(local.context.personal_names)
         gradient = {}
         for k, v in w.items():
             relation = 0.0 if k in personal else self.lam1 * (sent.params[k] + own * v)
@@ -83,7 +83,7 @@ class TaskRelationship(UploadStore):
 
     def matrix(self, state: ServerState) -> Tensor:
         """Return Omega (N, N)."""
-        seen = cast(Tensor, state["seen"])
+        seen = cast(Tensor, state["has_uploaded"])
         m = len(seen)
         identity = torch.eye(m, dtype=torch.float64, device=seen.device)
         if self.omega == "mean":
@@ -110,5 +110,15 @@ class TaskRelationship(UploadStore):
 def mocha(
     *, lam1: NonNegative = 0.5, lam2: NonNegative = 0.0, omega: Literal["mean", "learned"] = "mean"
 ) -> Algorithm:
-    """Every client has its own model; a regulariser ties the models by a given or learned matrix."""
+    """Every client has its own model; a regulariser ties the models by a given or learned matrix.
+
+    Source: Smith et al. (2017), equation 1, with gradient steps in place of the dual solver.
+
+    Args:
+        lam1: weight lambda_1 of tr(W Omega W^T), the tie. `learned` needs a weight m - 1 times larger, for m clients.
+        lam2: weight lambda_2 of ||W||_F^2, a weight decay of 2 lam2.
+        omega: matrix Omega: `mean` is I - 11^T / m, which pulls to the mean; `learned` is (W^T W)^(-1/2) / trace, from
+            the last uploads in every round.
+
+    """
     return Algorithm(SGD((RelationshipCorrection(lam1, lam2),), start="own"), TaskRelationship(omega))

@@ -36,7 +36,14 @@ class PerFedAvgClient(ClientUpdate):
     """Client rule of Per-FedAvg: descends the loss after one step (equations 6 and 9 to 11).
 
     With v = w - alpha g(w; B) and u = g(v; B'), `fo` steps along u and leaves out the Hessian. `hf` steps along
-    u - alpha (g(w + delta u; B'') - g(w - delta u; B'')) / (2 delta). Rates of None are the run's learning rate.
+    u - alpha (g(w + delta u; B'') - g(w - delta u; B'')) / (2 delta).
+
+    Attributes:
+        alpha: learning rate of the inner step; None for the run's learning rate.
+        beta: learning rate of the outer step; None for the run's learning rate.
+        hessian: form of the step.
+        delta: step of the differences of `hf`.
+
     """
 
     alpha: float | None = None
@@ -85,13 +92,23 @@ def perfedavg(
 ) -> Algorithm:
     """A global model that becomes personal in one step; by default, alpha and beta are the learning rate.
 
-    `adapt_on="test"` with two `adapt_steps` adapts on test batches, as FedMCSA's comparison did: it leaks test data.
-    Validation accuracies then use a model that adapted on validation batches, so other options see no test data.
+    Source: Fallah et al. (2020), Algorithm 1 and equations 6 and 9 to 11.
+
+    Args:
+        alpha: learning rate alpha of the inner step and of the adaptation; None takes the run's learning rate.
+        beta: learning rate beta of the outer step; None takes the run's learning rate.
+        hessian: `fo` leaves out the Hessian; `hf` approximates the product of Hessian and gradient by differences.
+        delta: step delta of the differences; without effect for `fo`.
+        weighting: weights p_k in the average: by training samples, or `uniform`, as in the paper.
+        adapt_on: data for the adaptation: `train`, or `test`, the part of the scores. `test` leaks test data into test
+            scores; validation scores adapt on the validation part.
+        adapt_steps: steps of the adaptation. FedMCSA's comparison takes two steps on test batches.
+
     """
     notes = ("perfedavg: adapt_on=test fits the model to test data",) if adapt_on == "test" else ()
     return Algorithm(
         PerFedAvgClient(alpha, beta, hessian, delta),
         Average(weighting),
-        adapt=FineTune(adapt_steps, alpha, adapt_on),
+        fine_tune=FineTune(adapt_steps, alpha, adapt_on),
         notes=notes,
     )

@@ -81,11 +81,11 @@ class PFedHNServer(ServerUpdate):
         return Broadcast(Payload(generate_models(phi, phi["embedding"][ids])))
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Take one optimizer step per client of the cohort, in order."""
         for row, client in enumerate(ids.tolist()):
-            state = self._step(state, client, received.params.rows(row))
+            state = self._step(state, client, uploads.params.rows(row))
         return state
 
     def _step(self, state: ServerState, client: int, trained: Params) -> ServerState:
@@ -106,23 +106,23 @@ class PFedHNServer(ServerUpdate):
         phi = cast(Params, state["phi"])
         return generate_models(phi, phi["embedding"].mean(0, keepdim=True)).rows(0)
 
-    def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """Return the state with `n` more clients, whose embeddings are the mean embedding."""
+    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+        """Return the state with `n_new` more clients, whose embeddings are the mean embedding."""
 
         def longer(params: Params, rows: Tensor) -> Params:
             v = params["embedding"]
-            return Params({**params, "embedding": torch.cat([v, rows.expand(n, -1)])})
+            return Params({**params, "embedding": torch.cat([v, rows.expand(n_new, -1)])})
 
         phi, velocity = cast(Params, state["phi"]), cast(Params, state["velocity"])
         mean = phi["embedding"].mean(0, keepdim=True)
         return {"phi": longer(phi, mean), "velocity": longer(velocity, torch.zeros_like(mean))}
 
     def aggregate_newcomers(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Take steps of the newcomers' embeddings; everything else stays."""
         for row, client in enumerate(ids.tolist()):
-            after = self._step(state, client, received.params.rows(row))
+            after = self._step(state, client, uploads.params.rows(row))
             rows = {k: _with_row(cast(Params, state[k]), cast(Params, v), client) for k, v in after.items()}
             state = {**state, **rows}
         return state
@@ -157,7 +157,20 @@ def pfedhn(
 ) -> Algorithm:
     """One hypernetwork generates every client's model from an embedding of the client.
 
-    Options `hn_...` belong to the server's optimizer, the others to the client's.
+    Source: Shamsian et al. (2021), Algorithm 1; the defaults are the public code's.
+
+    Args:
+        embedding: length of v_i; None takes 1 + N / 4, rounded down, for N clients.
+        hidden: width of the linear layers of h.
+        depth: number of linear layers of h between the first layer and the heads.
+        hn_lr: learning rate of the server's optimizer.
+        hn_momentum: momentum of the server's optimizer.
+        hn_weight_decay: l2 coefficient of the server's optimizer, for phi and all embeddings.
+        hn_clip: maximum length of the server's gradient, before weight decay.
+        momentum: momentum of the client's SGD, from zero in every round.
+        clip: maximum length of the client's gradient, with weight decay.
+        weight_decay: l2 coefficient of the client; None takes the run's coefficient if there is one, else 5e-5.
+
     """
     return Algorithm(
         SGD(momentum=momentum, clip=clip),

@@ -70,7 +70,7 @@ class HeurPFedLAClient(SGD):
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Any:
         """Start from the received model."""
-        return super().begin(self._whole(sent, local_state), local_state, fresh, context)
+        return super().begin(self._restore_retained(sent, local_state), local_state, fresh, context)
 
     def finish(
         self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext
@@ -81,9 +81,9 @@ class HeurPFedLAClient(SGD):
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the received model with the client's own retained components."""
-        return super().received_model(self._whole(sent, local_state), local_state, fresh)
+        return super().received_model(self._restore_retained(sent, local_state), local_state, fresh)
 
-    def _whole(self, sent: Payload, local_state: LocalState) -> Payload:
+    def _restore_retained(self, sent: Payload, local_state: LocalState) -> Payload:
         flags, own = sent.extra["retained"], local_state["last"]
         whole = Params(sent.params)
         for component, names in group_names(whole, self.unit).items():
@@ -107,16 +107,8 @@ class PFedLAServer(UploadStore):
 
     HN_i has three linear layers with ReLU and a linear head per component, normalised over the K stored models. G_i,
     the sent model minus the upload, stands for the gradient of the client's loss. So d loss / d alpha_i^l[k] is
-    <theta_l[k], G_i,l> over the models before aggregation. HN_i takes one plain gradient step.
-
-    Attributes:
-        unit: unit with its own mixing weights: the whole `model`, a `layer` (weight and bias), or each `tensor`.
-        hn_lr: rate of the step.
-        embedding: width of v_i.
-        hidden: width of the linear layers.
-        norm: `softmax` of heads that start at zero, so that mixing starts as the plain mean; `relu_sum` of heads from
-            U(0, 1), as in public code.
-
+    <theta_l[k], G_i,l> over the models before aggregation. HN_i takes one plain gradient step. The attributes are the
+    options of `pfedla`.
     """
 
     unit: Unit = "layer"
@@ -185,19 +177,19 @@ class PFedLAServer(UploadStore):
         return Broadcast(Payload(Params({name: new[name] for name in theta})), mixing)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Take a step of the cohort's hypernetworks in place, then store the uploads."""
-        self.learn(state, ids, sent.params, received.params)
-        return super().aggregate(state, ids, sent, received, n)
+        self.learn(state, ids, sent.params, uploads.params)
+        return super().aggregate(state, ids, sent, uploads, n)
 
-    def learn(self, state: ServerState, ids: Tensor, sent: Params, received: Params) -> None:
-        """Take a step of the hypernetworks of clients `ids`, from the models `sent` and `received`."""
+    def learn(self, state: ServerState, ids: Tensor, sent: Params, uploads: Params) -> None:
+        """Take a step of the hypernetworks of clients `ids`, from the models `sent` and `uploads`."""
         if not state["theta"]:
             return
         stack, blocks = cast(Params, state["hypernetworks"]), self._blocks(state, ids)
-        by_alpha = torch.split(self._by_alpha(state, sent, received), [len(block) for block in blocks])
-        for block, gradient in zip(blocks, by_alpha, strict=True):
+        grads = torch.split(self._grad_alpha(state, sent, uploads), [len(block) for block in blocks])
+        for block, gradient in zip(blocks, grads, strict=True):
             rows = as_slice(block)
             networks = stack.rows(rows)
             self._step(networks, block, self.allowed(state, block), gradient)
@@ -210,7 +202,7 @@ class PFedLAServer(UploadStore):
         head_weights = len(components) * len(cast(Tensor, state["n"])) * self.hidden
         return torch.split(ids, max(1, BLOCK_WEIGHTS // max(1, head_weights)))
 
-    def _by_alpha(self, state: ServerState, sent: Params, received: Params) -> Tensor:
+    def _grad_alpha(self, state: ServerState, sent: Params, uploads: Params) -> Tensor:
         """Return the gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>."""
         theta = cast(Params, state["theta"])
         components = group_names(theta, self.unit)
@@ -218,13 +210,13 @@ class PFedLAServer(UploadStore):
         out = like.new_zeros(len(like), len(components), len(cast(Tensor, state["n"])))
         for i, name in ((i, name) for i, names in enumerate(components.values()) for name in names):
             models = flatten(theta.only([name]).rows(slice(None))[name])
-            before, after = flatten(sent[name]), flatten(received[name])
+            before, after = flatten(sent[name]), flatten(uploads[name])
             for c in column_blocks(len(models) + len(like), models.shape[1]):
                 # Rows of alpha sum to 1, so a shift of all models changes nothing but the rounding errors.
                 out[:, i].addmm_(before[:, c] - after[:, c], (models[:, c] - models[:1, c]).T)
         return out
 
-    def _step(self, networks: Params, ids: Tensor, allowed: Tensor, by_alpha: Tensor) -> None:
+    def _step(self, networks: Params, ids: Tensor, allowed: Tensor, grad_alpha: Tensor) -> None:
         """Change R hypernetworks by one step, from the gradient (R, L, K) by their mixing weights."""
         heads = networks["head.weight"].flatten(1, 2)
         small = networks.without(("head.weight", "head.bias"))
@@ -232,23 +224,23 @@ class PFedLAServer(UploadStore):
             leaves = small.map(lambda a: a.detach().requires_grad_())
             h = _features(leaves)
             z = _scores(h.detach(), networks).requires_grad_()
-            (by_z,) = torch.autograd.grad(self.alpha(z, ids, allowed), z, by_alpha)
-            by_h = (by_z.flatten(1)[:, None] @ heads)[:, 0]
-            values = torch.autograd.grad(h, list(leaves.values()), by_h)
+            (grad_z,) = torch.autograd.grad(self.alpha(z, ids, allowed), z, grad_alpha)
+            grad_h = (grad_z.flatten(1)[:, None] @ heads)[:, 0]
+            values = torch.autograd.grad(h, list(leaves.values()), grad_h)
         for old, g in zip(small.values(), values, strict=True):
             old.sub_(g, alpha=self.hn_lr)
-        networks["head.bias"].sub_(by_z, alpha=self.hn_lr)
+        networks["head.bias"].sub_(grad_z, alpha=self.hn_lr)
         # The heads are the largest part; their gradient, a product of two vectors, is never stored.
-        heads.baddbmm_(by_z.flatten(1)[:, :, None], h.detach()[:, None], alpha=-self.hn_lr)
+        heads.baddbmm_(grad_z.flatten(1)[:, :, None], h.detach()[:, None], alpha=-self.hn_lr)
 
-    def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """Return the state with `n` more clients, which weigh all earlier models and their own."""
-        larger, w0 = super().add_clients(state, n), self.newcomer_model(state)
+    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+        """Return the state with `n_new` more clients, which weigh all earlier models and their own."""
+        larger, w0 = super().add_clients(state, n_new), self.newcomer_model(state)
         old = cast(Params, state["hypernetworks"])
-        new = self._draw(w0, n, len(cast(Tensor, larger["n"])))
+        new = self._draw(w0, n_new, len(cast(Tensor, larger["n"])))
         # Earlier clients weigh the same models as before: the new columns are not allowed to them.
         wider = {
-            k: torch.cat([old[k], old[k].new_zeros(*old[k].shape[:2], n, *old[k].shape[3:])], 2)
+            k: torch.cat([old[k], old[k].new_zeros(*old[k].shape[:2], n_new, *old[k].shape[3:])], 2)
             for k in ("head.weight", "head.bias")
         }
         both = Params({**old, **wider}).map(lambda a, b: torch.cat([a, b]), new)
@@ -282,7 +274,7 @@ class HeurPFedLAServer(PFedLAServer):
     def init(self, w0: Params, n_clients: int) -> ServerState:
         """Return the state of pFedLA, and flags (N, L) of the components that each client retained last."""
         state = super().init(w0, n_clients)
-        flags = cast(Tensor, state["seen"])[:, None].repeat(1, len(group_names(w0, self.unit)))
+        flags = cast(Tensor, state["has_uploaded"])[:, None].repeat(1, len(group_names(w0, self.unit)))
         return {**state, "retained": flags}
 
     def alpha(self, z: Tensor, ids: Tensor, allowed: Tensor) -> Tensor:
@@ -306,18 +298,18 @@ class HeurPFedLAServer(PFedLAServer):
         return Broadcast(payload._replace(extra=extra), mixing)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Aggregate as pFedLA; without `upload_retained`, keep the stored retained components."""
         flags, theta = sent.extra["retained"], cast(Params, state["theta"])
         now = cast(Tensor, state["retained"]).index_copy(0, ids, torch.stack(list(flags.values()), 1))
         state = {**state, "retained": now}
         if self.upload_retained:
-            return super().aggregate(state, ids, sent, received, n)
-        self.learn(state, ids, sent.params, received.params)  # retained components have constant weights
+            return super().aggregate(state, ids, sent, uploads, n)
+        self.learn(state, ids, sent.params, uploads.params)  # retained components have constant weights
         for component, names in group_names(theta, self.unit).items():
             for name in names:
-                one, new = theta.only([name]), received.params[name]
+                one, new = theta.only([name]), uploads.params[name]
                 keep = flags[component].view(-1, *[1] * (new.dim() - 1))
                 one.put_rows(ids, Params({name: torch.where(keep, one.rows(as_slice(ids))[name], new)}))
         return self.mark_uploaded(state, ids, n)
@@ -336,11 +328,11 @@ class HeurPFedLAServer(PFedLAServer):
         flags = torch.stack(list(sent.extra["retained"].values()), 1)
         return sent.traffic() - self._traffic(state, flags)
 
-    def bytes_up(self, state: ServerState, ids: Tensor, received: Payload) -> Traffic:
+    def bytes_up(self, state: ServerState, ids: Tensor, uploads: Payload) -> Traffic:
         """Count the uploads, without the retained components unless they are uploaded."""
         if self.upload_retained:
-            return received.traffic()
-        return received.traffic() - self._traffic(state, cast(Tensor, state["retained"])[ids])
+            return uploads.traffic()
+        return uploads.traffic() - self._traffic(state, cast(Tensor, state["retained"])[ids])
 
     def _traffic(self, state: ServerState, flags: Tensor) -> Traffic:
         """Count the bytes of the components whose flags (R, L) are set."""
@@ -370,7 +362,19 @@ def pfedla(
     norm: Norm = "softmax",
     unit: Unit = "layer",
 ) -> Algorithm:
-    """Every layer of a client's model is mixed by weights that the client's own hypernetwork learns."""
+    """Every layer of a client's model is mixed by weights that the client's own hypernetwork learns.
+
+    Source: Ma et al. (2022).
+
+    Args:
+        hn_lr: learning rate of v_i and psi_i. Small rates leave alpha near 1 / N.
+        embedding: length of v_i.
+        hidden: width of the linear layers of HN_i.
+        norm: `softmax` of heads that start at zero, so that alpha starts at 1 / N; `relu_sum` of heads from U(0, 1), as
+            in public code.
+        unit: part of the model with mixing weights of its own: the whole `model`, a `layer`, or a `tensor`.
+
+    """
     return Algorithm(SGD(), PFedLAServer(unit, hn_lr, embedding, hidden, norm), headline="received")
 
 
@@ -387,7 +391,14 @@ def heurpfedla(
     norm: Norm = "softmax",
     unit: Unit = "layer",
 ) -> Algorithm:
-    """Learned mixing as in pFedLA; clients retain the layers that are mostly their own, and are not sent them."""
+    """Learned mixing as in pFedLA; clients retain the layers that are mostly their own, and are not sent them.
+
+    Args:
+        retain: number k of layers, or other `unit`s, that each client retains; 0 is pFedLA.
+        upload_retained: whether clients upload their retained layers; the text does not say.
+        hn_lr, embedding, hidden, norm, unit: see `pfedla`.
+
+    """
     return Algorithm(
         HeurPFedLAClient(unit=unit),
         HeurPFedLAServer(unit, hn_lr, embedding, hidden, norm, retain, upload_retained),

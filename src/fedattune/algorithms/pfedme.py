@@ -42,6 +42,13 @@ class PFedMeClient(ClientUpdate):
 
     theta starts at w in the first step of a round and continues from there, as in the public code. The paper does not
     specify the inner solver.
+
+    Attributes:
+        lam: strength of the pull of theta to w.
+        K: steps of theta per local step.
+        personal_lr: learning rate of theta.
+        start: model that w starts from; see `StartPoint`.
+
     """
 
     lam: float
@@ -96,7 +103,18 @@ def pfedme(
     beta: NonNegative = 1.0,
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """Personal models by Moreau envelopes around one global model."""
+    """Personal models by Moreau envelopes around one global model.
+
+    Source: Dinh et al. (2020), Algorithm 1.
+
+    Args:
+        lam: strength lambda of the pull of theta_i to w_i; also a factor of w_i's step. FedMCSA's comparison has 5.
+        K: steps of theta_i per local step, all on the same batch; the work grows K times.
+        personal_lr: learning rate of theta_i. The paper leaves the solver of theta_i open.
+        beta: step beta of the server: 1 replaces w by the average, 0 never changes w.
+        weighting: weights p_k in the average: by training samples, as in public code, or `uniform`, as in the paper.
+
+    """
     return Algorithm(
         PFedMeClient(lam, K, personal_lr),
         Average(weighting, beta),

@@ -91,7 +91,7 @@ class ControlVariateWrapper(ServerWrapper):
         return attach_extra(super().broadcast(state, ids), "c", state, ids)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Add the uploaded changes to c.
 
@@ -99,21 +99,32 @@ class ControlVariateWrapper(ServerWrapper):
             ConfigError: the clients upload no control variates.
 
         """
-        if "dc" not in received.extra:
+        if "dc" not in uploads.extra:
             raise ConfigError(
                 "ControlVariateWrapper goes with clients that use ControlVariateCorrection; "
                 "these clients upload no control variate"
             )
-        changes = received.extra["dc"].map(lambda a: a.sum(0))
+        changes = uploads.extra["dc"].map(lambda a: a.sum(0))
         c = cast(Params, state["c"]) + changes / int(cast(Tensor, state["N"]))
-        return {**super().aggregate(state, ids, sent, received, n), "c": c}
+        return {**super().aggregate(state, ids, sent, uploads, n), "c": c}
 
 
 @method(Family.GLOBAL, "one average and a control variate", "SGD corrected for the client's drift")
 def scaffold(
     *, option: Literal["I", "II"] = "II", server_lr: Positive = 1.0, weighting: Weighting = "uniform"
 ) -> Algorithm:
-    """One average; control variates remove the clients' drift from their steps."""
+    """One average; control variates remove the clients' drift from their steps.
+
+    Source: Karimireddy et al. (2020), Algorithm 1 and equations 3 to 5.
+
+    Args:
+        option: new c_i: `I` takes the gradient at w over all training samples, in one more pass; `II` takes the mean
+            gradient of the local steps.
+        server_lr: step eta_g of the server; 1 replaces w by the average.
+        weighting: weights in the average of models: `uniform`, as in the paper, or by training samples. The changes of
+            all c_i count equally.
+
+    """
     return Algorithm(
         SGD((ControlVariateCorrection(option),)),
         ControlVariateWrapper(Average(weighting, server_lr)),

@@ -57,10 +57,14 @@ CombinationKind = Literal["logits", "probabilities"]
 
 
 def make_client_vector(kind: VectorKind, own: Tensor, shared: Tensor) -> Tensor:
-    """Return the client's vector (f,) of length 1, from the weights (C, f) of its own head and of the global head.
+    """Return the client's vector (f,) of length 1.
 
-    `kind` is the sum over classes of the own weights (`sum`), of their absolute values (`absolute`), or of
-    |own - global| (`difference`).
+    Args:
+        kind: sum over classes of the own weights (`sum`), of their absolute values (`absolute`), or of
+            |own - shared| (`difference`).
+        own: (C, f) weights of the personal head.
+        shared: (C, f) weights of the global head.
+
     """
     weights = {"sum": own, "absolute": own.abs(), "difference": (own - shared).abs()}[kind]
     v = weights.sum(0)
@@ -69,7 +73,14 @@ def make_client_vector(kind: VectorKind, own: Tensor, shared: Tensor) -> Tensor:
 
 
 class FeatureAttention(nn.Module):
-    """Two complementary weights per feature from a context u (B, k): linear, ReLU, linear, softmax of each pair."""
+    """Two complementary weights per feature from a context u (B, k): linear, ReLU, linear, softmax of each pair.
+
+    Args:
+        inputs: width k of the context.
+        hidden: width of the hidden layer.
+        features: number of pairs of weights per sample.
+
+    """
 
     def __init__(self, inputs: int, hidden: int, features: int) -> None:
         super().__init__()
@@ -99,9 +110,18 @@ class ConditionalPolicy(nn.Module):
 
 
 class SeparationModule(MethodModule):
-    """y = head(r * f_p) + global_head(s * f_p) with f_p = body(x) and [r; s] = attention(f_p, context)."""
+    """y = head(r * f_p) + global_head(s * f_p) with f_p = body(x) and [r; s] = attention(f_p, context).
 
-    batch_statistics = True
+    Args:
+        body: the user's model without its head; the global body starts as a copy.
+        head: the user's head; the global head starts as a copy.
+        attention: maps contexts to pairs of weights.
+        v: (f,) the client's first vector.
+        network: the options.
+
+    """
+
+    has_batch_loss = True
 
     def __init__(
         self, body: nn.Module, head: nn.Linear, attention: nn.Module, v: Tensor, network: "SeparationNetwork"
@@ -138,7 +158,14 @@ class SeparationModule(MethodModule):
 
 
 def combine_logits(own: Tensor, shared: Tensor, how: CombinationKind) -> Tensor:
-    """Add the heads' logits (B, C), or return the logarithm of their mean probabilities."""
+    """Combine the logits of two heads: add them, or return the logarithm of the mean probabilities.
+
+    Args:
+        own: (B, C) logits of the personal head.
+        shared: (B, C) logits of the global head.
+        how: `logits` or `probabilities`.
+
+    """
     if how == "logits":
         return own + shared
     return torch.logaddexp(own.log_softmax(1), shared.log_softmax(1)) - torch.log(own.new_tensor(2.0))
@@ -289,6 +316,6 @@ class SeparationClient(ClientUpdate):
         return Params({**upload.params, **local_state["received"]})
 
 
-PERSONAL_PARTS = NamedParameters(("body", "head", "context"))
+PERSONAL_MODULES = NamedParameters(("body", "head", "context"))
 
 STARTING_COPIES = (("body", "global_body"), ("head", "global_head"))

@@ -76,7 +76,15 @@ class VarianceCorrection(Correction):
 
 @method(Family.GLOBAL, "one average", "SGD corrected for the client's drift")
 def vrl_sgd(*, warmup: bool = False, weighting: Weighting = "uniform") -> Algorithm:
-    """One average; each client corrects its gradients by its past distance from the average."""
+    """One average; each client corrects its gradients by its past distance from the average.
+
+    Source: Liang et al. (2019), Algorithm 1.
+
+    Args:
+        warmup: whether only the first local step of the first round moves the client (k = 1), the paper's warm-up.
+        weighting: weights of the clients in the mean xhat: `uniform`, as in the paper, or by training samples.
+
+    """
     return Algorithm(
         SGD((VarianceCorrection(warmup),)), Average(weighting), headline="received", full_participation=True
     )

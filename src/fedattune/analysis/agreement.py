@@ -32,13 +32,13 @@ def compute_label_similarity(labels: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class LabelAgreement:
-    """Agreement of weights with label similarity, over the clients that were given anything by others.
+    """Agreement of weights with label similarity, over the clients that received anything from others.
 
     Attributes:
         correlation: Spearman's rank correlation; None if weights or similarities are constant.
-        share: part of the weights of others that came from the alike, the nearest quarter of the others whose
-            models were offered; None if no client was given anything by others, or none had a choice.
-        chance: that part if all others counted the same.
+        share: part of the weights of others that came from the nearest quarter of the offered clients. None if no
+            client received anything from others, or no client had a choice.
+        chance: the same part if all others had equal weights.
 
     """
 

@@ -21,7 +21,7 @@ ENTRY = re.compile(r"^@\w+\{(\w+),\n.*?^\}$", re.DOTALL | re.MULTILINE)
 FEDATTUNE = "fedattune"
 """Key of the entry of FedAttune itself."""
 
-SOURCES: dict[str, Keys] = {
+SOURCE_PAPERS: dict[str, Keys] = {
     "synthetic": ("li2020federated",),
     "digits": ("alpaydin1998optical",),
     "mnist": ("lecun1998gradient",),
@@ -33,7 +33,7 @@ SOURCES: dict[str, Keys] = {
     "tiny_imagenet": ("le2015tiny",),
 }
 
-PARTITIONS: dict[str, Keys] = {
+PARTITION_PAPERS: dict[str, Keys] = {
     "iid": (),
     "by_column": (),
     "dirichlet": ("li2022federated",),
@@ -44,7 +44,7 @@ PARTITIONS: dict[str, Keys] = {
     "pfedla_similarity": ("ma2022layer",),
 }
 
-MODELS: dict[str, Keys] = {
+MODEL_PAPERS: dict[str, Keys] = {
     "mlr": (),
     "dnn": (),
     "cnn": ("zhang2023fedcp",),
@@ -69,7 +69,9 @@ def load_entries() -> dict[str, str]:
     """Return the text of every BibTeX entry, by key."""
     file = Path(__file__).with_suffix(".bib").read_text(encoding="utf-8")
     return {
-        match[1]: match[0] for text in (file, *_method_texts().values()) for match in ENTRY.finditer(text)
+        match[1]: match[0]
+        for text in (file, *_read_method_texts().values())
+        for match in ENTRY.finditer(text)
     }
 
 
@@ -79,16 +81,24 @@ def load_tables() -> dict[str, dict[str, Keys]]:
     from ..algorithms import METHODS
     from ..algorithms.combined import PART_METHODS
 
-    own = {name: tuple(match[1] for match in ENTRY.finditer(text)) for name, text in _method_texts().items()}
+    own = {
+        name: tuple(match[1] for match in ENTRY.finditer(text)) for name, text in _read_method_texts().items()
+    }
     methods = {
         name: tuple(dict.fromkeys(key for one in (name, *entry.cites) for key in own[one]))
         for name, entry in METHODS.items()
     }
     parts = {part: methods[name] for part, name in PART_METHODS.items()}
-    return {"method": methods, "part": parts, "data": SOURCES, "partition": PARTITIONS, "model": MODELS}
+    return {
+        "method": methods,
+        "part": parts,
+        "data": SOURCE_PAPERS,
+        "partition": PARTITION_PAPERS,
+        "model": MODEL_PAPERS,
+    }
 
 
-def _method_texts() -> dict[str, str]:
+def _read_method_texts() -> dict[str, str]:
     """Return method -> text of its file without indentation; the docstring at its top holds the BibTeX entry."""
     from ..algorithms import METHODS
 
@@ -121,27 +131,28 @@ def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
                 f"{path} holds no run; give a folder that fedattune run or compare wrote, or --algorithms"
             )
         for file in configs:
-            items |= dict.fromkeys(_items_of_config(read_json(file), _table(file)))
+            items |= dict.fromkeys(_list_config_items(read_json(file), _find_table(file)))
             environment = RunFolder(file.parent).environment
             if environment.is_file():
                 version = read_json(environment).get("fedattune", version)
     return list(items), version
 
 
-def _table(config: Path) -> str | None:
+def _find_table(config: Path) -> str | None:
     """Return the name of the user's own table behind a run, which may have the name of a known data set."""
     from ..core.io import read_yaml
     from ..data import is_table
+    from .folder import EXPERIMENT_FILE
 
     comparison = config.resolve().parent.parent.parent
-    experiment = comparison / "experiment.yaml"
+    experiment = comparison / EXPERIMENT_FILE
     if not experiment.is_file():
         return None
     data = str(read_yaml(experiment).get("data"))
     return Path(data).name if is_table(data) else None
 
 
-def _items_of_config(config: Mapping[str, Any], table: str | None) -> list[UsedItem]:
+def _list_config_items(config: Mapping[str, Any], table: str | None) -> list[UsedItem]:
     names = {
         "data": table or config["data"],
         "partition": config["partition"].get("name"),
@@ -150,10 +161,10 @@ def _items_of_config(config: Mapping[str, Any], table: str | None) -> list[UsedI
     # A federation of ready clients has no partition.
     ready_clients = ("partition", "given")
     rest = [UsedItem(kind, name) for kind, name in names.items() if name and (kind, name) != ready_clients]
-    return [*_items_of_method(config["algorithm"], config.get("options", {})), *rest]
+    return [*_list_method_items(config["algorithm"], config.get("options", {})), *rest]
 
 
-def _items_of_method(name: str, options: Mapping[str, Any]) -> list[UsedItem]:
+def _list_method_items(name: str, options: Mapping[str, Any]) -> list[UsedItem]:
     """Return the method, or the parts of `combined`."""
     if name != "combined":
         return [UsedItem("method", name)]

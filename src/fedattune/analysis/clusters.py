@@ -13,7 +13,7 @@ MAX_ORDERED_CLIENTS = 600
 """Clients up to which the order within the tree is optimised; more take too long."""
 MAX_CLUSTERS = 30
 MIN_TIMES_CHANCE = 1.2
-"""Times chance that clusters must keep of what clients are given by others."""
+"""Least ratio of the share that clusters keep to the share by chance; both are shares of the weights of others."""
 N_SHUFFLES = 39
 """Shuffled mixtures that must all keep less: one in 40 clusters by chance."""
 
@@ -24,8 +24,8 @@ class Clusters:
 
     Attributes:
         clients: names of the clients of each cluster.
-        share: part of what clients were given by others that came from their own cluster.
-        chance: that part if all others counted the same. Both are means over clients with others in their cluster.
+        share: part of the weights of others that came from the client's own cluster, mean over clients.
+        chance: the same part if all others had equal weights. Clients that are alone in their cluster do not count.
         similarity_inside: mean label similarity (0 to 1) of two clients of one cluster; None without labels.
         similarity_between: the same of two clients of different clusters.
 

@@ -18,6 +18,11 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 
+def describe_failure(algorithm: str, seed: int, error: str) -> str:
+    """Say in one sentence which run failed, and why."""
+    return f"{algorithm} failed with seed {seed}: {error}"
+
+
 class MeanStd(NamedTuple):
     """Mean and population standard deviation over the seeds."""
 
@@ -39,7 +44,7 @@ class MethodRow:
         bmta, bmta_pooled: best mean test accuracy of any round.
         mean_last_10pct: mean test accuracy in the last tenth of the rounds.
         rounds_to: for each seed, the first round with the accuracy asked for; None if it was not reached.
-        generalised: accuracy of the global model on all test samples.
+        global_accuracy: accuracy of the global model on all test samples.
         arrived, newcomers: mean accuracy of clients that joined after training, at first and after own rounds.
         bytes_up, bytes_down, seconds, local_steps: cost, the steps per client.
         n_seeds: runs.
@@ -58,7 +63,7 @@ class MethodRow:
     bmta_pooled: MeanStd | None
     mean_last_10pct: MeanStd | None
     rounds_to: list[int | None] | None
-    generalised: MeanStd | None
+    global_accuracy: MeanStd | None
     arrived: MeanStd | None
     newcomers: MeanStd | None
     bytes_up: float
@@ -162,7 +167,7 @@ def _pick_numbers(run: "RunMetrics") -> dict[str, float | None]:
         "bmta": best["uniform"]["accuracy"] if best else None,
         "bmta_pooled": best["pooled"]["accuracy"] if best else None,
         "mean_last_10pct": run.mean_last_10pct["acc_uniform"] if run.mean_last_10pct else None,
-        "generalised": run.generalised,
+        "global_accuracy": run.global_accuracy,
         "arrived": average_newcomers("received"),
         "newcomers": average_newcomers("trained"),
     }

@@ -14,8 +14,8 @@ from .mixing import MixingAnalysis
 from .partners import MixtureShares
 from .verdict import reach_verdict
 
-MAX_LISTED_CLIENTS = 60
-"""Clients that a message lists by name."""
+MAX_KNOWN_CLIENTS = 60
+"""Clients up to which the message on an unknown client lists all."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ class RunExplanation:
     @cached_property
     def clients(self) -> list[ClientSummary]:
         """All clients looked at, in short."""
-        return [self.summarise_client(i) for i in range(len(self.mixing.names))]
+        return [self.summarize_client(i) for i in range(len(self.mixing.names))]
 
-    def summarise_client(self, i: int) -> ClientSummary:
+    def summarize_client(self, i: int) -> ClientSummary:
         """Summarise the client at position `i` of the clients looked at."""
         mixing, position = self.mixing, self.mixing.positions[i]
         client, shares = self.run.clients[position], mixing.shares[i]
@@ -195,7 +195,7 @@ def _find_client(run: RunMetrics, client: str) -> int:
     names = [str(one["id"]) for one in run.facts["clients"]]
     if client in names:
         return names.index(client)
-    hint = did_you_mean(client, names) if len(names) <= MAX_LISTED_CLIENTS else suggest_name(client, names)
+    hint = did_you_mean(client, names) if len(names) <= MAX_KNOWN_CLIENTS else suggest_name(client, names)
     some = f", of whose {run.n_clients:,} clients {len(names):,} were evaluated"
     raise RunError(
         f"no client {client!r} in this run{some if len(names) < run.n_clients else ''}"

@@ -13,10 +13,9 @@ from ..core.io import natural_key, read_json, read_yaml
 from ..training.metrics import RunMetrics
 from ..training.storage.folder import RESUMABLE_SETTINGS, RunFolder
 from ..training.storage.store import RunStore
-from .compare import BASELINE
+from .compare import BASELINE, describe_failure
+from .folder import COMMAND_FILE, EXPERIMENT_FILE, PARTITION_FILE, RESULT_FILE
 from .verdict import Verdict, reach_verdict
-
-EXPERIMENT_FILE = "experiment.yaml"
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,14 @@ class Runs:
     rounds_to: float | None = None
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Tell whether all runs came to their end."""
-        return not self.waiting and all(run.finished for run in self.results)
+        return not self.waiting and all(run.is_finished for run in self.results)
 
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict on these runs, as far as they have come."""
-        return reach_verdict(self.results, has_failures=bool(self.failed), is_final=self.finished)
+        return reach_verdict(self.results, has_failures=bool(self.failed), is_final=self.is_finished)
 
     @property
     def title(self) -> str:
@@ -104,7 +103,8 @@ def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
     except (AttributeError, KeyError, TypeError, ValidationError) as error:
         raise RunError(
             f"{path} is damaged, or of another version of FedAttune: {file.name} or {folder.config.name} lacks what "
-            f"belongs there ({summarize_error(error)})"
+            f"belongs there ({summarize_error(error)}); restore the file from a copy, read the run with its "
+            "own version, or train it again"
         ) from error
     return run if store.rounds() else None
 
@@ -140,7 +140,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
                 continue
             read_folders.add(folder.resolve())
             run = read_run(folder)
-            if run is None or not (run.finished or running):
+            if run is None or not (run.is_finished or running):
                 waiting.append(folder)
                 continue
             config, own, seed = _strip_config(run), run.algorithm, run.settings.seed
@@ -193,7 +193,7 @@ def list_run_files(paths: Sequence[Path]) -> dict[str, Path]:
     """List the files of runs, which no other result may replace: name in a message -> file."""
     files: dict[str, Path] = {}
     for path in paths:
-        own = [path / name for name in (EXPERIMENT_FILE, "result.json", "partition.json", "command.txt")]
+        own = [path / name for name in (EXPERIMENT_FILE, RESULT_FILE, PARTITION_FILE, COMMAND_FILE)]
         for run in map(RunFolder, (path, *path.glob("*/seed-*"))):
             own += [run.config, run.facts, run.environment, run.metrics, run.models, run.inputs, run.result]
             own += (run.path / "checkpoints").glob("*")
@@ -241,11 +241,11 @@ def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
 
 def read_failures(path: Path) -> dict[Path, str]:
     """Read the runs of a comparison that failed: folder -> a sentence on the error."""
-    file = path / "result.json"
+    file = path / RESULT_FILE
     failed = read_json(file).get("failed", []) if file.is_file() else []
     return {
-        path / one["algorithm"] / f"seed-{one['seed']}": (
-            f"{one['algorithm']} failed with seed {one['seed']}: {one['error']}"
+        path / one["algorithm"] / f"seed-{one['seed']}": describe_failure(
+            one["algorithm"], one["seed"], one["error"]
         )
         for one in failed
     }

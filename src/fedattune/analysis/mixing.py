@@ -202,9 +202,9 @@ class MixingAnalysis:
     @cached_property
     def components(self) -> list[ComponentSummary]:
         """All components, over all clients; none if there are no mixtures."""
-        return [self._summarise(*one) for one in self.last.weights.items()] if self.has_mixtures else []
+        return [self._summarize(*one) for one in self.last.weights.items()] if self.has_mixtures else []
 
-    def _summarise(self, name: str, matrix: FloatArray) -> ComponentSummary:
+    def _summarize(self, name: str, matrix: FloatArray) -> ComponentSummary:
         receivers = np.flatnonzero(~np.isnan(matrix).any(1)).tolist()
         is_even = all(compute_shares(self.names, i, 0, matrix[i]).is_even for i in receivers)
         return ComponentSummary(

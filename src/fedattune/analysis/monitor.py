@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.io import read_json
-from ..training.metrics import summarise
+from ..training.metrics import summarize_scores
 from ..training.storage.folder import RunFolder
 from .compare import BASELINE
 from .load import find_run_folders, list_planned_runs, read_failures, read_run
@@ -134,7 +134,7 @@ def _read_progress(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
         means = {r: mean for r, mean in store.mean_accuracies(run.headline).items() if r <= last.round}
         for r, point, (n, correct, loss) in store.scores("test", max(means, default=last.round)):
             if r in means and point == run.headline:
-                metrics = summarise(n.astype(int), correct.astype(int), loss)
+                metrics = summarize_scores(n.astype(int), correct.astype(int), loss)
                 progress |= {"accuracy": metrics["acc_uniform"], "worst10": metrics["acc_worst10"]}
     return progress, means
 

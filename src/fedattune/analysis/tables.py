@@ -141,7 +141,7 @@ QUALITY_COLUMNS: dict[str, RowFormatter] = {
     "> local": lambda row: format_percent(row.better_than_local, 0),
 }
 EXTRA_COLUMNS: dict[str, RowFormatter] = {
-    "global %": _format_accuracy(lambda row: row.generalised),
+    "global %": _format_accuracy(lambda row: row.global_accuracy),
     "arrived %": _format_accuracy(lambda row: row.arrived),
     "new %": _format_accuracy(lambda row: row.newcomers),
 }

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from ..data import Federation
 
-MAX_CLIENTS = 40
+MAX_TABLE_CLIENTS = 40
 """Clients in the table."""
 
-MAX_LABELS = 100
+MAX_TABLE_LABELS = 100
 """Labels in the table when one character stands for each."""
 
 MAX_WIDTH_NAMES = 60
@@ -35,7 +35,7 @@ def show_data(space: Namespace, problems: list[str]) -> int:
     from ..experiments.plan import prepare_data
     from ..experiments.session import list_input_files
 
-    experiment, output, _ = read_experiment(space, problems, {})
+    experiment, output, _ = read_experiment(space, problems)
     options = parse_options(ShowOptions, space, ())
     if options.picture:
         check_figure_path(options.picture, "--picture")
@@ -107,12 +107,15 @@ def _print_federation(federation: "Federation", console: "Console") -> None:
         style = Style(bgcolor=f"rgb({heat},{heat},255)", color="black") if count else Style()
         return text, style
 
-    for i, client in enumerate(federation.clients[:MAX_CLIENTS]):
+    for i, client in enumerate(federation.clients[:MAX_TABLE_CLIENTS]):
         cells = [cell(int(c), float(s)) for c, s in zip(counts[i], shares[i], strict=True)]
         sizes = (str(len(part)) for part in (client.train, client.validation, client.test))
         n_classes = int((counts[i] > 0).sum())
         table.add_row(
-            client.name, *sizes, str(n_classes), Text.assemble(*cells[: None if in_full else MAX_LABELS])
+            client.name,
+            *sizes,
+            str(n_classes),
+            Text.assemble(*cells[: None if in_full else MAX_TABLE_LABELS]),
         )
     print_whole(table, console)
     if is_numbered and in_full:
@@ -127,12 +130,12 @@ def _print_federation(federation: "Federation", console: "Console") -> None:
 def _describe_omissions(federation: "Federation", in_full: bool) -> list[str]:
     """Describe what the table leaves out."""
     lines = []
-    if federation.n_clients > MAX_CLIENTS:
+    if federation.n_clients > MAX_TABLE_CLIENTS:
         lines.append(
-            f"The first {MAX_CLIENTS} of {federation.n_clients} clients are shown; --json gives all."
+            f"The first {MAX_TABLE_CLIENTS} of {federation.n_clients} clients are shown; --json gives all."
         )
     if not in_full:
-        first = f" the first {MAX_LABELS} of" if federation.n_classes > MAX_LABELS else ""
+        first = f" the first {MAX_TABLE_LABELS} of" if federation.n_classes > MAX_TABLE_LABELS else ""
         lines.append(
             f"Each of{first} the {federation.n_classes} labels has one character, from 1 (few samples) to 9 (the "
             "client's most frequent label); '.' means no sample."

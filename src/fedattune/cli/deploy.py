@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.tables import make_console
-from ..core.errors import ConfigError, RunError
+from ..core.errors import ConfigError
 from ..experiments.config import Experiment
 from ..experiments.deploy import require_flower
 from ..experiments.deploy.config import (
@@ -41,16 +41,12 @@ def deploy(space: Namespace, problems: list[str]) -> int:
     """
     server = validate_options(DeploymentOptions, space, problems)
     kit = validate_options(KitOptions, space, problems)
-    experiment, _, overrides = read_experiment(space, problems, {"algorithms": "local,fedmcsa"})
+    experiment, _, overrides = read_experiment(space, problems)
     assert server and kit  # noqa: PT018 (else read_experiment has raised)
     for key in sorted(SIMULATION_OPTIONS & experiment.model_fields_set):
         if getattr(experiment, key) != Experiment.model_fields[key].default:
             raise ConfigError(f"{key}: only a simulation has this option; leave it out")
-    if kit.out.is_dir() and any(kit.out.iterdir()):
-        raise RunError(
-            f"--out {kit.out}: the folder is not empty, and no file is overwritten; give a new one"
-        )
-    check_run_folder(kit.out, "deploy")
+    check_run_folder(kit.out)
     federation, data_schema = _load_data(experiment, server, kit, has_data="data" in overrides)
     if federation is not None:
         experiment.cohort_size(federation.n_clients)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from ..analysis.partners import N_TOP_PARTNERS
 from ..analysis.tables import fill_table, format_percent, make_console, print_whole
 from .options import ExplainOptions, parse_options
 
@@ -91,7 +92,7 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
 def print_client(explanation: "RunExplanation", name: str, console: "Console") -> dict[str, Any]:
     """Print the gain of a client, its mixtures and their change; return the same as JSON values."""
     i = explanation.mixing.names.index(name)
-    client = explanation.summarise_client(i)
+    client = explanation.summarize_client(i)
     traces = explanation.mixing.trace(i) if explanation.mixing.has_mixtures else []
     console.print(f"\nClient {name}: {client.n_train:,} samples to train, {client.n_test:,} to test.")
     console.print(_describe_gain(explanation.method, client))
@@ -100,7 +101,7 @@ def print_client(explanation: "RunExplanation", name: str, console: "Console") -
     if traces:
         _print_traces(explanation, traces, console)
     content = {key: value for key, value in asdict(client).items() if key != "shares"}
-    return {"client": content | {"layers": [asdict(trace) for trace in traces]}}
+    return {"client": content | {"components": [asdict(trace) for trace in traces]}}
 
 
 def _describe_gain(method: str, client: "ClientSummary") -> str:
@@ -128,7 +129,7 @@ def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]",
     console.print(f"\nIts mixture at round {round_}{late}, in shares:")
     has_unseen = any(trace.last.unseen for trace in traces)
     columns: AnyColumns = {
-        "layer": lambda trace: trace.name,
+        "component": lambda trace: trace.name,
         "own": lambda trace: format_percent(trace.last.own),
         "others": lambda trace: format_percent(trace.last.others),
     }
@@ -136,7 +137,7 @@ def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]",
         columns["not shown"] = lambda trace: format_percent(trace.last.unseen)
     columns["most from"] = lambda trace: format_partners(trace.last)
     columns |= _agreement_columns(traces)
-    print_whole(fill_table(traces, columns, ("layer", "most from")), console)
+    print_whole(fill_table(traces, columns, ("component", "most from")), console)
     if has_unseen:
         console.print("not shown: clients that were not evaluated.")
     _print_agreement_legend([trace.agreement for trace in traces], console)
@@ -152,7 +153,7 @@ def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
     def format_round(k: int) -> Callable[[Any], str]:
         return lambda trace: _format_mixture([*trace.before, trace.last][k])
 
-    columns: AnyColumns = {"layer": lambda trace: trace.name}
+    columns: AnyColumns = {"component": lambda trace: trace.name}
     for k, one in enumerate((*traces[0].before, traces[0].last)):
         columns[f"round {one.round}"] = format_round(k)
     text_columns = tuple(columns)
@@ -203,11 +204,11 @@ def _print_clients_table(explanation: "RunExplanation", console: "Console") -> N
     if len(shown_clients) < len(explanation.clients):
         half = MAX_SHOWN_CLIENTS // 2
         which = (
-            f"{half} that lose most or gain least and {half} that gain most"
+            f"the {half} clients that lose most or gain least, and the {half} clients that gain most"
             if has_gains
-            else f"{MAX_SHOWN_CLIENTS} first"
+            else f"the first {MAX_SHOWN_CLIENTS} clients"
         )
-        console.print(f"The {which} of {len(explanation.clients):,} clients are shown; --json gives all.")
+        console.print(f"The table shows {which}, of {len(explanation.clients):,} in all; --json gives all.")
 
 
 def _pick_clients(clients: "list[ClientSummary]") -> "list[ClientSummary]":
@@ -249,12 +250,12 @@ def _describe_clusters(explanation: "RunExplanation") -> list[str]:
 
 def _print_components(components: "list[ComponentSummary]", console: "Console") -> None:
     columns: AnyColumns = {
-        "layer": lambda one: one.name,
+        "component": lambda one: one.name,
         "own": lambda one: format_percent(one.own),
         **_agreement_columns(components),
         "others' shares": lambda one: "all alike" if one.is_even else "differ",
     }
-    print_whole(fill_table(components, columns, ("layer", "others' shares")), console)
+    print_whole(fill_table(components, columns, ("component", "others' shares")), console)
     console.print("own: the mean share that clients keep of their own model.")
     _print_agreement_legend([one.agreement for one in components], console)
     if components[0].agreement:
@@ -265,13 +266,13 @@ def _print_components(components: "list[ComponentSummary]", console: "Console") 
 def _shorten(client: "ClientSummary") -> "ClientSummary":
     """Keep only the top partners; the file of --client has all."""
     shares = client.shares
-    return replace(client, shares=shares and replace(shares, partners=shares.partners[:3]))
+    return replace(client, shares=shares and replace(shares, partners=shares.partners[:N_TOP_PARTNERS]))
 
 
 # --- cells ---------------------------------------------------------------------------------------------
 
 
-def format_partners(shares: "MixtureShares", most: int = 3) -> str:
+def format_partners(shares: "MixtureShares", most: int = N_TOP_PARTNERS) -> str:
     """Format the top partners and their shares."""
     if not shares.partners:
         return "nobody"

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 ALL_CLIENTS = "all"
 
-MAX_LISTED_CLIENTS = 20
-"""Clients that one message names."""
+MAX_OFFERED_CLIENTS = 20
+"""Clients that a message offers as values of --client."""
 
 
 def export(space: Namespace, problems: Sequence[str]) -> int:
     """Write the model of one client or of all clients, and print the files."""
     from ..analysis.load import read_runs
     from ..core.io import clean_file_name
-    from ..experiments.output import check_output_files
+    from ..experiments.output import check_empty_folder, check_output_files
     from ..models.export import FORMAT_SUFFIXES, check_format, make_file_name
     from ..training.result import Result
     from ..training.storage.folder import RunFolder
@@ -51,8 +51,8 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
         check_output_files(
             {"--out": out}, {"the run's models": source.models, "the run's inputs": source.inputs}
         )
-    elif out.is_dir() and any(out.iterdir()):
-        raise RunError(f"--out {out}: the folder is not empty, and no file is overwritten; give a new one")
+    else:
+        check_empty_folder(out)
     result = Result.load(folder)
     print_message(f"exporting {run.algorithm}, seed {run.settings.seed}: {why}")
     if is_single:
@@ -88,7 +88,7 @@ def _check_client(client: str | None, ids: Sequence[str], has_newcomers: bool) -
         RunError: the run has no such client.
 
     """
-    names = list_some(ids, MAX_LISTED_CLIENTS)
+    names = list_some(ids, MAX_OFFERED_CLIENTS)
     if client is None:
         raise ConfigError(f"--client is missing: name one of {names}, or {ALL_CLIENTS}")
     if client not in (*ids, ALL_CLIENTS):

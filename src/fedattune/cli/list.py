@@ -1,4 +1,4 @@
-"""The commands `list` and `cite`: what there is to choose from, and whom to cite for it."""
+"""The commands `list` and `cite`: all methods, data sets, models and partitions, and the papers to cite for them."""
 
 import json
 from argparse import Namespace

@@ -1,7 +1,7 @@
 """Options of the commands, and the functions that check them."""
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -10,21 +10,13 @@ from pydantic import Field, ValidationError
 from ..core.errors import ConfigError
 from ..core.options import Count, StrictSchema, describe_errors
 from ..core.settings import Seed
+from .parser import DEFAULT_ALGORITHMS
 
 if TYPE_CHECKING:
     from ..experiments.config import Experiment
     from ..experiments.output import OutputOptions
 
 AnyOptions = TypeVar("AnyOptions", bound=StrictSchema)
-
-
-class RunChoice(StrictSchema):
-    """Choose one of the runs in a folder."""
-
-    algorithm: str | None = Field(None, description="the method (default: the method that the verdict names)")
-    seed: Seed | None = Field(
-        None, description="the seed (default: the first seed for one run, otherwise all seeds)"
-    )
 
 
 class ListOptions(StrictSchema):
@@ -58,11 +50,14 @@ class ReportOptions(StrictSchema):
     out: Path | None = Field(None, description="the HTML file (default: report.html in the first folder)")
 
 
-class ExplainOptions(RunChoice):
+class ExplainOptions(StrictSchema):
     """Options of `explain`."""
 
     algorithm: str | None = Field(
         None, description="the method (default: the verdict's if it mixes models, otherwise one that does)"
+    )
+    seed: Seed | None = Field(
+        None, description="seed of the run whose mixtures are explained (default: the first)"
     )
     client: str | None = Field(
         None, description="name of a client to explain in detail (default: all, in short)"
@@ -77,12 +72,13 @@ class WatchOptions(ReportOptions):
     once: bool = Field(False, description="print the table once, and exit")
 
 
-class PlotOptions(RunChoice):
+class PlotOptions(StrictSchema):
     """Options of `plot`."""
 
     algorithm: str | None = Field(
         None, description="show only this method (default: all; for heatmap, one that mixes models)"
     )
+    seed: Seed | None = Field(None, description="show only this seed (default: all; for heatmap, the first)")
     kind: Literal["curves", "heatmap", "clients", "bytes"] = Field(
         "curves", description="accuracy by rounds; who learns from whom; accuracy of clients; bytes by layer"
     )
@@ -99,9 +95,15 @@ class PlotOptions(RunChoice):
     )
 
 
-class ExportOptions(RunChoice):
+class ExportOptions(StrictSchema):
     """Options of `export`."""
 
+    algorithm: str | None = Field(
+        None,
+        description="the method (default: the verdict's if collaborating helps, local if it does not help, otherwise "
+        "the best by validation)",
+    )
+    seed: Seed | None = Field(None, description="seed of the run (default: the lowest)")
     client: str | None = Field(None, description="name of a client, or all")
     format_: Literal["safetensors", "torch-export", "onnx"] = Field(
         "safetensors",
@@ -152,14 +154,13 @@ def parse_options(schema: type[AnyOptions], space: Namespace, problems: Sequence
 
 
 def read_experiment(
-    space: Namespace, problems: Sequence[str], defaults: Mapping[str, Any]
+    space: Namespace, problems: Sequence[str]
 ) -> "tuple[Experiment, OutputOptions, dict[str, Any]]":
     """Read an experiment from the command line and from the file of `--config`.
 
     Args:
         space: the parsed arguments.
         problems: problems with the arguments, to be reported with all others.
-        defaults: defaults of this command.
 
     Returns:
         The experiment, the output options, and the options of the experiment that the command line gives.
@@ -185,5 +186,7 @@ def read_experiment(
                 "--out and --config cannot be given with --resume: a resumed experiment keeps its folder"
             )
         return *load_options(None, output, errors=errors), overrides
+    algorithms = DEFAULT_ALGORITHMS.get(space.command)
+    defaults = {"algorithms": algorithms} if algorithms else {}
     config = Path(output["config"]) if "config" in output else None
     return *load_options(config, overrides | output, defaults=defaults, errors=errors), overrides

@@ -20,6 +20,10 @@ DATA_FIELDS = (
 )  # fmt: skip
 METAVARS = {"algorithms": "A,B,C", "cells": "FILTER", "set": "NAME=VALUE"}
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
+KIND_ALIASES = {"methods": "algorithms"}
+"""Other words for a kind of `list`: messages and pages call algorithms methods."""
+DEFAULT_ALGORITHMS = {"run": "fedmcsa", "deploy": "local,fedmcsa"}
+"""Defaults of --algorithms in commands that do not take the default of `Experiment`."""
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -67,10 +71,10 @@ class Command(NamedTuple):
 
 EXPERIMENT, SETTINGS = "experiments.config:Experiment", "core.settings:Settings"
 OUTPUT, DEPLOY = "experiments.output:OutputOptions", "experiments.deploy.config"
-METHODS = Options(EXPERIMENT, "model and methods", ("model", "algorithms", "set", "seeds"))
+METHOD_OPTIONS = Options(EXPERIMENT, "model and methods", ("model", "algorithms", "set", "seeds"))
 TRAINING = (
     Options(EXPERIMENT, "data", DATA_FIELDS),
-    METHODS,
+    METHOD_OPTIONS,
     Options(SETTINGS, "training"),
     Options(EXPERIMENT, "output", ("rounds_to",)),
     Options(OUTPUT, "output"),
@@ -82,7 +86,7 @@ SHOW = (
 )
 DEPLOYMENT = (
     Options(EXPERIMENT, "data of a trial", DATA_FIELDS),
-    METHODS,
+    METHOD_OPTIONS,
     Options(SETTINGS, "training", without=f"{DEPLOY}:SIMULATION_OPTIONS"),
     Options(f"{DEPLOY}:DeploymentOptions", "server"),
     Options(f"{DEPLOY}:KitOptions", "folder"),
@@ -167,7 +171,8 @@ def make_parser(selected_command: str | None) -> ArgumentParser:
             schema = _import(options.schema)
             without = _import(options.without) if options.without else ()
             fields = options.fields or schema.model_fields
-            _add_options(groups[options.title], schema, [name for name in fields if name not in without])
+            names = [one for one in fields if one not in without]
+            _add_options(groups[options.title], schema, names, DEFAULT_ALGORITHMS.get(name))
     return parser
 
 
@@ -184,8 +189,16 @@ def _add_command(subparsers: Any, name: str, help_: str) -> ArgumentParser:
     return command
 
 
-def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str]) -> None:
-    """Add one option per field; values stay text, because the schema reads and checks them."""
+def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str], algorithms: str | None) -> None:
+    """Add one option per field; values stay text, because the schema reads and checks them.
+
+    Args:
+        group: receives the options.
+        schema: the schema.
+        names: the fields.
+        algorithms: the command's own default of --algorithms.
+
+    """
     for name in names:
         field = schema.model_fields[name]
         if field.exclude:  # no option of the command line
@@ -198,7 +211,7 @@ def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str]) ->
         common: dict[str, Any] = {
             "dest": name,
             "default": argparse.SUPPRESS,
-            "help": _format_help(name, field),
+            "help": _format_help(field, algorithms if name == "algorithms" else None),
         }
         if field.annotation is bool:
             group.add_argument(*flags, action="store_true", **common)
@@ -207,13 +220,13 @@ def _add_options(group: Any, schema: "type[BaseModel]", names: Iterable[str]) ->
             group.add_argument(*flags, action=action, metavar=_choose_metavar(name, field), **common)
 
 
-def _format_help(name: str, field: "FieldInfo") -> str:
+def _format_help(field: "FieldInfo", default_of_command: str | None) -> str:
     text = (field.description or "").replace("%", "%%")
-    default = field.default
+    default = default_of_command or field.default
     if default is None or default == {} or default is False:
         return text
     value = ",".join(default) if isinstance(default, tuple) else str(default)
-    return f"{text} (default: {value}{'; run: fedmcsa' if name == 'algorithms' else ''})"
+    return f"{text} (default: {value})"
 
 
 def _choose_metavar(name: str, field: "FieldInfo") -> str:
@@ -263,7 +276,8 @@ def parse_arguments(
     if space.command == "list" and space.kind is not None:
         from ..core.options import look_up
 
-        look_up("kind of thing", space.kind, dict.fromkeys(LIST_KINDS))
+        space.kind = KIND_ALIASES.get(space.kind, space.kind)
+        look_up("kind", space.kind, dict.fromkeys(LIST_KINDS))
     flags = list_flags(parser, space)
     problems = []
     for i, argument in enumerate(rest):

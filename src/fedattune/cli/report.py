@@ -1,7 +1,4 @@
-"""`fedattune report`: what runs gave, as one HTML file.
-
-`fedattune plot`: figures for papers from the folders of runs.
-"""
+"""The commands `report` and `plot`: one HTML page about runs, and figures for papers."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -60,7 +57,7 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
     check_output_files({"--out": options.out}, list_run_files(paths))
     runs = read_runs(paths, running=True)
     if not runs.results:
-        raise RunError(f"{paths[0]}: no round is finished yet, so there is nothing to draw")
+        raise RunError(f"{paths[0]}: no round is finished yet, so there is nothing to draw; try again later")
     with look.use_style():
         captioned_figure = _draw(runs, options)
     complete = look.save_figure(captioned_figure.figure, options.out)
@@ -69,7 +66,7 @@ def plot(space: Namespace, problems: Sequence[str]) -> int:
     if not complete:
         console.print("note: the font lacks letters of clients' names, which are boxes in the figure")
     for run in runs.results:
-        if not run.finished:
+        if not run.is_finished:
             console.print(
                 f"note: {run.algorithm}, seed {run.settings.seed}, is at round {run.rounds}, not finished"
             )

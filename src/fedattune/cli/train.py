@@ -30,9 +30,7 @@ def train(space: Namespace, problems: list[str]) -> int:
 
     """
     command: str = space.command
-    experiment, output, overrides = read_experiment(
-        space, problems, {"algorithm": "fedmcsa"} if command == "run" else {}
-    )
+    experiment, output, overrides = read_experiment(space, problems)
     if output.tensorboard:
         from ..training.tensorboard import check_tensorboard
 

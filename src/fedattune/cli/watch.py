@@ -191,10 +191,12 @@ def _make_table(statuses: "Sequence[RunStatus]", columns: StatusColumns) -> "Tab
 
 
 def _write_notes(statuses: "Sequence[RunStatus]", run: Path) -> list[str]:
+    from ..analysis.folder import COMMAND_FILE
+
     notes = [status.failure for status in statuses if status.failure]
     quiet = [status.quiet for status in statuses if status.state == "stopped?"]
     if quiet and not any(status.state == "running" for status in statuses):
-        file = run / "command.txt"
+        file = run / COMMAND_FILE
         command = file.read_text(encoding="utf-8").strip() if file.is_file() else "compare"
         notes.append(
             f"stopped?: nothing new for {_format_duration(min(quiet))}; if nothing trains there any more, resume with: "

@@ -31,9 +31,17 @@ from .selectors import NoParameters, Selector
 class ClientUpdate(ABC):
     """One client's part of a round: pure functions, written for one client without a client axis.
 
-    Three arguments return in most methods. `sent` is the last payload that the server sent to this client. `fresh`,
-    a scalar bool tensor, is true if `sent` arrived after the client's last training. `local_state` stays on the
-    client between rounds.
+    The methods share their arguments:
+
+        sent: the last payload that the server sent to this client
+        fresh: a scalar bool tensor, true if `sent` arrived after the client's last training
+        local_state: the state that stays on the client between rounds
+        context: learning rate, number of steps and more; see `RoundContext`
+        carry: any nest of tensors, from `begin` through every `probe` and `step` to `finish`
+        batch: inputs (B, ...) and labels (B,) of a mini-batch
+        grad: gives the gradient of the mean loss of a model over a batch
+        loss: gives the mean loss of a model over a batch, in evaluation mode
+        upload: the payload that `finish` returned
     """
 
     @property
@@ -72,7 +80,7 @@ class ClientUpdate(ABC):
 
     @abstractmethod
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Any:
-        """Return the carry (any nest of tensors) before the first local step."""
+        """Return the carry before the first local step."""
 
     def probe_passes(self, local_state: LocalState) -> Tensor | None:
         """Return the passes over the probed samples before the first step: a scalar tensor, or None for no probe."""
@@ -122,15 +130,15 @@ class ServerUpdate(ABC):
 
     @abstractmethod
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Return the state after a round.
 
         Args:
             state: the state before the round; the rule may write into it.
-            ids: (C,) the cohort, sorted.
-            sent: the payload that the cohort received, one row per client.
-            received: the cohort's uploads, one row per client.
+            ids: (C,) the clients that uploaded, sorted.
+            sent: the payload that these clients received, one row per client.
+            uploads: the content of their uploads, one row per client.
             n: (C,) training samples of each client.
 
         """
@@ -143,9 +151,9 @@ class ServerUpdate(ABC):
         """Count the bytes of the payload `sent` to clients `ids`, without the parts that clients already have."""
         return sent.traffic()
 
-    def bytes_up(self, state: ServerState, ids: Tensor, received: Payload) -> Traffic:
-        """Count the bytes of the uploads `received` from clients `ids`; `state` is the state after aggregation."""
-        return received.traffic()
+    def bytes_up(self, state: ServerState, ids: Tensor, uploads: Payload) -> Traffic:
+        """Count the bytes of the uploads of clients `ids`; `state` is the state after aggregation."""
+        return uploads.traffic()
 
     def global_model(self, state: ServerState) -> Params | None:
         """Return the model that all clients share, or None."""
@@ -153,7 +161,7 @@ class ServerUpdate(ABC):
         return w if isinstance(w, Params) and w else None
 
     should_update: ClassVar[bool] = True
-    """True if uploads change the payloads of other clients."""
+    """True if uploads change what the server sends to other clients."""
 
     per_client: ClassVar[tuple[str, ...]] = ()
     """Names of the entries of the state that have one row per client."""
@@ -162,13 +170,13 @@ class ServerUpdate(ABC):
         """Return the first model of a client that joins after training; by default the global model."""
         return cast(Params, state["w"])
 
-    def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """Return the state with `n` more clients, numbered after the present clients."""
-        new = self.init(self.newcomer_model(state), n)
+    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+        """Return the state with `n_new` more clients, numbered after the present clients."""
+        new = self.init(self.newcomer_model(state), n_new)
         return {k: _append_rows(v, new[k]) if k in self.per_client else v for k, v in state.items()}
 
     def aggregate_newcomers(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Return the state after a round of clients `ids` that joined after training; nothing changes for others."""
         return state
@@ -187,28 +195,32 @@ class Participation(NamedTuple):
 
     Attributes:
         train: `cohort`, or `all`: the other clients train too, without uploading (FedMCSA's Algorithm 1, pFedMe).
-        receive: the `cohort` or `all` clients receive at the start of the round; with `reply`, the server answers
-            the uploads right after aggregation.
+        receive: the clients that train receive a payload before training; its bytes count for the `cohort` or for
+            `all` of them. With `answer`, the server answers the uploads right after aggregation instead.
 
     Examples:
-        >>> Participation(train="all", receive="reply").override("cohort")
-        Participation(train='cohort', receive='reply')
+        >>> Participation(train="all", receive="answer").override("cohort")
+        Participation(train='cohort', receive='answer')
 
     """
 
     train: Literal["cohort", "all"] = "cohort"
-    receive: Literal["cohort", "all", "reply"] = "cohort"
+    receive: Literal["cohort", "all", "answer"] = "cohort"
 
     def override(self, train: Literal["method", "cohort", "all"]) -> "Participation":
         """Return this participation after the user's setting `train`."""
         if train == "method" or train == self.train:  # noqa: PLR1714 (narrows the type)
             return self
-        return Participation(train, "reply" if self.receive == "reply" else train)
+        return Participation(train, "answer" if self.receive == "answer" else train)
+
+
+ANSWERED_UPLOADS = Participation(train="all", receive="answer")
+"""All clients train, and the server answers the cohort's uploads (FedMCSA's Algorithm 1, FedAMP)."""
 
 
 @dataclass(frozen=True)
 class FineTune:
-    """Fine-tuning of the received model by local SGD: `steps` of rate `lr` on one `part`; None takes the run's value.
+    """Fine-tuning of the received model by local SGD: `steps` steps of rate `lr` on one part; None: the run's value.
 
     Examples:
         >>> FineTune(steps=10)
@@ -256,7 +268,7 @@ class Algorithm:
     personal: Selector = field(default_factory=NoParameters)
     participation: Participation = field(default_factory=Participation)
     network: Network | None = None
-    adapt: FineTune | None = None
+    fine_tune: FineTune | None = None
     headline: Literal["received", "trained"] = "trained"
     weight_decay: float | None = None
     default_weight_decay: float = 0.0

@@ -20,7 +20,7 @@ MIN_PARALLEL_WORK = 2_000_000
 
 
 @contextmanager
-def seeded_rng(seed: int, device: torch.device) -> Iterator[None]:
+def seed_rng(seed: int, device: torch.device) -> Iterator[None]:
     """Seed PyTorch's global generators, from which layers such as dropout draw; restore them afterwards."""
     # Not torch.manual_seed: without CUDA, it records the stack of its caller, which takes 2 ms.
     on_gpu = [device] if device.type == "cuda" else []

@@ -129,7 +129,14 @@ def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str]) -> None:
-    """Write tensors (see `copy_tensors`) and text to a safetensors file, atomically and durably."""
+    """Write a safetensors file, atomically and durably.
+
+    Args:
+        path: the file.
+        tensors: name -> tensor that shares its memory with no other; see `copy_tensors`.
+        meta: text to store beside the tensors.
+
+    """
     with replace_atomically(path) as new:
         save_file(tensors, new, dict(meta))
 

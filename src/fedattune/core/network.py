@@ -19,7 +19,7 @@ class MethodModule(nn.Module, ABC):
     `objective` accepts.
     """
 
-    batch_statistics = False
+    has_batch_loss = False
     """True if the loss depends on the batch as a whole; batches are then never padded."""
 
     @abstractmethod

@@ -125,7 +125,12 @@ def list_options(factory: Callable[..., Any]) -> list[Option]:
 
 
 def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """Return the entry `name` of a table; `kind` names the table in the message.
+    """Return an entry of a table.
+
+    Args:
+        kind: what the table holds, for the message.
+        name: name of the entry.
+        table: name -> entry.
 
     Raises:
         ConfigError: the table has no such entry; the message suggests the nearest name.
@@ -173,7 +178,13 @@ def _schema(name: str, factory: Callable[..., Any]) -> type[StrictSchema]:
 
 
 def build(name: str, factory: Callable[..., T], values: Mapping[str, Any], *fixed: Any) -> T:
-    """Call `factory(*fixed, **options)` with the checked options of `values`.
+    """Call `factory(*fixed, **options)` with checked options.
+
+    Args:
+        name: name of the thing to build, for messages.
+        factory: its constructor; its keyword-only parameters are the options.
+        values: option -> value.
+        fixed: positional arguments.
 
     Raises:
         ConfigError: an option is unknown, a value impossible, or the factory refuses the combination.

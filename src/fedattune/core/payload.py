@@ -68,7 +68,7 @@ def concatenate_payloads(payloads: Sequence[Payload]) -> Payload:
 
 
 IS_UPLOADED = torch.tensor(True)
-"""The default of `RoundContext.is_uploaded`: the server receives the upload."""
+"""The default of `RoundContext.is_uploaded`."""
 
 
 class RoundContext(NamedTuple):
@@ -78,23 +78,26 @@ class RoundContext(NamedTuple):
         lr: learning rate of the local steps.
         n_steps: local steps of this client in this round, a scalar tensor.
         round: number of the round, from 1, a scalar tensor.
-        cohort: size of the cohort, |S|.
-        personal: names of the tensors that never leave the client.
-        is_uploaded: whether the server uses this client's upload, a scalar bool tensor; false for clients that train
-            outside the cohort and for clients that join after training.
+        cohort_size: clients in the cohort, |S|.
+        personal_names: names of the tensors that never leave the client.
+        is_uploaded: whether this client's upload may change what the server sends to others, a scalar bool tensor;
+            false for clients that train outside the cohort and for clients that join after training.
 
     """
 
     lr: float
     n_steps: Tensor
     round: Tensor
-    cohort: int
-    personal: tuple[str, ...] = ()
+    cohort_size: int
+    personal_names: tuple[str, ...] = ()
     is_uploaded: Tensor = IS_UPLOADED
 
 
 class MixingMatrices(NamedTuple):
-    """Weights of mixtures: component l of client `rows[i]` is `sum_k weights[l][i, k] theta_l[columns[k]]`."""
+    """Weights of mixtures: component l of client `rows[i]` is `sum_k weights[l][i, k] theta_l[columns[k]]`.
+
+    IGFL's `attention` is no component: these weights are behind its averaged update.
+    """
 
     rows: Tensor
     columns: Tensor

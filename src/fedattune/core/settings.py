@@ -166,7 +166,7 @@ class Settings(StrictSchema):
         """Local steps per round; None if the settings give epochs."""
         return None if self.epochs else self.steps or 20
 
-    def all_steps(self, samples: float) -> int:
+    def count_local_steps(self, samples: float) -> int:
         """Count the local steps of a whole run, for a client with so many training samples in every cohort."""
         return self.rounds * (self.local_steps or (self.epochs or 1) * ceil(samples / self.batch_size))
 

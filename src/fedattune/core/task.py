@@ -17,11 +17,11 @@ from .payload import Batch
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean cross-entropy of logits (B, classes); padding has weight 0 and does not count."""
     _, y, *weight = batch
-    losses = sample_losses(logits, y)
+    losses = compute_sample_losses(logits, y)
     return (losses * weight[0]).sum() / weight[0].sum() if weight else losses.mean()
 
 
-def sample_losses(logits: Tensor, y: Tensor, largest: Tensor | None = None) -> Tensor:
+def compute_sample_losses(logits: Tensor, y: Tensor, largest: Tensor | None = None) -> Tensor:
     """Return the cross-entropy (B,) of each sample.
 
     PyTorch's softmax over few classes takes five times as long as these operations.
@@ -70,9 +70,9 @@ class Task:
         return other
 
     @property
-    def uses_batch_statistics(self) -> bool:
+    def has_batch_statistics(self) -> bool:
         """True if the model normalises over the batch; padding would then change the result."""
-        own = isinstance(self.model, MethodModule) and self.model.batch_statistics
+        own = isinstance(self.model, MethodModule) and self.model.has_batch_loss
         return own or any(isinstance(m, _BatchNorm) for m in self.model.modules())
 
     @property
@@ -87,18 +87,32 @@ class Task:
         )
 
     @property
-    def convolutional(self) -> bool:
+    def has_convolutions(self) -> bool:
         """True if the model has convolutions; a CPU runs them fastest one client at a time."""
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.model.modules())
 
     def predict(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
-        """Return logits (B, classes) in evaluation mode."""
+        """Return logits (B, classes) in evaluation mode.
+
+        Args:
+            params: the model.
+            buffers: its buffers.
+            x: inputs (B, ...).
+
+        """
         self.model.eval()
         out: Tensor = functional_call(self.model, {**params, **buffers}, (x,))
         return out
 
     def gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
-        """Return the gradient of the mean loss in training mode, and the buffers after it."""
+        """Return the gradient of the mean loss in training mode, and the buffers after it.
+
+        Args:
+            params: the model.
+            buffers: its buffers; they stay unchanged.
+            batch: inputs (B, ...) and labels (B,), maybe with weights (B,).
+
+        """
         self.model.train()
         objective = self.model.objective if isinstance(self.model, MethodModule) else cross_entropy
 
@@ -114,7 +128,7 @@ class Task:
         g, changed = grad(loss, has_aux=True)(params)
         return g, changed
 
-    def why_not_vectorized(self, batch: Batch) -> str | None:
+    def find_vectorization_error(self, batch: Batch) -> str | None:
         """Return the reason why models cannot train as one batch of models, or None."""
         two = (self.params.repeat(2), self.buffers.copies(2), tuple(t.expand(2, *t.shape) for t in batch))
         try:

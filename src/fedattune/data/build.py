@@ -7,12 +7,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ..core.errors import ConfigError, DataError, did_you_mean, list_some
+from ..core.errors import ConfigError, DataError, list_some
 from ..core.options import check_options, list_options
 from .client_index import PARTS, Client, ClientIndex
 from .dataset import Dataset
 from .federated import Federation
-from .manifest import check_manifest, list_partitions, load_manifest, resolve_manifest_path
+from .manifest import check_manifest, check_saved_partition, load_manifest
 from .partitions import DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTITIONS, STRATIFIED
 from .sources import SOURCES, is_table, load_data, resolve_source_name
 from .splits import check_fractions, compute_part_sizes, split_parts
@@ -21,8 +21,8 @@ from .types import Array, Index
 SmallClients = Literal["error", "drop"]
 """Treatment of clients that are too small: name them in an error, or leave them out with a note."""
 
-MAX_NAMED_CLIENTS = 5
-"""Number of clients that one message names."""
+MAX_CLIENTS_IN_NOTE = 5
+"""Clients that one message or note names."""
 
 
 def federate(
@@ -168,15 +168,15 @@ def select_usable_clients(
         elif u in single and not allows_one_class:
             faults[u] = f"has {len(rows[u])} samples, all of class {classes[y[rows[u][0]]]!r}"
     listed = "; ".join(
-        f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:MAX_NAMED_CLIENTS]
+        f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:MAX_CLIENTS_IN_NOTE]
     )
-    more = f"; and {len(faults) - MAX_NAMED_CLIENTS} more" if len(faults) > MAX_NAMED_CLIENTS else ""
+    more = f"; and {len(faults) - MAX_CLIENTS_IN_NOTE} more" if len(faults) > MAX_CLIENTS_IN_NOTE else ""
     if faults and small_clients == "error":
         drop = ', or leave them out with --small-clients drop (small_clients="drop")' * (min_clients > 1)
         raise DataError(f"{name}: {listed}{more}; give such clients more data{drop}")
     usable = [u for u in range(len(rows)) if u not in faults]
     if not usable:
-        raise DataError(f"{name}: no client is left: {listed}{more}")
+        raise DataError(f"{name}: no client is left: {listed}{more}; give the clients more data")
     if min_clients > 1:
         check_two_clients(name, [names[u] for u in usable], len(faults))
     notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
@@ -184,11 +184,11 @@ def select_usable_clients(
     if alone:
         verb = "holds" if len(alone) == 1 else "hold"
         notes.append(
-            f"{len(alone)} of {len(usable)} clients {verb} a single class: {list_some(alone, MAX_NAMED_CLIENTS)}."
+            f"{len(alone)} of {len(usable)} clients {verb} a single class: {list_some(alone, MAX_CLIENTS_IN_NOTE)}."
         )
     bare = [names[u] for u in usable if sizes[u][1] == 0]
     if 0 < len(bare) < len(usable):
-        listing = list_some(bare, MAX_NAMED_CLIENTS)
+        listing = list_some(bare, MAX_CLIENTS_IN_NOTE)
         notes.append(f"{len(bare)} of {len(usable)} clients have no validation part: {listing}.")
     return usable, tuple(notes)
 
@@ -215,9 +215,7 @@ def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> Non
 def _federate_saved(
     dataset: Dataset, name: str, options: Mapping[str, Any] | None, clients: int | None
 ) -> Federation:
-    if not resolve_manifest_path(name).exists():
-        hint = did_you_mean(name, [*PARTITIONS, *list_partitions()])
-        raise ConfigError(f"unknown partition {name!r}, and no such file; {hint}")
+    check_saved_partition(name)
     if options:
         raise ConfigError(f"the saved partition {name!r} takes no options, got {', '.join(options)}")
     federation = restore_federation(dataset, load_manifest(name))
@@ -264,7 +262,7 @@ def _assemble(
         if len(np.unique(joint)) < len(joint):
             raise DataError(
                 f"{dataset.name}: clients that share rows cannot be used, because the "
-                "features are fitted per client"
+                "features are fitted per client; give each row to one client"
             )
         x, constants = dataset.encode([client.train for client in members], rows)
         preparation = dict(zip(members.names, constants, strict=True))

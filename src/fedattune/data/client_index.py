@@ -201,7 +201,7 @@ class ClientIndex(Sequence[Client]):
 
         """
         if not len(self):
-            raise DataError(f"{where}: no clients")
+            raise DataError(f"{where}: no clients; give at least one")
         if not isinstance(self.names, DefaultNames) and len(set(self.names)) < len(self):
             repeated = sorted(name for name, times in Counter(self.names).items() if times > 1)
             raise DataError(f"{where}: client names repeat: {', '.join(repeated)}; give each its own")
@@ -209,9 +209,14 @@ class ClientIndex(Sequence[Client]):
             if len(lists.flat) and not 0 <= int(lists.flat.min()) <= int(lists.flat.max()) < n:
                 outside = np.flatnonzero((lists.flat < 0) | (lists.flat >= n))[0]
                 i = int(np.searchsorted(lists.bounds, outside, side="right")) - 1
-                raise DataError(f"{where}: client {self.names[i]!r} has indices outside [0, {n})")
+                raise DataError(
+                    f"{where}: client {self.names[i]!r} has indices outside [0, {n}); give indices of the {n} samples"
+                )
         if self._first_with_repeats is not None:
-            raise DataError(f"{where}: client {self.names[self._first_with_repeats]!r} holds a sample twice")
+            raise DataError(
+                f"{where}: client {self.names[self._first_with_repeats]!r} holds a sample twice; give each of its "
+                "samples once, to one part"
+            )
 
     @cached_property
     def _first_with_repeats(self) -> int | None:

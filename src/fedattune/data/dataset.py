@@ -63,7 +63,7 @@ class Dataset:
                 f"{self.name}: {len(self.x)} samples but {len(self.y)} labels{owners}; give one of each per sample"
             )
         if len(self.y) == 0:
-            raise DataError(f"{self.name}: no samples")
+            raise DataError(f"{self.name}: no samples; give at least one")
         _check_labels(self.name, self.y, len(self.classes))
         if self.owner is not None and not 0 <= self.owner.min() <= self.owner.max() < len(self.owners):
             raise DataError(f"{self.name}: owners must lie in [0, {len(self.owners)})")

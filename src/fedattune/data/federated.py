@@ -188,14 +188,14 @@ class Federation:
         pairs = float(ranks @ np.sort(shares, axis=0).sum(axis=1)) / max(n * (n - 1), 1)
         return {
             "clients": n,
-            **{f"samples_{k}": v for k, v in _summarise(sizes).items()},
-            **{f"classes_{k}": v for k, v in _summarise(n_held).items()},
+            **{f"samples_{k}": v for k, v in _summarize(sizes).items()},
+            **{f"classes_{k}": v for k, v in _summarize(n_held).items()},
             "label_distance": float(np.abs(shares - pooled).sum(axis=1).mean() / 2),
             "label_distance_pairs": max(0.0, pairs),
         }
 
 
-def _summarise(values: Array) -> dict[str, float]:
+def _summarize(values: Array) -> dict[str, float]:
     return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
 
 

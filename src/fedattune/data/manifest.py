@@ -7,12 +7,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ..core.errors import DataError
+from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.io import write_text
 from .client_index import hash_manifest
 from .federated import Federation
+from .partitions import PARTITIONS
 
 RowList = list[Annotated[int, Field(ge=0)]]
+
+MANIFEST_ADVICE = "give a file that --save-partition wrote, or make a new partition"
 
 
 class _Data(BaseModel, extra="forbid", strict=True):
@@ -54,6 +57,18 @@ def resolve_manifest_path(name_or_path: str | Path) -> Path:
     return find_home() / "partitions" / f"{path.name}.json"
 
 
+def check_saved_partition(name: str) -> None:
+    """Refuse a name that no saved partition has; the message lists the built-in partitions, too.
+
+    Raises:
+        ConfigError: there is no such file.
+
+    """
+    if not resolve_manifest_path(name).exists():
+        hint = did_you_mean(name, [*PARTITIONS, *list_partitions()])
+        raise ConfigError(f"unknown partition {name!r}, and no such file; {hint}")
+
+
 def save_manifest(federation: Federation, name_or_path: str | Path) -> Path:
     """Write the federation's manifest and return its path.
 
@@ -85,9 +100,11 @@ def load_manifest(name_or_path: str | Path) -> dict[str, Any]:
     try:
         return check_manifest(json.loads(path.read_text(encoding="utf-8")), str(path))
     except OSError as error:
-        raise DataError(f"cannot read the partition {path}: {error.strerror or error}") from error
+        raise DataError(
+            f"cannot read the partition {path}: {error.strerror or error}; {MANIFEST_ADVICE}"
+        ) from error
     except ValueError as error:  # json.JSONDecodeError and UnicodeDecodeError
-        raise DataError(f"{path} is not a saved partition: {error}") from error
+        raise DataError(f"{path} is not a saved partition ({error}); {MANIFEST_ADVICE}") from error
 
 
 def check_manifest(manifest: Any, where: str = "the partition") -> dict[str, Any]:
@@ -102,7 +119,11 @@ def check_manifest(manifest: Any, where: str = "the partition") -> dict[str, Any
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(k) for k in first["loc"])
-        raise DataError(f"{where} is not a saved partition: {key or 'content'}: {first['msg']}") from error
+        raise DataError(
+            f"{where} is not a saved partition ({key or 'content'}: {first['msg']}); {MANIFEST_ADVICE}"
+        ) from error
     if hash_manifest(checked) != checked["hash"]:
-        raise DataError(f"{where} has been changed since it was saved: its hash does not match its content")
+        raise DataError(
+            f"{where} has been changed since it was saved, for its hash does not match its content; {MANIFEST_ADVICE}"
+        )
     return checked

@@ -23,8 +23,9 @@ MIN_TIMED_S = 1.0
 class SpeedupEstimate:
     """Estimate of the time that several processes would save.
 
-    P processes finish work of W seconds in W/P seconds, after `START_S` seconds to start. They pay if they save more
-    than twice the start. Runs on a GPU never share it: one run often fills its memory.
+    P processes finish work of W seconds in `ONE_THREAD_FACTOR` W/P seconds, after `START_S` seconds to start. They pay
+    if they save more than `START_S` seconds beside the start. Runs on a GPU never share it: one run often fills its
+    memory.
 
     Attributes:
         pays: whether several processes save enough time.

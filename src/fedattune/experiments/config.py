@@ -36,7 +36,7 @@ class Experiment(Settings):
         "digits", min_length=1, description="name of a data set, or your own .csv or .parquet table"
     )
     data_dir: Path | None = Field(
-        None, description="folder of the data sets as Parquet, instead of a download"
+        None, description="folder with the files of the data sets, instead of a download"
     )
     client_column: str | None = Field(None, description="column of your table that names each row's client")
     target: str | None = Field(None, description="column of your table to predict")

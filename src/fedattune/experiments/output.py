@@ -82,7 +82,7 @@ def _check_file(option: str, path: Path) -> None:
     if not folder.is_dir():
         raise ConfigError(f"{option} {path}: there is no folder {folder}; make it first")
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{option} {path}: the folder {folder} cannot be written to")
+        raise ConfigError(f"{option} {path}: the folder {folder} cannot be written to; give another one")
 
 
 def _is_same_file(path: Path, other: Path) -> bool:
@@ -92,8 +92,25 @@ def _is_same_file(path: Path, other: Path) -> bool:
     return os.path.realpath(path) == os.path.realpath(other)
 
 
-def check_run_folder(out: Path, command: str) -> None:
+def check_empty_folder(out: Path, advice: str = "") -> None:
+    """Refuse a folder that is not empty; `advice` follows the advice to give a new one.
+
+    Raises:
+        RunError: the folder is not empty.
+
+    """
+    if out.is_dir() and any(out.iterdir()):
+        raise RunError(
+            f"--out {out}: the folder is not empty, and no file is overwritten; give a new one{advice}"
+        )
+
+
+def check_run_folder(out: Path, command: str | None = None) -> None:
     """Refuse a run folder that is not empty, or that cannot be made.
+
+    Args:
+        out: the folder.
+        command: the command that could resume a run in the folder; None if no command could.
 
     Raises:
         ConfigError: the folder cannot be made or written to.
@@ -102,11 +119,8 @@ def check_run_folder(out: Path, command: str) -> None:
     """
     if out.exists() and not out.is_dir():
         raise RunError(f"--out {out}: this is a file; give a new or empty folder")
-    if out.is_dir() and any(out.iterdir()):
-        raise RunError(
-            f"--out {out}: the folder is not empty, and no file is overwritten; give a new one, or continue "
-            f"with the run in it by fedattune {command} --resume {shlex.quote(str(out))}"
-        )
+    resume = f"fedattune {command} --resume {shlex.quote(str(out))}"
+    check_empty_folder(out, f", or continue with the run in it by {resume}" if command else "")
     full = Path(os.path.realpath(out))
     nearest = next(folder for folder in (full, *full.parents) if folder.exists())
     if not nearest.is_dir():

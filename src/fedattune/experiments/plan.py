@@ -84,7 +84,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..training.setup import build_trained_module, hold_out_newcomers
 
     experiment = experiment.model_copy(update={"algorithms": expand_names(experiment.algorithms, ALGORITHMS)})
-    known_options = _known_options(experiment, methods=True)
+    known_options = _collect_known_options(experiment, methods=True)
     dataset = None if federation else _load_dataset(experiment, known_options)
     partition = dataset.default_partition if dataset else str(federation and federation.partition["name"])
     assignment = _assign_all(experiment, known_options, partition)
@@ -143,12 +143,12 @@ def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, l
 def prepare_data(experiment: Experiment) -> "Federation":
     """Make the federation of an experiment; options of models and methods are allowed if the user named these."""
     is_named = bool({"algorithms", "model"} & experiment.model_fields_set)
-    known_options = _known_options(experiment, methods=bool(experiment.set) and is_named)
+    known_options = _collect_known_options(experiment, methods=bool(experiment.set) and is_named)
     dataset = _load_dataset(experiment, known_options)
     return _federate(experiment, dataset, _assign_all(experiment, known_options, dataset.default_partition))
 
 
-def _known_options(experiment: Experiment, *, methods: bool) -> KnownOptions:
+def _collect_known_options(experiment: Experiment, *, methods: bool) -> KnownOptions:
     problems: list[str] = []
     known_options = find_known_options(experiment, methods=methods, problems=problems)
     if problems:

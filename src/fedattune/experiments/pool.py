@@ -226,7 +226,7 @@ def _train_job(position: int, without_data: dict[str, Any]) -> bool:
         if can_cross_processes(error):
             raise
         raise RuntimeError(summarize_error(error)) from error
-    return result.finished
+    return result.is_finished
 
 
 def can_cross_processes(error: Exception) -> bool:

@@ -126,7 +126,7 @@ class _JobRunner:
             except DivergedError as error:
                 self._record_failure(i, error)
                 continue
-            if result.finished:
+            if result.is_finished:
                 self._record_result(i, result)
             elif self.should_stop():
                 raise StoppedError(f"stopped after round {result.rounds} of {job.settings.rounds}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
+from ..analysis.folder import COMMAND_FILE, EXPERIMENT_FILE, PARTITION_FILE
 from ..core.errors import ConfigError, RunError
 from ..core.io import replace_atomically, write_text
 from ..core.settings import RAY_DEFAULTS
@@ -22,8 +23,6 @@ from .runner import train_all
 
 if TYPE_CHECKING:
     from ..training.result import Result
-
-COMMAND_FILE, PARTITION_FILE, EXPERIMENT_FILE = "command.txt", "partition.json", "experiment.yaml"
 
 DISPLAY_FIELDS = {"rounds_to"}
 """Fields that change no computation, so that they may be given with --resume."""
@@ -89,7 +88,7 @@ def create_run_folder(plan: Plan, out: Path, command: str) -> None:
         if plan.experiment.save_partition:
             save_manifest(plan.federation, plan.experiment.save_partition)
         # The last file: with it, the run can be resumed.
-        write_text(out / EXPERIMENT_FILE, _with_absolute_paths(plan.experiment).to_yaml())
+        write_text(out / EXPERIMENT_FILE, _resolve_paths(plan.experiment).to_yaml())
     except BaseException:
         for name in (COMMAND_FILE, PARTITION_FILE, EXPERIMENT_FILE):
             (out / name).unlink(missing_ok=True)
@@ -98,7 +97,7 @@ def create_run_folder(plan: Plan, out: Path, command: str) -> None:
         raise
 
 
-def _with_absolute_paths(experiment: Experiment) -> Experiment:
+def _resolve_paths(experiment: Experiment) -> Experiment:
     """Make the paths absolute, so that the run can be resumed from another folder."""
     paths: dict[str, Any] = {}
     files = list_input_files(experiment)
@@ -134,7 +133,9 @@ def reopen_run(command: str, out: Path, overrides: Mapping[str, Any]) -> tuple[P
         raise ConfigError(f"{names} cannot be given with --resume: a resumed experiment keeps its options")
     path = out / EXPERIMENT_FILE
     if not path.is_file():
-        raise RunError(f"--resume {out}: there is no run of fedattune here ({path} is missing)")
+        raise RunError(
+            f"--resume {out}: there is no run of fedattune here ({path} is missing); give its folder"
+        )
     # Another engine than Ray resets the options of Ray.
     reset = RAY_DEFAULTS if overrides.get("engine", "ray") != "ray" else {}
     before, experiment = load_experiment(path, {}), load_experiment(path, {**reset, **overrides})

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..analysis.compare import MethodRow, build_rows, rows_to_json
+from ..analysis.compare import MethodRow, build_rows, describe_failure, rows_to_json
 from ..analysis.verdict import merge_notes, reach_verdict
 from ..core.io import write_text
 
@@ -68,7 +68,7 @@ def write_summary(
         from ..analysis.report import write_report
 
         write_report(report, read_runs([report.parent]))
-    failures = [f"{one.algorithm} failed with seed {one.seed}: {one.error}" for one in failed]
+    failures = [describe_failure(one.algorithm, one.seed, one.error) for one in failed]
     return Summary(rows, [*merge_notes(results), *failures], verdict, report if results else None)
 
 

@@ -144,14 +144,12 @@ def list_partition_options(name: str) -> list[str]:
         ConfigError: there is no such partition.
 
     """
-    from ..data import PARTITIONS, list_partitions
-    from ..data.manifest import resolve_manifest_path
+    from ..data import PARTITIONS
+    from ..data.manifest import check_saved_partition
 
     if name in PARTITIONS:
         return _list_option_names(PARTITIONS[name])
-    if not resolve_manifest_path(name).exists():
-        hint = did_you_mean(name, [*PARTITIONS, *list_partitions()])
-        raise ConfigError(f"unknown partition {name!r}, and no such file; {hint}")
+    check_saved_partition(name)
     return []
 
 

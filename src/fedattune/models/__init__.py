@@ -144,7 +144,7 @@ def check_model(
         raise ModelError(
             f"the model {name} cannot be trained on batches of {len(x)} samples: {summarize_error(error)}"
         ) from error
-    if engine == "vectorized" and (reason := task.why_not_vectorized((x, y))):
+    if engine == "vectorized" and (reason := task.find_vectorization_error((x, y))):
         raise ModelError(
             f"the model {name} cannot be trained by the vectorized engine ({reason}); use --engine sequential"
         )

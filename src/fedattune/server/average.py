@@ -29,9 +29,9 @@ def average_statistics(uploaded: Params, n: Tensor) -> Params:
     return weighted_sum(client_weights(n, "samples"), uploaded)
 
 
-def mean_update(p: Tensor, sent: Params, received: Params) -> Params:
-    """Return sum_k p_k (received_k - sent_k) over C models, one tensor at a time; `p` (C,)."""
-    return received.map(lambda a, b: torch.tensordot(p.to(a.dtype), a - b, 1), sent)
+def mean_update(p: Tensor, sent: Params, uploads: Params) -> Params:
+    """Return sum_k p_k (upload_k - sent_k) over C models, one tensor at a time; `p` (C,)."""
+    return uploads.map(lambda a, b: torch.tensordot(p.to(a.dtype), a - b, 1), sent)
 
 
 def store_weights(state: ServerState, ids: Tensor, p: Tensor) -> Tensor:
@@ -62,12 +62,12 @@ class Average(ServerUpdate):
         return Broadcast(Payload(w.repeat(len(ids))), mixing)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Average the uploads."""
         w = cast(Params, state["w"])
         p = client_weights(n, self.weighting)
-        mean = weighted_sum(p, received.params)
+        mean = weighted_sum(p, uploads.params)
         new = mean if self.beta == 1 else (1 - self.beta) * w + self.beta * mean
         return {"w": new, "p": store_weights(state, ids, p)}
 

@@ -21,7 +21,15 @@ def draw_normal(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 def draw_linear(inputs: int, outputs: Sequence[int], like: Tensor, networks: Sequence[int] = ()) -> Params:
-    """Draw a weight (*networks, *outputs, inputs) and a bias (*networks, *outputs) from U(-1, 1) / sqrt(inputs)."""
+    """Draw a weight (*networks, *outputs, inputs) and a bias (*networks, *outputs) from U(-1, 1) / sqrt(inputs).
+
+    Args:
+        inputs: number of inputs.
+        outputs: shape of the outputs.
+        like: gives type and device.
+        networks: shape of a stack of such layers.
+
+    """
     bound = inputs**-0.5
     return Params(
         weight=draw_uniform(-bound, bound, (*networks, *outputs, inputs), like),

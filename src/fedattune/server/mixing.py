@@ -34,7 +34,7 @@ MIN_BLOCK_COLUMNS = 512
 MIN_HALVED_MODELS = 512
 """Number of models from which on half of a symmetric product is copied from the other half."""
 
-Part = Callable[[], Tensor]
+TensorLoader = Callable[[], Tensor]
 """Returns one tensor of a stack as (K, P); the tensor may be a temporary copy."""
 
 Offload = Callable[[Callable[..., Tensor], Tensor, Any, int, bool], Tensor | None]
@@ -46,63 +46,66 @@ and sum the pieces or join them by columns. None means: compute here."""
 class UploadStore(ServerUpdate):
     """Base of rules that keep every client's last upload."""
 
-    per_client: ClassVar[tuple[str, ...]] = ("theta", "in_pool", "seen", "n")
+    per_client: ClassVar[tuple[str, ...]] = ("theta", "in_pool", "has_uploaded", "n")
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """Return a store of N uploads, at first the initial model, and flags of the clients in the pool."""
+        """Return the last uploads `theta`, at first the initial model; two flags per client; and sample counts `n`."""
         device = next(iter(w0.values())).device if w0 else torch.device("cpu")
         return {
             "theta": w0.copies(n_clients),
             "in_pool": torch.zeros(n_clients, dtype=torch.bool, device=device),
-            "seen": torch.zeros(n_clients, dtype=torch.bool, device=device),
+            "has_uploaded": torch.zeros(n_clients, dtype=torch.bool, device=device),
             "n": torch.ones(n_clients, dtype=torch.int64, device=device),
         }
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Store the uploads, in place: they are the largest part of the state. `broadcast` mixes them."""
-        cast(Params, state["theta"]).put_rows(ids, received.params)
+        cast(Params, state["theta"]).put_rows(ids, uploads.params)
         return self.mark_uploaded(state, ids, n)
 
     def mark_uploaded(self, state: ServerState, ids: Tensor, n: Tensor) -> ServerState:
         """Mark clients `ids` in place: they uploaded models trained on `n` (C,) samples."""
-        for flag in ("in_pool", "seen"):
+        for flag in ("in_pool", "has_uploaded"):
             cast(Tensor, state[flag]).index_fill_(0, ids, True)
         cast(Tensor, state["n"]).index_copy_(0, ids, n)
         return state
 
     def newcomer_model(self, state: ServerState) -> Params:
-        """Return the mean of all clients' last uploads."""
-        theta, seen = cast(Params, state["theta"]), cast(Tensor, state["seen"])
-        rows = as_slice(seen.nonzero().flatten()) if seen.any() else slice(None)
+        """Return the mean of the last uploads of all clients that ever uploaded, or the initial model."""
+        theta, has_uploaded = cast(Params, state["theta"]), cast(Tensor, state["has_uploaded"])
+        rows = as_slice(has_uploaded.nonzero().flatten()) if has_uploaded.any() else slice(None)
         return Params({name: theta.only([name]).rows(rows)[name].mean(0) for name in theta})
 
-    def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """Return the state with `n` more clients, whose models no other client receives."""
+    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+        """Return the state with `n_new` more clients, whose models no other client receives."""
         in_pool = cast(Tensor, state["in_pool"])
-        return {**super().add_clients(state, n), "in_pool": torch.cat([in_pool, in_pool.new_zeros(n)])}
+        return {
+            **super().add_clients(state, n_new),
+            "in_pool": torch.cat([in_pool, in_pool.new_zeros(n_new)]),
+        }
 
     def aggregate_newcomers(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Store the uploads of newcomers. Newcomers receive the models of others, but not the reverse."""
         new = self.aggregate(
-            {**state, "in_pool": cast(Tensor, state["in_pool"]).clone()}, ids, sent, received, n
+            {**state, "in_pool": cast(Tensor, state["in_pool"]).clone()}, ids, sent, uploads, n
         )
         return {**new, "in_pool": state["in_pool"]}
 
 
 @dataclass(frozen=True)
 class Pool:
-    """One component of the K models that the server may mix for R receiving clients.
+    """The K models that the server may mix for R receiving clients: all components, or one after `split_pool`.
 
     Attributes:
-        models: a stack with this component's tensors.
+        models: a stack with the tensors of the components.
         rows: (K,) rows of the stack that hold the K models, or a slice.
         own: (R,) position among the K models of each receiving client's own last upload.
-        member: (K,) whether a model is in the pool; a receiving client's own model always is, for itself.
-        allowed: (R, K) whether a receiving client may receive a model.
+        member: (K,) whether a model is in the pool.
+        allowed: (R, K) whether a receiving client may receive a model; its own model is always allowed.
         n: (K,) training samples.
 
     """
@@ -119,9 +122,9 @@ class Pool:
         return self.models.only([name]).rows(self.rows)[name]
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[TensorLoader]:
         """Functions that return the component's tensors, each as (K, P)."""
-        return [partial(_flat_part, self, name) for name in self.models]
+        return [partial(_load_flat, self, name) for name in self.models]
 
     def dots(self) -> Tensor:
         """Return the dot products (R, K) of each receiving client's component with all; a new tensor."""
@@ -141,33 +144,33 @@ class Mixing(UploadStore):
 
     Attributes:
         unit: unit that shares one matrix: the whole `model`, a `layer` (weight and bias), or each `tensor`.
-        pool: clients whose last uploads are mixed: the last `cohort`, or all clients `seen` so far. A client's own
-            last upload is always in its pool. A client that never uploaded receives the initial model.
+        pool: clients whose last uploads are mixed: the last `cohort`, or `all` that ever uploaded. A client's own
+            last upload is always allowed. A client that never uploaded receives the initial model.
 
     """
 
     unit: Unit = "model"
-    pool: Literal["cohort", "seen"] = "cohort"
+    pool: Literal["cohort", "all"] = "cohort"
 
     @abstractmethod
     def weights(self, pool: Pool) -> Tensor:
         """Return the mixing matrix (R, K) of one component. Rows sum to 1; entries that are not allowed are 0."""
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
-        """Store the uploads, and empty the pool before if it is the cohort."""
+        """Store the uploads. If the pool is the cohort, empty it first."""
         if self.pool == "cohort":
             cast(Tensor, state["in_pool"]).zero_()
-        return super().aggregate(state, ids, sent, received, n)
+        return super().aggregate(state, ids, sent, uploads, n)
 
     def pool_for(self, state: ServerState, ids: Tensor, members: Tensor) -> Pool:
-        """Return the models to mix for clients `ids`, if clients `members` are in the pool; all components together."""
+        """Return the models to mix for clients `ids`, if clients `members` are in the pool: all components together."""
         rows = torch.unique(torch.cat([members, ids]))
         own = torch.searchsorted(rows, ids)
         # A client that never uploaded has nothing to compare with: it only receives its own (initial) model.
         member = cast(Tensor, state["in_pool"])[rows]
-        allowed = (member & cast(Tensor, state["seen"])[ids][:, None]).scatter_(1, own[:, None], True)
+        allowed = (member & cast(Tensor, state["has_uploaded"])[ids][:, None]).scatter_(1, own[:, None], True)
         return Pool(cast(Params, state["theta"]), rows, own, member, allowed, cast(Tensor, state["n"])[rows])
 
     def split_pool(self, pool: Pool) -> Iterator[tuple[str, Pool]]:
@@ -221,7 +224,7 @@ class Mixing(UploadStore):
         return weights
 
 
-def _flat_part(pool: Pool, name: str) -> Tensor:
+def _load_flat(pool: Pool, name: str) -> Tensor:
     return flatten(pool.tensor(name))
 
 
@@ -246,9 +249,9 @@ _offload: ContextVar[Offload | None] = ContextVar("offload", default=None)
 
 
 @contextmanager
-def offload_products(work: Offload) -> Iterator[None]:
-    """Offer the large products to `work` inside the block."""
-    token = _offload.set(work)
+def offload_products(offload: Offload) -> Iterator[None]:
+    """Offer the large products to `offload` inside the block."""
+    token = _offload.set(offload)
     try:
         yield
     finally:
@@ -258,8 +261,8 @@ def offload_products(work: Offload) -> Iterator[None]:
 def _try_offload(
     piece: Callable[..., Tensor], models: Tensor, rest: Any, rows: int, *, summed: bool
 ) -> Tensor | None:
-    work = _offload.get()
-    return None if work is None else work(piece, models, rest, rows, summed)
+    offload = _offload.get()
+    return None if offload is None else offload(piece, models, rest, rows, summed)
 
 
 def flatten(tensor: Tensor) -> Tensor:
@@ -288,7 +291,7 @@ def _mixture(models: Tensor, weights: Tensor) -> Tensor:
     return torch.mm(weights, models)
 
 
-def dots(parts: Iterable[Part], rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
+def dots(parts: Iterable[TensorLoader], rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
     """Return the dot products (R, K) of some rows of a stack with all rows.
 
     Args:
@@ -336,7 +339,7 @@ def _add_dots(out: Tensor, a: Tensor, b: Tensor) -> None:
     out[:half, half:] = out[half:, :half].T
 
 
-def squared_distances(parts: Sequence[Part], like: Tensor, error: float) -> Tensor:
+def squared_distances(parts: Sequence[TensorLoader], like: Tensor, error: float) -> Tensor:
     """Return ||theta_i - theta_j||^2 (K, K) in float64 between the K models of a stack.
 
     Products of centred models give the distances. If rounding could exceed `error`, because one model is far from the

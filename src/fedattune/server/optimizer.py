@@ -14,7 +14,7 @@ from .average import Weighting, client_weights, mean_update
 
 @dataclass(frozen=True)
 class ServerOptimizer(ServerUpdate):
-    """w <- w + server_lr * direction, from the mean update D = sum_i p_i (received_i - sent_i) and moments."""
+    """w <- w + server_lr * direction, from the mean update D = sum_i p_i (upload_i - sent_i) and moments."""
 
     weighting: Weighting = "uniform"
     server_lr: float = 1.0
@@ -36,10 +36,10 @@ class ServerOptimizer(ServerUpdate):
         return Broadcast(Payload(cast(Params, state["w"]).repeat(len(ids))))
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Take one step of the optimizer."""
         moments = cast(dict[str, Params], state)
-        mean = mean_update(client_weights(n, self.weighting), sent.params, received.params)
+        mean = mean_update(client_weights(n, self.weighting), sent.params, uploads.params)
         step, moments = self.direction(mean, moments)
         return {"w": cast(Params, state["w"]) + self.server_lr * step, **moments}

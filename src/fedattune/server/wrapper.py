@@ -12,7 +12,7 @@ from ..core.payload import Broadcast, Payload, ServerState, Traffic
 
 @dataclass(frozen=True)
 class ServerWrapper(ServerUpdate):
-    """Base of rules that extend the rule `inner`; by itself, it forwards everything to `inner`.
+    """Base of rules that extend the rule `inner`; by itself, it forwards every method to `inner`.
 
     The state is the state of `inner` with more entries. These have no row per client.
     """
@@ -28,10 +28,10 @@ class ServerWrapper(ServerUpdate):
         return self.inner.broadcast(state, ids)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Return the state after the aggregation of `inner`."""
-        return {**state, **self.inner.aggregate(state, ids, sent, received, n)}
+        return {**state, **self.inner.aggregate(state, ids, sent, uploads, n)}
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Return the warnings of `inner`."""
@@ -41,9 +41,9 @@ class ServerWrapper(ServerUpdate):
         """Count as `inner` does."""
         return self.inner.bytes_down(state, ids, sent)
 
-    def bytes_up(self, state: ServerState, ids: Tensor, received: Payload) -> Traffic:
+    def bytes_up(self, state: ServerState, ids: Tensor, uploads: Payload) -> Traffic:
         """Count as `inner` does."""
-        return self.inner.bytes_up(state, ids, received)
+        return self.inner.bytes_up(state, ids, uploads)
 
     def global_model(self, state: ServerState) -> Params | None:
         """Return the global model of `inner`."""
@@ -53,19 +53,27 @@ class ServerWrapper(ServerUpdate):
         """Return the first model of a newcomer under `inner`."""
         return self.inner.newcomer_model(state)
 
-    def add_clients(self, state: ServerState, n: int) -> ServerState:
-        """Return the state of `inner` with `n` more clients."""
-        return {**state, **self.inner.add_clients(state, n)}
+    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+        """Return the state of `inner` with `n_new` more clients."""
+        return {**state, **self.inner.add_clients(state, n_new)}
 
     def aggregate_newcomers(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Return the state after `inner` took in newcomers; the entries of the wrapper stay."""
-        return {**state, **self.inner.aggregate_newcomers(state, ids, sent, received, n)}
+        return {**state, **self.inner.aggregate_newcomers(state, ids, sent, uploads, n)}
 
 
-def attach_extra(sent: Broadcast, name: str, state: ServerState, ids: Tensor) -> Broadcast:
-    """Add `state[name]` to a broadcast, one row per client."""
+def attach_extra(broadcast: Broadcast, name: str, state: ServerState, ids: Tensor) -> Broadcast:
+    """Add an extra to the payload of a broadcast, one row per client.
+
+    Args:
+        broadcast: the broadcast.
+        name: name of the extra, and of its entry in the state.
+        state: the state of the server.
+        ids: (R,) the receiving clients.
+
+    """
     more = cast(Params, state[name]).repeat(len(ids))
-    payload = sent.payload._replace(extra={**sent.payload.extra, name: more})
-    return sent._replace(payload=payload)
+    payload = broadcast.payload
+    return broadcast._replace(payload=payload._replace(extra={**payload.extra, name: more}))

@@ -18,7 +18,7 @@ from .storage.rows import RowStack, RowStorage, pick_rows
 ModelRule = Callable[[Payload, LocalState, Tensor], Params]
 
 
-Sender = Callable[[Tensor], Payload]
+PayloadFactory = Callable[[Tensor], Payload]
 """Gives the payload that the server would send to clients with these numbers now, one row each."""
 
 
@@ -35,7 +35,7 @@ class ClientStates:
         local_state: the local state of the client rule, by name.
         personal: the parameters that never leave a client.
         buffers: the model's buffers (running statistics), which stay on the client.
-        sent: the last payload of each client; kept only if the server answers uploads (`reply`).
+        sent: the last payload of each client; kept only if the server answers uploads (`answer`).
         fresh: (M,) whether that payload arrived since the client last trained.
         names: the model's parameters in their order.
         statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
@@ -60,7 +60,7 @@ class ClientStates:
         client_ids: Tensor,
         storage: RowStorage,
         *,
-        send: Sender | None = None,
+        make_payload: PayloadFactory | None = None,
         own_buffers: Params | None = None,
     ) -> "ClientStates":
         """Make the state before the first round, in which clients hold the initial model.
@@ -69,7 +69,7 @@ class ClientStates:
             context: the run.
             client_ids: (M,) numbers of the clients, sorted.
             storage: where rows are kept.
-            send: gives the first payloads; without it, they come later by `store_payload`.
+            make_payload: gives the first payloads; without it, they come later by `store_payload`.
             own_buffers: buffers (M, ...) that differ between clients.
 
         """
@@ -84,7 +84,9 @@ class ClientStates:
             local_state={k: storage.allocate(f"clients/local_state/{k}", v) for k, v in local_state.items()},
             personal=storage.allocate("clients/personal", personal),
             buffers=storage.allocate("clients/buffers", first, own),
-            sent=_make_first_payloads(send, client_ids, storage) if send and context.is_answered else None,
+            sent=_make_first_payloads(make_payload, client_ids, storage)
+            if make_payload and context.is_answered
+            else None,
             fresh=torch.zeros(len(client_ids), dtype=torch.bool, device=client_ids.device),
             names=list(task.params),
             statistics=context.initial_statistics,
@@ -130,7 +132,7 @@ class ClientStates:
         Args:
             ids: (C,) numbers of the clients.
             payload: one row each.
-            statistics: (C, ...) the statistics that came with it, if they are not today's.
+            statistics: (C, ...) the statistics that came with the payload, if they are older than the current ones.
 
         """
         if self.sent is not None:
@@ -145,7 +147,7 @@ class ClientStates:
         return pick_rows(self.buffers, self.rows_of(ids), len(self.fresh))
 
     def received_buffers(self, ids: Tensor) -> Params:
-        """Return the buffers (E, ...) of clients `ids` if all were sent today's averaged statistics.
+        """Return the buffers (E, ...) of clients `ids` as if all had received the current averaged statistics.
 
         A server that answers uploads sends them to the cohort alone: then these are the buffers that clients hold.
         """
@@ -186,13 +188,13 @@ class ClientStates:
         self.buffers.put_rows(rows, trained.buffers)
         self.fresh[rows] = False
 
-    def models(self, rule: ModelRule, ids: Tensor, send: Sender) -> Params:
+    def models(self, rule: ModelRule, ids: Tensor, make_payload: PayloadFactory) -> Params:
         """Return the models (E, ...) that a rule gives clients.
 
         Args:
             rule: makes a client's model from its payload, its local state, and whether the payload is fresh.
             ids: (E,) numbers of the clients.
-            send: gives the payloads if clients keep none.
+            make_payload: gives the payloads if clients keep none.
 
         """
         n, rows = len(self.fresh), self.rows_of(ids)
@@ -203,7 +205,7 @@ class ClientStates:
             )
             fresh = self.fresh[rows]
         else:
-            sent, fresh = send(ids), torch.ones_like(ids, dtype=torch.bool)
+            sent, fresh = make_payload(ids), torch.ones_like(ids, dtype=torch.bool)
         if not self.local_state and not self.personal:
             return rule(sent, {}, fresh)  # one model for all stays one model
         local_state = {k: pick_rows(v, rows, n) for k, v in self.local_state.items()}
@@ -229,17 +231,17 @@ def put_payload_rows(stack: Payload, rows: Tensor, new: Payload) -> None:
         part.put_rows(rows, new.extra[key])
 
 
-def _make_first_payloads(send: Sender, client_ids: Tensor, storage: RowStorage) -> Payload:
+def _make_first_payloads(make_payload: PayloadFactory, client_ids: Tensor, storage: RowStorage) -> Payload:
     """Return the payload of each client before the first round."""
     if not storage.disk:
-        return copy_payload_rows(send(client_ids))
-    one = send(client_ids[:1]).rows(0)
+        return copy_payload_rows(make_payload(client_ids))
+    one = make_payload(client_ids[:1]).rows(0)
     sent = _allocate_payloads(one, storage)
     rows = torch.arange(len(client_ids), device=client_ids.device)
     chunks: list[Tensor] = list(rows.split(FIRST_PAYLOADS_CHUNK))  # type: ignore[no-untyped-call]
     n_different = 0
     for number, chunk in enumerate([chunks[-1], *chunks[:-1]]):
-        payload = send(client_ids[chunk])
+        payload = make_payload(client_ids[chunk])
         n_different += _write_differing_rows(sent.params, one.params, chunk, payload.params)
         for k, v in sent.extra.items():
             n_different += _write_differing_rows(v, one.extra[k], chunk, payload.extra[k])

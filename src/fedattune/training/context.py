@@ -1,4 +1,4 @@
-"""The context of a run: everything that is settled before the first round and never changes."""
+"""The context of a run, which is settled before the first round and never changes; and the progress of a run."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -54,7 +54,7 @@ class RunContext:
     all_ids: Tensor
     eval_ids: Tensor
     n_train: Tensor
-    shares_parameters: bool
+    has_shared_parameters: bool
 
     @property
     def n_clients(self) -> int:
@@ -69,10 +69,10 @@ class RunContext:
     @property
     def is_answered(self) -> bool:
         """True if the server answers each upload right after aggregation."""
-        return self.algorithm.participation.receive == "reply"
+        return self.algorithm.participation.receive == "answer"
 
     @property
     def initial_statistics(self) -> Params:
         """The BatchNorm statistics that are averaged over clients, before the first round; empty if none are."""
-        averages = self.shares_parameters and self.algorithm.bn_buffers == "average"
+        averages = self.has_shared_parameters and self.algorithm.bn_buffers == "average"
         return self.task.buffers.only(self.task.bn_statistics if averages else ())

@@ -13,7 +13,7 @@ from ..core.algorithm import Algorithm, FineTune
 from ..core.params import Params, concatenate
 from ..core.payload import Payload
 from ..data import Federation
-from .client_state import ClientStates, Sender
+from .client_state import ClientStates, PayloadFactory
 from .engine.base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores
 from .engine.batches import LocalTraining
 from .storage.rows import RowStack, RowStorage
@@ -67,13 +67,13 @@ class LocalEvaluation:
     algorithm: Algorithm
     engine: Engine
     federation: Federation
-    clients: ClientStates
+    client_states: ClientStates
     eval_ids: Tensor
     headline_models: tuple[RowStack, RowStack] = field(default_factory=lambda: (Params(), Params()))
 
     def select_trained(self, ids: Tensor, trained: ClientOutputs) -> ClientModels | None:
         """Return the trained models of the clients that are evaluated; None if there are none."""
-        if self.algorithm.adapt:
+        if self.algorithm.fine_tune:
             return None  # then `trained` is the received model after fine-tuning
         if not torch.equal(ids, self.eval_ids):
             rows = torch.isin(ids, self.eval_ids, assume_unique=True).nonzero().flatten()
@@ -86,15 +86,17 @@ class LocalEvaluation:
             trained.buffers,
         )
 
-    def evaluate_trained(self, trained_models: Sequence[ClientModels], send: Sender) -> list[PointScores]:
+    def evaluate_trained(
+        self, trained_models: Sequence[ClientModels], make_payload: PayloadFactory
+    ) -> list[PointScores]:
         """Score clients after local training.
 
         Args:
             trained_models: the models of clients that trained; the other clients rest.
-            send: gives the payloads of resting clients if clients keep none.
+            make_payload: gives the payloads of resting clients if clients keep none.
 
         """
-        if self.algorithm.adapt:
+        if self.algorithm.fine_tune:
             return []
 
         def models(ids: Tensor) -> ClientModels:
@@ -103,8 +105,8 @@ class LocalEvaluation:
             pieces = [_select_clients(mine, ids) for mine in trained_models]
             busy = torch.cat([mine.ids for mine in pieces]) if pieces else ids[:0]
             if len(resting := ids[~torch.isin(ids, busy)]):
-                params = self.clients.models(self.algorithm.client.resting_model, resting, send)
-                pieces.append(ClientModels(resting, params, self.clients.held_buffers(resting)))
+                params = self.client_states.models(self.algorithm.client.resting_model, resting, make_payload)
+                pieces.append(ClientModels(resting, params, self.client_states.held_buffers(resting)))
             params, buffers = (
                 like.map(lambda v: v.new_empty(len(ids), *v.shape[1:]))
                 for like in (pieces[0].params, pieces[0].buffers)
@@ -119,29 +121,29 @@ class LocalEvaluation:
 
     def evaluate_received(
         self,
-        send: Sender,
+        make_payload: PayloadFactory,
         w: Params | None,
         training: LocalTraining,
-        adaptation: LocalTraining,
+        fine_tuning: LocalTraining,
         mean_buffers: Params | None,
     ) -> list[PointScores]:
         """Score clients after communication; then again after fine-tuning, if the method does that.
 
         Args:
-            send: gives the payloads if clients keep none.
+            make_payload: gives the payloads if clients keep none.
             w: the global model without the tensors that never leave a client, if there is one.
             training: the local training of the next round.
             adaptation: the fine-tuning of this round.
             mean_buffers: buffers of the global model; by default the mean of the buffers that clients have here.
 
         """
-        adapt, rule = self.algorithm.adapt, self.algorithm.client
+        fine_tune, rule = self.algorithm.fine_tune, self.algorithm.client
 
         def models(ids: Tensor) -> ClientModels:
-            buffers = self.clients.received_buffers(ids)
+            buffers = self.client_states.received_buffers(ids)
             if rule.is_ready_after_probe:
-                return ClientModels(ids, self._probe(send, training, ids, buffers), buffers)
-            params = self.clients.models(rule.received_model, ids, send)
+                return ClientModels(ids, self._probe(make_payload, training, ids, buffers), buffers)
+            params = self.client_states.models(rule.received_model, ids, make_payload)
             return ClientModels(ids, params, buffers)
 
         chunks = received_chunks = self._chunks()
@@ -156,15 +158,17 @@ class LocalEvaluation:
         scores += self._score_global(
             w, scores, mean_buffers, bool(all_models) and _is_one_model(all_models[0].params)
         )
-        if adapt:
+        if fine_tune:
             # Fine-tuning on the scored part sees nothing of the other part, from which values are chosen. The test
             # part comes last, for its models are kept.
-            uses_scored_part = adapt.part == "test"
+            uses_scored_part = fine_tune.part == "test"
             groups = (EVALUATED_PARTS[1:], EVALUATED_PARTS[:1]) if uses_scored_part else (EVALUATED_PARTS,)
             for parts in groups:
-                plan = replace(adaptation, part=parts[0] if uses_scored_part else "train")
+                fine_tuning = replace(fine_tuning, part=parts[0] if uses_scored_part else "train")
                 again = all_models if len(chunks) == 1 else map(models, chunks)
-                scores += self._score("trained", (self._adapt(one, adapt, plan) for one in again), parts)
+                scores += self._score(
+                    "trained", (self._fine_tune(one, fine_tune, fine_tuning) for one in again), parts
+                )
         return scores
 
     def _chunks(self) -> Sequence[Tensor]:
@@ -172,27 +176,29 @@ class LocalEvaluation:
         size = max(1, MODEL_CHUNK_BYTES // max(1, self.engine.task.params.nbytes()))
         return list(self.eval_ids.split(size))  # type: ignore[no-untyped-call]
 
-    def _probe(self, send: Sender, work: LocalTraining, ids: Tensor, buffers: Params) -> Params:
+    def _probe(
+        self, make_payload: PayloadFactory, training: LocalTraining, ids: Tensor, buffers: Params
+    ) -> Params:
         """Return the models of clients `ids` as their next round would begin with them."""
-        rule, work = self.algorithm.client, replace(work, steps=0, epochs=None)
+        rule, training = self.algorithm.client, replace(training, steps=0, epochs=None)
         models = []
         numbers = torch.arange(len(ids), device=ids.device)
         for rows in numbers.split(PROBE_CHUNK):  # type: ignore[no-untyped-call]
-            some, payloads = ids[rows], self.clients.sent
-            sent = send(some) if payloads is None else payloads.rows(self.clients.rows_of(some))
-            inputs = self.clients.training_inputs(some, sent, torch.zeros_like(some, dtype=torch.bool))
-            outputs = self.engine.train(rule, some, inputs._replace(buffers=buffers.rows(rows)), work)
+            some, payloads = ids[rows], self.client_states.sent
+            sent = make_payload(some) if payloads is None else payloads.rows(self.client_states.rows_of(some))
+            inputs = self.client_states.training_inputs(some, sent, torch.zeros_like(some, dtype=torch.bool))
+            outputs = self.engine.train(rule, some, inputs._replace(buffers=buffers.rows(rows)), training)
             models.append(vmap(rule.trained_model)(outputs.upload, outputs.local_state))
         return concatenate(models)
 
-    def _adapt(self, models: ClientModels, adapt: FineTune, work: LocalTraining) -> ClientModels:
+    def _fine_tune(self, models: ClientModels, fine_tune: FineTune, training: LocalTraining) -> ClientModels:
         """Fine-tune models by local SGD."""
-        if adapt.steps:
-            work = replace(work, steps=adapt.steps, epochs=None)
-        work = replace(work, lr=adapt.lr or work.lr)
+        if fine_tune.steps:
+            training = replace(training, steps=fine_tune.steps, epochs=None)
+        training = replace(training, lr=fine_tune.lr or training.lr)
         yes = torch.ones_like(models.ids, dtype=torch.bool)
         inputs = ClientInputs(Payload(models.params), {}, models.buffers, yes, ~yes)
-        outputs = self.engine.train(SGD(), models.ids, inputs, work)
+        outputs = self.engine.train(SGD(), models.ids, inputs, training)
         return ClientModels(models.ids, outputs.upload.params, outputs.buffers)
 
     def _score_global(
@@ -206,25 +212,25 @@ class LocalEvaluation:
 
         If all clients received one model (`alike`) and there are no buffers, `received_scores` has its scores already.
         """
-        network, personal = self.algorithm.network, self.clients.personal
+        network, personal = self.algorithm.network, self.client_states.personal
         scores = next((one.scores for one in received_scores if one.part == "test"), None)
         if w is None or scores is None or (personal and not (network and network.generic)):
             return []
         first = personal.rows(0)
-        whole = Params({k: w[k] if k in w else torch.zeros_like(first[k]) for k in self.clients.names})
-        if self.clients.buffers or not alike:
+        whole = Params({k: w[k] if k in w else torch.zeros_like(first[k]) for k in self.client_states.names})
+        if self.client_states.buffers or not alike:
             n = len(self.eval_ids)
             if mean_buffers is None:
                 total = self.total_buffers()
                 mean_buffers = total.map(lambda b: b / n)
             # Without averaged statistics, the mean over clients stands in.
-            buffers = mean_buffers.map(lambda b, like: b.to(like.dtype), self.clients.buffers.rows(0))
+            buffers = mean_buffers.map(lambda b, like: b.to(like.dtype), self.client_states.buffers.rows(0))
             scores = self.engine.evaluate(whole.repeat(n), buffers.repeat(n), "test", self.eval_ids)
         return [PointScores("global", "test", self.eval_ids, scores)]
 
     def total_buffers(self) -> Params:
         """Return the sum over evaluated clients of their buffers after communication, in float64."""
-        return self.clients.received_buffers(self.eval_ids).map(lambda b: b.double().sum(0))
+        return self.client_states.received_buffers(self.eval_ids).map(lambda b: b.double().sum(0))
 
     def _score(
         self,

@@ -38,7 +38,8 @@ class PreparedRun:
         federation: the clients' data, newcomers among them.
         module: the user's model with its initial weights.
         settings: rounds, learning rate and so on.
-        model: name of the model, and `model_options` its options.
+        model_name: name of the model.
+        model_options: options of the model, if it was given by name.
         options: the method's options, if it was given by name.
 
     """
@@ -48,7 +49,7 @@ class PreparedRun:
     federation: Federation
     module: nn.Module
     settings: Settings
-    model: str
+    model_name: str
     model_options: Mapping[str, Any]
     options: Mapping[str, Any]
 
@@ -59,7 +60,7 @@ class PreparedRun:
             "algorithm": self.name,
             "definition": str(self.algorithm),
             "options": dict(self.options),
-            "model": self.model,
+            "model": self.model_name,
             "model_options": dict(self.model_options),
             "data": self.federation.name,
             "partition": dict(self.federation.partition),
@@ -91,7 +92,7 @@ def fit(
         federation: the clients' data.
         model: an `nn.Module` (its weights are every client's initial model), the name of a model with its
             `model_options`, or "package.module:factory".
-        name: name of the run; by default the algorithm's name.
+        name: name of the method in tables and in the result; by default the algorithm's name.
         options: options of an algorithm that is given by name.
         model_options: options of a model that is given by name.
         out: run folder, new or empty; without it nothing is written and the run cannot be resumed.
@@ -208,12 +209,12 @@ def train_run(
     """
     settings, config = run.settings, run.config
     training, newcomers = hold_out_newcomers(run.federation, settings)
-    trained_model = build_trained_module(run.algorithm, run.module, run.federation, settings.seed)
+    trained_module = build_trained_module(run.algorithm, run.module, run.federation, settings.seed)
     folder = None if out is None else RunFolder.open(Path(out), config, resume=resume)
     if folder and folder.is_finished:
         return Result.load(folder.path)
     with open_ray_backend(settings) as make_backend:
-        loop = RoundLoop(run.algorithm, training, trained_model, settings, config, folder, make_backend)
+        loop = RoundLoop(run.algorithm, training, trained_module, settings, config, folder, make_backend)
         events, watch = None if tensorboard is None else Path(tensorboard), watch or (lambda _: None)
         try:
             with log_rounds(events, loop.context, loop.store, loop.record.seconds, watch) as watch_and_log:
@@ -221,10 +222,10 @@ def train_run(
         except BaseException:
             loop.store.close()  # else it stays locked for as long as somebody has the traceback, as notebooks do
             raise
-    if not result.finished:
+    if not result.is_finished:
         return result
     context = loop.context
-    server = TrainedServer(
+    trained_server = TrainedServer(
         context.algorithm,
         run.module,
         context.task.model,
@@ -233,20 +234,20 @@ def train_run(
         context.n_clients,
     )
     if newcomers:
-        facts = _collect_newcomer_facts(server, newcomers, config, result.notes)
+        facts = _collect_newcomer_facts(trained_server, newcomers, config, result.notes)
         result = replace(result, facts={**result.facts, **facts})
     if folder:
         result.finish(folder)
         result = replace(Result.load(folder.path), module=result.module)
-    return replace(result, trained_server=server)
+    return replace(result, trained_server=trained_server)
 
 
 def _collect_newcomer_facts(
-    server: TrainedServer, newcomers: Federation, config: dict[str, Any], notes: list[str]
+    trained_server: TrainedServer, newcomers: Federation, config: dict[str, Any], notes: list[str]
 ) -> dict[str, Any]:
     """Collect facts about newcomers; a run is not lost because they could not be trained."""
     try:
-        joined = train_newcomers(server, newcomers, config, config["join_rounds"])
+        joined = train_newcomers(trained_server, newcomers, config, config["join_rounds"])
     except DivergedError as error:
         return {"notes": [*notes, f"{config['algorithm']}: of the clients that join after training: {error}"]}
     return {"newcomers": joined.facts["newcomers"]}

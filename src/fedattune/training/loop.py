@@ -22,14 +22,14 @@ from ..data.input_spec import InputSpec
 from ..server.average import average_statistics
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
-from .client_state import Sender, copy_rows
+from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
 from .evaluation import PointScores
 from .notes import collect_facts, collect_missing_facts, collect_notes
 from .result import Result
 from .sampling import sample_cohort, sample_dropouts
 from .server import Server
-from .setup import make_context
+from .setup import make_run_context
 from .storage.checkpoint import restore_tree
 from .storage.folder import RunFolder
 from .storage.rows import load_rows
@@ -41,7 +41,7 @@ CHECKPOINT_SHARE = 0.1
 COMMIT_AFTER_S = 2.0
 """Seconds after which rounds are committed even if no checkpoint is due, so that others can see them."""
 
-BackendFactory = Callable[[RunContext, Sender], Backend]
+BackendFactory = Callable[[RunContext, PayloadFactory], Backend]
 
 
 class RoundLoop:
@@ -81,7 +81,7 @@ class RoundLoop:
 
         """
         self.config, self.folder = config, folder
-        self.context = make_context(algorithm, federation, model, settings)
+        self.context = make_run_context(algorithm, federation, model, settings)
         self.server = Server(self.context, folder.rows if folder else None)
         self.store = RunStore(folder.metrics if folder else None)
         self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
@@ -89,9 +89,11 @@ class RoundLoop:
         self.accuracy: float | None = None
         self.notes: list[str] = []
         if make_backend:
-            self.backend = make_backend(self.context, self.server.send)
+            self.backend = make_backend(self.context, self.server.make_payload)
         else:
-            self.backend = LocalBackend(self.context, self.server.storage, send=self.server.send)
+            self.backend = LocalBackend(
+                self.context, self.server.storage, make_payload=self.server.make_payload
+            )
         if folder:
             self._load(folder)
 
@@ -113,7 +115,7 @@ class RoundLoop:
                 self._inputs.save(self.folder.inputs)
         for r in range(self.record.round + 1, rounds + 1):
             is_last = r == rounds
-            self.run_round(r, evaluate=is_last or r % eval_every == 0)
+            self.run_round(r, should_evaluate=is_last or r % eval_every == 0)
             now = time.perf_counter()
             self.record = self.record._replace(seconds=now - started)
             self.store.add_round(self.record)
@@ -121,7 +123,7 @@ class RoundLoop:
             stopped = not is_last and should_stop()
             if is_last:
                 self._save_models()
-            is_due = self.backend.saves_every_round or now - saved > cost / CHECKPOINT_SHARE
+            is_due = self.backend.should_save_every_round or now - saved > cost / CHECKPOINT_SHARE
             if is_last or stopped or is_due:
                 self._save()
                 saved = committed = time.perf_counter()
@@ -135,17 +137,19 @@ class RoundLoop:
 
     def evaluate_arrival(self) -> None:
         """Evaluate, as round 0, the models that clients are sent before they have trained at all."""
-        self._record_scores(0, self.backend.evaluate_received(0, self.server.send, self.server.global_model))
+        self._record_scores(
+            0, self.backend.evaluate_received(0, self.server.make_payload, self.server.global_model)
+        )
 
-    def run_round(self, r: int, *, evaluate: bool) -> None:
+    def run_round(self, r: int, *, should_evaluate: bool) -> None:
         """Sample, broadcast, train, aggregate, record."""
         backend, server = self.backend, self.server
-        request = self._sample(r, evaluate=evaluate)
+        request = self._sample(r, should_evaluate=should_evaluate)
         reply = self._train(request)
-        scores = backend.evaluate_trained(r, server.send) if evaluate else []
+        scores = backend.evaluate_trained(server.make_payload) if should_evaluate else []
         mixing = self._aggregate(reply)
-        if evaluate:
-            received = backend.evaluate_received(r, server.preview, server.global_model)
+        if should_evaluate:
+            received = backend.evaluate_received(r, server.make_eval_payload, server.global_model)
             self._record_scores(r, [*scores, *received])
             if not self.context.is_answered:
                 mixing = server.take_mixing(reply.ids)
@@ -153,15 +157,15 @@ class RoundLoop:
                 self.store.add_mixing(r, mixing)
         self._record(request, reply)
 
-    def _sample(self, r: int, *, evaluate: bool) -> TrainRequest:
+    def _sample(self, r: int, *, should_evaluate: bool) -> TrainRequest:
         """Draw the cohort of round r, and the clients of it that drop out."""
         context = self.context
         cohort = sample_cohort(context.settings, context.n_clients, r).to(context.device)
         absent = sample_dropouts(context.settings, context.n_clients, r).to(context.device)
         # Without shared parameters, nobody is asked for an upload that could fail to come.
-        dropouts = cohort[absent[cohort] & context.shares_parameters]
+        dropouts = cohort[absent[cohort] & context.has_shared_parameters]
         ids = cohort if context.algorithm.participation.train == "cohort" else context.all_ids
-        return TrainRequest(r, ids, cohort, dropouts, self.server.rule.should_update, evaluate)
+        return TrainRequest(r, ids, cohort, dropouts, self.server.rule.should_update, should_evaluate)
 
     def _train(self, request: TrainRequest) -> TrainReply:
         """Send to clients and train them: all of a round at once, or as many as fit into memory."""
@@ -178,14 +182,14 @@ class RoundLoop:
         return reply
 
     def _train_chunk(self, request: TrainRequest) -> TrainReply:
-        context, ids, send = self.context, request.ids, self.server.send
+        context, ids, make_payload = self.context, request.ids, self.server.make_payload
         if context.is_answered:  # clients go on with the last answer
-            return self.backend.train(request, None, send)
-        payload = send(ids)
+            return self.backend.train(request, None, make_payload)
+        payload = make_payload(ids)
         is_for_cohort = context.algorithm.participation.receive == "cohort"
         rows = find_rows(ids, request.cohort, context.n_clients) if is_for_cohort else None
         self._count_down(*((ids, payload) if rows is None else (ids[rows], payload.rows(rows))))
-        return self.backend.train(request, payload, send)
+        return self.backend.train(request, payload, make_payload)
 
     def _aggregate(self, reply: TrainReply) -> MixingMatrices | None:
         """Make the server's new state and mean statistics, and answer the uploads if the method does.
@@ -286,7 +290,7 @@ class RoundLoop:
     def _make_result(self, *, is_finished: bool) -> Result:
         context, records = self.context, self.store.rounds()
         notes = collect_notes(
-            context, self.config["algorithm"], self.server.state, self.backend.personal, self.store
+            context, self.config["algorithm"], self.server.state, self.backend.personal_example, self.store
         )
         facts = {
             **self._facts,

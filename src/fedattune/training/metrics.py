@@ -21,7 +21,7 @@ JsonDict = dict[str, Any]
 Point = Literal["received", "trained"]
 
 
-def summarise(n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np.float64]) -> Metrics:
+def summarize_scores(n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np.float64]) -> Metrics:
     """Summarise the scores of clients; clients without samples are left out.
 
     Args:
@@ -86,7 +86,7 @@ def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
     for part in ("test", "validation"):
         for round_, point, (n, correct, loss) in store.scores(part):
             metrics = points.setdefault((round_, part), {})
-            metrics[point] = summarise(n, correct, loss)
+            metrics[point] = summarize_scores(n, correct, loss)
     entries: list[JsonDict] = []
     diverged: set[int] = set()
     absent: set[int] = set()
@@ -156,18 +156,18 @@ class RunMetrics:
         config: all that defines the run.
         facts: facts about model, clients and notes.
         store: scores, traffic and mixing matrices of all rounds.
-        finished: whether all rounds are done.
+        is_finished: whether all rounds are done.
 
     """
 
     config: Mapping[str, Any]
     facts: Mapping[str, Any]
     store: RunStore
-    finished: bool = True
+    is_finished: bool = True
 
     def __repr__(self) -> str:
         mean = f", mean accuracy {self.metrics['acc_uniform']:.4f}" if self.metrics else ""
-        state = "" if self.finished else f" of {self.config['rounds']}, not finished"
+        state = "" if self.is_finished else f" of {self.config['rounds']}, not finished"
         return f"Result({self.algorithm!r}, {self.n_clients} clients, round {self.rounds}{state}{mean})"
 
     @property
@@ -261,7 +261,7 @@ class RunMetrics:
 
     @property
     def bmta(self) -> JsonDict | None:
-        """FedMCSA's best mean test accuracy and its round: an optimistic number, for the test data choose the round.
+        """FedMCSA's best mean test accuracy and its round: an optimistic number, because test data choose the round.
 
         {"uniform": {"accuracy", "round"}, "pooled": {"accuracy", "round"}}: the maximum over the evaluated rounds of
         the mean over clients, and of the mean over samples, at the headline point. Each has the first round that
@@ -293,7 +293,7 @@ class RunMetrics:
         return next(reached, None)
 
     @property
-    def generalised(self) -> float | None:
+    def global_accuracy(self) -> float | None:
         """Accuracy of the one global model on all test parts together, at the last evaluation; None without one."""
         return next((float(e["global"]["acc_pooled"]) for e in reversed(self.history) if "global" in e), None)
 
@@ -362,12 +362,12 @@ class RunMetrics:
             "bmta": self.bmta,
             "best_validation": self.best_validation,
             "mean_last_10pct": self.mean_last_10pct,
-            "generalised": self.generalised,
+            "global_accuracy": self.global_accuracy,
             "history": self.history,
             "clients": [vars(c) for c in self.clients],
             "newcomers": [vars(c) for c in self.newcomers],
             "notes": self.notes,
-            "finished": self.finished,
+            "finished": self.is_finished,
         }
         return {key: replace_nonfinite(value) for key, value in content.items()}
 

@@ -19,42 +19,42 @@ from ..data import Federation, federation
 from ..models.files import build_algorithm, rebuild_model
 from .loop import RoundLoop
 from .result import Result, TrainedServer
-from .setup import build_trained_module, init_server, make_context
+from .setup import build_trained_module, init_server, make_run_context
 from .storage.checkpoint import restore_tree
 from .storage.folder import RunFolder
-from .storage.rows import RowStorage, load_server_rows, row_bytes
+from .storage.rows import RowStorage, count_row_bytes, load_server_rows
 
 
 @dataclass(frozen=True)
 class NewcomerServer(ServerUpdate):
-    """Serve clients that join after training: learn about them, and forget nobody.
+    """Serve clients that join after training; the state of the trained clients stays.
 
     Attributes:
-        server: the server rule of the run.
-        trained: its state after training.
+        rule: the server rule of the run.
+        trained_state: its state after training.
         n_before: clients that took part in training; newcomers are numbered after them.
 
     """
 
     should_update: ClassVar[bool] = False
 
-    server: ServerUpdate
-    trained: ServerState
+    rule: ServerUpdate
+    trained_state: ServerState
     n_before: int
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
         """Add the new clients to the trained state."""
-        return self.server.add_clients(self.trained, n_clients)
+        return self.rule.add_clients(self.trained_state, n_clients)
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
-        """Send newcomers what the server has for them; matrices over all clients are of no use to a run of theirs."""
-        return Broadcast(self.server.broadcast(state, ids + self.n_before).payload)
+        """Return the payload of `rule` for newcomers, without matrices, which would be about all clients."""
+        return Broadcast(self.rule.broadcast(state, ids + self.n_before).payload)
 
     def aggregate(
-        self, state: ServerState, ids: Tensor, sent: Payload, received: Payload, n: Tensor
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
-        """Learn about the new clients alone."""
-        return self.server.aggregate_newcomers(state, ids + self.n_before, sent, received, n)
+        """Aggregate for the newcomers alone."""
+        return self.rule.aggregate_newcomers(state, ids + self.n_before, sent, uploads, n)
 
 
 def personalize(
@@ -103,22 +103,22 @@ def personalize(
 
 
 def train_newcomers(
-    server: TrainedServer, clients: Federation, config: Mapping[str, Any], rounds: int
+    trained_server: TrainedServer, clients: Federation, config: Mapping[str, Any], rounds: int
 ) -> Result:
     """Evaluate newcomers on arrival, after rounds of their own, and after training alone for as many rounds.
 
-    A client is first sent the server's model for a newcomer, then it trains like any other. The server learns from
-    its uploads only about the client itself, its place in the mixing: what the others are sent never changes.
+    A newcomer first receives the server's model for newcomers, then it trains like any other client. The server uses
+    its uploads for this newcomer alone: payloads of other clients never change.
 
     Args:
-        server: the server after training.
+        trained_server: the server after training.
         clients: the newcomers' data.
         config: config of the run.
-        rounds: rounds of their own.
+        rounds: rounds that the newcomers train.
 
     Raises:
         ConfigError: `rounds` is no number of rounds, or the server keeps too much of other clients.
-        DivergedError: training diverged on all of them.
+        DivergedError: training diverged on all newcomers.
 
     """
     before = {k: v for k, v in config.items() if k in Settings.model_fields}
@@ -135,19 +135,21 @@ def train_newcomers(
     }
     settings = Settings.from_keywords(**{**before, **changed})
     config = {**config, "data": clients.name, **settings.model_dump()}
-    rule, state = server.algorithm.server, load_server_rows(server.state)
+    rule, state = trained_server.algorithm.server, load_server_rows(trained_server.state)
     method = replace(
-        server.algorithm,
-        server=NewcomerServer(rule, state, server.n_clients),
+        trained_server.algorithm,
+        server=NewcomerServer(rule, state, trained_server.n_clients),
         bn_buffers="local",
         full_participation=False,
         notes=(),
     )
-    start = {**rule.newcomer_model(state), **server.statistics}
-    loop = RoundLoop(method, clients, _copy_with_values(server.trained_model, start), settings, config)
+    start = {**rule.newcomer_model(state), **trained_server.statistics}
+    loop = RoundLoop(
+        method, clients, _copy_with_values(trained_server.trained_module, start), settings, config
+    )
     loop.evaluate_arrival()
     joined = loop.run(lambda _: None, lambda: False)
-    alone = RoundLoop(local(), clients, copy.deepcopy(server.model), settings, config)
+    alone = RoundLoop(local(), clients, copy.deepcopy(trained_server.module), settings, config)
     trained_alone = alone.run(lambda _: None, lambda: False)
     arrival = next(
         correct / n for _, point, (n, correct, _) in loop.store.scores("test") if point == "received"
@@ -179,12 +181,12 @@ def _load_trained_server(
             "this run was not finished, or was kept neither in memory nor in a folder: no client can join it"
         )
     settings = result.settings.model_copy(update={"device": config["device"]})
-    method, model = algorithm or build_algorithm(config), module or rebuild_model({**config, **result.facts})
-    trained = build_trained_module(method, model, clients, settings.seed)
-    context = make_context(method, clients, trained, settings)
+    method, module = algorithm or build_algorithm(config), module or rebuild_model({**config, **result.facts})
+    trained_module = build_trained_module(method, module, clients, settings.seed)
+    context = make_run_context(method, clients, trained_module, settings)
     folder, n = RunFolder(result.folder), result.n_clients
     state = init_server(context.algorithm, context.task, n, settings.seed)
-    size = row_bytes(context.algorithm, context.task, state)
+    size = count_row_bytes(context.algorithm, context.task, state)
     state = RowStorage.choose(settings, n, size, folder.rows).allocate_server(state)
     tree = restore_tree(
         {"server": state, "clients": {"statistics": context.initial_statistics}},
@@ -192,7 +194,7 @@ def _load_trained_server(
         rows=folder.rows,
     )
     return TrainedServer(
-        context.algorithm, model, context.task.model, tree["server"], tree["clients"]["statistics"], n
+        context.algorithm, module, context.task.model, tree["server"], tree["clients"]["statistics"], n
     )
 
 

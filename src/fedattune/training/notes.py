@@ -1,9 +1,10 @@
 """Facts and notes about a run, beside its numbers; notes are sentences that are printed under the table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..core.errors import list_some
 from ..core.params import Params
 from ..core.payload import ServerState
 from ..core.selectors import AllParameters, BatchNorms, NoParameters
@@ -58,21 +59,21 @@ def collect_missing_facts(context: RunContext, records: Sequence[RoundRecord]) -
 
 
 def collect_notes(
-    context: RunContext, name: str, server: ServerState, personal: Params, store: RunStore
+    context: RunContext, name: str, server_state: ServerState, personal: Params, store: RunStore
 ) -> list[str]:
     """Collect the sentences that a user should know beside the numbers of a run.
 
     Args:
         context: the run.
         name: name of the method, with which sentences about this method begin.
-        server: state of the server after the last round.
+        server_state: state of the server after the last round.
         personal: the tensors that never leave a client.
         store: the rounds and faults of the run.
 
     """
     algorithm, records = context.algorithm, store.rounds()
     ids = sample_cohort(context.settings, context.n_clients, records[-1].round).to(context.device)
-    notes = list(algorithm.server.warnings(server, ids))
+    notes = list(algorithm.server.warnings(server_state, ids))
     if algorithm.personal not in (NoParameters(), AllParameters()) and set(personal) == set(
         context.task.params
     ):
@@ -95,8 +96,8 @@ def _note_divergence(records: Sequence[RoundRecord], names: Sequence[str]) -> li
     clients = sorted({i for record in rounds for i in record.diverged})
     return [
         f"in {len(rounds)} of {len(records)} rounds training diverged on clients "
-        f"({_list_some(names[i] for i in clients)}): they kept the model they had and uploaded nothing; a lower "
-        "learning rate would help"
+        f"({list_some([names[i] for i in clients], MAX_LISTED)}): they kept the model they had and uploaded nothing; "
+        "a lower learning rate would help"
     ]
 
 
@@ -106,8 +107,8 @@ def _note_lost_clients(store: RunStore, names: Sequence[str]) -> list[str]:
     for round_, client, reason in store.faults():
         by_reason.setdefault(reason, {}).setdefault(round_, set()).add(names[client])
     return [
-        f"round{'s' * (len(rounds) > 1)} {_list_some(rounds)} without "
-        f"{_list_some(sorted(set().union(*rounds.values())))}: {reason}"
+        f"round{'s' * (len(rounds) > 1)} {list_some(list(map(str, rounds)), MAX_LISTED)} without "
+        f"{list_some(sorted(set().union(*rounds.values())), MAX_LISTED)}: {reason}"
         for reason, rounds in by_reason.items()
     ]
 
@@ -130,9 +131,3 @@ def _note_settings(context: RunContext, records: Sequence[RoundRecord]) -> list[
     if concerns_norms and not context.task.bn_statistics:
         notes.append("this model has no BatchNorm layers: --bn-affine and --bn-buffers change nothing")
     return notes
-
-
-def _list_some(items: Iterable[object]) -> str:
-    """List the first few of several items."""
-    listed = list(map(str, items))
-    return ", ".join(listed[:MAX_LISTED]) + (", ..." if len(listed) > MAX_LISTED else "")

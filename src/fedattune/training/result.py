@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from ..core.algorithm import Algorithm
-from ..core.errors import RunError
+from ..core.errors import RunError, list_some
 from ..core.io import load_tensors, read_json, write_json
 from ..core.params import Params
 from ..core.payload import ServerState
@@ -34,8 +34,8 @@ class TrainedServer:
 
     Attributes:
         algorithm: the method, with what the settings decide for all methods.
-        model: the user's model with its initial weights.
-        trained_model: the model that is trained: `model`, or one that the method made of it.
+        module: the user's model with its initial weights.
+        trained_module: the model that is trained: a copy of `module`, or one that the method made from it.
         state: the server's state.
         statistics: the averaged BatchNorm statistics; empty if they stay local.
         n_clients: clients that took part in training.
@@ -43,8 +43,8 @@ class TrainedServer:
     """
 
     algorithm: Algorithm
-    model: nn.Module
-    trained_model: nn.Module
+    module: nn.Module
+    trained_module: nn.Module
     state: ServerState
     statistics: Params
     n_clients: int
@@ -53,6 +53,14 @@ class TrainedServer:
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(RunMetrics):
     """A finished or stopped run: its numbers, and the models of its clients at the headline point.
+
+    Attributes:
+        models: parameters of the evaluated clients' models, one row each, or one row if they are all the same.
+        buffers: their buffers, one row each.
+        module: the model that was trained; None if the run was read from its folder.
+        trained_server: the server after training, for `personalize`; None likewise.
+        folder: the run folder, if there is one.
+        inputs: how to prepare inputs for the models.
 
     Examples:
         >>> import fedattune
@@ -126,16 +134,15 @@ class Result(RunMetrics):
             raise RunError(
                 "the models of this run are not here: each is on its client's node, in the folder `state`"
             )
-        ids, numbers = [c["id"] for c in self.facts["clients"]], self.eval_ids
-        if client not in (ids if isinstance(client, str) else numbers):
-            listing = ", ".join(ids[:20]) + (", ..." if len(ids) > 20 else "")
-            some = f"{len(ids):,} of its {self.n_clients:,} clients were evaluated, whose models are kept"
-            which = some if len(ids) < self.n_clients else "its clients are"
-            raise RunError(f"no client {client!r} in this run; {which}: {listing}")
-        row = ids.index(client) if isinstance(client, str) else numbers.index(client)
+        names, ids = [c["id"] for c in self.facts["clients"]], self.eval_ids
+        if client not in (names if isinstance(client, str) else ids):
+            some = f"{len(names):,} of its {self.n_clients:,} clients were evaluated, whose models are kept"
+            which = some if len(names) < self.n_clients else "its clients are"
+            raise RunError(f"no client {client!r} in this run; {which}: {list_some(names, 20)}")
+        row = names.index(client) if isinstance(client, str) else ids.index(client)
         one_for_all = isinstance(self.models, Params) and len(next(iter(self.models.values()))) == 1
         state = {**self.models.rows(0 if one_for_all else row), **self.buffers.rows(row)}
-        return fill_model(module or self.module, state, self._card(ids[row]))
+        return fill_model(module or self.module, state, self._card(names[row]))
 
     def save_models(self, folder: Path | str) -> list[Path]:
         """Write every evaluated client's model to its own safetensors file in `folder`, and return the files.

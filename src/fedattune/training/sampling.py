@@ -21,7 +21,7 @@ class Stream(IntEnum):
 
     COHORT = 1
     TRAINING = 2
-    ADAPTATION = 3
+    FINE_TUNING = 3
     DROPOUT = 4
     NEWCOMERS = 5
     EVALUATION = 6

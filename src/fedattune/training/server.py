@@ -11,7 +11,7 @@ from ..core.payload import Broadcast, MixingMatrices, Payload
 from .backends.base import TrainReply
 from .context import RunContext
 from .setup import check_compatible, init_server
-from .storage.rows import RowStorage, check_newcomer_memory, row_bytes
+from .storage.rows import RowStorage, check_newcomer_memory, count_row_bytes
 
 
 class Server:
@@ -37,7 +37,7 @@ class Server:
         settings, task, n = context.settings, context.task, context.n_clients
         state = init_server(context.algorithm, task, n, settings.seed)
         is_small = settings.cohort_size(n) * task.params.numel() < MIN_PARALLEL_WORK
-        size = row_bytes(context.algorithm, task, state)
+        size = count_row_bytes(context.algorithm, task, state)
         self.storage = RowStorage.choose(settings, n, size, folder, is_small=is_small)
         self.rule, self.state = context.algorithm.server, self.storage.allocate_server(state)
         self._last: tuple[Tensor, Broadcast] | None = None
@@ -55,14 +55,14 @@ class Server:
         if self._last and torch.equal(self._last[0], ids):
             return self._last[1]
         self._last = None  # two of them may not fit into memory
-        with self.storage.sharing_cores():
+        with self.storage.share_cores():
             return self.rule.broadcast(self.state, ids)
 
-    def send(self, ids: Tensor) -> Payload:
+    def make_payload(self, ids: Tensor) -> Payload:
         """Return the payload for clients `ids` (R,), one row each."""
         return self.broadcast(ids).payload
 
-    def preview(self, ids: Tensor) -> Payload:
+    def make_eval_payload(self, ids: Tensor) -> Payload:
         """Return the payload for an evaluation, and remember the broadcast."""
         sent = self.broadcast(ids)
         self._last = ids, sent
@@ -85,5 +85,5 @@ class Server:
     def aggregate(self, reply: TrainReply, n: Tensor) -> None:
         """Make the new state from the uploads of one round, by clients with n (C,) training samples."""
         self._last = None
-        with self.storage.sharing_cores():
+        with self.storage.share_cores():
             self.state = self.rule.aggregate(self.state, reply.ids, reply.sent, reply.upload, n)

@@ -36,7 +36,7 @@ def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
     )
 
 
-def make_context(
+def make_run_context(
     algorithm: Algorithm, federation: Federation | FederationInfo, model: nn.Module, settings: Settings
 ) -> RunContext:
     """Settle everything that all rounds of a run share.
@@ -59,7 +59,7 @@ def make_context(
         all_ids=torch.arange(federation.n_clients, device=device),
         eval_ids=sample_eval_ids(settings, federation).to(device),
         n_train=federation.sizes("train").to(device),
-        shares_parameters=bool(get_shared_parameters(algorithm, task)),
+        has_shared_parameters=bool(get_shared_parameters(algorithm, task)),
     )
 
 
@@ -79,20 +79,20 @@ def init_server(algorithm: Algorithm, task: Task, n_clients: int, seed: int) -> 
         return drop_laziness(algorithm.server.init(shared, n_clients))
 
 
-def check_compatible(algorithm: Algorithm, server: ServerState, ids: Tensor) -> None:
+def check_compatible(algorithm: Algorithm, server_state: ServerState, ids: Tensor) -> None:
     """Check that the server sends a `Broadcast` with the extras that the client rule needs.
 
     Raises:
         ConfigError: it does not.
 
     """
-    sent = algorithm.server.broadcast(server, ids)
-    if not isinstance(sent, Broadcast):
+    broadcast = algorithm.server.broadcast(server_state, ids)
+    if not isinstance(broadcast, Broadcast):
         raise ConfigError(
-            f"{type(algorithm.server).__name__}.broadcast: got {type(sent).__name__}, expected a Broadcast; return "
-            "Broadcast(payload), or Broadcast(payload, mixing) if the payload is a mixture of client models"
+            f"{type(algorithm.server).__name__}.broadcast: got {type(broadcast).__name__}, expected a Broadcast; "
+            "return Broadcast(payload), or Broadcast(payload, mixing) if the payload is a mixture of client models"
         )
-    extras = sent.payload.extra
+    extras = broadcast.payload.extra
     missing = sorted(
         {rule for extra, rule in algorithm.client.required_extras.items() if extra not in extras}
     )
@@ -133,14 +133,16 @@ def build_trained_module(
 
     """
     network = algorithm.network
-    trained = (
-        wrap_model(network, module, sample_inputs(federation), seed) if network else copy.deepcopy(module)
+    trained_module = (
+        wrap_model(network, module, take_example_inputs(federation), seed)
+        if network
+        else copy.deepcopy(module)
     )
-    algorithm.personal.names(trained)
-    return trained
+    algorithm.personal.names(trained_module)
+    return trained_module
 
 
-def sample_inputs(clients: Federation) -> Tensor:
+def take_example_inputs(clients: Federation) -> Tensor:
     """Return a few inputs (B, ...) to check a model with."""
     return clients.features(torch.as_tensor(clients.part("train")[0][:4], device=clients.device)).cpu()
 

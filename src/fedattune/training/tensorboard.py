@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import ConfigError
 from .context import Progress, RunContext
-from .metrics import summarise
+from .metrics import summarize_scores
 from .storage.store import RoundMixing, RunStore
 
 FLUSH_S = 5
@@ -57,7 +57,7 @@ def log_rounds(
         seconds: wall-clock time of the rounds that are done.
         watch: called after every round, too.
 
-    Returns:
+    Yields:
         The function to call after every round.
 
     """
@@ -67,7 +67,7 @@ def log_rounds(
     log = _EventLog(folder, context, store, seconds)
 
     def log_and_watch(progress: Progress) -> None:
-        log.renew()
+        log.log_new_rounds()
         watch(progress)
 
     try:
@@ -91,16 +91,16 @@ class _EventLog:
         self._writer: Any = SummaryWriter(folder, purge_step=0 if is_continued else None, flush_secs=FLUSH_S)
         self._next = 0
         self._start = time.time() - seconds  # TensorBoard shows the time since then
-        self.renew()
+        self.log_new_rounds()
 
-    def renew(self) -> None:
+    def log_new_rounds(self) -> None:
         """Log the rounds since the last time, if one of them was evaluated."""
         store = self._store
         evaluated: dict[int, dict[str, Any]] = {}
         for part in ("test", "validation"):
             for round_, point, (n, correct, loss) in store.scores(part, self._next):
                 here = evaluated.setdefault(round_, {})
-                here[f"{part}_{point}"] = summarise(n, correct, loss)
+                here[f"{part}_{point}"] = summarize_scores(n, correct, loss)
                 if part == "test":
                     here.setdefault("clients", {})[point] = correct[n > 0] / n[n > 0]
         if not evaluated:

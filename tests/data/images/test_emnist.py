@@ -189,7 +189,7 @@ def test_femnist_takes_some_writers_at_random(tmp_path):
     fed = load_federation("femnist", data_dir=tmp_path, clients=3, partition="iid")
     assert fed.n_clients == 3
     for options, message in (
-        ({"clients": 7}, "there are 6 clients, so 7"),
+        ({"clients": 7}, "clients must be at most 6, got 7"),
         ({"clients": 1, "seed": -1}, "seed"),
     ):
         with pytest.raises(ConfigError, match=f"femnist: .*{message}"):

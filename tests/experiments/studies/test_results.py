@@ -64,7 +64,7 @@ def test_numbers_of_the_page_are_those_of_the_tables() -> None:
 @each
 def test_a_whole_cell_that_is_more_than_a_point_off_has_a_reason(name: str) -> None:
     results = load(name)
-    assert [str(one.cell) for one in results.distant() if not results.study.find_reason(one.cell)] == []
+    assert [str(one.cell) for one in results.list_distant() if not results.study.find_reason(one.cell)] == []
 
 
 @each

@@ -89,7 +89,7 @@ def kills(
     submit, hit = RayBackend._submit, []
 
     def killing(self: RayBackend, state: ActorState, message: Any) -> Any:
-        chosen = state is self.states[0] and when(self, message.head)
+        chosen = state is self.actor_states[0] and when(self, message.head)
         if chosen:
             if state.actor is None:
                 self._start(state)
@@ -136,7 +136,7 @@ def test_what_is_lost_with_an_actor_is_made_again(
     hit = kills(monkeypatch, once)
     result = on_ray(case, ragged)
     assert [backend.n_lost for backend in hit] == [1]
-    assert (hit[0].states[0].saved is not None) == saved
+    assert (hit[0].actor_states[0].saved is not None) == saved
     same_numbers(calm, result)
     for k, v in calm.models.items():
         assert torch.equal(v, result.models[k])
@@ -211,8 +211,8 @@ def test_an_error_on_an_actor_is_that_error(ragged: Federation, cluster: RayClus
         assert make_backend is not None
         made: list[RayBackend] = []
 
-        def asks(context: Any, send: Any) -> RayBackend:
-            made.append(make_backend(context, send))
+        def asks(context: Any, make_payload: Any) -> RayBackend:
+            made.append(make_backend(context, make_payload))
             return made[0]
 
         trained(BY_NAME["local"], ragged, asks, **ON_RAY)
@@ -242,7 +242,7 @@ def test_a_run_goes_on_with_another_engine(
         )
 
     whole = fit("whole", 0)
-    assert not fit("parts", 2, **first).finished
+    assert not fit("parts", 2, **first).is_finished
     parts = fit("parts", 0, **second)
     same_numbers(whole, parts)
     same_models(whole, parts)

@@ -100,7 +100,7 @@ def test_a_node_that_is_killed_in_a_round_costs_no_numbers(
             submit, node = self._submit, nodes.list_all_nodes()[1]
             raylet = node.all_processes["raylet"][0].process.pid
             (target,) = [
-                state for state in self.states if parent(state.pid) == raylet
+                state for state in self.actor_states if parent(state.pid) == raylet
             ]  # one actor per machine
 
             def killing(state: Any, message: Any) -> Any:

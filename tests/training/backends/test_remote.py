@@ -52,5 +52,5 @@ def test_a_checkpoint_is_the_same_everywhere(
     case = next(case for case in CASES if case.name == name)
     out, rounds = tmp_path / "run", iter(range(1, 9))
     part = trained(case, ragged, before, out=out, stop=lambda: next(rounds) == 2)
-    assert (part.rounds, part.finished) == (2, False)
+    assert (part.rounds, part.is_finished) == (2, False)
     same_numbers(trained(case, ragged, None), trained(case, ragged, after, out=out))

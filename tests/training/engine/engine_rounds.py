@@ -23,7 +23,7 @@ NETWORKS = {
     ),
 }
 
-EACH = {"wide": {"single": False}, "single": {"single": True}}
+EACH = {"wide": {"is_serial": False}, "serial": {"is_serial": True}}
 
 
 def make_clients(sizes: list[int]) -> Federation:

@@ -34,13 +34,17 @@ class LastIterate(SGD):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
-@pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize("recording", [False, True])
-def test_leaves_that_begin_as_one_tensor_and_part(steps: int, single: bool, recording: bool) -> None:
+@pytest.mark.parametrize("is_serial", [False, True])
+@pytest.mark.parametrize("should_record", [False, True])
+def test_leaves_that_begin_as_one_tensor_and_part(steps: int, is_serial: bool, should_record: bool) -> None:
     task, data = Task(NETWORKS["mlp"]().double()), make_clients([40, 13, 30])
     want = train_round(SequentialEngine(task, data), task, 3, LastIterate(), steps=steps)
     got = train_round(
-        VectorizedEngine(task, data, single=single, recording=recording), task, 3, LastIterate(), steps=steps
+        VectorizedEngine(task, data, is_serial=is_serial, should_record=should_record),
+        task,
+        3,
+        LastIterate(),
+        steps=steps,
     )
     for a, b in (
         (want.upload.params, got.upload.params),
@@ -57,7 +61,7 @@ def test_recorded_steps_give_what_the_reference_gives(kind: str, name: str, work
     torch.manual_seed(0)
     sizes = [40, 13, 90, 25, 9]
     data, task = make_clients(sizes), Task(NETWORKS[name]().double())
-    work = {**work, "drop_last": task.uses_batch_statistics}
+    work = {**work, "drop_last": task.has_batch_statistics}
     for rule in (SGD((Proximal(0.1),)), SGD(momentum=0.9, clip=1.0)):
         reference, engine = SequentialEngine(task, data), VectorizedEngine(task, data, **EACH[kind])
         want, got = (train_round(e, task, 5, rule, **work) for e in (reference, engine))
@@ -114,7 +118,7 @@ def test_noise_repeats_with_the_seed_and_leaves_the_generator_alone(kind: str) -
     assert not torch.equal(first.upload.params["1.weight"], other.upload.params["1.weight"])
 
 
-@pytest.mark.parametrize(("name", "kind"), [("conv", "single"), ("mlp", "wide")])
+@pytest.mark.parametrize(("name", "kind"), [("conv", "serial"), ("mlp", "wide")])
 def test_the_number_of_threads_does_not_change_the_result(name: str, kind: str) -> None:
     task, data = Task(NETWORKS[name]()), make_clients([30, 40, 50, 20, 90, 31, 8])
     results = []
@@ -124,7 +128,7 @@ def test_the_number_of_threads_does_not_change_the_result(name: str, kind: str) 
             results.append(train_round(engine, task, 7, SGD((Proximal(0.1),), momentum=0.9), epochs=2))
             assert torch.get_num_threads() == n
         # PyTorch cannot trace the gradient of a convolution, which is large enough to be called from Python.
-        assert all(step.scripted == (kind == "wide") for step in engine._recorder._steps.values())
+        assert all(step.is_scripted == (kind == "wide") for step in engine._recorder._steps.values())
     for k in task.params:
         torch.testing.assert_close(
             results[0].upload.params[k], results[1].upload.params[k], rtol=1e-6, atol=1e-7
@@ -150,7 +154,9 @@ class Padding(SGD):
 def test_what_only_steps_with_padding_move_reaches_the_others(kind: str) -> None:
     task, data = Task(NETWORKS["mlp"]().double()), make_clients([40] * 4)
     work = {"epochs": 3, "batch_size": 7}
-    want = train_round(VectorizedEngine(task, data, single=True, recording=False), task, 4, Padding(), **work)
+    want = train_round(
+        VectorizedEngine(task, data, is_serial=True, should_record=False), task, 4, Padding(), **work
+    )
     with use_threads(2):
         got = train_round(VectorizedEngine(task, data, **EACH[kind]), task, 4, Padding(), **work)
     for k in task.params:

@@ -23,7 +23,7 @@ def _replayed(function: Any, fixed: Tensors, leaves: Tensors, batches: list[Tens
     step = record_step(function, fixed, leaves, batches[0])
     assert step.operations, "the step was not recorded"
     here = [copy_dense(a) if i in step.moving else a for i, a in enumerate(leaves)]
-    ready = step.before(*fixed, *step.staying(here))
+    ready = step.precompute(*fixed, *step.select_constant(here))
     for batch in batches:
         for i, new in zip(step.moving, step.body(ready, [here[i] for i in step.moving], batch), strict=True):
             here[i] = new
@@ -142,6 +142,6 @@ def test_without_torchscript_steps_are_replayed_by_python(monkeypatch: pytest.Mo
     with use_threads(2):
         engine = VectorizedEngine(task, data)
         got = train_round(engine, task, 3, SGD(), epochs=1)
-    assert all(step.operations and not step.scripted for step in engine._recorder._steps.values())
+    assert all(step.operations and not step.is_scripted for step in engine._recorder._steps.values())
     for k in task.params:
         torch.testing.assert_close(want.upload.params[k], got.upload.params[k], rtol=1e-12, atol=1e-12)

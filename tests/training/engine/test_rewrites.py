@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import grad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedattune.core.task import sample_losses
+from fedattune.core.task import compute_sample_losses
 from fedattune.training.engine.product_reuse import reuse_products
 from fedattune.training.engine.rewrites import fuse, simplify
 
@@ -112,7 +112,7 @@ def test_a_layer_is_multiplied_in_every_step_where_the_first_product_does_not_he
 
 def test_the_gradient_of_the_loss_takes_few_operations() -> None:
     z, y = torch.randn(5, 4), torch.randint(0, 4, (5,))
-    used, got, _ = _targets(grad(lambda z: sample_losses(z, y).mean()), z)
+    used, got, _ = _targets(grad(lambda z: compute_sample_losses(z, y).mean()), z)
     torch.testing.assert_close(got, grad(lambda z: nn.functional.cross_entropy(z, y))(z))
     views = {aten.unsqueeze.default, aten.view.default, aten.expand.default}
     assert sum(n for target, n in used.items() if target not in views) <= 10  # three of them constants

@@ -58,7 +58,7 @@ def test_a_stopped_run_goes_on_wherever_its_rows_are(
 ):
     whole = fedattune.fit(name, ragged, client_state="memory", **RUN)
     out = tmp_path / "run"
-    assert not fedattune.fit(name, ragged, client_state=before, out=out, stop=lambda: True, **RUN).finished
+    assert not fedattune.fit(name, ragged, client_state=before, out=out, stop=lambda: True, **RUN).is_finished
     same(whole, fedattune.fit(name, ragged, client_state=after, out=out, resume=True, **RUN))
 
 
@@ -160,7 +160,7 @@ def test_large_stacks_are_evaluated_and_trained_in_turns(ragged: Federation, mon
     from fedattune.training.backends import local as site
 
     made = {name: fedattune.fit(name, ragged, **RUN) for name in ("fedmcsa", "pfedme", "fedavg_ft", "fedavg")}
-    for module, limit in ((evaluation, "MODEL_CHUNK_BYTES"), (site, "TRAIN_CHUNK_BYTES")):
+    for module, limit in ((evaluation, "MODEL_CHUNK_BYTES"), (site, "REQUEST_CHUNK_BYTES")):
         monkeypatch.setattr(module, limit, 2 * 18 * 4)
     for name, whole in made.items():
         parts = fedattune.fit(name, ragged, dtype="float32", **RUN)

@@ -14,8 +14,8 @@ from .style import COLUMN_INCHES, CaptionedFigure, new_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_NAMED_CLIENTS = 24
-"""Clients up to which they are named at the axes."""
+MAX_AXIS_NAMES = 24
+"""Clients up to which the axes show their names."""
 NAME_POINTS = 6.2
 """Points that a client's name needs; its letters are 0.85 of that."""
 MIN_FONT_POINTS = 4.0
@@ -61,10 +61,10 @@ def plot_heatmap(
     n, panels = len(order), len(matrices) + (similarity is not None)
     down = -(-panels // MAX_PANELS_ACROSS)
     across = -(-panels // down)
-    side = max(PANEL_INCHES, n * NAME_POINTS / 72) if n <= MAX_NAMED_CLIENTS else PANEL_INCHES
+    side = max(PANEL_INCHES, n * NAME_POINTS / 72) if n <= MAX_AXIS_NAMES else PANEL_INCHES
     width = width or max(COLUMN_INCHES, side * across + MARGIN_INCHES)
     side = (width - MARGIN_INCHES) / across
-    height = (side + 0.25) * down + (0.45 if n <= MAX_NAMED_CLIENTS else 0.25)
+    height = (side + 0.25) * down + (0.45 if n <= MAX_AXIS_NAMES else 0.25)
     figure = new_figure(width, height, "compressed")
     axes = list(figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
     for empty in axes[panels:]:
@@ -100,7 +100,9 @@ def _read_rows(mixing: MixingAnalysis, round_: int | None) -> tuple[int, LastRow
     """Read the last rows at a round, which must be stored."""
     stored = mixing.rounds
     if not stored:
-        raise RunError(f"{mixing.run.algorithm} has no mixing matrices, so there is no heatmap of it")
+        raise RunError(
+            f"{mixing.run.algorithm} has no mixing matrices, so there is no heatmap of it; name one that mixes models"
+        )
     round_ = stored[-1] if round_ is None else round_
     if round_ not in stored:
         near = sorted(sorted(stored, key=lambda r: (abs(r - round_), r))[:5])
@@ -159,7 +161,7 @@ def _label_axes(axes: "Sequence[Axes]", names: Sequence[str], across: int, lette
     n = len(names)
     for k, one in enumerate(axes):
         is_lowest, is_leftmost = k + across >= len(axes), k % across == 0
-        if n <= MAX_NAMED_CLIENTS and letters >= MIN_FONT_POINTS:
+        if n <= MAX_AXIS_NAMES and letters >= MIN_FONT_POINTS:
             rotation = 90 if max(map(len, names)) > 2 or n > 12 else 0
             one.set_xticks(np.arange(n) + 0.5, names, fontsize=letters, rotation=rotation)
             one.set_yticks(np.arange(n) + 0.5, names, fontsize=letters)

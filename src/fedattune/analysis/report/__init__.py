@@ -60,11 +60,11 @@ def render_report(runs: Runs) -> str:
     table = build_rows(results, rounds_to)
     groups = group_by_algorithm(results)
     data, matrices = _fit_data(runs)
-    joined = findings.summarise_newcomers(results)
+    joined = findings.summarize_newcomers(results)
     return environment.get_template("report.html").render(
         title=runs.title + (f", {len(joined)} of them joining after training" if joined else ""),
         head=findings.build_answer(runs),
-        live=not runs.finished,
+        live=not runs.is_finished,
         warnings=findings.list_warnings(runs),
         tables=[
             {

@@ -13,6 +13,7 @@ from ...training.metrics import RunMetrics
 from ..clusters import Arrangement, arrange_clients, seriate
 from ..compare import BASELINE, FloatArray, compute_gains
 from ..mixing import MixingAnalysis, thin_out
+from ..partners import N_TOP_PARTNERS
 
 MAX_LEVEL, UNKNOWN_LEVEL = 254, 255
 """The byte of the largest weight, and the byte of a weight that is not known."""
@@ -78,7 +79,7 @@ def _list_partners(mixing: MixingAnalysis, n_clients: int) -> dict[str, Any]:
     for position, shares in zip(mixing.positions, mixing.shares, strict=True):
         if shares:
             own[position] = _round_percent(shares.own)
-            top = [one for one in shares.partners[:3] if one.weight > MIN_PARTNER_SHARE]
+            top = [one for one in shares.partners[:N_TOP_PARTNERS] if one.weight > MIN_PARTNER_SHARE]
             partners[position] = [[one.client, _round_percent(one.weight)] for one in top]
     return {"own": own, "partners": partners}
 

@@ -50,14 +50,14 @@ def build_answer(runs: Runs) -> dict[str, Any]:
             ("Clients that gain / lose", f"{better} / {worse}", f"{same} neither" if same else "all others"),
             ("Mean accuracy", f"{best:.2f}%", f"alone: {alone:.2f}%"),
         ]
-    short = (ANSWERS if runs.finished else LIVE_ANSWERS)[verdict.answer]
+    short = (ANSWERS if runs.is_finished else LIVE_ANSWERS)[verdict.answer]
     return {"answer": verdict.answer, "short": short, "text": verdict.text, "facts": facts}
 
 
 def list_warnings(runs: Runs) -> list[str]:
     """List warnings: failed and unfinished runs, clients harmed, divergence, uploads lost, unfair comparisons."""
     warnings = [f"{failure}." for failure in runs.failed]
-    unfinished = [run for run in runs.results if not run.finished]
+    unfinished = [run for run in runs.results if not run.is_finished]
     if unfinished or runs.waiting:
         parts = [f"{run.algorithm} (round {run.rounds} of {run.config['rounds']})" for run in unfinished]
         parts += [f"{folder.parent.name}, {folder.name} (no round yet)" for folder in runs.waiting]
@@ -110,7 +110,7 @@ def _describe_harm(runs: Runs) -> list[str]:
     return text
 
 
-def summarise_newcomers(results: Sequence[RunMetrics]) -> list[dict[str, Any]]:
+def summarize_newcomers(results: Sequence[RunMetrics]) -> list[dict[str, Any]]:
     """Summarise each client that joined after training: its accuracies with each method, over the seeds."""
     entries: dict[str, dict[str, Any]] = {}
     for name, runs in group_by_algorithm(results).items():

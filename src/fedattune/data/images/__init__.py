@@ -138,7 +138,7 @@ def _draw_owners(images: Images, n: int, seed: int) -> Images:
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     if n > len(images.owners):
-        raise ValueError(f"there are {len(images.owners)} clients, so {n} cannot be taken")
+        raise ValueError(f"clients must be at most {len(images.owners)}, got {n}")
     assert images.owner is not None
     owner_numbers = np.sort(np.random.default_rng(seed).permutation(len(images.owners))[:n])
     mine = np.flatnonzero(np.isin(images.owner, owner_numbers))

@@ -114,7 +114,10 @@ def find_image_files(
     if data_dir is not None:
         files = _find_in_folder(name, data_dir, patterns)
         if not files:
-            raise DataError(f"no {kind} files of {name} in {data_dir / name} or {data_dir}")
+            raise DataError(
+                f"no {kind} files of {name} in {data_dir / name} or {data_dir}; put them there, or leave --data-dir "
+                "out to download them"
+            )
         return files
     default_dir = os.environ.get("FEDATTUNE_DATA")
     files = _find_in_folder(name, Path(default_dir).expanduser(), patterns) if default_dir else []
@@ -124,7 +127,9 @@ def find_image_files(
         files = _sort_train_first(folder.rglob(patterns[0]))
         if not files:
             kind_on_hub = "Parquet" if patterns[0] == "*.parquet" else patterns[0]
-            raise DataError(f"{repo} on the Hugging Face hub holds no {kind_on_hub} files")
+            raise DataError(
+                f"{repo} on the Hugging Face hub holds no {kind_on_hub} files; give a folder with them by --data-dir"
+            )
     return files
 
 

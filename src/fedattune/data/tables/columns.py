@@ -182,7 +182,8 @@ def _read_schema_numbers(table: TableFile, name: str) -> Array:
         return read_numbers(table, name)
     if not is_categorical(column.type):
         raise DataError(
-            f"{table.path}: column {name!r} has the type {column.type}, but the schema says that it holds numbers"
+            f"{table.path}: column {name!r} has the type {column.type}, but the schema says that it holds numbers; "
+            "store them as numbers"
         )
     values = table.values(name)
     rows = np.flatnonzero(~find_missing(values))
@@ -211,7 +212,8 @@ def _read_schema_texts(table: TableFile, name: str, categories: Names) -> Array:
     if is_categorical(column.type) or is_numeric(column.type):
         return to_text(table.values(name))
     raise DataError(
-        f"{table.path}: column {name!r} has the type {column.type}, but the schema says that it holds text"
+        f"{table.path}: column {name!r} has the type {column.type}, but the schema says that it holds text; store it "
+        "as text"
     )
 
 

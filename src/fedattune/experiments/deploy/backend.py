@@ -11,7 +11,7 @@ from ...core.params import Params
 from ...training.backends.base import TrainReply
 from ...training.backends.message import WorkerMessage
 from ...training.backends.remote import RemoteBackend
-from ...training.client_state import Sender
+from ...training.client_state import PayloadFactory
 from ...training.context import RunContext
 from .grid import NodeGrid
 from .registration import NodeRegistry
@@ -24,7 +24,7 @@ class FlowerBackend(RemoteBackend):
 
     Args:
         context: the run.
-        send: returns what the server sends to clients.
+        make_payload: returns what the server sends to clients.
         grid: the connection to the nodes.
         registry: the nodes of the federation.
         key: identifies the run in messages: token, algorithm, seed, and hash of the model.
@@ -34,25 +34,25 @@ class FlowerBackend(RemoteBackend):
 
     """
 
-    saves_every_round = True
+    should_save_every_round = True
 
     def __init__(
         self,
         context: RunContext,
-        send: Sender,
+        make_payload: PayloadFactory,
         grid: NodeGrid,
         registry: NodeRegistry,
         key: Mapping[str, Any],
     ) -> None:
         self._registry, self._grid, self._key = registry, grid, dict(key)
         members = [torch.tensor(sorted(node.clients.values())) for node in registry.nodes]
-        super().__init__(context, members, send)
+        super().__init__(context, members, make_payload)
         # The round of each client's last accepted reply, (N,): the client continues from there.
         self._last = torch.zeros(context.n_clients, dtype=torch.int64)
         self._last_before = self._last  # before the last exchange
         self._delivered = self.pending  # the clients whose pending answers the last exchange carried
         self._numbers = itertools.count(1)
-        self._expected_upload = make_expected_upload(context, self.personal, send)
+        self._expected_upload = make_expected_upload(context, self.personal_example, make_payload)
         self._round = 0  # of the last exchange
         self._usual_length: float | None = None
         self.bytes_sent = self.bytes_received = 0
@@ -67,7 +67,7 @@ class FlowerBackend(RemoteBackend):
             message.head.update(
                 self._key,
                 number=number,
-                last=self._last[self.workers[i]].tolist(),
+                last=self._last[self.worker_clients[i]].tolist(),
                 clients=nodes[i].clients,
                 n_clients=self.context.n_clients,
             )
@@ -81,11 +81,11 @@ class FlowerBackend(RemoteBackend):
                 continue
             reply, reason, error = replies[numbers[i]]
             if reply is not None:
-                outcomes[i] = self._accept(nodes[i].label, message, reply, self.workers[i].tolist())
+                outcomes[i] = self._accept(nodes[i].label, message, reply, self.worker_clients[i].tolist())
                 continue
             outcomes[i] = f"{nodes[i].label} {reason}"
             if error == LostStateError.__name__ and self.sent is not None:
-                self.pending[self.workers[i]] = True  # send again what the node should have
+                self.pending[self.worker_clients[i]] = True  # send again what the node should have
         for one in outcomes.values():
             if isinstance(one, str):
                 self._grid.log(f"round {r}: {one}")
@@ -112,13 +112,13 @@ class FlowerBackend(RemoteBackend):
         self._last[members] = r
         return reply
 
-    def check(self, report: TrainReply) -> TrainReply:
+    def check(self, reply: TrainReply) -> TrainReply:
         """Drop uploads that are not finite or far too large."""
         limit = self._registry.deployment.largest_update
-        checked, self._usual_length = drop_bad_uploads(report, limit, self._usual_length)
+        checked, self._usual_length = drop_bad_uploads(reply, limit, self._usual_length)
         names = self.context.federation.names
         for client, reason in checked.faults.items():
-            if client not in report.faults:
+            if client not in reply.faults:
                 self._grid.log(
                     f"round {self._round}: client {names[client]!r} {reason}; its upload is dropped"
                 )

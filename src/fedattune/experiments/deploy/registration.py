@@ -98,7 +98,7 @@ class NodeRegistry:
                 if not one.sizes[0] or not one.sizes[2]:
                     raise DataError(
                         f"the client {one.name!r} at {node.label} has {one.sizes[0]} samples to train and "
-                        f"{one.sizes[2]} to test, expected at least one of each"
+                        f"{one.sizes[2]} to test, expected at least one of each; give the client more data"
                     )
                 clients[one.name] = one, node
         if len(clients) < 2:
@@ -141,7 +141,8 @@ class NodeRegistry:
         if len(hellos) < n:
             failed = [f"a node {reason}" for reason in replies.values() if isinstance(reason, str)]
             raise RunError(
-                f"got answers of {len(hellos)} nodes, expected {n}: {'; '.join(failed) or 'some went offline'}"
+                f"got answers of {len(hellos)} nodes, expected {n}: {'; '.join(failed) or 'some went offline'}; look "
+                "at the logs of the nodes that failed, start these nodes again, then run again"
             )
         registry = cls(list(hellos.values()), deployment, seed)
         registry._index = {number: i for i, number in enumerate(hellos)}

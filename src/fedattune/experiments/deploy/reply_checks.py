@@ -13,7 +13,7 @@ from ...data import Federation
 from ...data.federated import FederationInfo
 from ...training.backends.base import TrainReply
 from ...training.backends.message import WorkerMessage
-from ...training.client_state import Sender
+from ...training.client_state import PayloadFactory
 from ...training.context import RunContext
 from ...training.engine.batches import LocalTraining
 
@@ -22,17 +22,17 @@ class RefusedReplyError(ValueError):
     """A reply is not valid; the message is the reason."""
 
 
-def make_expected_upload(context: RunContext, personal: Params, send: Sender) -> Payload:
+def make_expected_upload(context: RunContext, personal: Params, make_payload: PayloadFactory) -> Payload:
     """Make the upload of a client that does no local step. All uploads have its names, types and shapes.
 
     Args:
         context: the run.
         personal: the tensors that never leave a client, of one client.
-        send: returns what the server sends to clients.
+        make_payload: returns what the server sends to clients.
 
     """
     rule, yes = context.algorithm.client, torch.tensor(True, device=context.device)
-    sent = send(context.all_ids[:1]).rows(0)
+    sent = make_payload(context.all_ids[:1]).rows(0)
     whole = Params({k: personal[k] if k in personal else sent.params[k] for k in context.task.params})
     sent, local_state = sent._replace(params=whole), rule.init_local_state(context.task.params)
     one = torch.ones((), dtype=next(iter(whole.values())).dtype, device=context.device)
@@ -42,10 +42,10 @@ def make_expected_upload(context: RunContext, personal: Params, send: Sender) ->
         round=1,
         lr=context.settings.lr,
         batch_size=1,
-        cohort=1,
-        personal=tuple(personal),
+        cohort_size=1,
+        personal_names=tuple(personal),
     )
-    round_context = training.make_context(one, yes, one)
+    round_context = training.make_round_context(one, yes, one)
     with torch.no_grad():
         carry = rule.begin(sent, local_state, yes, round_context)
         upload, _ = rule.finish(carry, sent, local_state, round_context)
@@ -159,7 +159,7 @@ def _check_scores(
 
 
 def drop_bad_uploads(
-    report: TrainReply, largest: float, usual: float | None
+    reply: TrainReply, largest: float, usual: float | None
 ) -> tuple[TrainReply, float | None]:
     """Drop uploads that are not finite or far too large.
 
@@ -168,7 +168,7 @@ def drop_bad_uploads(
     shrinks by at most a tenth per round, because a client that joins late makes longer steps than the others.
 
     Args:
-        report: uploads of a round.
+        reply: uploads of a round.
         largest: maximum ratio of a length to the usual length.
         usual: the usual length; None before the first upload.
 
@@ -176,43 +176,43 @@ def drop_bad_uploads(
         The reply without the refused uploads, which are in `faults`, and the new usual length.
 
     """
-    if not len(report.ids):
-        return report, usual
-    lengths = _lengths(report)
+    if not len(reply.ids):
+        return reply, usual
+    lengths = _lengths(reply)
     finite_lengths = [length for length in lengths.tolist() if math.isfinite(length)]
     reference = usual or (statistics.median_low(finite_lengths) if len(finite_lengths) > 2 else None)
     limit = largest * reference if reference else math.inf
-    faults = dict(report.faults)
-    for number, length in zip(report.ids.tolist(), lengths.tolist(), strict=True):
+    faults = dict(reply.faults)
+    for number, length in zip(reply.ids.tolist(), lengths.tolist(), strict=True):
         if not math.isfinite(length):
             faults[number] = "uploaded values that are not finite"
         elif length > limit:
             faults[number] = f"uploaded an update more than {largest:g} times longer than usual"
-    rows = torch.tensor([i for i, n in enumerate(report.ids.tolist()) if n not in faults], dtype=torch.int64)
-    rows = rows.to(report.ids.device)
+    rows = torch.tensor([i for i, n in enumerate(reply.ids.tolist()) if n not in faults], dtype=torch.int64)
+    rows = rows.to(reply.ids.device)
     if len(rows):
         usual = max(statistics.median_low(lengths[rows].tolist()), 0.9 * (usual or 0.0))
-    if len(rows) == len(report.ids):
-        return report, usual
-    return report._replace(
-        ids=report.ids[rows],
-        sent=report.sent.rows(rows),
-        upload=report.upload.rows(rows),
-        buffers=report.buffers.rows(rows),
+    if len(rows) == len(reply.ids):
+        return reply, usual
+    return reply._replace(
+        ids=reply.ids[rows],
+        sent=reply.sent.rows(rows),
+        upload=reply.upload.rows(rows),
+        buffers=reply.buffers.rows(rows),
         faults=faults,
     ), usual
 
 
-def _lengths(report: TrainReply) -> Tensor:
+def _lengths(reply: TrainReply) -> Tensor:
     """Compute the Euclidean norms of the updates with everything that comes with them, (C,)."""
-    total = torch.zeros(len(report.ids), dtype=torch.float64, device=report.ids.device)
-    sent, upload = report.sent, report.upload
+    total = torch.zeros(len(reply.ids), dtype=torch.float64, device=reply.ids.device)
+    sent, upload = reply.sent, reply.upload
     parts = [
         upload.params.map(lambda a, b: a - b, sent.params.only(upload.params))
         if upload.params.keys() <= sent.params.keys()
         else upload.params,
         *upload.extra.values(),
-        report.buffers,
+        reply.buffers,
     ]
     for part in parts:
         for value in part.values():

@@ -15,7 +15,7 @@ from ...core.algorithm import Algorithm
 from ...core.errors import DivergedError, FedAttuneError, RunError
 from ...core.hardware import check_device
 from ...core.io import read_json, write_json
-from ...training.client_state import Sender
+from ...training.client_state import PayloadFactory
 from ...training.context import Progress, RunContext
 from ...training.loop import RoundLoop
 from ...training.result import Result
@@ -65,7 +65,7 @@ def run_server(
         with FileLock(folder / ".lock", timeout=0):
             results = list(_Server(plan, folder, NodeGrid(grid, plan.deployment, log)).run())
             if not results:
-                raise RunError("no method finished: training diverged")
+                raise RunError("no method finished: training diverged; lower the learning rate")
             _write_results(folder, results, log)
             return results
     except Timeout as error:
@@ -136,8 +136,8 @@ class _Server:
         key = {"token": self.token, "algorithm": name, "seed": seed, "model": hash_model(module)}
         backends: list[FlowerBackend] = []
 
-        def make_backend(context: RunContext, send: Sender) -> FlowerBackend:
-            backends.append(FlowerBackend(context, send, self.grid, self.registry, key))
+        def make_backend(context: RunContext, make_payload: PayloadFactory) -> FlowerBackend:
+            backends.append(FlowerBackend(context, make_payload, self.grid, self.registry, key))
             return backends[0]
 
         loop = RoundLoop(algorithm, info, module, settings, config, run_folder, make_backend)

@@ -83,7 +83,7 @@ class StudyOptions(StrictSchema):
     show: bool = Field(False, description="train nothing; print the stored results")
     out: Path = Field(Path("results"), description="folder of all studies; each study has a subfolder")
     data_dir: Path | None = Field(
-        None, description="folder with the data sets as Parquet, instead of a download"
+        None, description="folder with the files of the data sets, instead of a download"
     )
     processes: Processes = "auto"
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live")

@@ -94,7 +94,7 @@ class _Drawing:
 
     def title(self, name: str, *outcomes: Outcome) -> str:
         """Make a panel's title, with the rounds of shortened cells: a reader may see the figure without its table."""
-        rounds = (self.results.missing_rounds(one) for one in outcomes)
+        rounds = (self.results.describe_missing_rounds(one) for one in outcomes)
         return "\n".join([name, *dict.fromkeys(filter(None, rounds))])
 
     def style(self, row: str) -> dict[str, Any]:

@@ -119,45 +119,45 @@ class StudyResults:
                 measures[name] = compute_mean_std(values)
         return measures
 
-    def compared_value(self, one: Outcome) -> float | None:
+    def compute_compared_value(self, one: Outcome) -> float | None:
         """Return the number to compare with the paper: the accuracy, or its gap to the row that `gap_to` names."""
         if one.value is None or not self.study.gap_to:
             return one.value and one.value.mean
         other = self.outcomes.get(Cell(self.study.gap_to, one.cell.column))
         return other.value.mean - one.value.mean if other and other.value else None
 
-    def difference(self, one: Outcome) -> float | None:
+    def compute_difference(self, one: Outcome) -> float | None:
         """Return our number minus the paper's, in points; None if one of the two is missing."""
         paper, _ = self.study.paper_value(one.cell)
-        ours = self.compared_value(one)
+        ours = self.compute_compared_value(one)
         return None if paper is None or ours is None else ours - paper
 
-    def comparable(self) -> list[tuple[Outcome, float]]:
+    def list_comparable(self) -> list[tuple[Outcome, float]]:
         """Return cells that should match the paper and are complete, with their differences."""
         pairs = []
         for cell, one in self.outcomes.items():
-            off = self.difference(one)
+            off = self.compute_difference(one)
             if off is None or not self.study.rows[cell.row].match:
                 continue
             gap_to = self.study.gap_to
             compared = [one, self.outcomes[Cell(gap_to, cell.column)]] if gap_to else [one]
-            if not any(self.shortfalls(each) for each in compared):
+            if not any(self.list_shortfalls(each) for each in compared):
                 pairs.append((one, off))
         return pairs
 
-    def distant(self) -> list[Outcome]:
+    def list_distant(self) -> list[Outcome]:
         """Return cells that should match the paper and differ by more than a point."""
-        return [one for one, off in self.comparable() if abs(off) > MAX_DIFFERENCE]
+        return [one for one, off in self.list_comparable() if abs(off) > MAX_DIFFERENCE]
 
-    def missing_rounds(self, one: Outcome) -> str:
+    def describe_missing_rounds(self, one: Outcome) -> str:
         """Return how many of its rounds a cell has; empty if it has all."""
         rounds = self.study.make_run(one.cell, one.choice, 0).experiment.rounds
         return "" if one.extent.rounds == rounds else f"{one.extent.rounds} of {rounds} rounds"
 
-    def shortfalls(self, one: Outcome) -> list[str]:
+    def list_shortfalls(self, one: Outcome) -> list[str]:
         """Return short phrases on everything that a cell lacks of what the study specifies."""
         full = self.study.make_run(one.cell, one.choice, 0).experiment
-        parts = [rounds] if (rounds := self.missing_rounds(one)) else []
+        parts = [rounds] if (rounds := self.describe_missing_rounds(one)) else []
         if one.extent.mixed_precision != full.mixed_precision:
             parts.append(f"{one.extent.mixed_precision} products")
         if one.failures or one.n_seeds < self.study.seeds:

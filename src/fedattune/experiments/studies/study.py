@@ -147,7 +147,7 @@ class Study(_StudyPart):
     mixing: bool = False
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Study":
+    def _check_consistency(self) -> "Study":
         """Check that rows, columns and printed numbers name each other, and that every experiment is possible."""
         for name, row in self.rows.items():
             if bool(row.like) == bool(row.algorithm):
@@ -354,7 +354,7 @@ def _matches(pattern: str, cell: Cell) -> bool:
 def _check_names(where: str, names: Any, allowed_names: Mapping[str, Any]) -> None:
     for name in names:
         if name not in allowed_names:
-            raise ValueError(f"{where}: {name!r} is not there; {did_you_mean(name, allowed_names)}")
+            raise ValueError(f"{where}: unknown name {name!r}; {did_you_mean(name, allowed_names)}")
 
 
 def format_options(values: Mapping[str, Any], separator: str = ", ") -> str:

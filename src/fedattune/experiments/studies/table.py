@@ -48,7 +48,7 @@ def describe_measure(study: Study) -> str:
 
 def describe_agreement(results: StudyResults) -> str | None:
     """Describe the mean absolute difference to the paper, over complete cells that should match."""
-    off = [abs(off) for _, off in results.comparable()]
+    off = [abs(off) for _, off in results.list_comparable()]
     if not off:
         return None
     return (
@@ -68,7 +68,7 @@ def format_columns(results: StudyResults) -> dict[str, list[list[str]]]:
 
 def _format_line(results: StudyResults, one: Outcome) -> list[str]:
     paper, paper_std = results.study.paper_value(one.cell)
-    off = results.difference(one)
+    off = results.compute_difference(one)
 
     def show(name: str, form: str = ".2f") -> str:
         return f"{one.measures[name].mean:{form}}" if name in one.measures else "–"
@@ -122,10 +122,10 @@ def _render_matrix(results: StudyResults) -> list[str]:
 
 def _format_cell(results: StudyResults, one: Outcome) -> str:
     study, ours = results.study, _format_value(one)
-    paper, off = study.paper_value(one.cell)[0], results.difference(one)
+    paper, off = study.paper_value(one.cell)[0], results.compute_difference(one)
     if one.value is None or paper is None or off is None:
         return ours
-    gap = f", gap {results.compared_value(one):.2f}" if study.gap_to else ""
+    gap = f", gap {results.compute_compared_value(one):.2f}" if study.gap_to else ""
     strong = "**" if abs(off) > MAX_DIFFERENCE and study.rows[one.cell.row].match else ""
     return f"{ours}{gap} ({paper:.2f}, {strong}{_format_signed(off)}{strong})"
 
@@ -145,7 +145,7 @@ def _render_shortfalls(results: StudyResults) -> list[str]:
     """List cells with fewer rounds, seeds or digits than the study specifies, or with values from no search."""
     groups: dict[str, list[Cell]] = {}
     for cell, one in results.outcomes.items():
-        for lack in results.shortfalls(one):
+        for lack in results.list_shortfalls(one):
             groups.setdefault(lack, []).append(cell)
     lines = [f"- {lack}: {_name_cells(cells, results)}" for lack, cells in groups.items()]
     return ["Fewer than the study asks for:", "", *lines, ""] if lines else []
@@ -162,12 +162,12 @@ def _name_cells(cells: Sequence[Cell], results: StudyResults) -> str:
 def _render_reasons(results: StudyResults) -> list[str]:
     """List every reason of a large difference with its cells."""
     groups: dict[str, list[Outcome]] = {}
-    for one in results.distant():
+    for one in results.list_distant():
         reason = results.study.find_reason(one.cell) or "No reason is known."
         groups.setdefault(reason, []).append(one)
     lines = []
     for reason, outcomes in groups.items():
-        names = (f"{one.cell} ({_format_signed(results.difference(one) or 0)})" for one in outcomes)
+        names = (f"{one.cell} ({_format_signed(results.compute_difference(one) or 0)})" for one in outcomes)
         lines.append(f"- {'; '.join(names)}: {' '.join(reason.split())}")
     return ["## Cells that are more than one point off", "", *lines, ""] if lines else []
 
@@ -217,7 +217,7 @@ def _render_settings(results: StudyResults) -> list[str]:
         hours = sum(facts.get("seconds", 0) for facts in records.runs.values()) / 3600
         out += [
             f"- run on {days} with {'; '.join(versions)}",
-            f"- {hours:.1f} hours of runs, those of the search included",
+            f"- {hours:.1f} hours of runs, including the search",
         ]
     return [*out, ""]
 

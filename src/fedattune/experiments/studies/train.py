@@ -155,7 +155,7 @@ class StudyTrainer:
             now = digests.get(_data_key(Experiment(**facts["experiment"])), then) if then else None
             if now != then:
                 raise RunError(
-                    f"the data are not those of run {run} in {self.records.folder}: their split is {now}, the "
+                    f"the data differ from the data of run {run} in {self.records.folder}: their split is {now}, the "
                     f"split of the run {then}; use the old data, or another --out"
                 )
 

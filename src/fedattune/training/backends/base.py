@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
-from ..client_state import Sender
+from ..client_state import PayloadFactory
 from ..evaluation import PointScores
 from ..storage.rows import RowStack
 
@@ -22,8 +22,8 @@ class TrainRequest(NamedTuple):
         ids: clients that train or are sent something.
         cohort: clients that are asked to upload; not all of them need be among `ids`, nor the reverse.
         dropouts: clients of the cohort that are gone before they train.
-        update_server: whether the server learns from uploads.
-        evaluate: whether clients are evaluated after training.
+        update_server: whether uploads change what the server sends to other clients.
+        should_evaluate: whether clients are evaluated after training.
 
     """
 
@@ -32,7 +32,7 @@ class TrainRequest(NamedTuple):
     cohort: Tensor
     dropouts: Tensor
     update_server: bool
-    evaluate: bool
+    should_evaluate: bool
 
 
 class TrainReply(NamedTuple):
@@ -90,12 +90,12 @@ class Backend(ABC):
 
     statistics: Params
     max_clients: int
-    saves_every_round = False
+    should_save_every_round = False
     notes: list[str]
 
     @property
     @abstractmethod
-    def personal(self) -> Params:
+    def personal_example(self) -> Params:
         """The tensors that never leave a client, of one client."""
 
     @property
@@ -108,13 +108,15 @@ class Backend(ABC):
         """Give clients `ids` the server's answers to their uploads, one row each."""
 
     @abstractmethod
-    def train(self, request: TrainRequest, payload: Payload | None, send: Sender) -> TrainReply:
+    def train(
+        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
+    ) -> TrainReply:
         """Train clients.
 
         Args:
             request: the clients and the round.
             payload: what clients `request.ids` are sent, one row each; None if they keep what they were sent.
-            send: gives the payload of other clients, which are evaluated without training.
+            make_payload: gives the payload of other clients, which are evaluated without training.
 
         Returns:
             The uploads, and the clients that failed.
@@ -122,11 +124,11 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def evaluate_trained(self, r: int, send: Sender) -> list[PointScores]:
-        """Return the scores after the local training of round r."""
+    def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:
+        """Return the scores after the local training of this round."""
 
     @abstractmethod
-    def evaluate_received(self, r: int, send: Sender, w: Params | None) -> list[PointScores]:
+    def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
         """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
 
     @abstractmethod

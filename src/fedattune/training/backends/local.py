@@ -8,7 +8,7 @@ from torch import Tensor
 from ...core.params import Params
 from ...core.payload import Payload
 from ...data import Federation
-from ..client_state import ClientStates, Sender
+from ..client_state import ClientStates, PayloadFactory
 from ..context import RunContext
 from ..engine import make_engine
 from ..engine.batches import LocalTraining
@@ -18,7 +18,7 @@ from ..setup import resolve_weight_decay
 from ..storage.rows import RowStack, RowStorage
 from .base import Backend, TrainReply, TrainRequest, find_rows
 
-TRAIN_CHUNK_BYTES = 1 << 30
+REQUEST_CHUNK_BYTES = 1 << 30
 """Bytes of models that are trained together, unless more clients than that upload."""
 
 
@@ -37,7 +37,7 @@ class LocalBackend(Backend):
         context: RunContext,
         storage: RowStorage,
         *,
-        send: Sender | None = None,
+        make_payload: PayloadFactory | None = None,
         client_ids: Tensor | None = None,
         planned_rounds: int | None = None,
     ) -> None:
@@ -46,7 +46,7 @@ class LocalBackend(Backend):
         Args:
             context: the run; its federation has an entry for all clients, and data for the clients of this backend.
             storage: where rows of clients are kept.
-            send: gives the first payloads; without it, they come later.
+            make_payload: gives the first payloads; without it, they come later.
             client_ids: (M,) numbers of the clients, sorted; by default all.
             planned_rounds: rounds for which the engine prepares; by default all of the run.
 
@@ -56,15 +56,17 @@ class LocalBackend(Backend):
             federation, Federation
         )  # there are no data to train on in the facts about a federation
         self.context, self.storage, self.notes = context, storage, []
-        self.max_clients = max(1, TRAIN_CHUNK_BYTES // max(1, task.params.nbytes()))
+        self.max_clients = max(1, REQUEST_CHUNK_BYTES // max(1, task.params.nbytes()))
         self.client_ids = context.all_ids if client_ids is None else client_ids
         n_samples = float(context.n_train[self.client_ids].double().mean())
         self.engine = make_engine(
             settings.engine,
             task,
             federation,
-            steps=settings.all_steps(n_samples) // settings.rounds * (planned_rounds or settings.rounds),
-            cohort=min(settings.cohort_size(context.n_clients), len(self.client_ids)),
+            steps=settings.count_local_steps(n_samples)
+            // settings.rounds
+            * (planned_rounds or settings.rounds),
+            cohort_size=min(settings.cohort_size(context.n_clients), len(self.client_ids)),
         )
         own_buffers = None
         if network := context.algorithm.network:
@@ -72,26 +74,28 @@ class LocalBackend(Backend):
             own_buffers = network.client_buffers(
                 counts.to(context.device, self.engine.dtype)[self.client_ids]
             )
-        self.states = ClientStates.start(
-            context, self.client_ids, storage, send=send, own_buffers=own_buffers
+        self.client_states = ClientStates.start(
+            context, self.client_ids, storage, make_payload=make_payload, own_buffers=own_buffers
         )
         eval_ids = context.eval_ids[torch.isin(context.eval_ids, self.client_ids)]
-        self.evaluation = LocalEvaluation(context.algorithm, self.engine, federation, self.states, eval_ids)
+        self.evaluation = LocalEvaluation(
+            context.algorithm, self.engine, federation, self.client_states, eval_ids
+        )
         self._trained_models: list[ClientModels] = []
 
     @property
-    def personal(self) -> Params:
+    def personal_example(self) -> Params:
         """The tensors that never leave a client, of one client."""
-        return self.states.personal.rows(0)
+        return self.client_states.personal.rows(0)
 
     @property
     def statistics(self) -> Params:
         """The averaged BatchNorm statistics that clients are sent."""
-        return self.states.statistics
+        return self.client_states.statistics
 
     @statistics.setter
     def statistics(self, new: Params) -> None:
-        self.states.statistics = new
+        self.client_states.statistics = new
 
     @property
     def headline_models(self) -> tuple[RowStack, RowStack]:
@@ -100,66 +104,68 @@ class LocalBackend(Backend):
 
     def receive(self, ids: Tensor, payload: Payload) -> None:
         """Give clients `ids` the server's answers to their uploads."""
-        with self.storage.sharing_cores():
-            self.states.receive(ids, payload)
+        with self.storage.share_cores():
+            self.client_states.receive(ids, payload)
 
-    def train(self, request: TrainRequest, payload: Payload | None, send: Sender) -> TrainReply:
+    def train(
+        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
+    ) -> TrainReply:
         """Train clients, and keep what stays with them."""
-        with self.storage.sharing_cores():
+        with self.storage.share_cores():
             return self._train(request, payload)
 
     def _train(self, request: TrainRequest, payload: Payload | None) -> TrainReply:
-        states, ids = self.states, request.ids
+        client_states, ids = self.client_states, request.ids
         if payload is None:
-            assert states.sent is not None
-            payload = states.sent.rows(states.rows_of(ids))
+            assert client_states.sent is not None
+            payload = client_states.sent.rows(client_states.rows_of(ids))
         else:
-            states.receive(ids, payload)
+            client_states.receive(ids, payload)
         if len(request.dropouts):  # nothing of their round is kept, so it need not be computed
             here = (~torch.isin(ids, request.dropouts)).nonzero().flatten()
             ids, payload = ids[here], payload.rows(here)
         if not len(ids):
             return TrainReply(ids, payload, payload, Params())
         uploads = torch.isin(ids, request.cohort) & request.update_server
-        inputs = states.training_inputs(ids, payload, uploads)
-        plan = self.plan_training(request.round, Stream.TRAINING)
-        trained = self.engine.train(self.context.algorithm.client, ids, inputs, plan)
+        inputs = client_states.training_inputs(ids, payload, uploads)
+        training = self.plan_training(request.round, Stream.TRAINING)
+        trained = self.engine.train(self.context.algorithm.client, ids, inputs, training)
         is_finite, steps = trained.find_finite(), int(trained.n_steps.sum())
         diverged = ids[~is_finite].tolist()
         if diverged:  # they keep what they had, and upload nothing
             rows = is_finite.nonzero().flatten()
             ids, trained, payload = ids[rows], trained.rows(rows), payload.rows(rows)
-        if request.evaluate and len(ids) and (models := self.evaluation.select_trained(ids, trained)):
+        if request.should_evaluate and len(ids) and (models := self.evaluation.select_trained(ids, trained)):
             self._trained_models.append(models)
         if len(ids):
-            states.store_trained(ids, trained)
+            client_states.store_trained(ids, trained)
         n_trained, uploading = len(ids), find_rows(ids, request.cohort, self.context.n_clients)
         if uploading is not None:
             ids, payload, trained = ids[uploading], payload.rows(uploading), trained.rows(uploading)
-        upload = trained.upload._replace(params=trained.upload.params.without(states.personal))
-        buffers = trained.buffers.only(states.statistics)
+        upload = trained.upload._replace(params=trained.upload.params.without(client_states.personal))
+        buffers = trained.buffers.only(client_states.statistics)
         return TrainReply(ids, payload, upload, buffers, n_trained, steps, diverged)
 
-    def evaluate_trained(self, r: int, send: Sender) -> list[PointScores]:
+    def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:
         """Return the scores after the local training of round r."""
         models, self._trained_models = self._trained_models, []
-        return self.evaluation.evaluate_trained(models, send)
+        return self.evaluation.evaluate_trained(models, make_payload)
 
     def evaluate_received(
-        self, r: int, send: Sender, w: Params | None, mean_buffers: Params | None = None
+        self, r: int, make_payload: PayloadFactory, w: Params | None, mean_buffers: Params | None = None
     ) -> list[PointScores]:
         """Return the scores after the communication of round r, and of the global model.
 
         Args:
             r: number of the round.
-            send: gives the payloads if clients keep none.
+            make_payload: gives the payloads if clients keep none.
             w: the global model, if there is one.
             mean_buffers: its buffers; by default the mean of the buffers that clients have here.
 
         """
         training = self.plan_training(r + 1, Stream.TRAINING)
-        adaptation = self.plan_training(r, Stream.ADAPTATION)
-        return self.evaluation.evaluate_received(send, w, training, adaptation, mean_buffers)
+        fine_tuning = self.plan_training(r, Stream.FINE_TUNING)
+        return self.evaluation.evaluate_received(make_payload, w, training, fine_tuning, mean_buffers)
 
     def plan_training(self, r: int, stream: int) -> LocalTraining:
         """Return the local training of a client in round r, whose batches come from a random stream."""
@@ -173,15 +179,15 @@ class LocalBackend(Backend):
             steps=settings.local_steps,
             epochs=settings.epochs,
             weight_decay=resolve_weight_decay(self.context.algorithm, settings),
-            drop_last=self.context.task.uses_batch_statistics,
-            cohort=settings.cohort_size(self.context.n_clients),
-            personal=tuple(self.states.personal),
+            drop_last=self.context.task.has_batch_statistics,
+            cohort_size=settings.cohort_size(self.context.n_clients),
+            personal_names=tuple(self.client_states.personal),
         )
 
     def state_tree(self) -> dict[str, Any]:
         """Return the state of the clients as a nest of dicts, for a checkpoint."""
-        return self.states.tree()
+        return self.client_states.tree()
 
     def load_state_tree(self, tree: dict[str, Any]) -> None:
         """Take over the state of a checkpoint."""
-        self.states.load_tree(tree)
+        self.client_states.load_tree(tree)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...core.io import flatten_tree
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
-from ..client_state import Sender, copy_payload_rows, put_payload_rows
+from ..client_state import PayloadFactory, copy_payload_rows, put_payload_rows
 from ..context import RunContext
 from ..engine.base import EvalPart, Scores
 from ..evaluation import PointScores
@@ -26,7 +26,7 @@ class RemoteBackend(Backend):
     next message to the client's worker.
 
     Attributes:
-        workers: the numbers of the clients of each worker, sorted.
+        worker_clients: the numbers of the clients of each worker, sorted.
         sent: the last payload of each client, if the server answers uploads.
         pending: (N,) bool, whether that payload still waits for a message.
         is_first: (N,) bool, whether a pending payload is the first one, from before the first round.
@@ -34,27 +34,31 @@ class RemoteBackend(Backend):
 
     """
 
-    def __init__(self, context: RunContext, workers: Sequence[Tensor], send: Sender) -> None:
-        self.context, self.workers, self.notes = context, workers, []
+    def __init__(
+        self, context: RunContext, worker_clients: Sequence[Tensor], make_payload: PayloadFactory
+    ) -> None:
+        self.context, self.worker_clients, self.notes = context, worker_clients, []
         self.max_clients = context.n_clients
         self.statistics = context.initial_statistics
-        self._personal = context.task.params.only(context.algorithm.personal.names(context.task.model))
+        self._personal_example = context.task.params.only(
+            context.algorithm.personal.names(context.task.model)
+        )
         self._trained_scores: list[PointScores] = []
         is_answered = context.is_answered
         # The first payloads go out with the first messages, and change nothing on a client that holds the same.
         self.pending = torch.full_like(context.all_ids, is_answered, dtype=torch.bool)
         self.is_first = self.pending.clone()
         self.pending_statistics = self.statistics.copies(context.n_clients) if is_answered else Params()
-        self.sent = copy_payload_rows(send(context.all_ids)) if is_answered else None
+        self.sent = copy_payload_rows(make_payload(context.all_ids)) if is_answered else None
 
     @abstractmethod
     def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
         """Send each worker its message; return the replies, or the reason why there is none."""
 
     @property
-    def personal(self) -> Params:
+    def personal_example(self) -> Params:
         """The tensors that never leave a client, of one client."""
-        return self._personal
+        return self._personal_example
 
     @property
     def headline_models(self) -> tuple[RowStack, RowStack]:
@@ -73,52 +77,54 @@ class RemoteBackend(Backend):
         if self.statistics:  # later rounds change them before these are sent
             self.pending_statistics.put_rows(ids, self.statistics.repeat(len(ids)))
 
-    def train(self, request: TrainRequest, payload: Payload | None, send: Sender) -> TrainReply:
+    def train(
+        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
+    ) -> TrainReply:
         """Train clients on their workers, all at the same time."""
         messages = {}
-        ids, eval_ids = request.ids, self.context.eval_ids if request.evaluate else request.ids[:0]
+        ids, eval_ids = request.ids, self.context.eval_ids if request.should_evaluate else request.ids[:0]
         resting = eval_ids[~torch.isin(eval_ids, ids)]
-        resting_payload = send(resting) if payload is not None and len(resting) else None
-        for worker, members in enumerate(self.workers):
-            training, still = positions(ids, members), positions(resting, members)
-            if not len(training) and not bool(torch.isin(eval_ids, members).any()):
+        resting_payload = make_payload(resting) if payload is not None and len(resting) else None
+        for worker, members in enumerate(self.worker_clients):
+            training_rows, resting_rows = positions(ids, members), positions(resting, members)
+            if not len(training_rows) and not bool(torch.isin(eval_ids, members).any()):
                 continue
             message = messages[worker] = self.make_message(
                 worker,
                 kind="train",
                 round=request.round,
                 update_server=request.update_server,
-                evaluate=request.evaluate,
-                ids=ids[training].tolist(),
+                should_evaluate=request.should_evaluate,
+                ids=ids[training_rows].tolist(),
                 cohort=select_ids(request.cohort, members).tolist(),
                 dropouts=select_ids(request.dropouts, members).tolist(),
-                resting=resting[still].tolist(),
+                resting=resting[resting_rows].tolist(),
                 is_answered=payload is None,
             )
             if payload is not None:
-                message.put("sent", slice_payload(payload, training, len(ids)))
-            if resting_payload is not None and len(still):
-                message.put("resting", slice_payload(resting_payload, still, len(resting)))
-        replies, reasons = self.request(messages)
+                message.put("sent", slice_payload(payload, training_rows, len(ids)))
+            if resting_payload is not None and len(resting_rows):
+                message.put("resting", slice_payload(resting_payload, resting_rows, len(resting)))
+        replies, reasons = self.send_messages(messages)
         faults: dict[int, str] = {}
         for worker, reason in reasons.items():
-            lost = select_ids(select_ids(request.cohort, self.workers[worker]), ids)
+            lost = select_ids(select_ids(request.cohort, self.worker_clients[worker]), ids)
             faults |= dict.fromkeys(lost[~torch.isin(lost, request.dropouts)].tolist(), reason)
         self._trained_scores = self._merge_scores(replies)
         return self.check(self._merge_replies(request, payload, replies, faults))
 
-    def evaluate_trained(self, r: int, send: Sender) -> list[PointScores]:
-        """Return the scores after the local training of round r, which came with the uploads."""
+    def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:
+        """Return the scores after local training, which came with the uploads."""
         return self._trained_scores
 
-    def evaluate_received(self, r: int, send: Sender, w: Params | None) -> list[PointScores]:
+    def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
         """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
         context, eval_ids, mean = self.context, self.context.eval_ids, None
         if w is not None and context.task.buffers and (mean := self.global_buffers()) is None:
             w = None  # the buffers that it needs stay with the clients
         messages = {}
-        payload = None if context.is_answered else send(eval_ids)
-        for worker, members in enumerate(self.workers):
+        payload = None if context.is_answered else make_payload(eval_ids)
+        for worker, members in enumerate(self.worker_clients):
             rows = positions(eval_ids, members)
             if not len(rows):
                 continue
@@ -136,7 +142,7 @@ class RemoteBackend(Backend):
                 message.put("w", w)
             if mean is not None:
                 message.put("mean_buffers", mean)
-        return self._merge_scores(self.request(messages)[0])
+        return self._merge_scores(self.send_messages(messages)[0])
 
     def pending_tree(self) -> dict[str, Any]:
         """Return the payloads of clients, and which of them are pending, as a nest of dicts."""
@@ -156,8 +162,8 @@ class RemoteBackend(Backend):
 
     def state_tree(self) -> dict[str, Any]:
         """Return the state of all clients, as a checkpoint of a run in one process holds it."""
-        replies = self.request_all(kind="state", load=False)
-        order = torch.cat(list(self.workers)).argsort()
+        replies = self.send_to_all(kind="state", load=False)
+        order = torch.cat(list(self.worker_clients)).argsort()
         joint = concatenate([reply.get("state") for reply in replies]).map(lambda v: v[order])
         tree: dict[str, Any] = {"local_state": {}, "personal": Params(), "buffers": Params()}
         for name, rows in joint.items():
@@ -180,19 +186,19 @@ class RemoteBackend(Backend):
             flatten_tree({key: tree[key] for key in ("local_state", "personal", "buffers", "fresh")})
         )
         messages = {}
-        for worker, members in enumerate(self.workers):
+        for worker, members in enumerate(self.worker_clients):
             messages[worker] = self.make_message(worker, kind="state", load=True)
             messages[worker].put("state", state.rows(members))
-        self.request(messages)
+        self.send_messages(messages)
 
     def global_buffers(self) -> Params | None:
         """Return the buffers with which the global model is scored: the mean over evaluated clients."""
-        totals = [reply.get("total") for reply in self.request_evaluated(kind="buffers")]
+        totals = [reply.get("total") for reply in self.send_to_evaluated(kind="buffers")]
         return sum(totals[1:], totals[0]) / len(self.context.eval_ids)
 
     def make_message(self, worker: int, **head: Any) -> WorkerMessage:
         """Make a message to a worker, with the statistics and the payloads that are pending."""
-        message, members = WorkerMessage(head), self.workers[worker]
+        message, members = WorkerMessage(head), self.worker_clients[worker]
         message.put("statistics", self.statistics)
         pending = members[self.pending[members]]
         if self.sent is not None and len(pending):
@@ -201,26 +207,30 @@ class RemoteBackend(Backend):
             message.put("pending_statistics", self.pending_statistics.rows(pending))
         return message
 
-    def request(
+    def send_messages(
         self, messages: Mapping[int, WorkerMessage]
     ) -> tuple[dict[int, WorkerMessage], dict[int, str]]:
         """Send messages; return the replies in the order of the workers, and the reasons why others gave none."""
         outcomes = sorted(self.exchange(messages).items())
         replies = {worker: reply for worker, reply in outcomes if isinstance(reply, WorkerMessage)}
         for worker in replies:
-            self.pending[self.workers[worker]] = False
+            self.pending[self.worker_clients[worker]] = False
         return replies, {worker: reply for worker, reply in outcomes if isinstance(reply, str)}
 
-    def request_all(self, **head: Any) -> list[WorkerMessage]:
+    def send_to_all(self, **head: Any) -> list[WorkerMessage]:
         """Send all workers the same head; return their replies."""
-        replies, _ = self.request({w: self.make_message(w, **head) for w in range(len(self.workers))})
+        replies, _ = self.send_messages(
+            {w: self.make_message(w, **head) for w in range(len(self.worker_clients))}
+        )
         return list(replies.values())
 
-    def request_evaluated(self, **head: Any) -> list[WorkerMessage]:
+    def send_to_evaluated(self, **head: Any) -> list[WorkerMessage]:
         """Send the workers that have evaluated clients the same head; return their replies."""
         eval_ids = self.context.eval_ids
-        workers = [w for w, members in enumerate(self.workers) if bool(torch.isin(eval_ids, members).any())]
-        replies, _ = self.request({w: self.make_message(w, **head) for w in workers})
+        workers = [
+            w for w, members in enumerate(self.worker_clients) if bool(torch.isin(eval_ids, members).any())
+        ]
+        replies, _ = self.send_messages({w: self.make_message(w, **head) for w in workers})
         return list(replies.values())
 
     def _merge_scores(self, replies: Mapping[int, WorkerMessage]) -> list[PointScores]:

@@ -13,9 +13,9 @@ from ...core.params import Params
 from ...core.payload import Payload, concatenate_payloads
 from ...core.settings import Settings
 from ...data import Federation
-from ..client_state import Sender
-from ..setup import make_context
-from ..storage.rows import RowStorage, load_rows, row_bytes
+from ..client_state import PayloadFactory
+from ..setup import make_run_context
+from ..storage.rows import RowStorage, count_row_bytes, load_rows
 from .base import TrainRequest
 from .local import LocalBackend
 from .message import WorkerMessage, unflatten_payload
@@ -44,8 +44,8 @@ def open_backend(
 
     """
     settings = settings.model_copy(update={"engine": "auto" if settings.engine == "ray" else settings.engine})
-    context = make_context(algorithm, federation, model, settings)
-    size = row_bytes(context.algorithm, context.task, {})
+    context = make_run_context(algorithm, federation, model, settings)
+    size = count_row_bytes(context.algorithm, context.task, {})
     return LocalBackend(
         context,
         RowStorage.choose(settings, len(client_ids), size, folder),
@@ -65,10 +65,10 @@ def handle_message(backend: LocalBackend, message: WorkerMessage) -> WorkerMessa
     if pending := head.get("pending"):
         ids, payload = _make_id_tensor(pending, backend), message.payload("pending")
         is_first = torch.tensor(head["pending_first"], device=ids.device)
-        backend.states.store_payload(ids, payload)
+        backend.client_states.store_payload(ids, payload)
         if len(rows := (~is_first).nonzero().flatten()):
             statistics = message.get("pending_statistics").rows(rows)
-            backend.states.receive(ids[rows], payload.rows(rows), statistics or None)
+            backend.client_states.receive(ids[rows], payload.rows(rows), statistics or None)
     return {
         "train": _handle_train,
         "evaluate": _handle_evaluate,
@@ -81,13 +81,15 @@ def handle_message(backend: LocalBackend, message: WorkerMessage) -> WorkerMessa
 def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
     head = message.head
     ids, cohort, dropouts = (_make_id_tensor(head[key], backend) for key in ("ids", "cohort", "dropouts"))
-    request = TrainRequest(head["round"], ids, cohort, dropouts, head["update_server"], head["evaluate"])
+    request = TrainRequest(
+        head["round"], ids, cohort, dropouts, head["update_server"], head["should_evaluate"]
+    )
     payload = None if head["is_answered"] else message.payload("sent")
     reply = WorkerMessage(
         {"kind": "trained", "round": request.round, "ids": [], "n_trained": 0, "steps": 0, "diverged": []}
     )
     if len(ids):
-        result = backend.train(request, payload, _make_sender(ids, payload))
+        result = backend.train(request, payload, _make_payload_factory(ids, payload))
         reply.head.update(
             ids=result.ids.tolist(),
             n_trained=result.n_trained,
@@ -97,10 +99,10 @@ def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessag
         if len(result.ids):
             reply.put("upload", result.upload)
             reply.put("buffers", result.buffers)
-    if request.evaluate and len(backend.evaluation.eval_ids):
+    if request.should_evaluate and len(backend.evaluation.eval_ids):
         resting = _make_id_tensor(head["resting"], backend)
         payload_ids, payloads = _merge_payloads((ids, payload), (resting, message.payload("resting")))
-        reply.put_scores(backend.evaluate_trained(request.round, _make_sender(payload_ids, payloads)))
+        reply.put_scores(backend.evaluate_trained(_make_payload_factory(payload_ids, payloads)))
     return reply
 
 
@@ -122,7 +124,9 @@ def _handle_evaluate(backend: LocalBackend, message: WorkerMessage) -> WorkerMes
     mean_buffers = message.get("mean_buffers") if head["has_mean"] else None
     payload = None if head["is_answered"] else message.payload("sent")
     reply = WorkerMessage({"kind": "evaluated", "round": head["round"]})
-    scores = backend.evaluate_received(head["round"], _make_sender(eval_ids, payload), w, mean_buffers)
+    scores = backend.evaluate_received(
+        head["round"], _make_payload_factory(eval_ids, payload), w, mean_buffers
+    )
     reply.put_scores(scores)
     return reply
 
@@ -164,32 +168,32 @@ def export_state(backend: LocalBackend) -> dict[str, Any]:
 
 def load_state(backend: LocalBackend, state: Mapping[str, Tensor]) -> None:
     """Take over the state that `export_state` gave, by paths such as `local_state/w/0.weight`."""
-    states = backend.states
+    client_states = backend.client_states
 
     def part(name: str) -> Params:
         return Params({k.removeprefix(f"{name}/"): v for k, v in state.items() if k.startswith(f"{name}/")})
 
     rows = torch.arange(len(backend.client_ids), device=backend.client_ids.device)
-    for key, stack in states.local_state.items():
+    for key, stack in client_states.local_state.items():
         stack.put_rows(rows, part(f"local_state/{key}"))
-    states.personal.put_rows(rows, part("personal"))
-    states.buffers.put_rows(rows, part("buffers"))
-    states.fresh = state["fresh"].clone()
+    client_states.personal.put_rows(rows, part("personal"))
+    client_states.buffers.put_rows(rows, part("buffers"))
+    client_states.fresh = state["fresh"].clone()
     if sent := part("sent"):
-        states.store_payload(backend.client_ids, unflatten_payload(sent))
+        client_states.store_payload(backend.client_ids, unflatten_payload(sent))
 
 
 def _make_id_tensor(ids: list[int], backend: LocalBackend) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64, device=backend.client_ids.device)
 
 
-def _make_sender(payload_ids: Tensor, payload: Payload | None) -> Sender:
+def _make_payload_factory(payload_ids: Tensor, payload: Payload | None) -> PayloadFactory:
     """Make a sender for the clients whose payloads came with a message."""
 
-    def send(ids: Tensor) -> Payload:
+    def make_payload(ids: Tensor) -> Payload:
         assert payload is not None  # it is asked for only if clients keep no payloads
         return (
             payload if torch.equal(ids, payload_ids) else payload.rows(torch.searchsorted(payload_ids, ids))
         )
 
-    return send
+    return make_payload

@@ -20,34 +20,36 @@ def make_engine(
     federation: Federation,
     *,
     steps: int = MIN_RECORDED_STEPS,
-    cohort: int = 1,
+    cohort_size: int = 1,
 ) -> Engine:
     """Make the engine for a run.
 
-    `auto` runs clients as one batch of models. For convolutions on a CPU, where this is faster, and for models that
-    cannot run as one batch (recurrent layers, branches on values), it runs one client after the other on every core.
-    The actors of `ray` do the same.
+    `auto` and the actors of `ray` run clients as one batch of models. They run one client after the other on every core
+    for convolutions on a CPU, where this is faster. They do the same with models that cannot run as one batch, such as
+    models with recurrent layers or branches on values.
 
     Args:
         name: the setting `engine`.
         task: model and loss.
         federation: the data.
         steps: local steps of each client in the whole run.
-        cohort: clients of a round.
+        cohort_size: clients of a round.
 
     Returns:
         The engine. It records its steps if the run has at least MIN_RECORDED_STEPS of them.
     """
     if name == "sequential":
         return SequentialEngine(task, federation)
-    slow = task.convolutional and federation.y.device.type == "cpu"
-    single = name != "vectorized" and (slow or not _supports_batching(task, federation))
-    separate = steps * (cohort if single else 1)
-    return VectorizedEngine(task, federation, single=single, recording=separate >= MIN_RECORDED_STEPS)
+    slow = task.has_convolutions and federation.y.device.type == "cpu"
+    is_serial = name != "vectorized" and (slow or not _supports_batching(task, federation))
+    separate = steps * (cohort_size if is_serial else 1)
+    return VectorizedEngine(
+        task, federation, is_serial=is_serial, should_record=separate >= MIN_RECORDED_STEPS
+    )
 
 
 def _supports_batching(task: Task, federation: Federation) -> bool:
     samples = next(rows for rows in federation.part("train") if len(rows))
     index = torch.as_tensor(samples[:4], device=federation.y.device)
     dtype = next(iter(task.params.values())).dtype
-    return task.why_not_vectorized((federation.features(index, dtype), federation.y[index])) is None
+    return task.find_vectorization_error((federation.features(index, dtype), federation.y[index])) is None

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...core.algorithm import ClientUpdate
 from ...core.params import Params, take
 from ...core.payload import Batch, Grad, LocalState, Loss, Payload
-from ...core.task import Task, cross_entropy, sample_losses
+from ...core.task import Task, compute_sample_losses, cross_entropy
 from ...data import Federation
 from .batches import LocalTraining
 
@@ -85,7 +85,7 @@ class Engine(ABC):
 
     @abstractmethod
     def train(
-        self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, work: LocalTraining
+        self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining
     ) -> ClientOutputs:
         """Train clients for one round.
 
@@ -142,7 +142,7 @@ class Engine(ABC):
     def _samples_at_once(self) -> int:
         """Choose the samples of one evaluation batch: few if activations are large."""
         values = max(1, math.prod(self.federation.input_shape))
-        activations = 16 if self.task.convolutional else 1
+        activations = 16 if self.task.has_convolutions else 1
         return max(64, SHARED_EVALUATION_BYTES // (8 * values * activations))
 
     def _batch(self, index: Tensor, padded: bool) -> Batch:
@@ -151,14 +151,14 @@ class Engine(ABC):
         x, y = self.federation.features(real, self.dtype), self.federation.y[real]
         return (x, y, (index >= 0).to(self.dtype)) if padded else (x, y)
 
-    def _gradient(self, buffers: list[Params], work: LocalTraining) -> Grad:
+    def _gradient(self, buffers: list[Params], training: LocalTraining) -> Grad:
         """Make the gradient function of one client; calls with `statistics` replace `buffers[0]`."""
 
         def gradient(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:
             g, changed = self.task.gradient(w, buffers[0], batch)
             if statistics:
                 buffers[0] = changed
-            return g + work.weight_decay * w if work.weight_decay else g
+            return g + training.weight_decay * w if training.weight_decay else g
 
         return gradient
 
@@ -170,4 +170,4 @@ class Engine(ABC):
 def score_samples(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Find the correct predictions (B,) and the cross-entropy (B,) of samples."""
     largest, label = logits.max(1, keepdim=True)
-    return label.squeeze(1) == y, sample_losses(logits, y, largest)
+    return label.squeeze(1) == y, compute_sample_losses(logits, y, largest)

@@ -24,7 +24,7 @@ class LocalTraining:
             engine, nor on the order of clients, nor on the other clients of the round.
         steps, epochs: local steps, or passes over the client's data; one of the two is None.
         drop_last: leave out the incomplete last batch of an epoch (for models that normalize over the batch).
-        cohort, personal: see `RoundContext`.
+        cohort_size, personal_names: see `RoundContext`.
     """
 
     seed: int
@@ -37,16 +37,16 @@ class LocalTraining:
     weight_decay: float = 0.0
     part: Literal["train", "validation", "test"] = "train"
     drop_last: bool = False
-    cohort: int = 0
-    personal: tuple[str, ...] = ()
+    cohort_size: int = 0
+    personal_names: tuple[str, ...] = ()
 
     def rng_seed(self, client: int = 0) -> int:
         """Derive the seed for random layers (dropout) in this round."""
         return int(np.random.SeedSequence([self.seed, self.stream, self.round, client]).generate_state(1)[0])
 
-    def make_context(self, n_steps: Tensor, is_uploaded: Tensor, round_: Tensor) -> RoundContext:
-        """Make the context of a client with `n_steps` local steps; `is_uploaded`: the server gets its upload."""
-        return RoundContext(self.lr, n_steps, round_, self.cohort, self.personal, is_uploaded)
+    def make_round_context(self, n_steps: Tensor, is_uploaded: Tensor, round_: Tensor) -> RoundContext:
+        """Make the context of a client with `n_steps` local steps; `is_uploaded` as in `RoundContext`."""
+        return RoundContext(self.lr, n_steps, round_, self.cohort_size, self.personal_names, is_uploaded)
 
     def round_tensor(self, like: Tensor) -> Tensor:
         """Return the round's number as a scalar tensor, so that one recorded step serves all rounds."""
@@ -54,9 +54,9 @@ class LocalTraining:
 
     def recording_key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
         """Return everything that a local step depends on besides its tensors."""
-        return _hashable_rule(rule), self.lr, self.weight_decay, self.cohort, self.personal
+        return _hashable_rule(rule), self.lr, self.weight_decay, self.cohort_size, self.personal_names
 
-    def client_batches(
+    def choose_batches(
         self, rule: ClientUpdate, client: int, samples: Index, local_state: LocalState
     ) -> tuple[Index, Index | None]:
         """Choose the batches of one client.
@@ -119,7 +119,7 @@ class LocalTraining:
             passes = [rng.permutation(n) for _ in range(max(1, ceil(total / n)))]
             return samples[np.concatenate(passes)[:total]].reshape(self.steps, per_step, size)
         if self.epochs is None:
-            raise ValueError("work needs steps or epochs")
+            raise ValueError("LocalTraining: got neither steps nor epochs, expected one of them")
         per_epoch = n // size if self.drop_last else ceil(n / size)
         rows = np.full((self.epochs, per_epoch * size), -1, dtype=np.int64)
         for row in rows:

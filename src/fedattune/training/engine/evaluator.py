@@ -22,7 +22,7 @@ EVAL_CHUNK_BYTES = 1 << 28
 
 
 INPUT_CACHE_BYTES = 1 << 28
-"""Model inputs of a held-out part that stay in memory between rounds, if they take less than this."""
+"""Model inputs of an evaluated part that stay in memory between rounds, if they take less than this."""
 
 
 LARGE_PART_SAMPLES = 256
@@ -34,12 +34,12 @@ MAX_PENDING_LOGITS = 1 << 20
 
 
 class Evaluator:
-    """Evaluate one model per client; `alone` runs every model without a client axis, also for small parts."""
+    """Evaluate one model per client; `is_serial` runs every model without a client axis, also for small parts."""
 
     def __init__(
-        self, task: Task, federation: Federation, dtype: torch.dtype, *, alone: bool = False
+        self, task: Task, federation: Federation, dtype: torch.dtype, *, is_serial: bool = False
     ) -> None:
-        self.federation, self.dtype, self.alone = federation, dtype, alone
+        self.federation, self.dtype, self.is_serial = federation, dtype, is_serial
         self.device = federation.y.device
         self._tasks, self._cores = [task], count_parallel_groups(self.device)
         values = max(1, math.prod(federation.input_shape))
@@ -51,13 +51,20 @@ class Evaluator:
         sizes = self.federation.sizes(part)[ids.cpu()].to(self.device)
         scores = Scores.zeros(sizes)
         samples = self._gather(part, ids.tolist())
-        if samples.alone:  # a module holds the weights of one call at a time, so each core needs its own
+        if (
+            samples.large_parts
+        ):  # a module holds the weights of one call at a time, so each core needs its own
             self._tasks += [self._tasks[0].twin() for _ in range(self._cores - len(self._tasks))]
-        groups = balance([len(one.y) for one in samples.alone], len(self._tasks))
+        groups = balance([len(one.y) for one in samples.large_parts], len(self._tasks))
         run_parallel(
             [
                 partial(
-                    self._evaluate_alone, task, [samples.alone[i] for i in group], params, buffers, scores
+                    self._evaluate_part,
+                    task,
+                    [samples.large_parts[i] for i in group],
+                    params,
+                    buffers,
+                    scores,
                 )
                 for task, group in zip(self._tasks, groups, strict=True)
                 if group
@@ -66,7 +73,7 @@ class Evaluator:
         self._evaluate_blocks(params, buffers, samples.together, scores)
         return scores
 
-    def _evaluate_alone(
+    def _evaluate_part(
         self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores
     ) -> None:
         """Evaluate models one after the other; score several in one call, as scoring takes many small operations."""
@@ -104,11 +111,15 @@ class Evaluator:
             samples = [parts[i] for i in ids]
             size = math.prod(self.federation.input_shape) * self.dtype.itemsize
             keep = sum(len(s) for s in samples) * size < INPUT_CACHE_BYTES
-            large = [self.alone or len(s) >= LARGE_PART_SAMPLES for s in samples]
-            alone = [self._load_part(row, s, keep) for row, s in enumerate(samples) if large[row] and len(s)]
+            large = [self.is_serial or len(s) >= LARGE_PART_SAMPLES for s in samples]
+            large_parts = [
+                self._load_part(row, s, keep) for row, s in enumerate(samples) if large[row] and len(s)
+            ]
             small = [0 if large[row] else len(s) for row, s in enumerate(samples)]
             blocks = _group_by_size(small, max(1, EVAL_CHUNK_BYTES // (8 * size)))
-            cached = _EvalSamples(ids, alone, [self._load_block(rows, samples, keep) for rows in blocks])
+            cached = _EvalSamples(
+                ids, large_parts, [self._load_block(rows, samples, keep) for rows in blocks]
+            )
             self._cache[part] = cached
         return cached
 
@@ -167,7 +178,7 @@ class _EvalSamples(NamedTuple):
     """All evaluation samples of clients `ids`: large parts alone, small parts in blocks."""
 
     ids: list[int]
-    alone: list[_LargePart]
+    large_parts: list[_LargePart]
     together: list[_PaddedBlock]
 
 

@@ -94,26 +94,26 @@ class RecordedStep(NamedTuple):
     """A step that is ready to run.
 
     Attributes:
-        before: runs once for all steps of the same clients, on the fixed tensors and the leaves that stay; returns the
-            constant inputs of `body`.
+        precompute: runs once for all steps of the same clients, on the fixed tensors and the leaves that stay. It
+            returns the constant inputs of `body`.
         body: body(ready, moving, batch) -> moving, for the constant inputs, the leaves that move, and the batch. It may
             write over `moving`.
-        many: runs several steps; see `StepLoop`.
-        scripted: whether several steps are one call that needs no Python.
+        run_steps: runs several steps; see `StepLoop`.
+        is_scripted: whether several steps are one call that needs no Python.
         moving: numbers of the leaves that a step changes.
-        random: whether the step draws random numbers.
+        is_random: whether the step draws random numbers.
         operations: number of operations in `body`; 0 for an eager step.
     """
 
-    before: Callable[..., list[Any]]
+    precompute: Callable[..., list[Any]]
     body: StepBody
-    many: nn.Module
-    scripted: bool
+    run_steps: nn.Module
+    is_scripted: bool
     moving: tuple[int, ...]
-    random: bool
+    is_random: bool
     operations: int
 
-    def staying(self, leaves: Sequence[Any]) -> list[Any]:
+    def select_constant(self, leaves: Sequence[Any]) -> list[Any]:
         """Select the leaves that a step does not change."""
         moving = set(self.moving)
         return [leaf for i, leaf in enumerate(leaves) if i not in moving]
@@ -122,21 +122,30 @@ class RecordedStep(NamedTuple):
 class StepRecorder:
     """Record steps, and keep them by everything they depend on."""
 
-    def __init__(self, recording: bool = True) -> None:
+    def __init__(self, should_record: bool = True) -> None:
         self._steps: dict[Hashable, RecordedStep] = {}
-        self._recording = recording
+        self._should_record = should_record
 
     def step(
         self, key: Hashable, function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors
     ) -> RecordedStep:
-        """Return the step `function`, identified by `key`, for tensors like the given ones."""
+        """Return a recorded step for tensors of these shapes and types; record it if there is none.
+
+        Args:
+            key: identifies the function.
+            function: function(fixed, leaves, batch) -> the new leaves.
+            fixed: tensors that all steps share.
+            leaves: tensors that a step changes, or may change.
+            batch: tensors of one mini-batch.
+
+        """
         full_key = key, *(_tensor_layouts(group) for group in (fixed, leaves, batch))
         if full_key not in self._steps:
             if len(self._steps) >= MAX_RECORDED_STEPS:
                 del self._steps[next(iter(self._steps))]
             # Recording draws random numbers; the random numbers of the round must not shift.
             with torch.random.fork_rng(enabled=True):
-                self._steps[full_key] = record_step(function, fixed, leaves, batch, self._recording)
+                self._steps[full_key] = record_step(function, fixed, leaves, batch, self._should_record)
         return self._steps[full_key]
 
 
@@ -145,7 +154,7 @@ def _tensor_layouts(tensors: Tensors) -> tuple[Any, ...]:
 
 
 def record_step(
-    function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, recording: bool = True
+    function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors, should_record: bool = True
 ) -> RecordedStep:
     """Record `function` for tensors like the given ones; return it eager if it cannot be recorded.
 
@@ -154,7 +163,7 @@ def record_step(
         fixed: constants of all clients.
         leaves: carries and buffers.
         batch: one batch.
-        recording: whether to record at all.
+        should_record: whether to record at all.
     """
     # Clone every leaf: a tensor that came twice would seem unchanged where it takes the value of the other leaf.
     apart = [leaf.clone() for leaf in leaves]
@@ -162,7 +171,7 @@ def record_step(
     moving = tuple(
         i for i, (old, new) in enumerate(zip(apart, eager, strict=True)) if not _shares_memory(old, new)
     )
-    if recording:
+    if should_record:
         try:
             step = _trace_step(function, fixed, leaves, batch, moving)
             # A wrong rewriting rule must not change results: use the step only if it agrees with the eager one.
@@ -170,7 +179,7 @@ def record_step(
             old, new = [leaves[i] for i in moving], [again[i] for i in moving]
             for one in (_script(step, fixed, leaves, batch), step):
                 result = _replay(one, fixed, leaves, batch)
-                if one.random or _agree(result, new, old):
+                if one.is_random or _agree(result, new, old):
                     return one
         except Exception:  # noqa: S110 (a trace cannot hold every rule or layer: run it eagerly)
             pass
@@ -184,12 +193,13 @@ def _shares_memory(old: Tensor, new: Tensor) -> bool:
 
 def _replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Sequence[Tensor]:
     """Run two steps: the second shows if the first wrote over an input that is still needed."""
-    ready, current = step.before(*fixed, *step.staying(leaves)), [copy_dense(leaves[i]) for i in step.moving]
+    ready = step.precompute(*fixed, *step.select_constant(leaves))
+    current = [copy_dense(leaves[i]) for i in step.moving]
     x, y, *weights = batch
     index = torch.arange(y.numel(), device=y.device).view_as(y)
     twice = [torch.stack([t, t]) for t in (index, y, *weights)]
     samples = (x.flatten(0, y.dim() - 1), None, None)
-    results: Sequence[Tensor] = step.many(
+    results: Sequence[Tensor] = step.run_steps(
         0, 2, 2, ready, current, samples, *twice[:2], twice[2] if weights else None
     )
     return results
@@ -199,15 +209,15 @@ def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors)
     """Turn the step into TorchScript where possible; on a GPU, nobody has tried."""
     if batch[0].device.type != "cpu":
         return step
-    ready = step.before(*fixed, *step.staying(leaves))
+    ready = step.precompute(*fixed, *step.select_constant(leaves))
     moving = [copy_dense(leaves[i]) for i in step.moving]
     trace: Callable[..., StepBody] = torch.jit.trace
     try:
         # It warns that TorchScript is deprecated, and that a trace holds for similar tensors only.
         with warnings.catch_warnings(action="ignore"):
             body = trace(step.body, (ready, moving, list(batch)), check_trace=False, strict=False)
-            many: nn.Module = torch.jit.script(StepLoop(body, batch[0].dtype))
-        return step._replace(body=body, many=many, scripted=True)
+            run_steps: nn.Module = torch.jit.script(StepLoop(body, batch[0].dtype))
+        return step._replace(body=body, run_steps=run_steps, is_scripted=True)
     except Exception:  # undocumented exceptions; the step runs without TorchScript
         return step
 
@@ -269,7 +279,7 @@ def _trace_step(
     simplify(graph)
     reuse_products(graph)
     fuse(graph)
-    random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in graph.nodes)
+    is_random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in graph.nodes)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     carried = [inputs[n + i] for i in moving]
     _separate_outputs(graph, carried)
@@ -289,7 +299,7 @@ def _trace_step(
     def each(ready: list[Tensor], current: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
         return list(replay(*ready[:-1], *current, *batch))
 
-    return RecordedStep(once, each, StepLoop(each, batch[0].dtype), False, moving, random, operations)
+    return RecordedStep(once, each, StepLoop(each, batch[0].dtype), False, moving, is_random, operations)
 
 
 def _trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> GraphModule:

@@ -121,7 +121,7 @@ class BatchSequence:
     ) -> list[Tensor]:
         """Run the steps `first` to `last` - 1, which either all have padding or all have none."""
         weights = self._weights if self.padded[first] else None
-        moved: list[Tensor] = step.many(
+        moved: list[Tensor] = step.run_steps(
             first, last, self._ahead, ready, moving, self._samples, self._index, self._labels, weights
         )
         return moved
@@ -197,7 +197,10 @@ class BatchedRunner:
     def _ready(self, fixed: Sequence[Tensor], current: dict[int, Tensor]) -> dict[bool, list[Tensor]]:
         """Compute the constant inputs of the steps from the leaves that stay; they are the same for both steps."""
         leaves = [current[i] for i in range(len(current))]
-        return {padded: step.before(*fixed, *step.staying(leaves)) for padded, step in self._steps.items()}
+        return {
+            padded: step.precompute(*fixed, *step.select_constant(leaves))
+            for padded, step in self._steps.items()
+        }
 
     def _switch(
         self,
@@ -250,7 +253,7 @@ class SerialRunner:
             current = [leaf[client] for leaf in out]
             for first, last in batches.uniform_spans():
                 step = self._steps[self._sizes[client], batches.padded[first]]
-                ready = step.before(*fixed, *step.staying(current))
+                ready = step.precompute(*fixed, *step.select_constant(current))
                 new = batches.run(step, ready, [current[i] for i in step.moving], first, last)
                 for i, leaf in zip(step.moving, new, strict=True):
                     current[i] = leaf

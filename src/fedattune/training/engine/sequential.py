@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ...core.algorithm import ClientUpdate
-from ...core.hardware import seeded_rng
+from ...core.hardware import seed_rng
 from ...core.params import Params
 from ...core.payload import Batch
 from ...data.types import Index
@@ -19,36 +19,36 @@ class SequentialEngine(Engine):
     """Run clients one by one."""
 
     def train(
-        self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, work: LocalTraining
+        self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining
     ) -> ClientOutputs:
         """Train one client at a time."""
         results = []
-        parts = self.federation.part(work.part)
+        parts = self.federation.part(training.part)
         with torch.no_grad():
             for row, client in enumerate(ids.tolist()):
-                with seeded_rng(work.rng_seed(client), self.device):
+                with seed_rng(training.rng_seed(client), self.device):
                     own = inputs.rows(row)
-                    results.append(self._train_one(rule, client, parts[client], own, work))
+                    results.append(self._train_one(rule, client, parts[client], own, training))
         outputs: ClientOutputs = tree_map(lambda *clients: torch.stack(clients), *results)
         return outputs
 
     def _train_one(
-        self, rule: ClientUpdate, client: int, samples: Index, inputs: ClientInputs, work: LocalTraining
+        self, rule: ClientUpdate, client: int, samples: Index, inputs: ClientInputs, training: LocalTraining
     ) -> ClientOutputs:
         """Train one client from its first to its last step."""
-        sent, memory, buffers, fresh, is_uploaded = inputs
-        box = [buffers]
-        gradient = self._gradient(box, work)
-        batches, probed = work.client_batches(rule, client, samples, memory)
+        sent, local_state, buffers, fresh, is_uploaded = inputs
+        buffer_cell = [buffers]
+        gradient = self._gradient(buffer_cell, training)
+        batches, probed = training.choose_batches(rule, client, samples, local_state)
         n_steps = torch.tensor(float(len(batches)), dtype=self.dtype, device=self.device)
-        job = work.make_context(n_steps, is_uploaded, work.round_tensor(n_steps))
-        carry = rule.begin(sent, memory, fresh, job)
-        look = partial(gradient, statistics=False)
+        context = training.make_round_context(n_steps, is_uploaded, training.round_tensor(n_steps))
+        carry = rule.begin(sent, local_state, fresh, context)
+        probe_gradient = partial(gradient, statistics=False)
         for index in [] if probed is None else probed:
-            carry = rule.probe(carry, self._at(index), look, self._loss(box), job)
+            carry = rule.probe(carry, self._at(index), probe_gradient, self._loss(buffer_cell), context)
         for index in batches:
-            carry = rule.step(carry, self._at(index), gradient, job)
-        return ClientOutputs(*rule.finish(carry, sent, memory, job), box[0], n_steps)
+            carry = rule.step(carry, self._at(index), gradient, context)
+        return ClientOutputs(*rule.finish(carry, sent, local_state, context), buffer_cell[0], n_steps)
 
     def _at(self, index: Index) -> Batch:
         """Gather the mini-batches (per step, B) of sample numbers; a single one has no leading axis."""

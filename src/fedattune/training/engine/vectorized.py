@@ -18,7 +18,7 @@ from ...core.hardware import (
     count_parallel_groups,
     keep_freed_memory,
     run_parallel,
-    seeded_rng,
+    seed_rng,
     use_threads,
 )
 from ...core.params import Params
@@ -32,49 +32,49 @@ from .evaluator import Evaluator
 from .recorder import StepFunction, StepRecorder, copy_dense
 from .runner import BatchedRunner, Lanes, SerialRunner, batch_indices, pack_lanes
 
-TRAIN_CHUNK_BYTES = 1 << 30
+ENGINE_CHUNK_BYTES = 1 << 30
 """Working memory of one chunk of clients."""
 
 
 class VectorizedEngine(Engine):
     """Run clients together, in chunks that fit into memory; record each step once and replay it.
 
-    `single` runs the models without a client axis, one client after the other on every core.
+    `is_serial` runs the models without a client axis, one client after the other on every core.
     """
 
     def __init__(
-        self, task: Task, federation: Federation, *, single: bool = False, recording: bool = True
+        self, task: Task, federation: Federation, *, is_serial: bool = False, should_record: bool = True
     ) -> None:
         super().__init__(task, federation)
-        self.single = single
-        self._recorder = StepRecorder(recording)
+        self.is_serial = is_serial
+        self._recorder = StepRecorder(should_record)
         self._cores, self._undivided = count_parallel_groups(self.device), set[Hashable]()
-        self._evaluator = Evaluator(task, federation, self.dtype, alone=single)
+        self._evaluator = Evaluator(task, federation, self.dtype, is_serial=is_serial)
         if self.device.type == "cpu":
             keep_freed_memory()
 
     def train(
-        self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, work: LocalTraining
+        self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining
     ) -> ClientOutputs:
         """Train chunk by chunk."""
-        parts = self.federation.part(work.part)
+        parts = self.federation.part(training.part)
         local_states = ({k: v.rows(row) for k, v in inputs.local_state.items()} for row in range(len(ids)))
         todo = [
-            work.client_batches(rule, client, parts[client], local_state)
+            training.choose_batches(rule, client, parts[client], local_state)
             for client, local_state in zip(ids.tolist(), local_states, strict=True)
         ]
         batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
         results: list[ClientOutputs] = []
         order: list[int] = []
         # PyTorch's own threads would spin, waiting for work, on cores that groups of clients need.
-        with seeded_rng(work.rng_seed(), self.device), torch.no_grad(), use_threads(1):
+        with seed_rng(training.rng_seed(), self.device), torch.no_grad(), use_threads(1):
             for chunk in self._chunks(batches, probed, inputs):
                 order += chunk
                 chunk_batches = [batches[i] for i in chunk]
                 chunk_probed = [probed[i] for i in chunk] if probed else []
                 is_all = chunk == list(range(len(batches)))
                 chunk_inputs = inputs if is_all else inputs.rows(torch.tensor(chunk, device=self.device))
-                results.append(self._train_chunk(rule, chunk_batches, chunk_probed, chunk_inputs, work))
+                results.append(self._train_chunk(rule, chunk_batches, chunk_probed, chunk_inputs, training))
         if len(results) == 1 and order == sorted(order):
             return results[0]
         outputs: ClientOutputs = tree_map(lambda *chunks: torch.cat(chunks), *results)
@@ -85,10 +85,10 @@ class VectorizedEngine(Engine):
         n_values = sum(v.numel() for v in tree_leaves((inputs.sent, inputs.local_state)))
         values = self.task.params.numel() * 6 + n_values // len(batches) * 2
         values += math.prod(self.federation.input_shape) * max(math.prod(b.shape[1:]) for b in batches) * 8
-        per_chunk = max(1, TRAIN_CHUNK_BYTES // (values * self.dtype.itemsize))
+        per_chunk = max(1, ENGINE_CHUNK_BYTES // (values * self.dtype.itemsize))
 
         # Padding would change batch statistics, so models with these get batches of one size per chunk.
-        split = [b for b in (batches, probed) if b and self.task.uses_batch_statistics]
+        split = [b for b in (batches, probed) if b and self.task.has_batch_statistics]
 
         def sizes(i: int) -> tuple[int, ...]:
             return tuple(b[i].shape[2] for b in split)
@@ -106,46 +106,53 @@ class VectorizedEngine(Engine):
         batches: list[Index],
         probed: list[Index],
         inputs: ClientInputs,
-        work: LocalTraining,
+        training: LocalTraining,
     ) -> ClientOutputs:
         """Train the clients of one chunk from their first to their last step."""
         sent, local_state, buffers, fresh, is_uploaded = inputs
         n_steps = torch.tensor([float(len(b)) for b in batches], dtype=self.dtype, device=self.device)
-        round_ = work.round_tensor(n_steps)
-        carry = vmap(lambda s, m, f, n, u: rule.begin(s, m, f, work.make_context(n, u, round_)))(
+        round_ = training.round_tensor(n_steps)
+        carry = vmap(lambda s, m, f, n, u: rule.begin(s, m, f, training.make_round_context(n, u, round_)))(
             sent, local_state, fresh, n_steps, is_uploaded
         )
 
-        def look(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
-            grad = partial(self._gradient([own], work), statistics=False)
-            return rule.probe(carry, batch, grad, self._loss([own]), work.make_context(n, u, round_))
+        def probe_client(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
+            grad = partial(self._gradient([own], training), statistics=False)
+            return rule.probe(
+                carry, batch, grad, self._loss([own]), training.make_round_context(n, u, round_)
+            )
 
         if probed:
             with use_threads(self._cores):
-                carry = self._probe(look, probed, (n_steps, is_uploaded), carry, buffers)
+                carry = self._probe(probe_client, probed, (n_steps, is_uploaded), carry, buffers)
         leaves, spec = tree_flatten((carry, buffers))
 
         def function(
             fixed: Sequence[Tensor], leaves: Sequence[Tensor], batch: Sequence[Tensor]
         ) -> list[Tensor]:
             def one_step(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
-                box = [own]
-                new = rule.step(carry, batch, self._gradient(box, work), work.make_context(n, u, fixed[0]))
-                return new, box[0]
+                buffer_cell = [own]
+                new = rule.step(
+                    carry,
+                    batch,
+                    self._gradient(buffer_cell, training),
+                    training.make_round_context(n, u, fixed[0]),
+                )
+                return new, buffer_cell[0]
 
             n, u, *rest = leaves
             old = tree_unflatten(rest, spec)
-            step: Any = one_step if self.single else vmap(one_step, randomness="different")
+            step: Any = one_step if self.is_serial else vmap(one_step, randomness="different")
             new = step(n, u, *old, tuple(batch))
             return [n, u, *tree_flatten(_reorder_like(new, old))[0]]
 
-        key = (*work.recording_key(rule), repr(spec))
+        key = (*training.recording_key(rule), repr(spec))
         if any(len(b) for b in batches):
             leaves = self._steps(function, key, [round_], [n_steps, is_uploaded, *leaves], batches)[2:]
         carry, buffers = tree_unflatten(leaves, spec)
-        upload, new_state = vmap(lambda c, s, m, n, u: rule.finish(c, s, m, work.make_context(n, u, round_)))(
-            carry, sent, local_state, n_steps, is_uploaded
-        )
+        upload, new_state = vmap(
+            lambda c, s, m, n, u: rule.finish(c, s, m, training.make_round_context(n, u, round_))
+        )(carry, sent, local_state, n_steps, is_uploaded)
         return ClientOutputs(upload, new_state, buffers, n_steps)
 
     def _steps(
@@ -163,14 +170,16 @@ class VectorizedEngine(Engine):
             steps = [step for group in groups for step in group.prepare(maker)]
             # Groups that draw random numbers at the same time would not repeat. Small operations called from Python
             # would wait for the interpreter's lock.
-            is_random = any(step.random for step in steps)
-            if at_once == 1 or (not is_random and (self.single or all(step.scripted for step in steps))):
+            is_random = any(step.is_random for step in steps)
+            if at_once == 1 or (
+                not is_random and (self.is_serial or all(step.is_scripted for step in steps))
+            ):
                 break
             self._undivided.add(key)
         moving = {i for step in steps for i in step.moving}
         out = [copy_dense(leaf) if i in moving else leaf for i, leaf in enumerate(leaves)]
         rows = sum(len(b) for b in batches) / max(len(b) for b in batches) * math.prod(batches[0].shape[1:])
-        small = not self.single and self.task.params.numel() * rows < MIN_PARALLEL_WORK
+        small = not self.is_serial and self.task.params.numel() * rows < MIN_PARALLEL_WORK
         with use_threads(1 if small else self._cores):
             run_parallel([partial(group.run, fixed, leaves, out) for group in groups])
         return out
@@ -180,7 +189,7 @@ class VectorizedEngine(Engine):
     ) -> Sequence[BatchedRunner | SerialRunner]:
         """Make one runner per core."""
         counts = [len(b) for b in batches]
-        if not self.single:
+        if not self.is_serial:
             return [
                 BatchedRunner(lanes, batches, leaves, self.federation, self.dtype)
                 for lanes in pack_lanes(counts, at_once)
@@ -191,7 +200,7 @@ class VectorizedEngine(Engine):
 
     def _probe(
         self,
-        look: Callable[..., Any],
+        probe_client: Callable[..., Any],
         probed: list[Index],
         clients: tuple[Tensor, Tensor],
         carry: Any,
@@ -209,14 +218,14 @@ class VectorizedEngine(Engine):
         Returns:
             The carries (C, ...) after the last batch of each client.
         """
-        if self.single:
+        if self.is_serial:
             carries = []
             for i, batches in enumerate(probed):
                 own = tree_map(lambda a, i=i: a[i], carry)
                 for index in batches:
                     where = torch.as_tensor(index[0], device=self.device)
                     batch = self._batch(where, padded=bool((index < 0).any()))
-                    own = look(*(c[i] for c in clients), own, buffers.rows(i), batch)
+                    own = probe_client(*(c[i] for c in clients), own, buffers.rows(i), batch)
                 carries.append(own)
             return tree_map(lambda *rows: torch.stack(rows), *carries)
         counts = torch.tensor([len(b) for b in probed], device=self.device)
@@ -226,8 +235,8 @@ class VectorizedEngine(Engine):
         index = torch.as_tensor(batch_indices(each, probed), device=self.device).squeeze(2)
         padded = bool((index < 0).any())
 
-        def look_if(active: Tensor, n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
-            new = look(n, u, carry, own, batch)
+        def probe_active(active: Tensor, n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
+            new = probe_client(n, u, carry, own, batch)
             return tree_map(lambda a, b: a if a is b else torch.where(active, a, b), new, carry)
 
         for t, batches_now in enumerate(index):
@@ -236,7 +245,7 @@ class VectorizedEngine(Engine):
             batch = self._batch(
                 torch.where(active[:, None], batches_now, batches_now[active.nonzero()[0]]), padded
             )
-            carry = vmap(look_if, randomness="different")(active, *clients, carry, buffers, batch)
+            carry = vmap(probe_active, randomness="different")(active, *clients, carry, buffers, batch)
         return carry
 
     def evaluate_each(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...core.errors import RunError
 from ...core.io import copy_tensors, flatten_tree, load_tensors, save_tensors, unfinished_files
 from ...core.params import Params
-from .rows import DiskRows, rows_path
+from .rows import DiskRows, make_rows_path
 from .slot_file import KEPT_CHECKPOINTS
 
 SLOTS_KEY = "@slots"
@@ -58,7 +58,7 @@ def restore_tree(
         )
     if slots is not None and rows and isinstance(template, Params):
         row = template.rows(0)
-        stored = DiskRows(row, len(slots), rows_path(rows, path)).restore(slots)
+        stored = DiskRows(row, len(slots), make_rows_path(rows, path)).restore(slots)
         return _to_memory(stored, template)
     if isinstance(template, Tensor):
         tensor = flat.get(path)
@@ -133,7 +133,14 @@ class CheckpointFolder:
         return bool(self._files())
 
     def save(self, round_: int, tree: Mapping[str, Any], meta: Mapping[str, str]) -> None:
-        """Write the state after a round, and remove checkpoints older than the last `n_kept`."""
+        """Write the state after a round, and remove checkpoints older than the last `n_kept`.
+
+        Args:
+            round_: number of the round.
+            tree: nest of dicts with the tensors.
+            meta: text to store beside the tensors.
+
+        """
         leaves = flatten_tree(tree)
         on_disk = [leaf for leaf in leaves.values() if isinstance(leaf, DiskRows)]
         for stack in on_disk:

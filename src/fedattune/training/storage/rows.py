@@ -125,7 +125,7 @@ class DiskRows:
         self._file.sync()
 
     def commit(self) -> None:
-        """Note that the slots were saved: their rows stay until KEPT_CHECKPOINTS other checkpoints have followed."""
+        """Mark the slots as saved: their rows stay until KEPT_CHECKPOINTS other checkpoints have followed."""
         self._file.commit()
 
     def restore(self, slots: Tensor, older: Sequence[Tensor] = ()) -> Self:
@@ -134,7 +134,7 @@ class DiskRows:
         return self
 
 
-def rows_path(folder: Path | None, name: str) -> Path | None:
+def make_rows_path(folder: Path | None, name: str) -> Path | None:
     """Return the file of the stack called `name` in checkpoints."""
     return folder / f"{name.replace('/', '.')}.rows" if folder else None
 
@@ -187,49 +187,65 @@ class RowStorage:
     def choose(
         cls, settings: Settings, n: int, row_bytes: int, folder: Path | None, *, is_small: bool = False
     ) -> "RowStorage":
-        """Choose memory or disk by the settings; `row_bytes` is the size of all rows of one client."""
+        """Choose memory or disk by the settings.
+
+        Args:
+            settings: settings of the run; `client_state` decides, or with `auto` the size.
+            n: clients.
+            row_bytes: size of all rows of one client.
+            folder: folder for the files; without it, temporary files.
+            is_small: whether a round is little work for the processor.
+
+        """
         disk = settings.client_state == "disk"
         if settings.client_state == "auto":
             disk = n * row_bytes > AUTO_MEMORY_BYTES
         return cls(n, disk, folder, is_small)
 
-    def sharing_cores(self) -> AbstractContextManager[None]:
-        """Leave a core to the rows that are written, for as long as it lasts; small operations would wait for it."""
+    def share_cores(self) -> AbstractContextManager[None]:
+        """Use one thread inside the block while rows go to disk: small operations would wait for the writer's core."""
         return use_threads(1) if self.disk and self.is_small else nullcontext()
 
     def allocate(self, name: str, row: Params, each: Params | None = None) -> RowStack:
-        """Make a writable stack whose rows all equal `row`, except for the tensors in `each` (N, ...)."""
+        """Make a writable stack of N rows.
+
+        Args:
+            name: name of the stack, and of its file.
+            row: the value of every row.
+            each: tensors (N, ...) that replace their entries in `row`.
+
+        """
         if self.disk and row:
-            return DiskRows(row, self.n, rows_path(self.folder, name), each)
+            return DiskRows(row, self.n, make_rows_path(self.folder, name), each)
         return Params({**row.copies(self.n), **(each or {})})
 
-    def allocate_server(self, server: ServerState) -> ServerState:
+    def allocate_server(self, server_state: ServerState) -> ServerState:
         """Make the stacks in the server's initial state writable."""
         return {
             name: cast(Params, self.allocate(f"server/{name}", part.rows(0)))
             if isinstance(part, LazyRows)
             else part
-            for name, part in server.items()
+            for name, part in server_state.items()
         }
 
 
-def row_bytes(algorithm: Algorithm, task: Task, server: ServerState) -> int:
-    """Count the bytes that a run keeps for one client; `server` is the initial state with its lazy stacks."""
+def count_row_bytes(algorithm: Algorithm, task: Task, server_state: ServerState) -> int:
+    """Count the bytes that a run keeps for one client; `server_state` is the initial state with its lazy stacks."""
     w0 = task.params
     parts = [
         *algorithm.client.init_local_state(w0).values(),
         w0.only(algorithm.personal.names(task.model)),
         task.buffers,
     ]
-    parts += [part.rows(0) for part in server.values() if isinstance(part, LazyRows)]
-    if algorithm.participation.receive == "reply":
+    parts += [part.rows(0) for part in server_state.values() if isinstance(part, LazyRows)]
+    if algorithm.participation.receive == "answer":
         parts.append(w0)
     return sum(part.nbytes() for part in parts)
 
 
-def drop_laziness(server: ServerState) -> ServerState:
+def drop_laziness(server_state: ServerState) -> ServerState:
     """Return the state with lazy models as ordinary ones."""
-    return {k: Params(v) if isinstance(v, LazyModel) else v for k, v in server.items()}
+    return {k: Params(v) if isinstance(v, LazyModel) else v for k, v in server_state.items()}
 
 
 def pick_rows(stack: RowStack, ids: Tensor, n: int) -> Params:
@@ -237,14 +253,14 @@ def pick_rows(stack: RowStack, ids: Tensor, n: int) -> Params:
     return stack if isinstance(stack, Params) and len(ids) == n else stack.rows(ids)
 
 
-def check_newcomer_memory(server: ServerState) -> None:
+def check_newcomer_memory(server_state: ServerState) -> None:
     """Check that clients can join after training: the rows of the server must then fit into memory.
 
     Raises:
         ConfigError: the rows take too much memory.
     """
     # The type of a server's state does not tell of stacks on disk.
-    stacks = [part for part in cast(dict[str, object], server).values() if isinstance(part, DiskRows)]
+    stacks = [part for part in cast(dict[str, object], server_state).values() if isinstance(part, DiskRows)]
     n_bytes = sum(stack.n * stack.row_bytes for stack in stacks)
     if n_bytes > NEWCOMER_MEMORY_BYTES:
         raise ConfigError(
@@ -254,14 +270,14 @@ def check_newcomer_memory(server: ServerState) -> None:
         )
 
 
-def load_server_rows(server: ServerState) -> ServerState:
+def load_server_rows(server_state: ServerState) -> ServerState:
     """Load all rows of the server's state into memory.
 
     Raises:
         ConfigError: the rows take too much memory.
     """
-    check_newcomer_memory(server)
-    return {k: part if isinstance(part, Tensor) else load_rows(part) for k, part in server.items()}
+    check_newcomer_memory(server_state)
+    return {k: part if isinstance(part, Tensor) else load_rows(part) for k, part in server_state.items()}
 
 
 def load_rows(stack: RowStack) -> Params:

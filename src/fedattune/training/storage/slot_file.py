@@ -82,7 +82,7 @@ class BackgroundWriter:
         try:
             writing.result()
         except OSError as error:
-            raise disk_error("write", self._where, error) from error
+            raise make_disk_error("write", self._where, error) from error
 
     def close(self) -> None:
         """Write pending rows, and close the file."""
@@ -97,7 +97,7 @@ def _lower_priority() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
-def disk_error(what: str, where: str, error: OSError) -> RunError:
+def make_disk_error(what: str, where: str, error: OSError) -> RunError:
     """Make the error for a file of rows that cannot be opened or written."""
     todo = "free some space, or give another folder (--out, or TMPDIR where there is none)"
     return RunError(f"cannot {what} {where}: {error.strerror or error}; {todo}")
@@ -150,7 +150,7 @@ class SlotFile:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise disk_error("open", self._where, error) from error
+            raise make_disk_error("open", self._where, error) from error
         self._writer = BackgroundWriter(self._fd, self.row_bytes, self._where)
         weakref.finalize(self, BackgroundWriter.close, self._writer)
 
@@ -217,10 +217,10 @@ class SlotFile:
             try:
                 os.fsync(self._fd)
             except OSError as error:
-                raise disk_error("write", self._where, error) from error
+                raise make_disk_error("write", self._where, error) from error
 
     def commit(self) -> None:
-        """Note that the slots were saved; free slots that only the oldest of KEPT_CHECKPOINTS + 1 checkpoints needs."""
+        """Mark the slots as saved; free slots that only the oldest of KEPT_CHECKPOINTS + 1 checkpoints needs."""
         if self._is_durable:
             self._released_before.append(self._released)
             full = len(self._released_before) == KEPT_CHECKPOINTS

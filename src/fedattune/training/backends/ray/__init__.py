@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from ....core.settings import Settings
-from ...client_state import Sender
+from ...client_state import PayloadFactory
 from ...context import RunContext
 from .cluster import check_ray, connect_ray
 
@@ -16,7 +16,9 @@ __all__ = ["check_ray", "connect_ray", "open_ray_backend"]
 
 
 @contextmanager
-def open_ray_backend(settings: Settings) -> "Iterator[Callable[[RunContext, Sender], RayBackend] | None]":
+def open_ray_backend(
+    settings: Settings,
+) -> "Iterator[Callable[[RunContext, PayloadFactory], RayBackend] | None]":
     """Yield a factory of backends on Ray; None if the settings name another engine.
 
     At the end of the block, the backends release their actors, and Ray stops if this block started it.
@@ -35,8 +37,8 @@ def open_ray_backend(settings: Settings) -> "Iterator[Callable[[RunContext, Send
     with connect_ray(settings) as cluster, ExitStack() as stack:
         backends: list[RayBackend] = []
 
-        def make_backend(context: RunContext, send: Sender) -> RayBackend:
-            backends.append(backend := RayBackend(context, cluster, send))
+        def make_backend(context: RunContext, make_payload: PayloadFactory) -> RayBackend:
+            backends.append(backend := RayBackend(context, cluster, make_payload))
             stack.enter_context(offload_products(ProductOffloader(cluster, backend.actors)))
             return backend
 

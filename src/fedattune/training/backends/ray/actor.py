@@ -185,7 +185,7 @@ class ActorState:
         self.log.append(message)
 
     def mark_saved(self, message: RayMessage) -> None:
-        """Note that the state is saved: `message` restores it."""
+        """Mark the state as saved: `message` restores it."""
         self.saved, self.log = message, []
 
 

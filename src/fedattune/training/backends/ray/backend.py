@@ -15,7 +15,7 @@ from ....core.params import Params
 from ....core.payload import Payload
 from ....data import Federation
 from ....data.combine import select_samples
-from ...client_state import Sender
+from ...client_state import PayloadFactory
 from ...context import RunContext
 from ...storage.rows import RowStack
 from ..base import TrainReply, TrainRequest
@@ -25,7 +25,7 @@ from .actor import ActorState, RayMessage, pack_federation, pack_messages, to_te
 from .cluster import RayCluster, summarize_actor_error
 
 MAX_LOST_ACTORS = 3
-"""Actors that one message may lose in a row: then the message ends them."""
+"""Actors that one message may lose in a row; then the run fails."""
 
 START_TIMEOUT_S = 300.0
 """Seconds within which the cluster must start an actor and restore its clients."""
@@ -45,20 +45,22 @@ class RayBackend(RemoteBackend):
     state, since seed, round and client determine everything that clients do.
     """
 
-    def __init__(self, context: RunContext, cluster: RayCluster, send: Sender) -> None:
+    def __init__(self, context: RunContext, cluster: RayCluster, make_payload: PayloadFactory) -> None:
         n = cluster.count_actors(context.settings, context.federation.n_clients)
         groups = balance(estimate_loads(context), n)
-        super().__init__(context, [torch.tensor(sorted(ids), device=context.device) for ids in groups], send)
+        super().__init__(
+            context, [torch.tensor(sorted(ids), device=context.device) for ids in groups], make_payload
+        )
         self.cluster, self.ray = cluster, cluster.ray
         self.threads = cluster.count_threads(n)
-        self.states = [ActorState(members) for members in self.workers]
+        self.actor_states = [ActorState(members) for members in self.worker_clients]
         self.n_lost = 0
         self._model = context.task.model
         self._saved_at, self._saving_took, self._saved_bytes = time.monotonic(), 0.0, 0
         self._headline_models: tuple[Params, Params] | None = None
-        for state in self.states:
+        for state in self.actor_states:
             self._start(state)
-        for state in self.states:
+        for state in self.actor_states:
             with suppress(self.ray.exceptions.RayError):  # the first message to a lost actor finds it
                 self._open(state)
 
@@ -66,23 +68,25 @@ class RayBackend(RemoteBackend):
     def headline_models(self) -> tuple[RowStack, RowStack]:
         """Models and buffers of the last evaluation at the headline point, from all actors."""
         if self._headline_models is None:
-            self._headline_models = merge_models(self.request_evaluated(kind="models"))
+            self._headline_models = merge_models(self.send_to_evaluated(kind="models"))
         return self._headline_models
 
     def actors(self) -> list[Any]:
         """List the running actors."""
-        return [state.actor for state in self.states if state.actor is not None]
+        return [state.actor for state in self.actor_states if state.actor is not None]
 
-    def train(self, request: TrainRequest, payload: Payload | None, send: Sender) -> TrainReply:
+    def train(
+        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
+    ) -> TrainReply:
         """Train clients on all actors at the same time; save their state before, if it is due."""
         self._headline_models = None
         now = time.monotonic()
-        limit = max(MAX_UNSAVED_BYTES, self._saved_bytes) / len(self.states)
+        limit = max(MAX_UNSAVED_BYTES, self._saved_bytes) / len(self.actor_states)
         is_late = now - self._saved_at > max(MIN_UNSAVED_S, self._saving_took / MAX_SAVING_SHARE)
-        if is_late or max(state.nbytes for state in self.states) > limit:
-            self.request_all(kind="state", load=False)
+        if is_late or max(state.nbytes for state in self.actor_states) > limit:
+            self.send_to_all(kind="state", load=False)
             self._saving_took = time.monotonic() - now
-        return super().train(request, payload, send)
+        return super().train(request, payload, make_payload)
 
     def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
         """Send each actor its message; replace lost actors, until all have answered.
@@ -94,11 +98,11 @@ class RayBackend(RemoteBackend):
         replies: dict[int, WorkerMessage | str] = {}
         lost: dict[int, Exception] = {}
         for _ in range(MAX_LOST_ACTORS):
-            calls = {w: self._submit(self.states[w], packed[w]) for w in packed if w not in replies}
+            calls = {w: self._submit(self.actor_states[w], packed[w]) for w in packed if w not in replies}
             lost = {}
             for worker, call in calls.items():
                 try:
-                    self._open(self.states[worker])
+                    self._open(self.actor_states[worker])
                     head, arrays = self._get(call)
                 except self.ray.exceptions.RayError as error:
                     lost[worker] = error
@@ -109,13 +113,13 @@ class RayBackend(RemoteBackend):
             if not lost:
                 return replies
             for worker in lost:
-                self._drop(self.states[worker])
+                self._drop(self.actor_states[worker])
         worker, last = next(iter(lost.items()))
         raise RunError(self._describe_loss(worker, packed[worker], last)) from last
 
     def _record(self, worker: int, message: RayMessage, reply: WorkerMessage) -> None:
         """Record everything that restores the clients' state after a message."""
-        state = self.states[worker]
+        state = self.actor_states[worker]
         if message.head["kind"] != "state":
             state.record(message)
         elif message.head["load"]:
@@ -123,11 +127,11 @@ class RayBackend(RemoteBackend):
         else:
             state.mark_saved(self._pack_state(worker, reply))
             self._saved_at = time.monotonic()
-            self._saved_bytes = sum(one.saved.nbytes for one in self.states if one.saved)
+            self._saved_bytes = sum(one.saved.nbytes for one in self.actor_states if one.saved)
 
     def _pack_state(self, worker: int, reply: WorkerMessage) -> RayMessage:
         """Make the message that restores a state, with the last payloads of the clients, if they keep these."""
-        members = self.workers[worker]
+        members = self.worker_clients[worker]
         message = WorkerMessage({"kind": "state", "load": True}, dict(reply.tensors))
         message.put("statistics", self.statistics)
         if self.sent is not None:
@@ -196,7 +200,7 @@ class RayBackend(RemoteBackend):
         self.n_lost += 1
 
     def _describe_loss(self, worker: int, message: RayMessage, error: Exception) -> str:
-        ids = self.workers[worker].tolist()
+        ids = self.worker_clients[worker].tolist()
         some = list_some([str(i) for i in ids], 5)
         at = f", round {message.head['round']}" if "round" in message.head else ""
         return (
@@ -207,7 +211,7 @@ class RayBackend(RemoteBackend):
 
     def release(self, *, at_once: bool) -> None:
         """Release the actors for other runs; `at_once` kills them, since they may be busy."""
-        for state in self.states:
+        for state in self.actor_states:
             if state.actor is not None:
                 (self.cluster.kill if at_once else self.cluster.release)(state.actor)
             state.actor = None
