@@ -30,9 +30,9 @@ from torch import Tensor
 from ..client import SGD
 from ..core.algorithm import Algorithm, ServerUpdate
 from ..core.options import Count, NonNegative, Positive
-from ..core.params import Params, clip_norm
+from ..core.params import Params, add_prefix, clip_norm, select_prefix
 from ..core.payload import Broadcast, Payload, ServerState
-from ..server.hypernetwork import add_prefix, apply_trunk, draw_linear, draw_normal, draw_trunk, select_prefix
+from ..server.hypernetwork import apply_trunk, draw_linear, draw_normal, draw_trunk
 from .table import Family, method
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from ..client import SGD
 from ..core.algorithm import Algorithm
 from ..core.options import Count, Positive
-from ..core.params import Params, as_slice
+from ..core.params import Params, add_prefix, as_slice, select_prefix
 from ..core.payload import (
     Broadcast,
     LocalState,
@@ -131,7 +131,7 @@ class PFedLAServer(UploadStore):
             heads["weight"] = hn.draw_uniform(0, 1, heads["weight"].shape, like)
         layers = hn.draw_trunk((self.embedding, *[self.hidden] * 3), like, (n,))
         v = hn.draw_normal((n, self.embedding), like)
-        return Params({"embedding": v, **hn.add_prefix("trunk.", layers), **hn.add_prefix("head.", heads)})
+        return Params({"embedding": v, **add_prefix("trunk.", layers), **add_prefix("head.", heads)})
 
     def allowed(self, state: ServerState, ids: Tensor) -> Tensor:
         """Return which models (R, K) clients `ids` may receive: their own, and the models of the pool."""
@@ -249,7 +249,7 @@ class PFedLAServer(UploadStore):
 
 def _features(networks: Params) -> Tensor:
     """Return the inputs (R, hidden) of the heads."""
-    return hn.apply_trunk(hn.select_prefix(networks, "trunk."), networks["embedding"]).relu()
+    return hn.apply_trunk(select_prefix(networks, "trunk."), networks["embedding"]).relu()
 
 
 def _scores(h: Tensor, networks: Params) -> Tensor:
@@ -396,7 +396,11 @@ def heurpfedla(
     Args:
         retain: number k of layers, or other `unit`s, that each client retains; 0 is pFedLA.
         upload_retained: whether clients upload their retained layers; the text does not say.
-        hn_lr, embedding, hidden, norm, unit: see `pfedla`.
+        hn_lr: see `pfedla`.
+        embedding: see `pfedla`.
+        hidden: see `pfedla`.
+        norm: see `pfedla`.
+        unit: see `pfedla`.
 
     """
     return Algorithm(

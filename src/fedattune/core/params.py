@@ -1,7 +1,7 @@
 """Give named tensors arithmetic, so that an update rule reads like the paper."""
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 import torch
@@ -133,6 +133,16 @@ def clip_norm(g: Params, most: float) -> Params:
     """Scale a gradient down to a length of at most `most` over all tensors."""
     length = torch.stack([v.square().sum() for v in g.values()]).sum().sqrt()
     return g * (most / length.clamp_min(1e-12)).clamp_max(1.0)
+
+
+def select_prefix(params: Mapping[str, Tensor], prefix: str) -> Params:
+    """Return the tensors whose names begin with `prefix`, without the prefix."""
+    return Params({k.removeprefix(prefix): v for k, v in params.items() if k.startswith(prefix)})
+
+
+def add_prefix(prefix: str, params: Params) -> Params:
+    """Return the tensors with `prefix` before their names."""
+    return Params({prefix + k: v for k, v in params.items()})
 
 
 _pytree.register_pytree_node(

@@ -58,13 +58,3 @@ def apply_linear(v: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Map v (R, in) to (R, out) by one linear layer (weight (out, in)), or by one layer per row (R, out, in)."""
     # A row times a matrix is several times faster than a matrix times a column in batched products on CPUs.
     return (v[:, None] @ weight.mT)[:, 0] + bias
-
-
-def select_prefix(params: Params, prefix: str) -> Params:
-    """Return the tensors whose names begin with `prefix`, without the prefix."""
-    return Params({k.removeprefix(prefix): v for k, v in params.items() if k.startswith(prefix)})
-
-
-def add_prefix(prefix: str, params: Params) -> Params:
-    """Return the tensors with `prefix` before their names."""
-    return Params({prefix + k: v for k, v in params.items()})

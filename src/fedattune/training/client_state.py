@@ -93,7 +93,7 @@ class ClientStates:
             storage=storage,
         )
 
-    def tree(self) -> dict[str, Any]:
+    def state_tree(self) -> dict[str, Any]:
         """Return everything as a nest of dicts, for a checkpoint."""
         return {
             "local_state": self.local_state,
@@ -104,7 +104,7 @@ class ClientStates:
             "statistics": self.statistics,
         }
 
-    def load_tree(self, tree: dict[str, Any]) -> None:
+    def load_state_tree(self, tree: dict[str, Any]) -> None:
         """Take over the state of a checkpoint."""
         self.local_state, self.personal, self.buffers = tree["local_state"], tree["personal"], tree["buffers"]
         self.fresh, self.statistics = tree["fresh"], tree["statistics"]
@@ -233,7 +233,7 @@ def put_payload_rows(stack: Payload, rows: Tensor, new: Payload) -> None:
 
 def _make_first_payloads(make_payload: PayloadFactory, client_ids: Tensor, storage: RowStorage) -> Payload:
     """Return the payload of each client before the first round."""
-    if not storage.disk:
+    if not storage.is_on_disk:
         return copy_payload_rows(make_payload(client_ids))
     one = make_payload(client_ids[:1]).rows(0)
     sent = _allocate_payloads(one, storage)

@@ -258,7 +258,7 @@ class LocalEvaluation:
             return
         rows = torch.searchsorted(self.eval_ids, piece.ids)
         if not int(rows[0]):
-            storage = RowStorage(len(self.eval_ids), disk=True)
+            storage = RowStorage(len(self.eval_ids), is_on_disk=True)
             params, buffers = (storage.allocate("headline_models", stack.rows(0)) for stack in piece[1:])
             self.headline_models = params, buffers
         for stack, new in zip(self.headline_models, piece[1:], strict=True):

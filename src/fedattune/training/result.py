@@ -8,7 +8,7 @@ from torch import nn
 from ..core.algorithm import Algorithm
 from ..core.errors import RunError, list_some
 from ..core.io import load_tensors, read_json, write_json
-from ..core.params import Params
+from ..core.params import Params, select_prefix
 from ..core.payload import ServerState
 from ..data.input_spec import InputSpec
 from ..models import MODELS
@@ -95,10 +95,7 @@ class Result(RunMetrics):
             raise RunError(f"{path} holds no finished run")
         # The server of remote clients has no models.
         flat = load_tensors(folder.models)[0] if folder.models.exists() else {}
-        models, buffers = (
-            Params({k.removeprefix(kind): v for k, v in flat.items() if k.startswith(kind)})
-            for kind in ("params/", "buffers/")
-        )
+        models, buffers = (select_prefix(flat, prefix) for prefix in ("params/", "buffers/"))
         return cls(
             read_json(folder.config),
             read_json(folder.result)["facts"],

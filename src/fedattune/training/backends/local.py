@@ -186,8 +186,8 @@ class LocalBackend(Backend):
 
     def state_tree(self) -> dict[str, Any]:
         """Return the state of the clients as a nest of dicts, for a checkpoint."""
-        return self.client_states.tree()
+        return self.client_states.state_tree()
 
     def load_state_tree(self, tree: dict[str, Any]) -> None:
         """Take over the state of a checkpoint."""
-        self.client_states.load_tree(tree)
+        self.client_states.load_state_tree(tree)

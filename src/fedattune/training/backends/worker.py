@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...core.algorithm import Algorithm
 from ...core.io import flatten_tree
-from ...core.params import Params
+from ...core.params import select_prefix
 from ...core.payload import Payload, concatenate_payloads
 from ...core.settings import Settings
 from ...data import Federation
@@ -169,17 +169,13 @@ def export_state(backend: LocalBackend) -> dict[str, Any]:
 def load_state(backend: LocalBackend, state: Mapping[str, Tensor]) -> None:
     """Take over the state that `export_state` gave, by paths such as `local_state/w/0.weight`."""
     client_states = backend.client_states
-
-    def part(name: str) -> Params:
-        return Params({k.removeprefix(f"{name}/"): v for k, v in state.items() if k.startswith(f"{name}/")})
-
     rows = torch.arange(len(backend.client_ids), device=backend.client_ids.device)
     for key, stack in client_states.local_state.items():
-        stack.put_rows(rows, part(f"local_state/{key}"))
-    client_states.personal.put_rows(rows, part("personal"))
-    client_states.buffers.put_rows(rows, part("buffers"))
+        stack.put_rows(rows, select_prefix(state, f"local_state/{key}/"))
+    client_states.personal.put_rows(rows, select_prefix(state, "personal/"))
+    client_states.buffers.put_rows(rows, select_prefix(state, "buffers/"))
     client_states.fresh = state["fresh"].clone()
-    if sent := part("sent"):
+    if sent := select_prefix(state, "sent/"):
         client_states.store_payload(backend.client_ids, unflatten_payload(sent))
 
 

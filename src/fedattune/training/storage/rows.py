@@ -179,7 +179,7 @@ class RowStorage:
     """
 
     n: int
-    disk: bool = False
+    is_on_disk: bool = False
     folder: Path | None = None
     is_small: bool = False
 
@@ -197,14 +197,14 @@ class RowStorage:
             is_small: whether a round is little work for the processor.
 
         """
-        disk = settings.client_state == "disk"
+        is_on_disk = settings.client_state == "disk"
         if settings.client_state == "auto":
-            disk = n * row_bytes > AUTO_MEMORY_BYTES
-        return cls(n, disk, folder, is_small)
+            is_on_disk = n * row_bytes > AUTO_MEMORY_BYTES
+        return cls(n, is_on_disk, folder, is_small)
 
     def share_cores(self) -> AbstractContextManager[None]:
         """Use one thread inside the block while rows go to disk: small operations would wait for the writer's core."""
-        return use_threads(1) if self.disk and self.is_small else nullcontext()
+        return use_threads(1) if self.is_on_disk and self.is_small else nullcontext()
 
     def allocate(self, name: str, row: Params, each: Params | None = None) -> RowStack:
         """Make a writable stack of N rows.
@@ -215,7 +215,7 @@ class RowStorage:
             each: tensors (N, ...) that replace their entries in `row`.
 
         """
-        if self.disk and row:
+        if self.is_on_disk and row:
             return DiskRows(row, self.n, make_rows_path(self.folder, name), each)
         return Params({**row.copies(self.n), **(each or {})})
 
