@@ -61,6 +61,7 @@ docs: $(VENV)/dev
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --quiet --preview --select DOC102 src  # arguments in docstrings that do not exist
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/dev

@@ -5,8 +5,11 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -76,3 +79,36 @@ def test_version_is_that_of_the_installed_package() -> None:
 
 def test_types_are_shipped() -> None:
     assert importlib.resources.files("fedattune").joinpath("py.typed").is_file()
+
+
+def list_attributes(one: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
+    """List the attributes, methods and fields of a class and of its bases in the package."""
+    own = {
+        getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", "")
+        for node in ast.walk(one)
+        if isinstance(node, ast.FunctionDef) or isinstance(getattr(node, "ctx", None), ast.Store)
+    }
+    bases = {ast.unparse(base).rpartition(".")[2] for base in one.bases} & (classes.keys() - {one.name})
+    return own.union(*(list_attributes(classes[base], classes) for base in bases))
+
+
+def list_wrong_attributes(sources: Iterable[str]) -> list[str]:
+    """List the attributes in docstrings of classes that the classes do not have."""
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    found = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    classes = {node.name: node for node in found}
+    wrong = []
+    for node in found:
+        _, _, section = (ast.get_docstring(node) or "").partition("Attributes:\n")
+        lines = re.findall(r"^    (\w[\w, ]*):", section.partition("\n\n")[0], re.MULTILINE)
+        documented = {one for line in lines for one in line.split(", ")}
+        wrong += [f"{node.name}.{one}" for one in sorted(documented - list_attributes(node, classes))]
+    return wrong
+
+
+def test_documented_attributes_exist() -> None:
+    """An attribute that is renamed keeps no old name in a docstring; for arguments, ruff checks it."""
+    source = "class A:\n    '''A.\n\n    Attributes:\n        x: there.\n        y, z: gone.\n\n    '''\n    x: int\n"
+    assert list_wrong_attributes([source]) == ["A.y", "A.z"]
+    files = Path(fedattune.__file__).parent.rglob("*.py")
+    assert list_wrong_attributes(file.read_text() for file in files) == []

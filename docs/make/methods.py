@@ -55,9 +55,8 @@ def make_page(name: str, factory: Callable[..., Algorithm]) -> str:
 
 def describe_factory(factory: Callable[..., Algorithm]) -> str:
     """Return the docstring without its sections: the page has a table of the options."""
-    return re.split(r"^(?:Args|Raises):$", clean_docstring(factory), maxsplit=1, flags=re.MULTILINE)[
-        0
-    ].rstrip()
+    text, *_ = re.split(r"^(?:Args|Raises):$", clean_docstring(factory), maxsplit=1, flags=re.MULTILINE)
+    return text.rstrip()
 
 
 def _wrap_signature(signature: str) -> str:

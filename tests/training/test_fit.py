@@ -114,9 +114,7 @@ def test_a_run_folder_is_read_back_and_not_taken_twice(ragged: Federation, tmp_p
         fedattune.fit(
             "fedmcsa", ragged, "dnn", model_options={"hidden": 4}, out=out, resume=True, **(RUN | {"lr": 0.2})
         )
-    other = fedattune.algorithms.fedmcsa(
-        sigma=7.0
-    )  # the long text of its definition is cut around this value
+    other = fedattune.algorithms.fedmcsa(sigma=7.0)  # the text of its definition is cut around this value
     with pytest.raises(RunError, match=r"definition was \.\.\..*sigma=.* and is .*sigma=7\.0"):
         fedattune.fit(other, ragged, "dnn", model_options={"hidden": 4}, out=out, resume=True, **RUN)
     (tmp_path / "used").mkdir()
@@ -324,9 +322,8 @@ class Recurrent(nn.Module):
 
 def test_models_that_cannot_be_batched_run_one_by_one(ragged: Federation) -> None:
     assert fedattune.fit("fedavg", ragged, Recurrent(), **RUN).is_finished
-    assert fedattune.fit(
-        "local", ragged, Recurrent(nn.GRU), **RUN
-    ).is_finished  # trains batched, predicts not
+    # A GRU trains as one batch, but does not predict so.
+    assert fedattune.fit("local", ragged, Recurrent(nn.GRU), **RUN).is_finished
     with pytest.raises(ModelError, match=r"cannot be trained by the vectorized engine.*--engine sequential"):
         fedattune.fit("fedavg", ragged, Recurrent(), **(RUN | {"engine": "vectorized"}))
     with pytest.raises(ModelError, match="cannot be trained on batches of 1 samples"):

@@ -97,9 +97,8 @@ def test_recorded_matrices_are_those_of_the_clients_that_uploaded(
         for component, weights in made.weights.items():
             recorded = torch.from_numpy(found.weights[component].copy())
             assert torch.equal(recorded, weights[rows][:, columns].float())
-            assert torch.allclose(
-                recorded, alone.weights[component].float(), atol=1e-6
-            )  # other shapes round otherwise
+            # Products of other shapes round otherwise.
+            assert torch.allclose(recorded, alone.weights[component].float(), atol=1e-6)
 
 
 def test_a_round_without_evaluation_records_no_matrices(ragged: Federation, calls: list[list[int]]) -> None:

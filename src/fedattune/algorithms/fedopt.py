@@ -118,11 +118,11 @@ def fedyogi(
     Source: Reddi et al. (2021), Algorithm 2.
 
     Args:
-        server_lr: learning rate eta of the server, in units of the parameters; the paper tunes eta on a grid.
-        beta1: decay beta_1 of the first moment m; 0 has no momentum.
-        beta2: decay beta_2 of the second moment v.
-        tau: adaptivity tau, added to sqrt(v); v starts at tau^2. Updates far below tau take steps without adaptivity.
-        weighting: weights p_k in the mean update D: `uniform`, as in the paper's algorithm, or by training samples.
+        server_lr: see `fedadam`.
+        beta1: see `fedadam`.
+        beta2: see `fedadam`.
+        tau: see `fedadam`.
+        weighting: see `fedadam`.
 
     """
     return Algorithm(
@@ -143,10 +143,10 @@ def fedadagrad(
     Source: Reddi et al. (2021), Algorithm 2.
 
     Args:
-        server_lr: learning rate eta of the server, in units of the parameters; the paper tunes eta on a grid.
-        beta1: decay beta_1 of the first moment m; 0 has no momentum.
-        tau: adaptivity tau, added to sqrt(v); v starts at tau^2. Updates far below tau take steps without adaptivity.
-        weighting: weights p_k in the mean update D: `uniform`, as in the paper's algorithm, or by training samples.
+        server_lr: see `fedadam`.
+        beta1: see `fedadam`.
+        tau: see `fedadam`.
+        weighting: see `fedadam`.
 
     """
     return Algorithm(

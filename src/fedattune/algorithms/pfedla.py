@@ -107,8 +107,7 @@ class PFedLAServer(UploadStore):
 
     HN_i has three linear layers with ReLU and a linear head per component, normalised over the K stored models. G_i,
     the sent model minus the upload, stands for the gradient of the client's loss. So d loss / d alpha_i^l[k] is
-    <theta_l[k], G_i,l> over the models before aggregation. HN_i takes one plain gradient step. The attributes are the
-    options of `pfedla`.
+    <theta_l[k], G_i,l> over the models before aggregation. HN_i takes one plain gradient step. Options: see `pfedla`.
     """
 
     unit: Unit = "layer"
@@ -284,7 +283,7 @@ class HeurPFedLAServer(PFedLAServer):
 
     def _choose(self, alpha: Tensor, ids: Tensor) -> Tensor:
         """Return flags (R, L) of the components to retain under the weights alpha (R, L, K)."""
-        weight = alpha.detach().gather(2, _own_positions(alpha, ids))[:, :, 0]
+        weight = alpha.detach()[torch.arange(len(ids), device=ids.device), :, ids]
         first = weight.sort(stable=True, dim=1, descending=True).indices[:, : self.retain]
         return torch.zeros_like(weight, dtype=torch.bool).scatter(1, first, True)
 
@@ -317,11 +316,8 @@ class HeurPFedLAServer(PFedLAServer):
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Warn if clients retain all components."""
         components = len(group_names(cast(Params, state["theta"]), self.unit))
-        if self.retain < components:
-            return ()
-        return (
-            f"retain={self.retain} keeps all of this model's components ({components}): this is training alone",
-        )
+        note = f"retain={self.retain} keeps all of this model's components ({components}): this is training alone"
+        return (note,) if self.retain >= components else ()
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
         """Count the payload without the retained components."""
@@ -330,9 +326,8 @@ class HeurPFedLAServer(PFedLAServer):
 
     def bytes_up(self, state: ServerState, ids: Tensor, uploads: Payload) -> Traffic:
         """Count the uploads, without the retained components unless they are uploaded."""
-        if self.upload_retained:
-            return uploads.traffic()
-        return uploads.traffic() - self._traffic(state, cast(Tensor, state["retained"])[ids])
+        traffic, retained = uploads.traffic(), cast(Tensor, state["retained"])[ids]
+        return traffic if self.upload_retained else traffic - self._traffic(state, retained)
 
     def _traffic(self, state: ServerState, flags: Tensor) -> Traffic:
         """Count the bytes of the components whose flags (R, L) are set."""
@@ -344,13 +339,8 @@ class HeurPFedLAServer(PFedLAServer):
 
 def _with_own(alpha: Tensor, flags: Tensor, ids: Tensor) -> Tensor:
     """Replace the weights alpha (R, L, K) by the own model alone where a flag (R, L) is set."""
-    own = torch.zeros_like(alpha).scatter_(2, _own_positions(alpha, ids), 1.0)
+    own = torch.nn.functional.one_hot(ids, alpha.shape[2])[:, None].to(alpha.dtype)
     return torch.where(flags[:, :, None], own, alpha)
-
-
-def _own_positions(alpha: Tensor, ids: Tensor) -> Tensor:
-    """Return the position (R, L, 1) of each client's own model in alpha (R, L, K)."""
-    return ids[:, None, None].expand(-1, alpha.shape[1], 1)
 
 
 @method(Family.MIXTURE, "a mixture per client and layer, by learned weights", "SGD")
@@ -370,8 +360,8 @@ def pfedla(
         hn_lr: learning rate of v_i and psi_i. Small rates leave alpha near 1 / N.
         embedding: length of v_i.
         hidden: width of the linear layers of HN_i.
-        norm: `softmax` of heads that start at zero, so that alpha starts at 1 / N; `relu_sum` of heads from U(0, 1), as
-            in public code.
+        norm: `softmax` of zero heads, so that alpha starts at 1 / N; or `relu_sum` of heads from U(0, 1), as in public
+            code.
         unit: part of the model with mixing weights of its own: the whole `model`, a `layer`, or a `tensor`.
 
     """

@@ -243,7 +243,7 @@ class Algorithm:
         personal: selects the tensors that stay on the client.
         participation: the clients that train and receive in a round.
         network: builds the module to train, if the method changes the user's model.
-        adapt: fine-tunes the received model; the result is evaluated as `trained`.
+        fine_tune: fine-tunes the received model; the result is evaluated as `trained`.
         headline: evaluation point of the paper: `received` (after communication) or `trained`.
         weight_decay: l2 coefficient that overrides the run's.
         default_weight_decay: l2 coefficient if neither the method nor the run sets one.

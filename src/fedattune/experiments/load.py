@@ -64,9 +64,8 @@ def load_options(
     problems = list(errors)
     overrides = {_canonical_key(key): value for key, value in overrides.items()}
     in_file = _read_file(path, problems) if path else {}
-    if ("steps" in overrides) != (
-        "epochs" in overrides
-    ):  # the command line's unit of work replaces the file's
+    if ("steps" in overrides) != ("epochs" in overrides):
+        # The command line's unit of work replaces the file's.
         in_file.pop("epochs" if "steps" in overrides else "steps", None)
     values = {_canonical_key(key): value for key, value in (defaults or {}).items()} | in_file | overrides
     if isinstance(in_file.get("set"), Mapping):

@@ -119,8 +119,11 @@ def check_run_folder(out: Path, command: str | None = None) -> None:
     """
     if out.exists() and not out.is_dir():
         raise RunError(f"--out {out}: this is a file; give a new or empty folder")
-    resume = f"fedattune {command} --resume {shlex.quote(str(out))}"
-    check_empty_folder(out, f", or continue with the run in it by {resume}" if command else "")
+    advice = ""
+    if command:
+        resume = f"fedattune {command} --resume {shlex.quote(str(out))}"
+        advice = f", or continue with the run in it by {resume}"
+    check_empty_folder(out, advice)
     full = Path(os.path.realpath(out))
     nearest = next(folder for folder in (full, *full.parents) if folder.exists())
     if not nearest.is_dir():

@@ -43,7 +43,7 @@ class RunContext:
         all_ids: (N,) numbers of all clients.
         eval_ids: (E,) numbers of the clients that are evaluated, sorted.
         n_train: (N,) training samples of every client.
-        shares_parameters: whether any parameter leaves the clients.
+        has_shared_parameters: whether any parameter leaves the clients.
 
     """
 

@@ -133,7 +133,7 @@ class LocalEvaluation:
             make_payload: gives the payloads if clients keep none.
             w: the global model without the tensors that never leave a client, if there is one.
             training: the local training of the next round.
-            adaptation: the fine-tuning of this round.
+            fine_tuning: the fine-tuning of this round.
             mean_buffers: buffers of the global model; by default the mean of the buffers that clients have here.
 
         """
@@ -164,11 +164,10 @@ class LocalEvaluation:
             uses_scored_part = fine_tune.part == "test"
             groups = (EVALUATED_PARTS[1:], EVALUATED_PARTS[:1]) if uses_scored_part else (EVALUATED_PARTS,)
             for parts in groups:
-                fine_tuning = replace(fine_tuning, part=parts[0] if uses_scored_part else "train")
+                tuning = replace(fine_tuning, part=parts[0] if uses_scored_part else "train")
                 again = all_models if len(chunks) == 1 else map(models, chunks)
-                scores += self._score(
-                    "trained", (self._fine_tune(one, fine_tune, fine_tuning) for one in again), parts
-                )
+                tuned_models = (self._fine_tune(one, fine_tune, tuning) for one in again)
+                scores += self._score("trained", tuned_models, parts)
         return scores
 
     def _chunks(self) -> Sequence[Tensor]:

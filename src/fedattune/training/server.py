@@ -64,9 +64,9 @@ class Server:
 
     def make_eval_payload(self, ids: Tensor) -> Payload:
         """Return the payload for an evaluation, and remember the broadcast."""
-        sent = self.broadcast(ids)
-        self._last = ids, sent
-        return sent.payload
+        broadcast = self.broadcast(ids)
+        self._last = ids, broadcast
+        return broadcast.payload
 
     def take_mixing(self, ids: Tensor) -> MixingMatrices | None:
         """Return the matrices behind the payload that clients `ids` would be sent now, and forget them.
@@ -76,9 +76,9 @@ class Server:
         if not len(ids):
             return None
         if self._last and self._last[1].mixing and (mixing := self._last[1].mixing.select(ids)):
-            evaluated, sent = self._last
+            eval_ids, broadcast = self._last
             # The next round may send to the same clients again; a payload for others is of no more use.
-            self._last = (evaluated, sent._replace(mixing=None)) if len(ids) == len(evaluated) else None
+            self._last = (eval_ids, broadcast._replace(mixing=None)) if len(ids) == len(eval_ids) else None
             return mixing
         return self.broadcast(ids).mixing
 

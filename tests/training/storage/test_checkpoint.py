@@ -26,7 +26,7 @@ TREE = {
 
 
 @pytest.fixture(autouse=True)
-def should_save_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def save_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
 
 

@@ -83,7 +83,7 @@ class Backend(ABC):
     Attributes:
         statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
         max_clients: number of clients to train per request; ignored if the cohort is larger.
-        saves_every_round: whether a checkpoint follows every round, as remote clients cannot be taken back far.
+        should_save_every_round: whether a checkpoint follows every round, as remote clients cannot be taken back far.
         notes: sentences about the run that only the backend knows.
 
     """

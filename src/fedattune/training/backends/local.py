@@ -27,8 +27,8 @@ class LocalBackend(Backend):
 
     Attributes:
         client_ids: (M,) numbers of the clients among all N, sorted.
-        states: what lives on these clients.
-        evaluation: evaluates them.
+        client_states: the state that lives on these clients.
+        evaluation: evaluates these clients.
 
     """
 
@@ -59,13 +59,12 @@ class LocalBackend(Backend):
         self.max_clients = max(1, REQUEST_CHUNK_BYTES // max(1, task.params.nbytes()))
         self.client_ids = context.all_ids if client_ids is None else client_ids
         n_samples = float(context.n_train[self.client_ids].double().mean())
+        steps_per_round = settings.count_local_steps(n_samples) // settings.rounds
         self.engine = make_engine(
             settings.engine,
             task,
             federation,
-            steps=settings.count_local_steps(n_samples)
-            // settings.rounds
-            * (planned_rounds or settings.rounds),
+            steps=steps_per_round * (planned_rounds or settings.rounds),
             cohort_size=min(settings.cohort_size(context.n_clients), len(self.client_ids)),
         )
         own_buffers = None
@@ -147,7 +146,7 @@ class LocalBackend(Backend):
         return TrainReply(ids, payload, upload, buffers, n_trained, steps, diverged)
 
     def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:
-        """Return the scores after the local training of round r."""
+        """Return the scores after the local training of this round."""
         models, self._trained_models = self._trained_models, []
         return self.evaluation.evaluate_trained(models, make_payload)
 

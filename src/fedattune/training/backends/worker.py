@@ -184,7 +184,7 @@ def _make_id_tensor(ids: list[int], backend: LocalBackend) -> Tensor:
 
 
 def _make_payload_factory(payload_ids: Tensor, payload: Payload | None) -> PayloadFactory:
-    """Make a sender for the clients whose payloads came with a message."""
+    """Make the payload factory of the clients whose payloads came with a message."""
 
     def make_payload(ids: Tensor) -> Payload:
         assert payload is not None  # it is asked for only if clients keep no payloads

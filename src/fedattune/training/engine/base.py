@@ -93,7 +93,7 @@ class Engine(ABC):
             rule: the client update.
             ids: numbers of the clients (C,).
             inputs: one row per client, in the order of `ids`.
-            work: the batches and hyper-parameters of the round.
+            training: the batches and hyper-parameters of the round.
 
         Returns:
             One row per client, in the order of `ids`.

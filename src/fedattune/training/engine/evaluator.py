@@ -51,9 +51,8 @@ class Evaluator:
         sizes = self.federation.sizes(part)[ids.cpu()].to(self.device)
         scores = Scores.zeros(sizes)
         samples = self._gather(part, ids.tolist())
-        if (
-            samples.large_parts
-        ):  # a module holds the weights of one call at a time, so each core needs its own
+        if samples.large_parts:
+            # A module holds the weights of one call at a time, so each core needs its own.
             self._tasks += [self._tasks[0].twin() for _ in range(self._cores - len(self._tasks))]
         groups = balance([len(one.y) for one in samples.large_parts], len(self._tasks))
         run_parallel(

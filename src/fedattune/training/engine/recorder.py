@@ -54,7 +54,8 @@ class StepLoop(nn.Module):
         """Run the steps `first` to `last` - 1.
 
         Args:
-            first, last: range of steps.
+            first: number of the first step.
+            last: number after the last step.
             ahead: number of steps whose inputs are gathered in one call.
             ready: constant inputs of the body.
             moving: leaves that the steps change.

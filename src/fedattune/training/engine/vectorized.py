@@ -209,9 +209,9 @@ class VectorizedEngine(Engine):
         """Probe batch by batch, or client by client where models run one by one.
 
         Args:
-            look: look(*clients, carry, buffers, batch) -> carry, for one client.
+            probe_client: probe_client(*clients, carry, buffers, batch) -> carry, for one client.
             probed: sample numbers (batches, 1, B) of each client.
-            clients: number of local steps (C,), and whether the server gets the upload (C,).
+            clients: number of local steps (C,), and `is_uploaded` (C,).
             carry: carries (C, ...).
             buffers: buffers (C, ...).
 
