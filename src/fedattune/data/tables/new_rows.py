@@ -31,7 +31,7 @@ def read_rows(path: Path, schema: Schema, constants: Array | None) -> NewRows:
     """Read the rows of a table as samples for a model.
 
     A model that was trained on a table finds its columns by their names. For any other model, the table has one
-    column of numbers per value of a sample, in their order, or, in Parquet, one column of encoded images.
+    column of numbers per value of a sample, in their order. A Parquet table may have one column of encoded images.
 
     Args:
         path: the table.

@@ -41,8 +41,8 @@ class Lanes:
 def pack_lanes(counts: Sequence[int], at_once: int = 1) -> list[Lanes]:
     """Pack clients into lanes of about equal length, and divide the lanes into groups.
 
-    There are as many lanes as it takes to finish with the client that has the most steps, or a few more, so that all
-    groups have the same number. Clients without a step are in no lane.
+    The steps of all clients, divided by the steps of the longest client, give the number of lanes. This number is
+    rounded up to a multiple of `at_once`, so that groups are equal. Clients without a step are in no lane.
 
     Args:
         counts: local steps of each client.
