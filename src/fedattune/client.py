@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .core.algorithm import ClientUpdate, pick_newest
+from .core.effect import Mechanism
 from .core.errors import ConfigError
-from .core.params import Params, clip_norm
+from .core.params import Params, clip_norm, square_length
 from .core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 
 StartPoint = Literal["sent", "newest", "own"]
@@ -50,6 +51,12 @@ class Correction(ABC):
         """True if the correction uses the gradient at the start over all training samples."""
         return False
 
+    @property
+    def mechanism(self) -> Mechanism:
+        """The correction as a mechanism of its method, which changes the local steps."""
+        name = type(self).__name__
+        return Mechanism("steps", f"steps without {name}", f"one without {name}")
+
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the correction's part of the client's first state."""
         return {}
@@ -68,6 +75,11 @@ class Proximal(Correction):
     """The gradient of mu/2 ||w - anchor||^2; the anchor is the model that was last sent."""
 
     mu: float
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The proximal term."""
+        return Mechanism("steps", "steps without the proximal term", "one without the proximal term")
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """Return g + mu (w - anchor)."""
@@ -159,6 +171,23 @@ class SGD(ClientUpdate):
             g = self.momentum * carry.velocity + g
             carry = carry._replace(velocity=g)
         return carry._replace(w=carry.w - context.lr * g)
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """One mechanism per correction."""
+        return tuple(correction.mechanism for correction in self.corrections)
+
+    def measure_step(
+        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Measure the change of the gradient by each correction."""
+        g = grad(carry.w, batch, statistics=False)
+        lengths = []
+        for correct in self.corrections:
+            corrected = correct(g, carry.w, carry.make_local_context(context))
+            lengths.append((square_length(corrected - g), square_length(g)))
+            g = corrected
+        return tuple(lengths)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

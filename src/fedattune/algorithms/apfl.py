@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.effect import Mechanism
 from ..core.options import Fraction
-from ..core.params import Params
+from ..core.params import Params, square_length
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
@@ -68,6 +69,18 @@ class APFLClient(ClientUpdate):
             alpha = (alpha - context.lr * slope).clamp(0, 1)
         shared_g = grad(w, batch, statistics=False)  # only the mixture updates the statistics
         return _Carry(w - context.lr * shared_g, v - context.lr * carry.alpha * g, alpha)
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The mixture with the personal model."""
+        return (Mechanism("models", "the global model", "FedAvg"),)
+
+    def measure_step(
+        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Measure the distance of the mixture from w, beside the length of w."""
+        w, v, alpha = carry
+        return ((square_length(alpha * (v - w)), square_length(w)),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

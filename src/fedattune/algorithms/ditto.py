@@ -24,8 +24,9 @@ from torch import Tensor
 
 from ..client import SGD
 from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.effect import Mechanism
 from ..core.options import NonNegative, Positive
-from ..core.params import Params
+from ..core.params import Params, square_length
 from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
@@ -81,6 +82,18 @@ class DittoClient(ClientUpdate):
         v = v - lr * (grad(v, batch) + self.lam * (v - anchor))
         shared_grad = partial(grad, statistics=False)  # only v updates the statistics: it predicts
         return _Carry(self.shared.step(shared, batch, shared_grad, context), v, anchor)
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The pull of v to the received model."""
+        return (Mechanism("steps", "steps without the pull to the received model", "training alone"),)
+
+    def measure_step(
+        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Measure the pull beside the gradient."""
+        pull = self.lam * (carry.v - carry.anchor)
+        return ((square_length(pull), square_length(grad(carry.v, batch, statistics=False))),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

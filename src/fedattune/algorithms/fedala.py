@@ -25,8 +25,9 @@ from pydantic import Field
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.effect import Mechanism
 from ..core.options import Count, NonNegative
-from ..core.params import Params, choose
+from ..core.params import Params, choose, square_length
 from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
 from ..core.selectors import group_names
 from ..server import Average
@@ -98,6 +99,19 @@ class FedALAClient(ClientUpdate):
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Take one gradient step."""
         return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The mixture of the upper layers at the start."""
+        return (Mechanism("starts", "the received model", "FedAvg"),)
+
+    def measure_step(
+        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Measure the part of the old upper layers that U keeps."""
+        difference = carry.sent - carry.old
+        kept = difference.map(lambda a, b: a * (1 - b), carry.U)
+        return ((square_length(kept), square_length(difference)),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

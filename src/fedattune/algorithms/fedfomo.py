@@ -30,8 +30,9 @@ from pydantic import Field
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, ClientUpdate
+from ..core.effect import Mechanism
 from ..core.options import Fraction
-from ..core.params import Params, choose
+from ..core.params import Params, choose, square_length
 from ..core.payload import (
     Batch,
     Broadcast,
@@ -131,6 +132,19 @@ class FedFomoClient(ClientUpdate):
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Take one gradient step."""
         return carry._replace(w=carry.w - context.lr * grad(carry.w, batch))
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The move to models of others."""
+        return (Mechanism("starts", "the client's own last model", "training alone"),)
+
+    def measure_step(
+        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Measure the distance of the start from the own model, beside the mean distance of the others."""
+        own = carry.models.rows(1)
+        apart = carry.models.map(lambda a, b: a[2:] - b, own)
+        return ((square_length(carry.start - own), square_length(apart) / max(1, len(carry.losses) - 2)),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ..client import SGD
 from ..core.algorithm import Algorithm
+from ..core.effect import Effect, Mechanism
 from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
 from ..core.payload import Batch
@@ -71,6 +72,19 @@ class TwoHeadModule(MethodModule):
         """Return the balanced loss of the generic head plus the cross-entropy of both heads for the personal one."""
         generic, own, log_counts = output
         return cross_entropy(generic + log_counts, batch) + cross_entropy(generic.detach() + own, batch)
+
+    def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
+        """Measure the personal head's logits beside the generic head's, both without their mean over classes."""
+        features = self.body(x)
+        generic, own = (_centre(head(features)) for head in (self.head, self.personal_head))
+        return (Effect(PERSONAL_HEAD, float(own.norm() / generic.norm().clamp_min(1e-30))),)
+
+
+def _centre(logits: Tensor) -> Tensor:
+    return logits - logits.mean(1, keepdim=True)
+
+
+PERSONAL_HEAD = Mechanism("predictions", "predictions of the generic head", "one without personal heads")
 
 
 @dataclass(frozen=True)

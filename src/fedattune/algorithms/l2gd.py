@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ..client import SGD, StartPoint
 from ..core.algorithm import Algorithm, Participation
+from ..core.effect import OWN_MODEL, Effect, measure_mixing
 from ..core.options import Fraction
 from ..core.params import Params
 from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, RoundContext, ServerState, Traffic
@@ -137,6 +138,12 @@ class L2GDServer(Average):
     ) -> ServerState:
         """Toss the coin; newcomers move to the present mean."""
         return self._toss(state)
+
+    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+        """Measure how much of the mean the clients took over at the last averaging."""
+        if not cast(Tensor, state["p"]).any():
+            return (Effect(OWN_MODEL, 0.0),)
+        return tuple(effect for effect in measure_mixing(mixing) if effect.mechanism == OWN_MODEL)
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
         """Count nothing without averaging."""

@@ -18,13 +18,15 @@ Algorithm 1:
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, ClientUpdate, FineTune
+from ..core.effect import Mechanism
 from ..core.options import Count, Positive
-from ..core.params import Params
+from ..core.params import Params, square_length
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
@@ -71,6 +73,21 @@ class PerFedAvgClient(ClientUpdate):
             return w - beta * u
         h = (grad(w + self.delta * u, third[0]) - grad(w - self.delta * u, third[0])) / (2 * self.delta)
         return w - beta * (u - alpha * h)
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The gradient after the inner step."""
+        return (Mechanism("steps", "plain gradient steps", "FedAvg with fine-tuning"),)
+
+    def measure_step(
+        self, carry: Params, batch: Batch, grad: Grad, context: RoundContext
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Measure the step beside the plain gradient on the second batch."""
+        plain = grad(carry, tuple(t[1] for t in batch), statistics=False)
+        beta = context.lr if self.beta is None else self.beta
+        quiet = partial(grad, statistics=False)
+        taken = (carry - self.step(carry, batch, quiet, context)) / beta
+        return ((square_length(taken - plain), square_length(plain)),)
 
     def finish(
         self, carry: Params, sent: Payload, local_state: LocalState, context: RoundContext

@@ -29,11 +29,17 @@ from torch import Tensor
 
 from ..client import SGD
 from ..core.algorithm import Algorithm, ServerUpdate
+from ..core.effect import Effect, Mechanism
 from ..core.options import Count, NonNegative, Positive
-from ..core.params import Params, add_prefix, clip_norm, select_prefix
-from ..core.payload import Broadcast, Payload, ServerState
+from ..core.params import Params, add_prefix, clip_norm, select_prefix, square_length
+from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 from ..server.hypernetwork import apply_trunk, draw_linear, draw_normal, draw_trunk
 from .table import Family, method
+
+GENERATION = Mechanism("models", "their mean", "one model for all clients")
+
+MEASURED_CLIENTS = 64
+"""Clients whose generated models are compared."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,14 @@ class PFedHNServer(ServerUpdate):
         g = clip_norm(g, self.clip) + self.weight_decay * old
         velocity = self.momentum * cast(Params, state["velocity"]) + g
         return {"phi": old - self.hn_lr * velocity, "velocity": velocity}
+
+    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+        """Measure how far the generated models are from their mean, beside its length."""
+        phi = cast(Params, state["phi"])
+        models = generate_models(phi, phi["embedding"][:MEASURED_CLIENTS])
+        mean = models.map(lambda a: a.mean(0))
+        spread = square_length(models - mean) / len(phi["embedding"][:MEASURED_CLIENTS])
+        return (Effect(GENERATION, float((spread / square_length(mean).clamp_min(1e-30)).sqrt())),)
 
     def newcomer_model(self, state: ServerState) -> Params:
         """Return the model generated from the mean embedding."""

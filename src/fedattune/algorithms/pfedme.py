@@ -23,8 +23,9 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, ClientUpdate, Participation, pick_newest
+from ..core.effect import Mechanism
 from ..core.options import Count, NonNegative, Positive
-from ..core.params import Params
+from ..core.params import Params, square_length
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..server import Average
 from ..server.average import Weighting
@@ -71,6 +72,21 @@ class PFedMeClient(ClientUpdate):
         for _ in range(self.K):
             theta = theta - self.personal_lr * (grad(theta, batch) + self.lam * (theta - w))
         return _Carry(w - context.lr * self.lam * (w - theta), theta)
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The pull of theta to w."""
+        return (
+            Mechanism("steps", "steps without the pull to the shared model", "training without the pull"),
+        )
+
+    def measure_step(
+        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Measure the pull in the first inner step, beside the gradient."""
+        w, theta = carry
+        pull = self.lam * (theta - w)
+        return ((square_length(pull), square_length(grad(theta, batch, statistics=False))),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

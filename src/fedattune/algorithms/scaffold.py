@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
 from ..core.algorithm import Algorithm
+from ..core.effect import Mechanism
 from ..core.errors import ConfigError
 from ..core.options import Positive
 from ..core.params import Params, choose
@@ -50,6 +51,11 @@ class ControlVariateCorrection(Correction):
     def required_extras(self) -> dict[str, str]:
         """The server's control variate."""
         return {"c": "ControlVariateWrapper"}
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The control variates."""
+        return Mechanism("steps", "steps without control variates", "FedAvg")
 
     @property
     def needs_full_gradient(self) -> bool:

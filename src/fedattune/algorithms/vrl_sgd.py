@@ -24,6 +24,7 @@ import torch
 
 from ..client import SGD, Correction, LocalContext
 from ..core.algorithm import Algorithm
+from ..core.effect import Mechanism
 from ..core.params import Params, choose
 from ..core.payload import LocalState
 from ..server import Average
@@ -40,6 +41,11 @@ class VarianceCorrection(Correction):
     """
 
     warmup: bool = False
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The correction by D_i."""
+        return Mechanism("steps", "steps without the correction of drift", "FedAvg")
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Start with D_i = 0 and no upload."""

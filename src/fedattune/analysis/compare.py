@@ -46,6 +46,7 @@ class MethodRow:
         rounds_to: for each seed, the first round with the accuracy asked for; None if it was not reached.
         global_accuracy: accuracy of the global model on all test samples.
         arrived, newcomers: mean accuracy of clients that joined after training, at first and after own rounds.
+        effects: part -> distance of the mechanism's values from the nearest reference; see `Effect`.
         bytes_up, bytes_down, seconds, local_steps: cost, the steps per client.
         n_seeds: runs.
 
@@ -66,6 +67,7 @@ class MethodRow:
     global_accuracy: MeanStd | None
     arrived: MeanStd | None
     newcomers: MeanStd | None
+    effects: dict[str, float]
     bytes_up: float
     bytes_down: float
     seconds: float
@@ -141,6 +143,7 @@ def _build_row(name: str, groups: Mapping[str, list["RunMetrics"]], rounds_to: f
         point=runs[0].headline,
         better_than_local=None if gains is None else float(np.mean(gains > 0)),
         rounds_to=None if rounds_to is None else [run.rounds_to(rounds_to) for run in runs],
+        effects=_average_effects(runs),
         bytes_up=float(np.mean([run.bytes_up for run in runs])),
         bytes_down=float(np.mean([run.bytes_down for run in runs])),
         seconds=float(np.mean([run.seconds for run in runs])),
@@ -148,6 +151,16 @@ def _build_row(name: str, groups: Mapping[str, list["RunMetrics"]], rounds_to: f
         n_seeds=len(runs),
         **spreads,
     )
+
+
+def _average_effects(runs: Sequence["RunMetrics"]) -> dict[str, float]:
+    """Average the smallest effect of each part over the runs: a run is another method if it is near any reference."""
+    values: dict[str, list[float]] = {}
+    for run in runs:
+        for part in dict.fromkeys(effect.mechanism.part for effect in run.effects):
+            nearest = min(effect.value for effect in run.effects if effect.mechanism.part == part)
+            values.setdefault(part, []).append(nearest)
+    return {part: float(np.mean(each)) for part, each in values.items()}
 
 
 def _pick_numbers(run: "RunMetrics") -> dict[str, float | None]:

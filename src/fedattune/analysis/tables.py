@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, TypeVar
 
+from ..core.effect import IDLE_BELOW
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -132,6 +134,15 @@ def _format_rounds(row: "MethodRow") -> str:
     return mean + (f" ±{pstdev(reached):.1f}" if row.n_seeds > 1 else "")
 
 
+def _format_effects(row: "MethodRow") -> str:
+    """Format the effects of a method, by part; a dash for a method without mechanisms."""
+    return ", ".join(f"{part} {_format_effect(value)}" for part, value in row.effects.items()) or "-"
+
+
+def _format_effect(value: float) -> str:
+    return f"{100 * value:.1g}% (idle)" if value < IDLE_BELOW else f"{100 * value:.0f}%"
+
+
 QUALITY_COLUMNS: dict[str, RowFormatter] = {
     "model": lambda row: row.point,
     "mean %": _format_accuracy(lambda row: row.mean),
@@ -141,6 +152,7 @@ QUALITY_COLUMNS: dict[str, RowFormatter] = {
     "> local": lambda row: format_percent(row.better_than_local, 0),
 }
 EXTRA_COLUMNS: dict[str, RowFormatter] = {
+    "effect": _format_effects,
     "global %": _format_accuracy(lambda row: row.global_accuracy),
     "arrived %": _format_accuracy(lambda row: row.arrived),
     "new %": _format_accuracy(lambda row: row.newcomers),
@@ -165,6 +177,8 @@ METHODS_LEGEND = (
     "client"
 )
 EXTRA_LEGEND = {
+    "effect": "distance of what the method's mechanism changes (its weights, steps, ...) from the same without it, at "
+    "the end; a note says which method an idle one is",
     "global %": "the one global model on all clients' test samples together",
     "arrived %": "mean over clients that joined after training, with the model that they were sent at first",
     "new %": "the same after rounds of their own",
@@ -207,7 +221,7 @@ def print_methods(lines: Sequence["MethodRow"], console: "Console", rounds_to: f
         def style(row: "MethodRow") -> str | None:
             return "bold" if row.mean.mean == best and len(lines) > 1 else None
 
-        return fill_table(lines, method | columns, ("method", "model"), style)
+        return fill_table(lines, method | columns, ("method", "model", "effect"), style)
 
     def fits(columns: dict[str, RowFormatter]) -> bool:
         return not console.is_terminal or measure_width(make(columns), console) <= console.width

@@ -72,6 +72,7 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
             "The label counts of the clients are not known here, for example because the data stay on their nodes. So "
             "agreement with labels is not shown."
         )
+    notes += [f"{effect.sentence[0].upper()}{effect.sentence[1:]}." for effect in run.effects]
     for note in notes:
         console.print(note)
     return {

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from .effect import Effect, Mechanism
 from .errors import ConfigError
 from .network import Network
 from .params import Params, choose
@@ -19,6 +20,7 @@ from .payload import (
     Grad,
     LocalState,
     Loss,
+    MixingMatrices,
     Payload,
     RoundContext,
     ServerState,
@@ -112,6 +114,23 @@ class ClientUpdate(ABC):
         """Return the model for predictions in a round in which the client did not train."""
         return self.received_model(sent, local_state, fresh)
 
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The mechanisms whose effect on a local step `measure_step` measures."""
+        return ()
+
+    def measure_step(
+        self, carry: Any, batch: Batch, grad: Grad, context: RoundContext
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Measure the mechanisms in the local step that follows.
+
+        Returns:
+            For each of `mechanisms`, two squared lengths (scalars): of the change that it makes to the step, and of the
+            step without the change. The effect is the root of the ratio of their sums over steps.
+
+        """
+        return ()
+
 
 @dataclass(frozen=True)
 class ServerUpdate(ABC):
@@ -145,6 +164,10 @@ class ServerUpdate(ABC):
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Return sentences for the user about the last round, in which clients `ids` took part."""
+        return ()
+
+    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+        """Measure the rule's mechanisms at the end of a run, from its state and the last mixing matrices, if any."""
         return ()
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .effect import Effect
 from .errors import ConfigError, ModelError, summarize_error
 from .params import Params
 
@@ -25,6 +26,10 @@ class MethodModule(nn.Module, ABC):
     @abstractmethod
     def objective(self, output: Any, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the training loss, a scalar, from the module's output in training mode."""
+
+    def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
+        """Measure the module's mechanisms on one client's inputs (B, ...), in evaluation mode."""
+        return ()
 
 
 @dataclass(frozen=True)

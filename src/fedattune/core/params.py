@@ -129,10 +129,14 @@ def concatenate(stacks: Sequence[Params]) -> Params:
     return Params({k: torch.cat([s[k] for s in stacks]) for k in stacks[0]}) if len(stacks) > 1 else stacks[0]
 
 
+def square_length(params: Params) -> Tensor:
+    """Return the squared length over all tensors, a scalar."""
+    return torch.stack([v.square().sum() for v in params.values()]).sum()
+
+
 def clip_norm(g: Params, most: float) -> Params:
     """Scale a gradient down to a length of at most `most` over all tensors."""
-    length = torch.stack([v.square().sum() for v in g.values()]).sum().sqrt()
-    return g * (most / length.clamp_min(1e-12)).clamp_max(1.0)
+    return g * (most / square_length(g).sqrt().clamp_min(1e-12)).clamp_max(1.0)
 
 
 def select_prefix(params: Mapping[str, Tensor], prefix: str) -> Params:

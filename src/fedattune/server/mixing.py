@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import ServerUpdate
+from ..core.effect import Effect, measure_mixing
 from ..core.errors import ConfigError
 from ..core.params import Params, as_slice
 from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
@@ -71,6 +72,10 @@ class UploadStore(ServerUpdate):
             cast(Tensor, state[flag]).index_fill_(0, ids, True)
         cast(Tensor, state["n"]).index_copy_(0, ids, n)
         return state
+
+    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+        """Measure the mixing weights."""
+        return measure_mixing(mixing)
 
     def newcomer_model(self, state: ServerState) -> Params:
         """Return the mean of the last uploads of all clients that ever uploaded, or the initial model."""

@@ -4,12 +4,16 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from ..core.algorithm import ServerUpdate
-from ..core.params import Params
-from ..core.payload import Broadcast, Payload, ServerState
+from ..core.effect import Effect, Mechanism
+from ..core.params import Params, square_length
+from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 from .average import Weighting, client_weights, mean_update
+
+OPTIMIZER = Mechanism("updates", "the clients' mean updates", "FedAvg")
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,8 @@ class ServerOptimizer(ServerUpdate):
         """Return the direction and the new moments, from the mean update D."""
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """Return the initial model and moments."""
-        return {"w": w0, **self.init_moments(w0)}
+        """Return the initial model, moments, and the effect of the last round."""
+        return {"w": w0, **self.init_moments(w0), "effect": torch.zeros((), dtype=torch.float64)}
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """Send the same global model to everybody."""
@@ -42,4 +46,10 @@ class ServerOptimizer(ServerUpdate):
         moments = cast(dict[str, Params], state)
         mean = mean_update(client_weights(n, self.weighting), sent.params, uploads.params)
         step, moments = self.direction(mean, moments)
-        return {"w": cast(Params, state["w"]) + self.server_lr * step, **moments}
+        update = self.server_lr * step
+        effect = (square_length(update - mean) / square_length(mean).clamp_min(1e-30)).sqrt()
+        return {"w": cast(Params, state["w"]) + update, **moments, "effect": effect.double().cpu()}
+
+    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+        """Measure the distance of the last update of the global model from the mean update."""
+        return (Effect(OPTIMIZER, float(cast(Tensor, state["effect"]))),)

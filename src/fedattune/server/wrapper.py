@@ -6,8 +6,9 @@ from typing import cast
 from torch import Tensor
 
 from ..core.algorithm import ServerUpdate
+from ..core.effect import Effect
 from ..core.params import Params
-from ..core.payload import Broadcast, Payload, ServerState, Traffic
+from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState, Traffic
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class ServerWrapper(ServerUpdate):
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Return the warnings of `inner`."""
         return self.inner.warnings(state, ids)
+
+    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+        """Measure the mechanisms of `inner`."""
+        return self.inner.measure_effects(state, mixing)
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
         """Count as `inner` does."""

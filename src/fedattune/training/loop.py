@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.algorithm import Algorithm
+from ..core.effect import Effect
 from ..core.errors import DivergedError
 from ..core.io import copy_tensors, flatten_tree, save_tensors, write_json
 from ..core.params import Params
@@ -24,6 +25,7 @@ from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
+from .effects import read_last_mixing
 from .evaluation import PointScores
 from .notes import collect_facts, collect_missing_facts, collect_notes
 from .result import Result
@@ -287,13 +289,21 @@ class RoundLoop:
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
         self.store.forget_after(self.record.round)
 
+    def _measure_effects(self) -> list[Effect]:
+        """Measure how much the method's mechanisms did."""
+        mixing = read_last_mixing(self.store.mixing(self.context.n_clients))
+        effects = self.server.rule.measure_effects(self.server.state, mixing)
+        return [*effects, *self.backend.measure_effects(self.record.round, self.server.make_payload)]
+
     def _make_result(self, *, is_finished: bool) -> Result:
         context, records = self.context, self.store.rounds()
-        notes = collect_notes(
-            context, self.config["algorithm"], self.server.state, self.backend.personal_example, self.store
-        )
+        name = self.config["algorithm"]
+        notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
+        effects = self._measure_effects() if is_finished else []
+        notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
         facts = {
             **self._facts,
+            "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.notes, *self.backend.notes],
             **collect_missing_facts(context, records),
         }

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.effect import Effect, Mechanism
 from ..core.errors import ConfigError
 from ..core.settings import Settings
 from .storage.store import MixingLog, RoundRecord, RunStore
@@ -192,6 +193,12 @@ class RunMetrics:
         return list(self.facts["notes"])
 
     @property
+    def effects(self) -> list[Effect]:
+        """How much the method's mechanisms did, at the end of the run; empty for methods without a mechanism."""
+        measured = self.facts.get("effects", ())
+        return [Effect(Mechanism(part, like, same), value) for part, like, same, value in measured]
+
+    @property
     def n_parameters(self) -> int:
         """Parameters of one client's model."""
         return int(self.facts["n_parameters"])
@@ -366,6 +373,7 @@ class RunMetrics:
             "history": self.history,
             "clients": [vars(c) for c in self.clients],
             "newcomers": [vars(c) for c in self.newcomers],
+            "effects": [{**effect.mechanism._asdict(), "value": effect.value} for effect in self.effects],
             "notes": self.notes,
             "finished": self.is_finished,
         }

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...core.effect import Effect
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
 from ..client_state import PayloadFactory
@@ -130,6 +131,10 @@ class Backend(ABC):
     @abstractmethod
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
         """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
+
+    def measure_effects(self, r: int, make_payload: PayloadFactory) -> list[Effect]:
+        """Measure the mechanisms of the clients after round r; none if the clients are elsewhere."""
+        return []
 
     @abstractmethod
     def state_tree(self) -> dict[str, Any]:

@@ -5,11 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.effect import Effect
+from ...core.network import MethodModule
 from ...core.params import Params
 from ...core.payload import Payload
 from ...data import Federation
 from ..client_state import ClientStates, PayloadFactory
 from ..context import RunContext
+from ..effects import MEASURED_CLIENTS, MEASURED_SAMPLES, measure_modules, measure_training
 from ..engine import make_engine
 from ..engine.batches import LocalTraining
 from ..evaluation import ClientModels, LocalEvaluation, PointScores
@@ -165,6 +168,30 @@ class LocalBackend(Backend):
         training = self.plan_training(r + 1, Stream.TRAINING)
         fine_tuning = self.plan_training(r, Stream.FINE_TUNING)
         return self.evaluation.evaluate_received(make_payload, w, training, fine_tuning, mean_buffers)
+
+    def measure_effects(self, r: int, make_payload: PayloadFactory) -> list[Effect]:
+        """Measure the mechanisms on a few clients: in one more round, which is dropped, and on their models."""
+        states, ids = self.client_states, self.evaluation.eval_ids
+        rows = torch.linspace(0, len(ids) - 1, min(MEASURED_CLIENTS, len(ids))).round().long().to(ids.device)
+        chosen = ids[rows]
+        payload = make_payload(chosen) if states.sent is None else states.sent.rows(states.rows_of(chosen))
+        inputs = states.training_inputs(chosen, payload, torch.ones_like(chosen, dtype=torch.bool))
+        if states.sent is None:
+            inputs = inputs._replace(fresh=torch.ones_like(inputs.fresh))
+        training = self.plan_training(r + 1, Stream.TRAINING)
+        effects = measure_training(self.context.algorithm.client, self.engine, chosen, inputs, training)
+        if isinstance(module := self.engine.task.model, MethodModule):
+            params, buffers = (stack.rows(rows) for stack in self.headline_models)
+            models = [{**params.rows(i), **buffers.rows(i)} for i in range(len(chosen))]
+            effects += measure_modules(module, models, lambda i: self._sample_inputs(int(chosen[i])))
+        return effects
+
+    def _sample_inputs(self, client: int) -> Tensor:
+        """Return the inputs of some training samples of a client."""
+        federation = self.context.federation
+        assert isinstance(federation, Federation)
+        index = torch.as_tensor(federation.part("train")[client][:MEASURED_SAMPLES])
+        return federation.features(index.to(federation.y.device), self.engine.dtype)
 
     def plan_training(self, r: int, stream: int) -> LocalTraining:
         """Return the local training of a client in round r, whose batches come from a random stream."""

@@ -1,0 +1,91 @@
+"""Measure how much the mechanism of a method does in a run: the distance from the same run without it."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .payload import MixingMatrices
+
+IDLE_BELOW = 0.01
+"""Distance below which a mechanism counts as idle: the numbers of such a run are those of another method."""
+
+
+class Mechanism(NamedTuple):
+    """The point of a method: values that it changes, and what the method is without the change.
+
+    Attributes:
+        part: the values, in one word of the plural: `weights`, `steps`, `predictions`, `models`.
+        reference: the same values without the mechanism.
+        equivalent: what a run with these values is.
+
+    Examples:
+        >>> Mechanism("steps", "steps without the proximal term", "one without the proximal term").part
+        'steps'
+
+    """
+
+    part: str
+    reference: str
+    equivalent: str
+
+
+class Effect(NamedTuple):
+    """The effect of one mechanism at the end of a run.
+
+    Attributes:
+        mechanism: the mechanism.
+        value: relative distance of the values from the mechanism's reference; 0 if they are equal.
+
+    """
+
+    mechanism: Mechanism
+    value: float
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the values are as good as the reference."""
+        return self.value < IDLE_BELOW
+
+    @property
+    def sentence(self) -> str:
+        """Say how far the values are from the reference, and for an idle mechanism, what the run is therefore."""
+        part, reference, equivalent = self.mechanism
+        if not self.is_idle:
+            return f"the {part} are {100 * self.value:.0f}% away from {reference}"
+        distance = f"within {100 * self.value:.1g}% of" if self.value else "equal to"
+        return f"the {part} stayed {distance} {reference}: this run is {equivalent}"
+
+
+ONE_MIXTURE = Mechanism("weights", "one mixture for all clients", "one average for all clients (FedAvg)")
+
+OWN_MODEL = Mechanism("weights", "the client's own model alone", "training alone")
+
+
+def measure_mixing(mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+    """Measure mixing matrices: the distance from equal rows, and from rows that hold the own model alone.
+
+    Args:
+        mixing: the last matrices (R, K) of a run, one per component; None if there are none.
+
+    Returns:
+        Two effects, both total variation distances from 0 to 1, averaged over clients and components; none if one
+        client received a mixture, or nobody.
+
+    """
+    if mixing is None or len(mixing.rows) < 2:
+        return ()
+    own = mixing.rows[:, None] == mixing.columns
+    from_equal, from_own = [], []
+    for matrix in mixing.weights.values():
+        weights = matrix.double()
+        from_equal.append(_total_variation(weights, weights.mean(0, keepdim=True)))
+        from_own.append(_total_variation(weights, own.to(weights)))
+    values = (sum(distances) / len(distances) for distances in (from_equal, from_own))
+    return tuple(
+        Effect(mechanism, value) for mechanism, value in zip((ONE_MIXTURE, OWN_MODEL), values, strict=True)
+    )
+
+
+def _total_variation(a: Tensor, b: Tensor) -> float:
+    """Return half the sum of absolute differences of each row, averaged over the rows."""
+    return float((a - b).abs().sum(1).mean()) / 2

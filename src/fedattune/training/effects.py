@@ -1,0 +1,166 @@
+"""Measure at the end of a run how much the mechanisms of the method did."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from ..core.algorithm import ClientUpdate
+from ..core.effect import Effect, Mechanism
+from ..core.network import MethodModule
+from ..core.params import Params
+from ..core.payload import Batch, Grad, LocalState, Loss, MixingMatrices, Payload, RoundContext
+from .engine.base import ClientInputs, Engine
+from .engine.batches import LocalTraining
+from .storage.store import MixingLog
+
+MEASURED_CLIENTS = 8
+"""Clients that are measured: they train one more round, which changes nothing."""
+
+MEASURED_SAMPLES = 256
+"""Training samples of a client on which a module is measured."""
+
+
+class _Carry(NamedTuple):
+    inner: Any
+    changes: tuple[Tensor, ...]
+    lengths: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class MeasuredUpdate(ClientUpdate):
+    """A client rule that trains as `rule` does, and uploads the effect of each of its mechanisms."""
+
+    rule: ClientUpdate
+
+    @property
+    def batches_per_step(self) -> int:
+        """Number of mini-batches per step of the rule."""
+        return self.rule.batches_per_step
+
+    @property
+    def passes(self) -> int:
+        """Repetitions of the local work by the rule."""
+        return self.rule.passes
+
+    @property
+    def validation_share(self) -> float:
+        """Share of the samples that the rule holds out."""
+        return self.rule.validation_share
+
+    @property
+    def probe_share(self) -> float:
+        """Share of the samples that the rule probes."""
+        return self.rule.probe_share
+
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
+        """Begin as the rule does, with sums of zero."""
+        zeros = tuple(torch.zeros_like(context.n_steps) for _ in self.rule.mechanisms)
+        return _Carry(self.rule.begin(sent, local_state, fresh, context), zeros, zeros)
+
+    def probe_passes(self, local_state: LocalState) -> Tensor | None:
+        """Return the passes that the rule probes."""
+        return self.rule.probe_passes(local_state)
+
+    def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
+        """Probe as the rule does."""
+        return carry._replace(inner=self.rule.probe(carry.inner, batch, grad, loss, context))
+
+    def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
+        """Add the squared lengths of the step; then take it."""
+        measured = self.rule.measure_step(carry.inner, batch, grad, context)
+        changes = tuple(a + b for a, (b, _) in zip(carry.changes, measured, strict=True))
+        lengths = tuple(a + b for a, (_, b) in zip(carry.lengths, measured, strict=True))
+        return _Carry(self.rule.step(carry.inner, batch, grad, context), changes, lengths)
+
+    def finish(
+        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload the effects (M,) alone."""
+        ratios = [
+            (change / length.clamp_min(1e-30)).sqrt()
+            for change, length in zip(carry.changes, carry.lengths, strict=True)
+        ]
+        return Payload(Params(effects=torch.stack(ratios))), {}
+
+
+def measure_training(
+    rule: ClientUpdate, engine: Engine, ids: Tensor, inputs: ClientInputs, training: LocalTraining
+) -> list[Effect]:
+    """Measure the mechanisms of a client rule in one round of local training, whose outcome is dropped.
+
+    Args:
+        rule: the client rule.
+        engine: trains the clients.
+        ids: (C,) numbers of clients.
+        inputs: their state, one row each.
+        training: the batches of the round.
+
+    """
+    if not rule.mechanisms:
+        return []
+    values = engine.train(MeasuredUpdate(rule), ids, inputs, training).upload.params["effects"].double()
+    values = values[values.isfinite().all(1)]  # clients that diverge tell nothing
+    if not len(values):
+        return []
+    return [
+        Effect(mechanism, value)
+        for mechanism, value in zip(rule.mechanisms, values.mean(0).tolist(), strict=True)
+    ]
+
+
+def measure_modules(
+    module: MethodModule, states: Sequence[dict[str, Tensor]], inputs: Callable[[int], Tensor]
+) -> list[Effect]:
+    """Measure a method's module with the parameters and buffers of some clients.
+
+    Args:
+        module: the module.
+        states: parameters and buffers of each client.
+        inputs: gives the inputs (B, ...) of the client at a position.
+
+    """
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            measured = [
+                functional_call(_Measure(module), {f"module.{k}": v for k, v in state.items()}, (inputs(i),))
+                for i, state in enumerate(states)
+            ]
+    finally:
+        module.train(was_training)
+    return average_effects(measured)
+
+
+class _Measure(torch.nn.Module):
+    """Call `measure_effects` of a module, so that `functional_call` can give it other parameters."""
+
+    def __init__(self, module: MethodModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> tuple[Effect, ...]:
+        """Measure the module."""
+        return self.module.measure_effects(x)
+
+
+def average_effects(measured: Sequence[Sequence[Effect]]) -> list[Effect]:
+    """Average the effects of several clients, by mechanism."""
+    values: dict[Mechanism, list[float]] = {}
+    for effect in (effect for effects in measured for effect in effects):
+        values.setdefault(effect.mechanism, []).append(effect.value)
+    return [Effect(mechanism, sum(each) / len(each)) for mechanism, each in values.items()]
+
+
+def read_last_mixing(log: MixingLog) -> MixingMatrices | None:
+    """Read the mixing matrices of the last round that has any; None if no round has."""
+    rounds = list(log)
+    if not rounds:
+        return None
+    rows, columns, weights = log.among(rounds[-1])
+    matrices = {component: torch.from_numpy(matrix.copy()) for component, matrix in weights.items()}
+    return MixingMatrices(torch.tensor(rows), torch.tensor(columns), matrices)
