@@ -13,7 +13,7 @@ from fedattune.core.options import list_options, summarize
 from fedattune.experiments.studies.outcome import Outcome, StudyResults
 from fedattune.experiments.studies.records import Records
 from fedattune.experiments.studies.study import STUDIES, load_study
-from fedattune.experiments.studies.table import describe_measure
+from fedattune.experiments.studies.table import describe_measure, format_value
 
 from . import links
 from .reference import clean_docstring
@@ -145,8 +145,8 @@ def _format_results(name: str) -> list[str]:
         return ["No study in the repository has a row of this method.", ""]
     note = [
         '!!! warning "Shortened runs"', "",
-        "    The last column names missing rounds or seeds. A shortened run shows the start of training. It neither",
-        "    supports nor contradicts the printed number.", "",
+        "    The last column names missing rounds or seeds. A shortened run neither supports nor contradicts the",
+        "    printed number.", "",
     ]  # fmt: skip
     head = [
         "Test accuracies in %, from the raw results under `results/`. `Local` is the same clients, each training",
@@ -172,8 +172,8 @@ def _format_outcomes(results: StudyResults, outcomes: list[Outcome]) -> Iterator
             None,
         )
         cells = (
-            one.cell.column, one.cell.row, one.point, _format_paper_value(results, one), _format_value(one),
-            _format_value(alone) if alone else "–", "; ".join(results.list_shortfalls(one)) or "nothing",
+            one.cell.column, one.cell.row, one.point, _format_paper_value(results, one), format_value(one),
+            format_value(alone) if alone else "–", "; ".join(results.list_shortfalls(one)) or "nothing",
         )  # fmt: skip
         yield f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |"
 
@@ -187,12 +187,6 @@ def _format_paper_value(results: StudyResults, one: Outcome) -> str:
         return f"{printed:.2f}, {'–' if gap is None else f'{gap:.2f}'}"
     off = results.compute_difference(one)
     return f"{printed:.2f}" + ("" if off is None else f" ({off:+.2f})".replace("-", "−"))
-
-
-def _format_value(one: Outcome) -> str:
-    if one.value is None:
-        return "diverged"
-    return f"{one.value.mean:.2f}" + (f" ±{one.value.std:.2f}" if one.n_seeds > 1 else "")
 
 
 def group_by_family() -> dict[Family, list[str]]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from filelock import FileLock
 
 from cli_helpers import Done
@@ -18,11 +19,12 @@ from fedattune import ConfigError
 from fedattune.cli import main
 from fedattune.experiments.job import ProgressCallback, StoppedError
 from fedattune.experiments.progress import ProgressDisplay
-from fedattune.experiments.studies import STUDIES, load_study
+from fedattune.experiments.studies import STUDIES, load_study, outcome
 from fedattune.experiments.studies.cells import WHOLE, Cell, StudyOptions
 from fedattune.experiments.studies.outcome import StudyResults, choose_options
 from fedattune.experiments.studies.records import Records
 from fedattune.experiments.studies.render import CSV_FILE, TABLE_FILE
+from fedattune.experiments.studies.study import Study
 from fedattune.experiments.studies.train import StudyTrainer
 from fedattune.models import architectures
 
@@ -119,8 +121,11 @@ def test_without_a_name_all_studies_are_listed(cli: Cli) -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.usefixtures("thin")
-def test_a_tiny_cell_of_every_study(cli: Cli, work: Path, images: Path, name: str) -> None:
+def test_a_tiny_cell_of_every_study(
+    cli: Cli, work: Path, images: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One cell of the first column and its Local: one round, one seed, every file there."""
+    monkeypatch.setattr(outcome, "MIN_SHARE", 0)
     study = load_study(name)
     cells = [cell for cell in study.cells() if not study.rows[cell.row].like]
     local = next(cell for cell in cells if study.source_row(cell).algorithm == "local")
@@ -441,6 +446,116 @@ def test_a_wrong_study_is_said_in_one_line(cli: Cli, small: Path, old: str, new:
     assert done.code != 0
     assert said in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_cell_of_few_rounds_has_no_numbers(cli: Cli, work: Path, small: Path) -> None:
+    """One round of six is less than a fifth, two of ten are a fifth."""
+    small.write_text(SMALL.replace("rounds: 4", "rounds: 6"))
+    words = ("reproduce", small, "--out", "out", "--rounds", 1, "--no-search", "--quiet", "--processes", 1)
+    done = cli(*words, "--cells", "few")
+    assert done.code == 0, done.err
+    folder = work / "out" / "small"
+    table = (folder / TABLE_FILE).read_text()
+    assert "| FedAvg | not run: 1 of 6 rounds |" in table
+    assert "| FedAvg | 50.00 ±1.00 | not run: 1 of 6 rounds | – | – | – | – | – | – | 2 | 1 |" in table
+    assert "| *FedAvg minus Local* | – |" in table
+    assert "not run: 1 of 6 rounds" in done.out
+    for line in lines(folder):
+        assert line["note"] == "not run: 1 of 6 rounds"
+        assert not any(line[name] for name in ("value", "received", "trained", "last_pooled", "last_uniform"))
+    assert not (folder / "figure.svg").exists()
+    small.write_text(SMALL.replace("rounds: 4", "rounds: 10"))
+    assert cli(*words, "--cells", "all", "--rounds", 2, "--out", "enough").code == 0
+    assert {line["note"] for line in lines(work / "enough" / "small")} == {""}
+    assert all(float(line["value"]) for line in lines(work / "enough" / "small"))
+
+
+def test_a_figure_names_the_cells_of_few_rounds(cli: Cli, work: Path, small: Path) -> None:
+    small.write_text(SMALL.replace("all: {cohort: 1.0}", "all: {rounds: 6}"))
+    words = ("reproduce", small, "--out", "out", "--no-search", "--quiet", "--processes", 1, "--rounds", 1)
+    assert cli(*words, "--seeds", 1).code == 0
+    figure = (work / "out" / "small" / "figure.svg").read_text()
+    assert "not run: 1 of 6 rounds: all" in figure
+
+
+def test_claims_stand_first_on_the_terminal_and_in_the_table(cli: Cli, work: Path, small: Path) -> None:
+    claim = "claims: [{text: Averaging beats training alone., better: FedAvg, than: Local, columns: few}]"
+    small.write_text(f"{SMALL}{claim}\n".replace("columns: few", "columns: [few]"))
+    words = ("reproduce", small, "--out", "out", "--no-search", "--quiet", "--processes", 1)
+    done = cli(*words, "--seeds", 1)
+    assert done.code == 0, done.err
+    folder = work / "out" / "small"
+    said = "not answered: few / FedAvg: 1 of 2 seeds; few / FedAvg: no search; few / Local: 1 of 2 seeds"
+    assert said in (folder / TABLE_FILE).read_text()
+    done = cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1, "--resume")
+    assert done.out.index("Claim 1. Averaging beats training alone.") < done.out.index("over clients")
+    by_row = {
+        row: [float(one["value"]) for one in lines(folder) if (one["row"], one["column"]) == (row, "few")]
+        for row in ("FedAvg", "Local")
+    }
+    first, second = (one - other for one, other in zip(by_row["FedAvg"], by_row["Local"], strict=True))
+    mean, margin = (first + second) / 2, 12.7062 * abs(first - second) / 2  # t of one degree of freedom
+    with (folder / "claims.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert float(line["difference"]) == pytest.approx(mean, abs=2e-3)
+    assert float(line["high"]) - float(line["low"]) == pytest.approx(2 * margin, abs=0.03)
+    assert line["answer"] in done.out
+    table = (folder / TABLE_FILE).read_text()
+    assert table.index("## Claims") < table.index("## Accuracies")
+    assert f"| Averaging beats training alone. | {line['answer']} | FedAvg minus Local | " in table
+    small.write_text(SMALL)  # runs outlive their claims
+    trained = len(Records(folder).runs)
+    assert cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1, "--resume").code == 0
+    assert len(Records(folder).runs) == trained
+    assert not (folder / "claims.csv").exists()
+
+
+FAIR = """
+answers_claims: true
+claims: [{text: Yes., better: FedAvg, than: Local}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (FAIR, "answers_claims: true", "the study has no claims"),
+        ("better: FedAvg", "better: FedAwg", "'FedAwg'"),
+        ("than: Local", "than: [Local, FedAvg]", "expected two different rows, got 'FedAvg' twice"),
+        ("than: Local", "than: Local, columns: [some]", "'some'"),
+        ("than: Local", "than: Local, columns: []", "at least 1"),
+        ("than: Local", "than: []", "at least 1"),
+        ("than: Local", "than: Local, by: -1", "greater than or equal to 0"),
+        ("text: Yes., ", "", "text"),
+        ("than: Local", "than: FedAvg_ft, columns: [few, all]", "the row 'FedAvg_ft' is not in column 'all'"),
+        ("0.1, 1]", "0.1]", "column 'all' has no row with algorithm fedavg_ft"),
+        (
+            ", columns: [few]",
+            "",
+            "one number of combinations for all rows, got Local 2, FedAvg 2, FedAvg_ft 3",
+        ),
+        ("algorithm: local,", "algorithm: fedavg,", "column 'few' has no row with algorithm local"),
+    ],
+)
+def test_an_unfair_study_is_refused(cli: Cli, small: Path, old: str, new: str, said: str) -> None:
+    text = SMALL.replace("algorithm: local}", "algorithm: local, grid: {lr: [0.01, 0.1]}}").replace(
+        "  trained:",
+        "  FedAvg_ft: {algorithm: fedavg_ft, columns: [few], grid: {lr: [0.01, 0.1, 1]}}\n  trained:",
+    )
+    small.write_text((text + FAIR).replace(old, new))
+    done = cli("reproduce", small, "--out", "out", "--quiet", "--processes", 1)
+    assert done.code == 2
+    assert said in done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+def test_a_fair_study_is_taken() -> None:
+    text = SMALL.replace("algorithm: local}", "algorithm: local, grid: {lr: [0.01, 0.1]}}").replace(
+        "  trained:", "  FedAvg_ft: {algorithm: fedavg_ft, grid: {ft_lr: [0.01, 0.1]}}\n  trained:"
+    )
+    study = Study(**yaml.safe_load(text + FAIR), name="fair")
+    pairs = [(Cell("FedAvg", column), Cell("Local", column)) for column in ("few", "all")]
+    assert study.list_comparisons(study.claims[0]) == pairs
 
 
 def test_patterns_name_columns_rows_and_cells() -> None:

@@ -246,3 +246,18 @@ def test_training_rows_alone(tmp_path):
     data = load_data("mnist", data_dir=tmp_path, options={"rows": "train"})
     assert np.array_equal(data.x[:, 0], x[:6])
     assert np.allclose(data.shift, x[:6].mean(axis=0), rtol=1e-6)
+
+
+def test_a_draw_of_images_keeps_the_shares_of_the_classes(tmp_path):
+    y = np.repeat(np.arange(10), [40, *[20] * 8, 40])
+    x = pictures(len(y), (28, 28))
+    write(tmp_path / "mnist" / "train-0.parquet", x, {"label": y})
+    drawn = load_data("mnist", data_dir=tmp_path, options={"samples": 60})
+    assert np.bincount(drawn.y).tolist() == [10, *[5] * 8, 10]
+    whole = {picture.tobytes(): label for picture, label in zip(x, y, strict=True)}
+    assert [whole.pop(picture.tobytes()) for picture in drawn.x] == drawn.y.tolist()  # each image once
+    again = load_data("mnist", data_dir=tmp_path, options={"samples": 60})
+    assert np.array_equal(drawn.x, again.x)
+    assert load_data("mnist", data_dir=tmp_path, options={"samples": 240}).y.tolist() == y.tolist()
+    with pytest.raises(ConfigError, match="samples must be at most 240, got 241"):
+        load_data("mnist", data_dir=tmp_path, options={"samples": 241})

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from docs.make import papers
 
 from fedattune.experiments.studies import STUDIES, load_study
+from fedattune.experiments.studies.claims import answer_claims
+from fedattune.experiments.studies.claims import to_csv as claims_to_csv
 from fedattune.experiments.studies.matching import (
     compute_chance_rate,
     compute_matching_rate,
@@ -15,7 +18,7 @@ from fedattune.experiments.studies.matching import (
 )
 from fedattune.experiments.studies.outcome import StudyResults
 from fedattune.experiments.studies.records import Records
-from fedattune.experiments.studies.render import CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv
+from fedattune.experiments.studies.render import CLAIMS_FILE, CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv
 from fedattune.experiments.studies.table import to_markdown
 
 ROOT = Path(__file__).parents[3]
@@ -44,14 +47,34 @@ def test_the_table_is_what_the_raw_results_say(name: str) -> None:
     assert (RESULTS / name / FIGURE_FILE).stat().st_size > 1000
 
 
-def test_tables_in_the_documents_are_the_committed_ones() -> None:
-    """Between the two comments stand lines of results/NAME/table.md; after a new run they are to be copied again."""
-    page = (ROOT / "docs" / "papers.md").read_text("utf-8")
-    copies = re.findall(r"<!-- from results/(\S+)/table.md -->\n(.*?)<!-- end -->", page, re.DOTALL)
-    assert {"fedmcsa-table1", "fedmcsa-table2"} <= {name for name, _ in copies}
-    for name, lines in copies:
-        assert lines.strip()
-        assert lines in (RESULTS / name / TABLE_FILE).read_text("utf-8"), name
+def test_claims_are_what_the_raw_results_say() -> None:
+    with_claims = {name for name in DONE if load(name).study.claims}
+    assert {path.parent.name for path in RESULTS.glob(f"*/{CLAIMS_FILE}")} == with_claims
+    for name in with_claims:
+        answers = answer_claims(load(name))
+        assert (RESULTS / name / CLAIMS_FILE).read_text("utf-8") == claims_to_csv(name, answers)
+
+
+def test_generated_parts_of_the_page_are_those_of_the_results() -> None:
+    """After a new run: python -m docs.make.papers."""
+    page = papers.PAGE.read_text("utf-8")
+    assert papers.fill_page(page) == page
+    assert page.index(papers.CLAIMS) < page.index("##")
+    for name in DONE:
+        for answer in answer_claims(load(name)):
+            source = load(name).study.source
+            assert f"\n| {source} | {answer.claim.text} | {answer.text} | " in page
+    assert "(../results/fedmcsa-table1/table.md)" in page
+
+
+@each
+def test_no_committed_cell_has_less_than_a_fifth_of_its_rounds(name: str) -> None:
+    assert [str(cell) for cell, one in load(name).outcomes.items() if one.not_run] == []
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_studies_of_claims_ask_for_fair_comparisons(name: str) -> None:
+    assert load_study(name).answers_claims == name.endswith("-claims")
 
 
 def test_numbers_of_the_page_are_those_of_the_tables() -> None:

@@ -6,6 +6,7 @@ The functions of the sets share their arguments:
     label: column of the label; by default the label column with most classes
     scaling: "pixel" or "channel" standardise, "half" scales from -1 to 1, "unit" from 0 to 1
     rows: "all" or "train", for the training images alone
+    samples: number of images to draw at random, the same in every run; by default all
 """
 
 from collections.abc import Callable
@@ -31,24 +32,35 @@ CIFAR_STD = (0.2023, 0.1994, 0.2010)
 
 
 def mnist(
-    data_dir: Path | None, *, label: str | None = None, scaling: PixelScaling = "pixel", rows: RowSet = "all"
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: PixelScaling = "pixel",
+    rows: RowSet = "all",
+    samples: Count | None = None,
 ) -> Dataset:
     """MNIST, 70,000 handwritten digits of 28x28; every pixel standardised over all of them.
 
     Source: LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998.
     """
-    return _build_dataset("mnist", read_known_images("mnist", data_dir, label, rows=rows), scaling)
+    images = read_known_images("mnist", data_dir, label, rows=rows)
+    return _build_dataset("mnist", _draw_images(images, samples), scaling)
 
 
 def fashion_mnist(
-    data_dir: Path | None, *, label: str | None = None, scaling: PixelScaling = "pixel", rows: RowSet = "all"
+    data_dir: Path | None,
+    *,
+    label: str | None = None,
+    scaling: PixelScaling = "pixel",
+    rows: RowSet = "all",
+    samples: Count | None = None,
 ) -> Dataset:
     """Fashion-MNIST, 70,000 pictures of clothing of 28x28; every pixel standardised over all of them.
 
     Source: Xiao et al., arXiv:1708.07747, 2017.
     """
     images = read_known_images("fashion_mnist", data_dir, label, rows=rows)
-    return _build_dataset("fashion_mnist", images, scaling)
+    return _build_dataset("fashion_mnist", _draw_images(images, samples), scaling)
 
 
 def cifar10(
@@ -57,12 +69,14 @@ def cifar10(
     label: str | None = None,
     scaling: ChannelScaling = "channel",
     rows: RowSet = "all",
+    samples: Count | None = None,
 ) -> Dataset:
     """CIFAR-10, 60,000 colour photographs of 32x32 in 10 classes.
 
     Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
     """
-    return _build_dataset("cifar10", read_known_images("cifar10", data_dir, label, rows=rows), scaling)
+    images = read_known_images("cifar10", data_dir, label, rows=rows)
+    return _build_dataset("cifar10", _draw_images(images, samples), scaling)
 
 
 def cifar100(
@@ -71,12 +85,14 @@ def cifar100(
     label: str | None = None,
     scaling: ChannelScaling = "channel",
     rows: RowSet = "all",
+    samples: Count | None = None,
 ) -> Dataset:
     """CIFAR-100, 60,000 colour photographs of 32x32 in 100 classes; label=coarse_label for the 20 groups.
 
     Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
     """
-    return _build_dataset("cifar100", read_known_images("cifar100", data_dir, label, rows=rows), scaling)
+    images = read_known_images("cifar100", data_dir, label, rows=rows)
+    return _build_dataset("cifar100", _draw_images(images, samples), scaling)
 
 
 def emnist(
@@ -85,12 +101,13 @@ def emnist(
     split: EmnistSplit = "byclass",
     scaling: PixelScaling = "unit",
     rows: RowSet = "all",
+    samples: Count | None = None,
 ) -> Dataset:
     """EMNIST, handwritten digits and letters of 28x28: 814,255 in 62 classes, or 131,600 in 47 balanced ones.
 
     Source: Cohen et al., EMNIST: an Extension of MNIST to Handwritten Letters, 2017.
     """
-    return _build_dataset("emnist", read_emnist(split, data_dir, rows), scaling)
+    return _build_dataset("emnist", _draw_images(read_emnist(split, data_dir, rows), samples), scaling)
 
 
 def femnist(
@@ -124,13 +141,29 @@ def tiny_imagenet(
     label: str | None = None,
     scaling: Literal["half", "unit"] = "half",
     rows: RowSet = "train",
+    samples: Count | None = None,
 ) -> Dataset:
     """Tiny-ImageNet, 100,000 photographs of 64x64 in 200 classes, 500 of each; grey ones become coloured.
 
     Source: Le and Yang, Tiny ImageNet Visual Recognition Challenge, 2015.
     """
     images = read_known_images("tiny_imagenet", data_dir, label, rows=rows)
-    return _build_dataset("tiny_imagenet", images, scaling)
+    return _build_dataset("tiny_imagenet", _draw_images(images, samples), scaling)
+
+
+def _draw_images(images: Images, n: int | None) -> Images:
+    """Draw n images at random, of each class in proportion to its size; None for all images."""
+    if n is None:
+        return images
+    if n > len(images.y):
+        raise ValueError(f"samples must be at most {len(images.y)}, got {n}")
+    order = np.random.default_rng(0).permutation(len(images.y))
+    depth = np.empty(len(order))  # share of an image's class that precedes it in the random order
+    for k in range(len(images.classes)):
+        members = order[images.y[order] == k]
+        depth[members] = np.arange(len(members)) / max(1, len(members))
+    drawn = np.sort(order[np.argsort(depth[order], kind="stable")[:n]])
+    return images._replace(x=images.x[drawn], y=images.y[drawn], known_fingerprint="")
 
 
 def _draw_owners(images: Images, n: int, seed: int) -> Images:

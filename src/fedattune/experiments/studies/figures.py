@@ -18,6 +18,7 @@ from .matching import (
     matching_rates,
 )
 from .outcome import Outcome, StudyResults
+from .table import name_cells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,12 +56,22 @@ def draw(results: StudyResults, path: Path) -> None:
     figure = Figure(layout="constrained")
     FigureCanvasSVG(figure)
     DRAWERS[study.figure.kind](_Drawing(figure, results, outcomes))
-    if study.figure.caption:
-        figure.supxlabel(" ".join(study.figure.caption.split()), fontsize=8, wrap=True)
+    caption = [" ".join(study.figure.caption.split()), *_describe_absent(results)]
+    if text := "\n".join(filter(None, caption)):
+        figure.supxlabel(text, fontsize=8, wrap=True)
     # No date and no random ids, so that equal results give equal files.
     settings: dict[Any, Any] = {"svg.hashsalt": study.name, "svg.fonttype": "none"}
     with replace_atomically(path) as new, rc_context(settings):
         figure.savefig(new, format="svg", metadata={"Date": None})
+
+
+def _describe_absent(results: StudyResults) -> list[str]:
+    """Describe the cells that count as not run: a line for each number of rounds."""
+    cells: dict[str, list[Cell]] = {}
+    for cell, one in results.outcomes.items():
+        if one.not_run:
+            cells.setdefault(one.not_run, []).append(cell)
+    return [f"{rounds}: {name_cells(some, results)}" for rounds, some in cells.items()]
 
 
 class _Drawing:
@@ -94,7 +105,7 @@ class _Drawing:
 
     def title(self, name: str, *outcomes: Outcome) -> str:
         """Make a panel's title, with the rounds of shortened cells: a reader may see the figure without its table."""
-        rounds = (self.results.describe_missing_rounds(one) for one in outcomes)
+        rounds = (one.missing_rounds for one in outcomes)
         return "\n".join([name, *dict.fromkeys(filter(None, rounds))])
 
     def style(self, row: str) -> dict[str, Any]:

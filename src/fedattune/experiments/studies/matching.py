@@ -95,7 +95,7 @@ def summarize_mixing(results: StudyResults) -> list[list[str]]:
     head, summarize = SUMMARIES[results.study.figure.kind]
     lines = [list(head)]
     for cell, one in results.outcomes.items():
-        if one.runs and results.records.mixing(one.runs[0]):
+        if one.runs and not one.not_run and results.records.mixing(one.runs[0]):
             _check(results, cell, one)
             lines += [[cell.column, *line] for line in summarize(results, one)]
     return lines

@@ -18,6 +18,9 @@ MAX_SEEDS = 10
 MAX_DIFFERENCE = 1.0
 """Points of difference to the paper; a larger one needs a reason."""
 
+MIN_SHARE = 0.2
+"""Share of its rounds that a cell needs to show numbers: fewer rounds show the start of training."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -28,7 +31,8 @@ class Outcome:
         is_searched: True if a search made the choice; otherwise it is the middle of the grid.
         runs: ids of the finished runs, one per seed.
         failures: the reason of each failed run.
-        measures: name -> mean and standard deviation over the seeds; accuracies are in percent.
+        full_rounds: rounds that the study specifies.
+        measures: name -> mean and standard deviation over the seeds; accuracies, in percent, unless `not_run`.
 
     """
 
@@ -39,12 +43,25 @@ class Outcome:
     runs: tuple[str, ...]
     failures: tuple[str, ...]
     extent: Extent
+    full_rounds: int
     measures: Mapping[str, MeanStd]
 
     @property
     def value(self) -> MeanStd | None:
         """The number that stands beside the paper's."""
         return self.measures.get("value")
+
+    @property
+    def missing_rounds(self) -> str:
+        """How many of its rounds the cell has; empty if it has all."""
+        rounds = self.extent.rounds
+        return "" if rounds == self.full_rounds else f"{rounds} of {self.full_rounds} rounds"
+
+    @property
+    def not_run(self) -> str:
+        """Words that stand for the numbers of a cell with too few of its rounds; empty if it has enough."""
+        is_short = (self.extent.rounds or 0) < MIN_SHARE * self.full_rounds
+        return f"not run: {self.missing_rounds}" if is_short else ""
 
     @property
     def n_seeds(self) -> int:
@@ -95,10 +112,17 @@ class StudyResults:
         finished_runs = {run: facts for run, facts in recorded_runs.items() if "failed" not in facts}
         headline: Point = next((facts["headline"] for facts in finished_runs.values()), "received")
         point = self.study.rows[cell.row].point or headline
-        measures = self._measure(tuple(finished_runs), point) if finished_runs else {}
-        for name in ("seconds", "local_steps") if finished_runs else ():
-            measures[name] = compute_mean_std([facts[name] for facts in finished_runs.values()])
-        return Outcome(cell, choice, is_searched, point, tuple(finished_runs), failures, extent, measures)
+        measures = {
+            name: compute_mean_std([facts[name] for facts in finished_runs.values()])
+            for name in (("seconds", "local_steps") if finished_runs else ())
+        }
+        full_rounds = self.study.make_run(cell, choice, 0).experiment.rounds
+        outcome = Outcome(
+            cell, choice, is_searched, point, tuple(finished_runs), failures, extent, full_rounds, measures
+        )
+        if finished_runs and not outcome.not_run:
+            measures |= self._measure(tuple(finished_runs), point)
+        return outcome
 
     def _measure(self, runs: Sequence[str], point: Point) -> dict[str, MeanStd]:
         measures = {}
@@ -118,6 +142,16 @@ class StudyResults:
                 ]
                 measures[name] = compute_mean_std(values)
         return measures
+
+    def list_values(self, one: Outcome, measure: Measure | None = None) -> dict[int, float]:
+        """Return the number of each finished run of a cell, in percent, by seed."""
+        runs = {self.records.runs[run]["experiment"]["seed"]: run for run in one.runs}
+        curves = {seed: self.records.curve(run, one.point) for seed, run in runs.items()}
+        return {
+            seed: reduce_curve(curve, measure or self.study.measure)
+            for seed, curve in curves.items()
+            if curve
+        }
 
     def compute_compared_value(self, one: Outcome) -> float | None:
         """Return the number to compare with the paper: the accuracy, or its gap to the row that `gap_to` names."""
@@ -149,15 +183,10 @@ class StudyResults:
         """Return cells that should match the paper and differ by more than a point."""
         return [one for one, off in self.list_comparable() if abs(off) > MAX_DIFFERENCE]
 
-    def describe_missing_rounds(self, one: Outcome) -> str:
-        """Return how many of its rounds a cell has; empty if it has all."""
-        rounds = self.study.make_run(one.cell, one.choice, 0).experiment.rounds
-        return "" if one.extent.rounds == rounds else f"{one.extent.rounds} of {rounds} rounds"
-
     def list_shortfalls(self, one: Outcome) -> list[str]:
         """Return short phrases on everything that a cell lacks of what the study specifies."""
         full = self.study.make_run(one.cell, one.choice, 0).experiment
-        parts = [rounds] if (rounds := self.describe_missing_rounds(one)) else []
+        parts = [one.missing_rounds] if one.missing_rounds else []
         if one.extent.mixed_precision != full.mixed_precision:
             parts.append(f"{one.extent.mixed_precision} products")
         if one.failures or one.n_seeds < self.study.seeds:

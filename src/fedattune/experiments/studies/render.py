@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from ...analysis.tables import make_table, print_whole
 from ...core.io import write_text
+from .claims import answer_claims, describe_marks, format_answers
+from .claims import to_csv as claims_to_csv
 from .figures import can_draw, draw
 from .matching import summarize_mixing
 from .outcome import StudyResults, reduce_curve
@@ -15,11 +17,11 @@ from .table import COLUMN_TITLES, describe_agreement, describe_measure, format_c
 if TYPE_CHECKING:
     from rich.console import Console
 
-TABLE_FILE, CSV_FILE, FIGURE_FILE = "table.md", "results.csv", "figure.svg"
+TABLE_FILE, CSV_FILE, CLAIMS_FILE, FIGURE_FILE = "table.md", "results.csv", "claims.csv", "figure.svg"
 CSV_COLUMNS = (
     "study", "column", "row", "algorithm", "point", "seed", "rounds", "mixed_precision", "value", "paper",
     "paper_std", "received", "trained", "last_pooled", "last_uniform", "last_worst10", "seconds", "local_steps",
-    "bytes_up", "bytes_down", "choice", "run",
+    "bytes_up", "bytes_down", "choice", "run", "note",
 )  # fmt: skip
 SCREEN_COLUMNS = [i for i, title in enumerate(COLUMN_TITLES) if title not in ("received", "trained", "steps")]
 
@@ -31,10 +33,14 @@ def write_results(results: StudyResults) -> None:
     if can_draw():
         draw(results, folder / FIGURE_FILE)
     write_text(folder / CSV_FILE, to_csv(results))
+    if answers := answer_claims(results):
+        write_text(folder / CLAIMS_FILE, claims_to_csv(results.study.name, answers))
+    else:
+        (folder / CLAIMS_FILE).unlink(missing_ok=True)
 
 
 def to_csv(results: StudyResults) -> str:
-    """Render one CSV line per cell and seed."""
+    """Render one CSV line per cell and seed; cells that count as not run have a note in place of accuracies."""
     study, records = results.study, results.records
     text = io.StringIO()
     lines = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
@@ -50,6 +56,7 @@ def to_csv(results: StudyResults) -> str:
                 if point_curve := records.curve(run, point):
                     numbers[point] = reduce_curve(point_curve, study.measure)
             numbers |= {f"last_{k}": 100 * curve[f"acc_{k}"][-1] for k in ("pooled", "uniform", "worst10")}
+            numbers = {} if one.not_run else numbers
             lines.writerow(
                 {
                     "study": study.name,
@@ -66,6 +73,7 @@ def to_csv(results: StudyResults) -> str:
                     **{name: facts[name] for name in ("seconds", "local_steps", "bytes_up", "bytes_down")},
                     "choice": format_options(one.choice, " "),
                     "run": run,
+                    "note": one.not_run,
                 }
             )
     return text.getvalue()
@@ -81,6 +89,7 @@ def print_results(results: StudyResults, n_cells: int, console: "Console") -> No
 
     """
     console.print(results.study.title, style="bold")
+    _print_claims(StudyResults(results.study, results.records), console)
     for column, lines in format_columns(results).items():
         console.print(f"\n{column}", style="bold")
         table = make_table(*(COLUMN_TITLES[i] for i in SCREEN_COLUMNS), text_columns=("method", "chosen"))
@@ -97,3 +106,21 @@ def print_results(results: StudyResults, n_cells: int, console: "Console") -> No
     console.print(f"Table, figure and all numbers are in {results.records.folder}")
     if not can_draw():
         console.print(f"{FIGURE_FILE} was not drawn: it needs Matplotlib; pip install 'fedattune[plot]'")
+
+
+def _print_claims(results: StudyResults, console: "Console") -> None:
+    """Print the answer to every claim of the study, and the differences behind them."""
+    if not (answers := answer_claims(results)):
+        return
+    console.print()
+    for number, answer in enumerate(answers, 1):
+        console.print(f"Claim {number}. {answer.claim.text}")
+        console.print(f"  {answer.text}", style="bold")
+    head, *lines = format_answers(answers, list(results.study.columns))
+    table = make_table("claim", *head[2:], text_columns=("claim", "difference"))
+    number = 0
+    for text, _, *line in lines:
+        number += bool(text)
+        table.add_row(str(number), *line)
+    print_whole(table, console)
+    console.print(describe_marks(results.study, answers))

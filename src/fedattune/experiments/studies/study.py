@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ...core.errors import ConfigError, did_you_mean
 from ...core.io import read_yaml
@@ -32,6 +32,14 @@ Mean = Literal["pooled", "uniform"]
 
 Grid = dict[str, Annotated[list[Any], Field(min_length=2)]]
 """Option or setting -> values to try."""
+
+
+RowNames = Annotated[
+    list[str],
+    Field(min_length=1),
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+]
+"""A row, or a list of rows."""
 
 
 PrintedValue = float | tuple[float, float] | None
@@ -104,6 +112,27 @@ class DifferenceReason(_StudyPart):
     text: str
 
 
+class Claim(_StudyPart):
+    """A sentence of the paper that compares methods. Runs answer it, so no answer stands in the study.
+
+    Attributes:
+        text: the sentence.
+        better: the rows that are better by the sentence.
+        than: the rows that each of them is compared with.
+        columns: columns to compare in; None for every column that has both rows.
+        by: points that the better row should be ahead.
+        measure: number of a run to compare; None for the measure of the study.
+
+    """
+
+    text: Annotated[str, Field(min_length=1)]
+    better: RowNames
+    than: RowNames
+    columns: Annotated[list[str], Field(min_length=1)] | None = None
+    by: Annotated[float, Field(ge=0)] = 0.0
+    measure: Measure | None = None
+
+
 class FigureSpec(_StudyPart):
     """Kind of figure: curves of accuracy over rounds, bars of our and the paper's numbers, or mixing matrices."""
 
@@ -124,6 +153,8 @@ class Study(_StudyPart):
         paper: row -> column -> printed number.
         gap_to: a row, if the paper prints the accuracy of that row minus the own accuracy of each row.
         differences: pairs of rows, to show the first minus the second.
+        claims: sentences of the paper to answer from the runs.
+        answers_claims: True to demand claims, local and fedavg_ft in every column, and searches of one size per column.
         mixing: True to keep the mixing matrices.
 
     """
@@ -142,6 +173,8 @@ class Study(_StudyPart):
     paper: dict[str, dict[str, PrintedValue]] = {}
     gap_to: str | None = None
     differences: list[tuple[str, str]] = []
+    claims: list[Claim] = []
+    answers_claims: bool = False
     reasons: list[DifferenceReason] = []
     figure: FigureSpec = FigureSpec()
     mixing: bool = False
@@ -180,12 +213,60 @@ class Study(_StudyPart):
             raise ValueError(f"figure: {self.figure.kind} needs mixing matrices: mixing: true")
         _check_names("gap_to", [self.gap_to] if self.gap_to else [], self.rows)
         _check_names("differences", itertools.chain(*self.differences), self.rows)
+        for number, claim in enumerate(self.claims, 1):
+            self._check_claim(f"claim {number}", claim)
+        if self.answers_claims:
+            self._check_fairness()
         for cell in self.cells():
             try:
                 self.make_run(cell, self.middle_choice(cell), 0).options  # noqa: B018 (it is checked)
             except ConfigError as error:
                 raise ValueError(str(error)) from error
         return self
+
+    def _check_claim(self, where: str, claim: Claim) -> None:
+        """Check that a claim compares different cells of the table, at least one pair for each pair of rows."""
+        _check_names(where, [*claim.better, *claim.than], self.rows)
+        _check_names(f"{where}: columns", claim.columns or (), self.columns)
+        pairs = self.list_comparisons(claim)
+        for one, other in pairs:
+            if one == other:
+                raise ValueError(f"{where}: expected two different rows, got {one.row!r} twice")
+            for cell in {one, other} - set(self.cells()):
+                raise ValueError(f"{where}: the row {cell.row!r} is not in column {cell.column!r}")
+        for better, than in itertools.product(claim.better, claim.than):
+            if (better, than) not in {(one.row, other.row) for one, other in pairs}:
+                raise ValueError(f"{where}: no column has both rows, {better!r} and {than!r}")
+
+    def _check_fairness(self) -> None:
+        """Check that every column has the two baselines, and one number of combinations in all searches."""
+        if not self.claims:
+            raise ValueError(
+                "answers_claims: the study has no claims; add claims, or leave answers_claims out"
+            )
+        for column in self.columns:
+            cells = [cell for cell in self.cells() if cell.column == column and not self.rows[cell.row].like]
+            for name in ("local", "fedavg_ft"):
+                if not any(self.rows[cell.row].algorithm == name for cell in cells):
+                    raise ValueError(
+                        f"answers_claims: column {column!r} has no row with algorithm {name}; add it"
+                    )
+            sizes = {cell.row: len(self.choices(cell)) for cell in cells}
+            if len(set(sizes.values())) > 1:
+                counts = ", ".join(f"{row} {size}" for row, size in sizes.items())
+                raise ValueError(
+                    f"answers_claims: column {column!r}: expected one number of combinations for all rows, got "
+                    f"{counts}; give every row a grid of one size"
+                )
+
+    def list_comparisons(self, claim: Claim) -> list[tuple[Cell, Cell]]:
+        """List the pairs of cells that a claim compares, row by row: the better one by its sentence first."""
+        pairs = (
+            (Cell(better, column), Cell(than, column))
+            for better, than in itertools.product(claim.better, claim.than)
+            for column in claim.columns or self.columns
+        )
+        return [pair for pair in pairs if claim.columns or set(pair) <= set(self.cells())]
 
     def cells(self, selection: str = "*") -> list[Cell]:
         """Return the cells, column by column, that match one of the comma-separated patterns; see `--cells`.

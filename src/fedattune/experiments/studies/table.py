@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .cells import Cell
+from .claims import answer_claims, describe_marks, format_answers
 from .matching import summarize_mixing
 from .outcome import MAX_DIFFERENCE, Outcome, StudyResults, score_choices
 from .study import Study, format_options
@@ -22,22 +23,31 @@ COLUMN_TITLES = ("method", "paper", "ours", "difference", "last round", "over cl
 
 
 def to_markdown(results: StudyResults) -> str:
-    """Render the whole page: the table, all numbers by column, choices, reasons, settings and versions."""
+    """Render the whole page: claims, protocol, table, reasons, all numbers by column, choices, settings, versions."""
     study = results.study
     out = [f"# {study.title}", "", f"{study.source}. {describe_measure(study)}", ""]
+    out += _render_claims(results)
     if study.about:
-        out += [study.about.strip(), ""]
-    out += _render_matrix(results)
+        out += ["## Protocol", "", study.about.strip(), ""]
+    out += ["## Accuracies", "", *_render_matrix(results)]
     out += [f"{sentence}\n" for sentence in [describe_agreement(results)] if sentence]
     if lines := summarize_mixing(results):
-        out += ["## The figure in numbers", "", *_render_lines(lines), ""]
+        out += ["## The figure in numbers", "", *render_lines(lines), ""]
     out += _render_reasons(results)
     out += ["## All numbers", ""]
     for column, lines in format_columns(results).items():
-        out += [f"### {column}", "", *_render_lines([list(COLUMN_TITLES), *lines]), ""]
+        out += [f"### {column}", "", *render_lines([list(COLUMN_TITLES), *lines]), ""]
     out += _render_search(results)
     out += _render_settings(results)
     return "\n".join(out).rstrip() + "\n"
+
+
+def _render_claims(results: StudyResults) -> list[str]:
+    """Render the paper's claims with our answers and the differences behind them."""
+    if not (answers := answer_claims(results)):
+        return []
+    lines = format_answers(answers, list(results.study.columns))
+    return ["## Claims", "", *render_lines(lines), "", describe_marks(results.study, answers), ""]
 
 
 def describe_measure(study: Study) -> str:
@@ -76,7 +86,7 @@ def _format_line(results: StudyResults, one: Outcome) -> list[str]:
     return [
         one.cell.row,
         "–" if paper is None else f"{paper:.2f}" + (f" ±{paper_std:.2f}" if paper_std is not None else ""),
-        _format_value(one),
+        format_value(one),
         "–" if off is None else _format_signed(off),
         *(show(name) for name in ("last", "last_uniform", "worst10", "received", "trained")),
         f"{one.n_seeds}" + (f" ({len(one.failures)} diverged)" if one.failures else ""),
@@ -87,9 +97,10 @@ def _format_line(results: StudyResults, one: Outcome) -> list[str]:
     ]
 
 
-def _format_value(outcome: Outcome) -> str:
+def format_value(outcome: Outcome) -> str:
+    """Format the number of a cell with its spread over the seeds, or the words that stand for it."""
     if outcome.value is None:
-        return "diverged"
+        return outcome.not_run or "diverged"
     std = f" ±{outcome.value.std:.2f}" if outcome.n_seeds > 1 else ""
     return f"{outcome.value.mean:.2f}{std}"
 
@@ -117,11 +128,11 @@ def _render_matrix(results: StudyResults) -> list[str]:
     legend = f"Ours ± spread over seeds ({paper}, difference); differences of more than one point are bold; – not run."
     if any(not study.rows[row].match for row in study.paper):
         legend += " † another reading: its difference does not count."
-    return [*_render_lines(lines), "", legend, "", *_render_shortfalls(results)]
+    return [*render_lines(lines), "", legend, "", *_render_shortfalls(results)]
 
 
 def _format_cell(results: StudyResults, one: Outcome) -> str:
-    study, ours = results.study, _format_value(one)
+    study, ours = results.study, format_value(one)
     paper, off = study.paper_value(one.cell)[0], results.compute_difference(one)
     if one.value is None or paper is None or off is None:
         return ours
@@ -147,11 +158,11 @@ def _render_shortfalls(results: StudyResults) -> list[str]:
     for cell, one in results.outcomes.items():
         for lack in results.list_shortfalls(one):
             groups.setdefault(lack, []).append(cell)
-    lines = [f"- {lack}: {_name_cells(cells, results)}" for lack, cells in groups.items()]
+    lines = [f"- {lack}: {name_cells(cells, results)}" for lack, cells in groups.items()]
     return ["Fewer than the study asks for:", "", *lines, ""] if lines else []
 
 
-def _name_cells(cells: Sequence[Cell], results: StudyResults) -> str:
+def name_cells(cells: Sequence[Cell], results: StudyResults) -> str:
     """Name cells; a column whose cells are all among them has only its own name."""
     if len(cells) == len(results.outcomes):
         return "all cells"
@@ -176,7 +187,7 @@ def _render_search(results: StudyResults) -> list[str]:
     study = results.study
     lines = [["cell", "chosen", "validation accuracy in % of every combination"]]
     for cell, one in results.outcomes.items():
-        if not one.choice or not one.is_searched or study.rows[cell.row].like:
+        if not one.choice or not one.is_searched or one.not_run or study.rows[cell.row].like:
             continue
         scores = "; ".join(
             f"{format_options(choice)}: {'not run' if score is None else f'{score:.2f}'}"
@@ -192,7 +203,7 @@ def _render_search(results: StudyResults) -> list[str]:
         f"have fewer), with {100 * study.tuning.validation:g}% of each client's training samples held out; the one "
         "with the best validation accuracy in the last tenth of the rounds was taken. Test data were not looked at.",
         "",
-        *_render_lines(lines),
+        *render_lines(lines),
         "",
     ]
 
@@ -231,7 +242,7 @@ def _format_versions(environment: Mapping[str, Any]) -> str:
     return f"FedAttune {environment['fedattune']} ({git}), PyTorch {environment['torch']}"
 
 
-def _render_lines(lines: Sequence[Sequence[str]]) -> list[str]:
+def render_lines(lines: Sequence[Sequence[str]]) -> list[str]:
     """Render a Markdown table; the first line is its head."""
     head, *rest = ["| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines]
     return [head, "|" + "---|" * len(lines[0]), *rest]

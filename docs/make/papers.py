@@ -1,0 +1,59 @@
+"""Fill the generated parts of docs/papers.md from the committed results: `python -m docs.make.papers`.
+
+Two kinds of parts end with `<!-- end -->`:
+
+- `<!-- claims of all studies -->`: one line for each claim of a study with committed results.
+- `<!-- from results/NAME/table.md: HEADING -->`: the section of the study's table with this heading.
+"""
+
+import re
+
+from fedattune.experiments.studies.claims import answer_claims, describe_range
+from fedattune.experiments.studies.table import render_lines
+
+from . import links, methods
+
+PAGE = links.ROOT / "docs" / "papers.md"
+CLAIMS = "<!-- claims of all studies -->"
+PART = re.compile(
+    rf"^({CLAIMS}|<!-- from results/(\S+)/table\.md: ([^\n]+) -->)\n.*?^(?=<!-- end -->$)", re.S | re.M
+)
+
+
+def fill_page(page: str) -> str:
+    """Return the page with its generated parts made anew."""
+
+    def fill(part: re.Match[str]) -> str:
+        marker, study, heading = part.groups()
+        return f"{marker}\n{_make_claims() if marker == CLAIMS else _read_section(study, heading)}\n"
+
+    return PART.sub(fill, page)
+
+
+def _make_claims() -> str:
+    """Make the table of all claims, with our answers and the differences behind them."""
+    lines = [["paper", "claim", "our answer", "difference in points", "table"]]
+    for results in methods.load_studies():
+        study = results.study
+        link = f"[{study.name}](../results/{study.name}/table.md)"
+        lines += [
+            [study.source, answer.claim.text, answer.text, describe_range(answer), link]
+            for answer in answer_claims(results)
+        ]
+    return "\n".join(render_lines(lines))
+
+
+def _read_section(study: str, heading: str) -> str:
+    """Read a section of a study's table, without its heading."""
+    file = links.ROOT / "results" / study / "table.md"
+    if not file.exists():
+        return f"Not run yet: `fedattune reproduce {study}`."
+    text = file.read_text(encoding="utf-8")
+    section = re.search(rf"^## {re.escape(heading)}\n\n(.*?)(?=\n+## |\n*\Z)", text, re.S | re.M)
+    if not section:
+        raise ValueError(f"{file} has no section {heading!r}")
+    return section[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

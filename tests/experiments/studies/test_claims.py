@@ -1,0 +1,197 @@
+"""Answers to claims, with intervals by hand."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fedattune.experiments.studies.cells import Cell
+from fedattune.experiments.studies.claims import (
+    CLAIM_COLUMNS,
+    Answer,
+    answer_claims,
+    compute_interval,
+    describe_range,
+    format_answers,
+    to_csv,
+)
+from fedattune.experiments.studies.outcome import StudyResults
+from fedattune.experiments.studies.records import Records
+from fedattune.experiments.studies.study import Study
+
+STUDY = """
+title: Made up
+source: nobody
+measure: {over: last, mean: uniform, called: accuracy}
+settings: {data: digits, clients: 4, partition: dirichlet, rounds: 10, steps: 5, validation: 0}
+seeds: 3
+columns: {one: {lr: 0.1}, two: {lr: 0.2}}
+rows: {Local: {algorithm: local}, FedAvg: {algorithm: fedavg}, Prox: {algorithm: fedprox, columns: [one]}}
+"""
+BETTER = {"text": "Averaging is better.", "better": "FedAvg", "than": "Local"}
+T_2 = 4.302653  # 97.5% of Student's t with two degrees of freedom, from a printed table
+Numbers = dict[tuple[str, str], list[float]]
+
+
+def answer(numbers: Numbers, facts: Any = None, **claim: Any) -> Answer:
+    """Answer a claim for made-up accuracies in percent: (row, column) -> one for each seed."""
+    study = Study(**yaml.safe_load(STUDY), name="made-up", claims=[BETTER | claim])
+    records = Records(Path("nowhere"))
+    for (row, column), values in numbers.items():
+        for seed, value in enumerate(values):
+            run = study.make_run(Cell(row, column), {}, seed)
+            records.runs[run.id] = {
+                "experiment": run.experiment.model_dump(mode="json"),
+                "headline": "received",
+                "seconds": 1,
+                "local_steps": 50,
+                "split": "same",
+            }
+            accuracies = np.array([0, value / 100])
+            curve = {"round": np.array([5, 10]), "acc_uniform": accuracies, "acc_pooled": accuracies / 2}
+            records.curves[run.id] = {
+                ("test", "received"): curve | {"acc_std": accuracies, "acc_worst10": accuracies}
+            }
+            if facts:
+                facts(records, run.id, row, seed)
+    (found,) = answer_claims(StudyResults(study, records))
+    return found
+
+
+def both(one: list[float], two: list[float]) -> Numbers:
+    """Accuracies of FedAvg in two columns where Local has 50, 60 and 70."""
+    local: list[float] = [50, 60, 70]
+    return {
+        ("Local", "one"): local, ("Local", "two"): local,
+        ("FedAvg", "one"): [a + b for a, b in zip(local, one, strict=True)],
+        ("FedAvg", "two"): [a + b for a, b in zip(local, two, strict=True)],
+    }  # fmt: skip
+
+
+def test_the_interval_of_three_differences_by_hand() -> None:
+    """1, 2 and 3: mean 2, deviation 1, so the margin is t / sqrt(3)."""
+    interval = compute_interval([1, 2, 3])
+    assert interval.mean == 2
+    assert interval.margin == pytest.approx(T_2 / math.sqrt(3), abs=1e-6)
+    assert interval.low == pytest.approx(2 - 2.484138, abs=1e-5)
+    assert compute_interval([1, 1.5]).margin == pytest.approx(
+        12.706205 * 0.25, abs=1e-5
+    )  # one degree of freedom
+    assert compute_interval([4, 4, 4]) == (4, 4, 4)
+    alone = compute_interval([5])
+    assert alone.mean == 5
+    assert math.isnan(alone.low)
+    assert math.isnan(alone.high)
+
+
+def test_differences_are_paired_by_seed() -> None:
+    """Runs of one row are 10 apart, yet every seed gains 4, 5 or 6: 5 ± t/sqrt(3)."""
+    found = answer(both([4, 5, 6], [1, 2, 3]))
+    first, second = found.comparisons
+    assert (first.better, first.than) == (Cell("FedAvg", "one"), Cell("Local", "one"))
+    assert first.difference is not None
+    assert first.difference.mean == pytest.approx(5)
+    assert first.difference.low == pytest.approx(5 - 2.484138, abs=1e-5)
+    assert first.holds
+    assert second.difference is not None
+    assert second.difference.low == pytest.approx(-0.484138, abs=1e-5)
+    assert not second.holds
+    assert found.text == "holds partly (1 of 2 comparisons)"
+    assert format_answers([found], ["one", "two"]) == [
+        ["claim", "answer", "difference", "one", "two"],
+        ["Averaging is better.", found.text, "FedAvg minus Local", "+5.00 ±2.48 ▲", "+2.00 ±2.48"],
+    ]
+    assert describe_range(found) == "+2.00 ±2.48 (two) to +5.00 ±2.48 (one)"
+    head, line, _ = to_csv("made-up", [found]).splitlines()
+    assert head == ",".join(CLAIM_COLUMNS)
+    assert line == (
+        "made-up,Averaging is better.,holds partly (1 of 2 comparisons),one,FedAvg,Local,0.0,5.000,2.516,7.484,3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "claim", "said"),
+    [
+        ([4, 5, 6], [3, 3, 3], {}, "holds"),
+        ([4, 5, 6], [3, 3, 3], {"by": 2.5}, "holds"),
+        ([4, 5, 6], [3, 3, 3], {"by": 2.6}, "holds partly (1 of 2 comparisons)"),
+        ([4, 5, 6], [3, 3, 3], {"by": 3}, "not seen"),  # 3 is not above 3
+        ([4, 5, 6], [-3, 0, 3], {"columns": ["one"]}, "holds"),
+        ([-1, 0, 1], [1, 2, 3], {}, "not seen"),
+        ([0, 0, 0], [0, 0, 0], {}, "not seen"),
+        ([-4, -5, -6], [1, 2, 3], {}, "not seen; the opposite in 1 of 2"),
+        ([-4, -5, -6], [4, 5, 6], {}, "holds partly (1 of 2 comparisons); the opposite in 1 of 2"),
+        ([-4, -5, -6], [-4, -5, -6], {"better": "Local", "than": ["FedAvg"]}, "holds"),
+    ],
+)
+def test_the_answer(one: list[float], two: list[float], claim: dict[str, Any], said: str) -> None:
+    assert answer(both(one, two), **claim).text == said
+
+
+def test_rows_are_compared_in_the_columns_that_have_both() -> None:
+    numbers = both([4, 5, 6], [4, 5, 6]) | {("Prox", "one"): [50, 60, 70]}
+    found = answer(numbers, than=["Local", "Prox"])
+    assert [(c.than.row, c.better.column) for c in found.comparisons] == [
+        ("Local", "one"), ("Local", "two"), ("Prox", "one")
+    ]  # fmt: skip
+    assert format_answers([found], ["one", "two"])[2] == ["", "", "FedAvg minus Prox", "+5.00 ±2.48 ▲", ""]
+
+
+def test_a_claim_may_have_a_measure_of_its_own() -> None:
+    found = answer(both([4, 5, 6], [4, 5, 6]), measure={"over": "last", "mean": "pooled", "called": "pooled"})
+    assert describe_range(found).startswith("+2.50 ±1.24 (one)")
+
+
+def test_incomplete_runs_are_no_answer() -> None:
+    numbers = both([4, 5, 6], [4, 5, 6])
+    missing = {key: values for key, values in numbers.items() if key != ("FedAvg", "two")}
+    assert answer(missing).text == "not answered: two / FedAvg: not run"
+    numbers["FedAvg", "two"] = numbers["FedAvg", "two"][:2]
+    found = answer(numbers)
+    assert found.text == "not answered: two / FedAvg: 2 of 3 seeds"
+    assert format_answers([found], ["one", "two"])[1][3:] == ["+5.00 ±2.48 ▲", "+4.50 ±6.35"]
+
+
+def test_one_seed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "STUDY", STUDY.replace("seeds: 3", "seeds: 1"))
+    numbers = {key: values[:1] for key, values in both([4, 5, 6], [4, 5, 6]).items()}
+    found = answer(numbers)
+    assert found.text == "not answered: one seed"
+    assert format_answers([found], ["one", "two"])[1][3:] == ["+4.00", "+4.00"]
+    assert to_csv("made-up", [found]).splitlines()[1].endswith("4.000,,,1")
+
+
+def rounds(n: int) -> Callable[[Records, str, str, int], None]:
+    def change(records: Records, run: str, row: str, seed: int) -> None:
+        if row == "FedAvg":
+            study = Study(**yaml.safe_load(STUDY), name="made-up")
+            column = "one" if records.runs[run]["experiment"]["lr"] == 0.1 else "two"
+            from fedattune.experiments.studies.cells import Extent
+
+            short = study.make_run(Cell(row, column), {}, seed, Extent(n, "off"))
+            records.runs[short.id] = records.runs.pop(run) | {
+                "experiment": short.experiment.model_dump(mode="json")
+            }
+            records.curves[short.id] = records.curves.pop(run)
+
+    return change
+
+
+@pytest.mark.parametrize(("n", "said"), [(1, "not run: 1 of 10 rounds"), (2, "2 of 10 rounds")])
+def test_missing_rounds_are_no_answer(n: int, said: str) -> None:
+    found = answer(both([4, 5, 6], [4, 5, 6]), rounds(n))
+    assert found.text == f"not answered: one / FedAvg: {said}; two / FedAvg: {said}"
+    assert (found.comparisons[0].difference is None) == (n == 1)
+
+
+def test_other_splits_are_not_compared() -> None:
+    def split(records: Records, run: str, row: str, seed: int) -> None:
+        records.runs[run]["split"] = f"{row} {seed}"
+
+    found = answer(both([4, 5, 6], [4, 5, 6]), split)
+    assert "one: FedAvg and Local have different splits of the data" in found.text
+    assert describe_range(found) == "–"
