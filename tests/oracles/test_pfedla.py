@@ -39,11 +39,12 @@ def bank(rule: PFedLAServer, theta: Params, heads: float = 0.3) -> Any:
 
 
 def learned(**more: Any) -> PFedLAServer:
-    return PFedLAServer(embedding=3, hidden=5, **more)
+    """By the paper's step, unless it is told otherwise."""
+    return PFedLAServer(**{"hn_step": "gradient", "embedding": 3, "hidden": 5} | more)
 
 
 def retained(**more: Any) -> HeurPFedLAServer:
-    return HeurPFedLAServer(embedding=3, hidden=5, **more)
+    return HeurPFedLAServer(hn_step="gradient", embedding=3, hidden=5, **more)
 
 
 def step(rule: PFedLAServer, state: Any, received: Params, ids: Tensor = IDS) -> Any:
@@ -103,8 +104,9 @@ def test_c1_weights_on_the_own_model_alone_give_it_back() -> None:
     assert all(torch.equal(sent[k], theta[k][IDS]) for k in theta)
 
 
-def test_c2_identical_models_are_a_fixed_point_and_teach_nothing() -> None:
-    rule, same = learned(hn_lr=1e3), draw(1, 1).rows(0).copies(N)
+@pytest.mark.parametrize("hn_step", ["normalised", "gradient"])
+def test_c2_identical_models_are_a_fixed_point_and_teach_nothing(hn_step: str) -> None:
+    rule, same = learned(hn_lr=1e3, hn_step=hn_step), draw(1, 1).rows(0).copies(N)
     state = bank(rule, same)
     sent = rule.broadcast(state, IDS).payload.params
     assert all(torch.allclose(sent[k], same[k][IDS], atol=1e-14) for k in same)
@@ -182,6 +184,53 @@ def test_c4_a_step_moves_the_mixture_the_way_training_went() -> None:
         squared = sum(g[i].square().sum() for g in gradient.values())
         assert gain > 0
         assert gain.item() == pytest.approx(1e-5 * squared.item(), rel=1e-2)
+
+
+def test_normalised_logits_by_hand() -> None:
+    """Four models 0, 0, 0, 4: the mean is 1, s^2 = (1 + 1 + 1 + 9) / 4 = 3. The mixture 1 came back as 1.5: G = -0.5.
+
+    dz[k] = alpha[k] (theta_k - 1) N G / s^2 = (theta_k - 1) (-0.5 / 3) / 1: 1/6 for the zeros, -1/2 for the 4.
+    """
+    rule = learned(hn_step="normalised", hn_lr=0.1)
+    theta = Params(w=torch.tensor([0.0, 0.0, 0.0, 4.0], dtype=torch.float64)[:, None])
+    torch.manual_seed(0)
+    state = {**rule.init(theta.rows(0), N), "theta": theta}
+    one = torch.tensor([2])
+    after, before = step(rule, state, Params(w=torch.tensor([[1.5]], dtype=torch.float64)), one)
+    change = after["hypernetworks"]["head.bias"][one] - before["head.bias"][one]
+    expected = -0.1 * torch.tensor([1 / 6, 1 / 6, 1 / 6, -1 / 2], dtype=torch.float64)
+    assert torch.allclose(change[0, 0], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["softmax", "relu_sum"])
+def test_normalised_steps_do_not_depend_on_the_scale_of_a_layer(norm: str) -> None:
+    """The paper's step grows with the square of the scale."""
+    theta, received = draw(N, 1), draw(2, 2)
+    factors = {"body.weight": 1e-3, "body.bias": 1e-3, "norm.weight": 50.0, "head.weight": 1.0}
+    scaled, scaled_received = (
+        Params({k: v * factors[k] for k, v in stack.items()}) for stack in (theta, received)
+    )
+    for hn_step, same in (("normalised", True), ("gradient", False)):
+        rule = learned(hn_step=hn_step, norm=norm)
+        a, _ = step(rule, bank(rule, theta), received)
+        b, _ = step(rule, bank(rule, scaled), scaled_received)
+        for k, v in a["hypernetworks"].items():
+            assert torch.allclose(v, b["hypernetworks"][k], atol=1e-12) == same, k
+
+
+def test_a_normalised_step_is_the_papers_with_the_gradient_divided_by_the_spread() -> None:
+    theta, received = draw(N, 1), draw(2, 2)
+    rule = learned(hn_step="normalised")
+    state = bank(rule, theta)
+    G = rule.broadcast(state, IDS).payload.params - received
+    squares = {
+        name: sum((theta[m] - theta[m].mean(0)).square().sum() / N for m in names)
+        for names in group_names(theta, "layer").values()
+        for name in names
+    }
+    divided = Params({k: v * N / squares[k] for k, v in G.items()})
+    normalised, plain = by_networks(rule, state, G), by_networks(learned(), state, divided)
+    assert all(torch.allclose(normalised[k], plain[k], atol=1e-12) for k in plain)
 
 
 def test_c5_a_layer_teaches_its_own_row_alone() -> None:

@@ -16,14 +16,17 @@ Rules:
     client   theta_i <- theta_bar_i, then SGD
     server   G_i = theta_bar_i - theta_i,  dL/d(v_i, psi_i) = (d theta_bar_i / d(v_i, psi_i))^T G_i,
              v_i <- v_i - hn_lr dL/dv_i,  psi_i <- psi_i - hn_lr dL/dpsi_i
+             `normalised`: N G_i,l / s_l^2 in place of G_i,l,  s_l^2 = mean_k ||theta_k,l - mean_j theta_j,l||^2
     used as  theta_bar_i
 
 Our source is a text of the paper without formulas, so equations have no numbers. The text does not describe the
 hypernetwork. As in public code, v_i has 100 values, and HN_i has three linear layers of 100 with ReLU and one linear
-head per layer of the model. Public code uses -G_i, which ascends, and `relu_sum`.
+head per layer of the model. Public code uses -G_i, which ascends, and `relu_sum`. The division by s_l^2 is our own: as
+in normalised least mean squares, it makes steps independent of the scale of models, learning rates and layers.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
@@ -33,7 +36,7 @@ from torch import Tensor
 from ..client import SGD
 from ..core.algorithm import Algorithm
 from ..core.options import Count, Positive
-from ..core.params import Params, add_prefix, as_slice, select_prefix
+from ..core.params import Params, add_prefix, as_slice
 from ..core.payload import (
     Broadcast,
     LocalState,
@@ -93,12 +96,16 @@ class HeurPFedLAClient(SGD):
 
 
 Norm = Literal["softmax", "relu_sum"]
+Step = Literal["normalised", "gradient"]
 
 BLOCK_WEIGHTS = 1 << 22
 """Values of hypernetworks to copy at a time."""
 
 MIN_WEIGHT = 1e-6
 """Added to every weight of `relu_sum`, so that no row is zero."""
+
+MIN_SQUARE = 1e-30
+"""Least s_l^2; equal models teach nothing."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +114,12 @@ class PFedLAServer(UploadStore):
 
     HN_i has three linear layers with ReLU and a linear head per component, normalised over the K stored models. G_i,
     the sent model minus the upload, stands for the gradient of the client's loss. So d loss / d alpha_i^l[k] is
-    <theta_l[k], G_i,l> over the models before aggregation. HN_i takes one plain gradient step. Options: see `pfedla`.
+    <theta_l[k], G_i,l> over the models before aggregation. HN_i takes one step per round. Options: see `pfedla`.
     """
 
     unit: Unit = "layer"
     hn_lr: float = 5e-3
+    hn_step: Step = "normalised"
     embedding: int = 100
     hidden: int = 100
     norm: Norm = "softmax"
@@ -140,7 +148,7 @@ class PFedLAServer(UploadStore):
         """Return the outputs (R, L, K) of the hypernetworks of clients `ids`, before normalisation."""
         networks = cast(Params, state["hypernetworks"])
         blocks = [networks.rows(as_slice(block)) for block in self._blocks(state, ids)]
-        return torch.cat([_scores(_features(rows), rows) for rows in blocks])
+        return torch.cat([hn.apply_stack(rows) for rows in blocks])
 
     def alpha(self, z: Tensor, ids: Tensor, allowed: Tensor) -> Tensor:
         """Return mixing weights (R, L, K).
@@ -191,7 +199,8 @@ class PFedLAServer(UploadStore):
         for block, gradient in zip(blocks, grads, strict=True):
             rows = as_slice(block)
             networks = stack.rows(rows)
-            self._step(networks, block, self.allowed(state, block), gradient)
+            to_alpha = partial(self.alpha, ids=block, allowed=self.allowed(state, block))
+            hn.descend(networks, to_alpha, gradient, self.hn_lr)
             if not (isinstance(stack, Params) and isinstance(rows, slice)):  # the networks were a copy
                 stack.put_rows(block, networks)
 
@@ -202,35 +211,26 @@ class PFedLAServer(UploadStore):
         return torch.split(ids, max(1, BLOCK_WEIGHTS // max(1, head_weights)))
 
     def _grad_alpha(self, state: ServerState, sent: Params, uploads: Params) -> Tensor:
-        """Return the gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>."""
+        """Return the gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>.
+
+        `normalised` divides it by s_l^2 / K, so that the scale of the models cancels out.
+        """
         theta = cast(Params, state["theta"])
         components = group_names(theta, self.unit)
         like = next(iter(sent.values()))
         out = like.new_zeros(len(like), len(components), len(cast(Tensor, state["n"])))
+        squares = like.new_zeros(len(components), 1)  # s_l^2
         for i, name in ((i, name) for i, names in enumerate(components.values()) for name in names):
             models = flatten(theta.only([name]).rows(slice(None))[name])
             before, after = flatten(sent[name]), flatten(uploads[name])
             for c in column_blocks(len(models) + len(like), models.shape[1]):
                 # Rows of alpha sum to 1, so a shift of all models changes nothing but the rounding errors.
-                out[:, i].addmm_(before[:, c] - after[:, c], (models[:, c] - models[:1, c]).T)
+                shifted = models[:, c] - models[:1, c]
+                out[:, i].addmm_(before[:, c] - after[:, c], shifted.T)
+                squares[i] += shifted.var(0, correction=0).sum()
+        if self.hn_step == "normalised":
+            out.mul_(out.shape[2]).div_(squares.clamp_min_(MIN_SQUARE))
         return out
-
-    def _step(self, networks: Params, ids: Tensor, allowed: Tensor, grad_alpha: Tensor) -> None:
-        """Change R hypernetworks by one step, from the gradient (R, L, K) by their mixing weights."""
-        heads = networks["head.weight"].flatten(1, 2)
-        small = networks.without(("head.weight", "head.bias"))
-        with torch.enable_grad():
-            leaves = small.map(lambda a: a.detach().requires_grad_())
-            h = _features(leaves)
-            z = _scores(h.detach(), networks).requires_grad_()
-            (grad_z,) = torch.autograd.grad(self.alpha(z, ids, allowed), z, grad_alpha)
-            grad_h = (grad_z.flatten(1)[:, None] @ heads)[:, 0]
-            values = torch.autograd.grad(h, list(leaves.values()), grad_h)
-        for old, g in zip(small.values(), values, strict=True):
-            old.sub_(g, alpha=self.hn_lr)
-        networks["head.bias"].sub_(grad_z, alpha=self.hn_lr)
-        # The heads are the largest part; their gradient, a product of two vectors, is never stored.
-        heads.baddbmm_(grad_z.flatten(1)[:, :, None], h.detach()[:, None], alpha=-self.hn_lr)
 
     def add_clients(self, state: ServerState, n_new: int) -> ServerState:
         """Return the state with `n_new` more clients, which weigh all earlier models and their own."""
@@ -244,17 +244,6 @@ class PFedLAServer(UploadStore):
         }
         both = Params({**old, **wider}).map(lambda a, b: torch.cat([a, b]), new)
         return {**larger, "hypernetworks": both}
-
-
-def _features(networks: Params) -> Tensor:
-    """Return the inputs (R, hidden) of the heads."""
-    return hn.apply_trunk(select_prefix(networks, "trunk."), networks["embedding"]).relu()
-
-
-def _scores(h: Tensor, networks: Params) -> Tensor:
-    """Apply the heads of R hypernetworks to `h` (R, hidden): (R, L, K)."""
-    bias = networks["head.bias"]
-    return hn.apply_linear(h, networks["head.weight"].flatten(1, 2), bias.flatten(1)).view(bias.shape)
 
 
 @dataclass(frozen=True)
@@ -347,6 +336,7 @@ def _with_own(alpha: Tensor, flags: Tensor, ids: Tensor) -> Tensor:
 def pfedla(
     *,
     hn_lr: Positive = 5e-3,
+    hn_step: Step = "normalised",
     embedding: Count = 100,
     hidden: Count = 100,
     norm: Norm = "softmax",
@@ -357,7 +347,9 @@ def pfedla(
     Source: Ma et al. (2022).
 
     Args:
-        hn_lr: learning rate of v_i and psi_i. Small rates leave alpha near 1 / N.
+        hn_lr: learning rate of v_i and psi_i.
+        hn_step: `normalised` divides the gradient of a layer by the spread of the layer's uploads, so alpha moves on
+            any model and data; `gradient` is the paper's step, which leaves alpha near 1 / N at small `hn_lr`.
         embedding: length of v_i.
         hidden: width of the linear layers of HN_i.
         norm: `softmax` of zero heads, so that alpha starts at 1 / N; or `relu_sum` of heads from U(0, 1), as in public
@@ -365,7 +357,7 @@ def pfedla(
         unit: part of the model with mixing weights of its own: the whole `model`, a `layer`, or a `tensor`.
 
     """
-    return Algorithm(SGD(), PFedLAServer(unit, hn_lr, embedding, hidden, norm), headline="received")
+    return Algorithm(SGD(), PFedLAServer(unit, hn_lr, hn_step, embedding, hidden, norm), headline="received")
 
 
 @method(
@@ -376,6 +368,7 @@ def heurpfedla(
     retain: Annotated[int, Field(ge=0, le=1_000_000)] = 1,
     upload_retained: bool = True,
     hn_lr: Positive = 5e-3,
+    hn_step: Step = "normalised",
     embedding: Count = 100,
     hidden: Count = 100,
     norm: Norm = "softmax",
@@ -387,6 +380,7 @@ def heurpfedla(
         retain: number k of layers, or other `unit`s, that each client retains; 0 is pFedLA.
         upload_retained: whether clients upload their retained layers; the text does not say.
         hn_lr: see `pfedla`.
+        hn_step: see `pfedla`.
         embedding: see `pfedla`.
         hidden: see `pfedla`.
         norm: see `pfedla`.
@@ -395,6 +389,6 @@ def heurpfedla(
     """
     return Algorithm(
         HeurPFedLAClient(unit=unit),
-        HeurPFedLAServer(unit, hn_lr, embedding, hidden, norm, retain, upload_retained),
+        HeurPFedLAServer(unit, hn_lr, hn_step, embedding, hidden, norm, retain, upload_retained),
         headline="received",
     )

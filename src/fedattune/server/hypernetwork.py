@@ -1,12 +1,12 @@
 """Evaluate small networks on the server as functions of their weights: shared by pFedLA and pFedHN."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from ..core.params import Params
+from ..core.params import Params, select_prefix
 
 
 def draw_uniform(low: float, high: float, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -58,3 +58,43 @@ def apply_linear(v: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Map v (R, in) to (R, out) by one linear layer (weight (out, in)), or by one layer per row (R, out, in)."""
     # A row times a matrix is several times faster than a matrix times a column in batched products on CPUs.
     return (v[:, None] @ weight.mT)[:, 0] + bias
+
+
+def apply_stack(networks: Params) -> Tensor:
+    """Return the outputs (R, L, K) of R networks of an `embedding`, a `trunk.` with ReLU, and linear heads `head.`."""
+    return _apply_heads(_features(networks), networks)
+
+
+def descend(networks: Params, activation: Callable[[Tensor], Tensor], gradient: Tensor, lr: float) -> None:
+    """Take a gradient step of R networks in place.
+
+    Args:
+        networks: the networks, as for `apply_stack`.
+        activation: maps their outputs (R, L, K) to values of the same shape.
+        gradient: (R, L, K) gradient by these values.
+        lr: learning rate.
+
+    """
+    heads = networks["head.weight"].flatten(1, 2)
+    small = networks.without(("head.weight", "head.bias"))
+    with torch.enable_grad():
+        leaves = small.map(lambda a: a.detach().requires_grad_())
+        h = _features(leaves)
+        z = _apply_heads(h.detach(), networks).requires_grad_()
+        (grad_z,) = torch.autograd.grad(activation(z), z, gradient)
+        grad_h = (grad_z.flatten(1)[:, None] @ heads)[:, 0]
+        values = torch.autograd.grad(h, list(leaves.values()), grad_h)
+    for old, g in zip(small.values(), values, strict=True):
+        old.sub_(g, alpha=lr)
+    networks["head.bias"].sub_(grad_z, alpha=lr)
+    # The heads are the largest part; their gradient, a product of two vectors, is never stored.
+    heads.baddbmm_(grad_z.flatten(1)[:, :, None], h.detach()[:, None], alpha=-lr)
+
+
+def _features(networks: Params) -> Tensor:
+    return apply_trunk(select_prefix(networks, "trunk."), networks["embedding"]).relu()
+
+
+def _apply_heads(h: Tensor, networks: Params) -> Tensor:
+    bias = networks["head.bias"]
+    return apply_linear(h, networks["head.weight"].flatten(1, 2), bias.flatten(1)).view(bias.shape)
