@@ -167,9 +167,11 @@ CASES = [
     Case(
         "fedam",
         {
-            "lam": 100.0,
+            "lam": 10.0,
+            "alignment": "coral",
             "hidden": 3,
             "context": "concatenated",
+            "normalize": False,
             "client_vector": "absolute",
             "per_feature": False,
             "combine": "probabilities",
@@ -186,6 +188,7 @@ CASES = [
         {
             "lam": 10.0,
             "noise": False,
+            "context": "client",
             "first_context": "head",
             "client_vector": "absolute",
             "head_mix": 0.9,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedattune
+from conformance.problems import two_heads as two_rules
 from fedattune import Federation, Params, Result
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.fedrod import FedRoDNetwork
@@ -21,6 +22,7 @@ from fedattune.algorithms.separation import (
     coral,
     make_client_vector,
     mmd,
+    relative_coral,
 )
 from fedattune.core.task import Task
 
@@ -88,6 +90,19 @@ def test_d3_coral() -> None:
     assert coral(a[:1], b[:1]).item() == 0
 
 
+def test_d3_relative_alignment_does_not_depend_on_the_scale_of_the_features() -> None:
+    a, b = features(1), features(2)
+    C_a, C_b = np.cov(a.numpy().T), np.cov(b.numpy().T)
+    by_hand = np.square(C_a - C_b).sum() / (np.square(C_a).sum() + np.square(C_b).sum())
+    assert relative_coral(a, b).item() == pytest.approx(by_hand, rel=1e-12)
+    assert relative_coral(b, a).item() == pytest.approx(by_hand, rel=1e-12)
+    assert relative_coral(a + torch.arange(4), b).item() == pytest.approx(by_hand, rel=1e-9)
+    assert relative_coral(1e-3 * a, 1e-3 * b).item() == pytest.approx(by_hand, rel=1e-9)
+    assert relative_coral(a, 3 * a).item() == pytest.approx((9 - 1) ** 2 / (1 + 81), rel=1e-12)
+    assert relative_coral(a, a).item() == 0
+    assert relative_coral(a[:1], b[:1]).item() == 0
+
+
 def test_d4_a_zero_last_layer_halves_the_features_and_counts_both_biases() -> None:
     model, x = user_model()
     net = FedAMNetwork().wrap(model, x).eval()
@@ -101,28 +116,71 @@ def test_d4_a_zero_last_layer_halves_the_features_and_counts_both_biases() -> No
     assert torch.allclose(net(x), expected, atol=1e-14)
 
 
+def standardised(u: Tensor) -> Tensor:
+    return (u - u.mean(1, keepdim=True)) / u.std(1, correction=0, keepdim=True)
+
+
 def test_d4_heads_see_the_personal_features_in_their_shares() -> None:
     """Without training noise: y = H_p(r f_p) + H_g((1 - r) f_p), r from f_p * v; E_g does not enter."""
     model, x = user_model()
-    for network in (FedAMNetwork(), FedCPNetwork(noise=False), FedAMNetwork(combine="probabilities")):
+    for network in (
+        FedAMNetwork(hidden=5),
+        FedAMNetwork(hidden=5, normalize=False, vector="sum"),
+        FedCPNetwork(noise=False),
+        FedAMNetwork(hidden=5, combine="probabilities"),
+        FedAMNetwork(hidden=5, context="concatenated"),
+        FedAMNetwork(hidden=5, context="concatenated", normalize=False),
+        FedCPNetwork(noise=False, context="client"),
+    ):
         net = network.wrap(model, x)
         assert isinstance(net, SeparationModule)
+        v = torch.rand(4).double()
+        net.context.data = v
         for parameter in net.global_head.parameters():
             nn.init.normal_(parameter)
         for parameter in net.global_body.parameters():
             nn.init.normal_(parameter)
         f = net.body(x)
-        v = net.head.weight.sum(0)
-        r = net.attention(f * v / v.norm())[:, 0]
+        change = standardised if network.normalize else torch.Tensor.clone
+        if network.context == "concatenated":
+            u = torch.cat([change(f), change(v.expand_as(f))], 1)
+        else:
+            u = change(f * v) if network.context == "product" else v.expand_as(f)
+        r = net.attention(u)[:, 0]
+        assert torch.allclose(net.gates(x), r, atol=1e-7)
+        assert bool((r[0] - r[1]).abs().max() > 1e-4) is (network.context != "client")
         own, shared = net.head(r * f), net.global_head((1 - r) * f)
         logits, features_p, features_g = net.train()(x)
         assert torch.equal(features_p, f)
         assert torch.equal(features_g, net.global_body(x))
         if network.combine == "logits":
-            assert torch.allclose(logits, own + shared, atol=1e-14)
+            assert torch.allclose(logits, own + shared, atol=1e-7)
         else:
-            assert torch.allclose(logits.exp(), (own.softmax(1) + shared.softmax(1)) / 2, atol=1e-14)
+            assert torch.allclose(logits.exp(), (own.softmax(1) + shared.softmax(1)) / 2, atol=1e-7)
         assert torch.allclose(net.eval()(x), logits, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["fedam", "fedcp"])
+def test_d4_a_division_by_sample_follows_two_rules_at_once(name: str) -> None:
+    """At the default it does. Divisions by client, or its own averaged over a client's samples, follow one."""
+    problem = two_rules()
+    run: dict[str, Any] = {"rounds": 50, "batch_size": 10, "lr": 0.1, "eval_every": 50}
+    acting = fedattune.fit(name, problem, "mlr", **run)
+    off = fedattune.fit(name, problem, "mlr", options={"context": "client"}, **run)
+    assert acting.metrics["acc_uniform"] > 0.9
+    assert off.metrics["acc_uniform"] < 0.65
+    right = spread = 0.0
+    for client, part in enumerate(problem.clients):
+        net = acting.model(client).eval()
+        assert isinstance(net, SeparationModule)
+        index = torch.as_tensor(part.test)
+        x, y = problem.features(index), problem.y[index]
+        r, f = net.gates(x), net.body(x)
+        spread += r.std(0).mean().item() / problem.n_clients
+        averaged = net.head(r.mean(0) * f) + net.global_head((1 - r.mean(0)) * f)
+        right += (averaged.argmax(1) == y).float().mean().item() / problem.n_clients
+    assert spread > 0.1
+    assert right < 0.65
 
 
 def test_d5_the_global_head_is_a_mixture(ragged: Federation) -> None:

@@ -13,7 +13,7 @@
 
 Algorithm 1:
 
-    client   E_p <- E_g;  v = sum over classes of H_p's weights, of length 1 (drawn before the client's first round)
+    client   E_p <- E_g;  v = sum over classes of H_p's weights (before the client's first round: drawn), of length 1
              f_p = E_p(x), f_g = E_g(x);  [r ; s] = Gumbel softmax of each pair of P(f_p * v),
              P = linear (f, 2f), layer normalisation, ReLU;  y = H_p(r * f_p) + H_g(s * f_p)
              SGD of E_p, H_p, P on cross-entropy + lam MMD(f_p, f_g)
@@ -34,6 +34,7 @@ def fedcp(
     *,
     lam: NonNegative = 0.0,
     noise: bool = True,
+    context: Literal["product", "client"] = "product",
     first_context: Literal["random", "head"] = "random",
     client_vector: VectorKind = "sum",
     head_mix: Fraction = 0.5,
@@ -47,8 +48,10 @@ def fedcp(
     Args:
         lam: weight lambda of the MMD between personal and global features; the paper tunes lambda per data set.
         noise: whether training adds Gumbel noise to the policy; evaluation has no noise.
-        first_context: vector v in a client's first round: `random` is one draw for all clients; `head` derives v from
-            the head, as in later rounds.
+        context: input of the policy: the `product` f_p * v, or v alone (`client`), which divides all samples of a
+            client alike and shows what the sample's features add.
+        first_context: vector v in a client's first round: `random` is one draw for all clients, divided by its length;
+            `head` derives v from the head, as in later rounds.
         client_vector: vector v of the client: the `sum` of H_p's class rows, the sum of their `absolute` values, or the
             `difference`, the sum of |H_p - H_g|. With `sum`, all clients have the same v.
         head_mix: share c of the personal head in the uploaded head: 0 never changes H_g, 1 averages the personal heads.
@@ -61,6 +64,6 @@ def fedcp(
         SeparationClient(reset_personal_extractor, head_mix, client_vector, random_first),
         PartAverage(weighting, copies=STARTING_COPIES),
         personal=PERSONAL_MODULES,
-        network=FedCPNetwork(lam, vector=client_vector, random_first=random_first, noise=noise),
+        network=FedCPNetwork(lam, context, vector=client_vector, random_first=random_first, noise=noise),
         headline="received",
     )

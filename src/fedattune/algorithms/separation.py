@@ -22,6 +22,9 @@ from ..core.task import cross_entropy
 MMD_BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Bandwidths of FedCP's kernels."""
 
+SMALLEST_SQUARE = 1e-24
+"""Keeps quotients of features that do not vary at 0."""
+
 
 def coral(a: Tensor, b: Tensor) -> Tensor:
     """Return ||C_a - C_b||_F^2 / (4 f^2) for features a, b (B, f) with covariances C of divisor B - 1.
@@ -29,6 +32,15 @@ def coral(a: Tensor, b: Tensor) -> Tensor:
     Source: Deep CORAL (Sun and Saenko, 2016), equation 1. It is 0 for one sample.
     """
     return (_covariance(a) - _covariance(b)).square().sum() / (4 * a.shape[1] ** 2)
+
+
+def relative_coral(a: Tensor, b: Tensor) -> Tensor:
+    """Return ||C_a - C_b||_F^2 / (||C_a||_F^2 + ||C_b||_F^2) for features a, b (B, f) with covariances C: 0 to 2.
+
+    Common factors of both features cancel. It is 0 for one sample.
+    """
+    C_a, C_b = _covariance(a), _covariance(b)
+    return (C_a - C_b).square().sum() / (C_a.square().sum() + C_b.square().sum()).clamp_min(SMALLEST_SQUARE)
 
 
 def mmd(a: Tensor, b: Tensor) -> Tensor:
@@ -51,7 +63,9 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
 
 VectorKind = Literal["sum", "absolute", "difference"]
 
-ContextKind = Literal["product", "concatenated"]
+ContextKind = Literal["product", "concatenated", "client"]
+
+AlignmentKind = Literal["relative", "coral"]
 
 CombinationKind = Literal["logits", "probabilities"]
 
@@ -132,12 +146,27 @@ class SeparationModule(MethodModule):
         self.context = nn.Parameter(v)
         self.network = network
 
+    def gates(self, x: Tensor) -> Tensor:
+        """Return the personal head's shares r of the features: (B, f), or (B, 1) for one share per sample."""
+        return self._divide(self.body(x))[0]
+
+    def _divide(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        v = self.context.detach().expand_as(own)
+        if self.network.context == "concatenated":
+            u = torch.cat([self._normalize(own), self._normalize(v)], 1)
+        else:
+            u = self._normalize(own * v if self.network.context == "product" else v)
+        r, s = self.attention(u).unbind(1)
+        return r, s
+
+    def _normalize(self, u: Tensor) -> Tensor:
+        # The small eps is for u = 0 alone: products of features and a vector of length 1 have tiny variances.
+        return nn.functional.layer_norm(u, u.shape[1:], eps=1e-12) if self.network.normalize else u
+
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """Return logits (B, C); in training, also the personal and the global features (B, f)."""
         own = self.body(x)
-        v = self.context.detach().expand_as(own)
-        u = torch.cat([own, v], 1) if self.network.context == "concatenated" else own * v
-        r, s = self.attention(u).unbind(1)
+        r, s = self._divide(own)
         bias = self.global_head.bias
         shared_logits = nn.functional.linear(
             s * own, self.global_head.weight.detach(), None if bias is None else bias.detach()
@@ -154,7 +183,7 @@ class SeparationModule(MethodModule):
         logits, own, shared = output
         loss = cross_entropy(logits, batch)
         lam = self.network.lam
-        return loss + lam * self.network.alignment(own, shared) if lam else loss
+        return loss + lam * self.network.align(own, shared) if lam else loss
 
 
 def combine_logits(own: Tensor, shared: Tensor, how: CombinationKind) -> Tensor:
@@ -177,7 +206,8 @@ class SeparationNetwork(Network):
 
     Attributes:
         lam: weight of the alignment loss.
-        context: `product` or `concatenated`: joins features and the client's vector.
+        context: joins features and the client's vector as a `product` or `concatenated`; `client`: the vector alone.
+        normalize: whether to standardise each sample's context over the features.
         combine: combines the heads' `logits` or `probabilities`.
         vector: kind of the client's vector; see `make_client_vector`.
         random_first: whether the first vector is drawn, the same for all clients.
@@ -186,6 +216,7 @@ class SeparationNetwork(Network):
 
     lam: float = 1.0
     context: ContextKind = "product"
+    normalize: bool = False
     combine: CombinationKind = "logits"
     vector: VectorKind = "sum"
     random_first: bool = False
@@ -195,7 +226,7 @@ class SeparationNetwork(Network):
         """Return a module from contexts (B, f), or (B, 2 f) if concatenated, to weights (B, 2, f) or (B, 2, 1)."""
 
     @abstractmethod
-    def alignment(self, own: Tensor, shared: Tensor) -> Tensor:
+    def align(self, own: Tensor, shared: Tensor) -> Tensor:
         """Return the distance of personal and global features (B, f)."""
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
@@ -215,8 +246,11 @@ class SeparationNetwork(Network):
 class FedAMNetwork(SeparationNetwork):
     """Attention of two linear layers, `hidden` wide (None: 0.19 f), per feature or per sample; CORAL alignment."""
 
+    normalize: bool = True
+    vector: VectorKind = "difference"
     hidden: int | None = None
     per_feature: bool = True
+    alignment: AlignmentKind = "relative"
 
     def attention(self, features: int) -> nn.Module:
         """Return two linear layers."""
@@ -224,9 +258,9 @@ class FedAMNetwork(SeparationNetwork):
         hidden = max(1, round(0.19 * features)) if self.hidden is None else self.hidden
         return FeatureAttention(inputs, hidden, features if self.per_feature else 1)
 
-    def alignment(self, own: Tensor, shared: Tensor) -> Tensor:
+    def align(self, own: Tensor, shared: Tensor) -> Tensor:
         """Return the correlation alignment."""
-        return coral(own, shared)
+        return (relative_coral if self.alignment == "relative" else coral)(own, shared)
 
 
 @dataclass(frozen=True)
@@ -239,7 +273,7 @@ class FedCPNetwork(SeparationNetwork):
         """Return one linear layer with layer normalisation."""
         return ConditionalPolicy(features, self.noise)
 
-    def alignment(self, own: Tensor, shared: Tensor) -> Tensor:
+    def align(self, own: Tensor, shared: Tensor) -> Tensor:
         """Return the maximum mean discrepancy."""
         return mmd(own, shared)
 
