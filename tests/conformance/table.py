@@ -82,8 +82,8 @@ CASES = [
     ),
     Case(
         "fedamp",
-        {"alpha": 0.2, "sigma": 0.2, "lam": 0.0, "unit": "layer"},
-        {"unit": {"alpha": 0.1}},
+        {"alpha": 0.01, "sigma": 1.0, "lam": 0.0, "distance": "absolute", "unit": "layer"},
+        down=lambda sizes: sizes.d + 1,  # and alpha_k
     ),
     Case("heurfedamp", {"sigma": 1.0, "self_weight": "attention", "lam": 0.0, "unit": "layer"}),
     Case(

@@ -55,17 +55,29 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"answer": True, "unit": "layer", "weighting": "uniform", "sigma": 5.0},
     ),
     ("pfedme_mcsa", {}, {"client": "pfedme", "answer": True}),
-    ("fedamp", {}, {"server": "fedamp", "client": "prox", "lam": 1.0, "answer": True}),
+    ("fedamp", {"lam": 0.0}, {"server": "fedamp", "answer": True}),
     (
         "fedamp",
-        {"alpha": 0.5, "sigma": 2.0},
-        {"server": "fedamp", "client": "prox", "lam": 2.0, "alpha": 0.5, "sigma": 2.0, "answer": True},
+        {"lam": 0.0, "alpha": 0.05, "sigma": 2.0},
+        {"server": "fedamp", "alpha": 0.05, "sigma": 2.0, "answer": True},
     ),
     ("heurfedamp", {}, {"server": "heurfedamp", "client": "prox", "lam": 1.0, "answer": True}),
     (
         "heurfedamp",
         {"lam": 0.0, "self_weight": 0.2},
         {"server": "heurfedamp", "client": "prox", "lam": 0.0, "answer": True, "self_weight": 0.2},
+    ),
+    (
+        "heurfedamp",
+        {"self_weight": "attention", "sigma": 0.0},
+        {
+            "server": "heurfedamp",
+            "client": "prox",
+            "lam": 1.0,
+            "answer": True,
+            "self_weight": "attention",
+            "sigma": 0.0,
+        },
     ),
 ]
 
@@ -111,7 +123,7 @@ BY_HAND: list[tuple[dict[str, Any], Algorithm]] = [
     ),
     (
         {"server": "fedamp", "client": "ditto"},
-        Algorithm(DittoClient(1.0), AttentiveMixing("model", alpha=1.0, sigma=1.0)),
+        Algorithm(DittoClient(1.0), AttentiveMixing("model", alpha=1.0, sigma=0.25)),
     ),
     (
         {"server": "heurfedamp", "client": "prox", "unit": "tensor", "sigma": 3.0},
@@ -160,6 +172,7 @@ def test_an_option_that_no_part_has_is_refused(ragged: Federation) -> None:
         ({"client": "prox", "personal_lr": 0.1}, "personal_lr: no part has .*client=prox has lam"),
         ({"server": "fedamp", "weighting": "uniform"}, "weighting: no part has"),
         ({"server": "learned", "self_weight": 0.0}, "self_weight: no part has"),
+        ({"server": "fedamp", "sigma": 0}, "sigma: got 0, expected a number above 0 for server=fedamp"),
         ({"server": "median"}, "combined.server"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -171,7 +184,7 @@ def test_the_run_says_which_parts_it_had(ragged: Federation, tmp_path: Path) -> 
     options = {"server": "fedamp", "client": "prox", "lam": 0.5, "personal": "head"}
     result = fedattune.fit("combined", ragged, "mlr", options=options, out=tmp_path / "run", **RUN)
     assert result.notes[0] == (
-        "combined: server=fedamp, unit=model, sigma=1.0, alpha=1.0, client=prox, lam=0.5, personal=head"
+        "combined: server=fedamp, unit=model, sigma=0.25, alpha=1.0, client=prox, lam=0.5, personal=head"
     )
     assert collect_used_items([tmp_path / "run"])[0][:3] == [
         UsedItem("part", "fedamp"), UsedItem("part", "prox"), UsedItem("part", "head")

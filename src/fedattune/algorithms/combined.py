@@ -18,7 +18,7 @@ from ..core.selectors import BatchNorms, Head, NoParameters, Unit
 from ..server import Average
 from ..server.average import Weighting
 from .ditto import DittoClient
-from .fedamp import AttentiveMixing, CosineMixing
+from .fedamp import DEFAULT_ALPHA, DEFAULT_SIGMA, AttentiveMixing, CosineMixing
 from .fedmcsa import Attention
 from .igfl import AttentionKind, UpdateAttention
 from .pfedla import PFedLAServer
@@ -46,10 +46,16 @@ def _mcsa(unit: Unit, sigma: float, weighting: Weighting) -> ServerUpdate:
     return Attention(unit, sigma=sigma, size_weighted=weighting == "samples")
 
 
+def _heurfedamp(unit: Unit, sigma: float, self_weight: float | Literal["attention"]) -> ServerUpdate:
+    return CosineMixing(unit, sigma=sigma, self_weight=None if self_weight == "attention" else self_weight)
+
+
 SERVER_PARTS = {
     "mcsa": RulePart("fedmcsa", _mcsa, {"unit": "tensor", "sigma": 50.0, "weighting": "samples"}),
-    "fedamp": RulePart("fedamp", AttentiveMixing, {"unit": "model", "sigma": 1.0, "alpha": 1.0}),
-    "heurfedamp": RulePart("heurfedamp", CosineMixing, {"unit": "model", "sigma": 25.0, "self_weight": 0.5}),
+    "fedamp": RulePart(
+        "fedamp", AttentiveMixing, {"unit": "model", "sigma": DEFAULT_SIGMA, "alpha": DEFAULT_ALPHA}
+    ),
+    "heurfedamp": RulePart("heurfedamp", _heurfedamp, {"unit": "model", "sigma": 25.0, "self_weight": 0.5}),
     "update_attention": RulePart("igfl_s", UpdateAttention, {"attention": "time", "weighting": "uniform"}),
     "learned": RulePart("pfedla", PFedLAServer, {"unit": "layer", "hn_lr": 5e-3}),
     "average": RulePart("fedavg", Average, {"weighting": "samples"}),
@@ -88,9 +94,9 @@ def combined(
     personal: Literal["none", "head", "norms"] = "none",
     answer: bool = False,
     unit: Unit | None = None,
-    sigma: Positive | None = None,
+    sigma: NonNegative | None = None,
     alpha: Positive | None = None,
-    self_weight: Fraction | None = None,
+    self_weight: Fraction | Literal["attention"] | None = None,
     attention: AttentionKind | None = None,
     hn_lr: Positive | None = None,
     weighting: Weighting | None = None,
@@ -111,9 +117,9 @@ def combined(
             With False, only the cohort trains.
         unit: part of the model that shares one mixing matrix: `model`, `layer` or `tensor` (mcsa, fedamp, heurfedamp,
             learned).
-        sigma: factor of the cosines (mcsa, heurfedamp), or scale of the squared distances (fedamp).
-        alpha: strength of the attraction (fedamp).
-        self_weight: share of the own model, from 0 to 1 (heurfedamp).
+        sigma: factor of the cosines (mcsa, heurfedamp), or scale of the relative squared distances, above 0 (fedamp).
+        alpha: largest step alpha_k, that is, weight of an equal model (fedamp).
+        self_weight: share of the own model, from 0 to 1, or `attention`: as in `heurfedamp` (heurfedamp).
         attention: query of the attention: `self`, `global` or `time` (update_attention).
         hn_lr: learning rate of the hypernetworks (learned).
         weighting: weights of the clients: by training samples, or `uniform` (mcsa, update_attention, average).
@@ -122,7 +128,7 @@ def combined(
         personal_lr: learning rate of theta_i (pfedme) or v_i (ditto); None takes the run's learning rate for ditto.
 
     Raises:
-        ConfigError: no chosen part has one of the given options.
+        ConfigError: no chosen part has one of the given options, or sigma is 0 for `fedamp`.
 
     """
     values = {
@@ -136,6 +142,8 @@ def combined(
             f"combined: {', '.join(idle)}: no part has this option; server={server} has "
             f"{', '.join(server_part.options)}, client={client} has {', '.join(client_part.options) or 'none'}"
         )
+    if server == "fedamp" and sigma == 0:
+        raise ConfigError("combined: sigma: got 0, expected a number above 0 for server=fedamp")
     server_options, client_options = (
         {key: options.get(key, default) for key, default in part.options.items()}
         for part in (server_part, client_part)

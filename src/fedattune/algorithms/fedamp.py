@@ -12,14 +12,17 @@
 
 Algorithm 1:
 
-    FedAMP      xi_ij = alpha exp(-||theta_i - theta_j||^2 / sigma) / sigma,  xi_ii = 1 - sum_j xi_ij
+    FedAMP      xi_ij = alpha_k exp(-||theta_i - theta_j||^2 / sigma),  xi_ii = 1 - sum_j xi_ij
     HeurFedAMP  xi_ij = (1 - xi_ii) softmax_j(sigma cos(theta_i, theta_j)),  xi_ii = self_weight
     server      u_i = sum_j xi_ij theta_j over the cohort
-    client      theta_i <- theta_i - lr (g + prox (theta_i - u_i)), from u_i; prox = lam / alpha, or lam (HeurFedAMP)
+    client      from u_i: argmin f_i + lam / (2 alpha_k) ||theta_i - u_i||^2 by steps (FedAMP)
+                theta_i <- (theta_i - lr g + lr c u_i) / (1 + lr c),  c = lam / alpha_k
+                from u_i: theta_i <- theta_i - lr (g + lam (theta_i - u_i)) (HeurFedAMP)
 
 In the paper, all clients take part. With a smaller cohort, the other clients continue to train towards their last u_i.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -27,66 +30,124 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..client import SGD, Proximal
+from ..client import SGD, Correction, LocalContext, Proximal
 from ..core.algorithm import ANSWERED_UPLOADS, Algorithm
 from ..core.options import NonNegative, Positive
+from ..core.params import Params
 from ..core.payload import ServerState
-from ..core.selectors import Unit
+from ..core.selectors import Unit, group_names
 from ..server.mixing import Mixing, Pool, cosines, find_members, softmax_, squared_distances
 from .table import Family, method
 
+Distance = Literal["relative", "absolute"]
+"""Unit of sigma: the mean squared distance between the round's models, or 1."""
+
+DEFAULT_ALPHA, DEFAULT_SIGMA = 1.0, 0.25
+
 LOG_KERNEL_ERROR = 1e-9
-"""Largest error of the logarithm of a kernel's value."""
+"""Largest error of the logarithm of a kernel's value, for absolute distances."""
+
+EQUAL_MODELS = 1e-24
+"""Models with a smaller mean squared distance are equal, up to rounding."""
 
 
 @dataclass(frozen=True)
 class AttentiveMixing(Mixing):
     """Server rule of FedAMP: weights by a Gaussian kernel of the distance between models (equations 4 to 6).
 
-    For very similar models, a large alpha makes xi_ii negative. The rule then lowers alpha for all clients, so that the
-    matrix stays symmetric. Each of K clients then gives its own model a weight of at least 1/K.
+    Where alpha makes some xi_ii less than 1/K, for K models, the round takes a smaller alpha_k, the same for all
+    clients. The matrix stays symmetric. Clients are sent alpha_k, because their pull to u_i is lam / alpha_k.
 
     Attributes:
-        alpha: strength of the attraction.
-        sigma: scale of the kernel, in units of the squared distance between models.
+        alpha: largest step alpha_k against the gradient of the attraction: the weight of an equal model.
+        sigma: squared distance over which the kernel falls to 1/e.
+        distance: `relative`: sigma counts in mean squared distances between the round's models; `absolute`: as it is.
 
     """
 
-    alpha: float = 1.0
-    sigma: float = 1.0
+    alpha: float = DEFAULT_ALPHA
+    sigma: float = DEFAULT_SIGMA
+    distance: Distance = "relative"
 
     def weights(self, pool: Pool) -> Tensor:
         """Weigh the others by the kernel; the rest goes to the own model."""
-        xi = self._kernel(pool)
-        rows = (xi * _share_of_alpha(xi, pool.member))[pool.own].mul_(pool.allowed)
-        return rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
+        return self.weights_and_numbers(pool)[0]
+
+    def weights_and_numbers(self, pool: Pool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the matrix and alpha_k."""
+        kernel = self._kernel(pool)
+        alpha = self._step(kernel, pool.member)
+        rows = kernel[pool.own].mul_(alpha).mul_(pool.allowed)
+        rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
+        return rows, {"alpha": alpha.to(next(iter(pool.models.values())).dtype)}
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
-        """Warn if the last round lowered alpha."""
+        """State the alpha_k of the last round if it is below alpha, for absolute distances.
+
+        For relative distances, the largest step is the default.
+        """
+        if self.distance == "relative":
+            return ()
         whole = self.pool_for(state, ids, find_members(state))
-        shares = [
-            _share_of_alpha(self._kernel(pool), pool.member).item() for _, pool in self.split_pool(whole)
-        ]
-        if min(shares, default=1.0) == 1.0:  # no component at all: nothing is shared
+        steps = [self._step(self._kernel(pool), pool.member).item() for _, pool in self.split_pool(whole)]
+        if min(steps, default=self.alpha) == self.alpha:  # no component at all: nothing is shared
             return ()
         return (
-            f"alpha={self.alpha:g} gives the other models a total weight above 1, because the models are similar; "
-            f"the last round used {self.alpha * min(shares):.3g} instead",
+            f"alpha={self.alpha:g} gives the other models too much weight, because many models are similar; "
+            f"the last round used {min(steps):.3g} instead, also in the clients' pull",
         )
 
     def _kernel(self, pool: Pool) -> Tensor:
-        """Return the weights (K, K) in float64 before alpha is lowered; 0 outside the pool."""
-        kernel = squared_distances(pool.parts, pool.member, error=LOG_KERNEL_ERROR * self.sigma)
-        kernel = kernel.div_(-self.sigma).exp_()
-        return kernel.mul_(self.alpha / self.sigma).fill_diagonal_(0.0).mul_(pool.member)
+        """Return exp(-||theta_i - theta_j||^2 / sigma) (K, K) in float64; 0 for i = j and outside the pool."""
+        member, sigma = pool.member, self.sigma
+        error = LOG_KERNEL_ERROR * sigma if self.distance == "absolute" else math.inf
+        squares = squared_distances(pool.parts, member, error)
+        if self.distance == "relative":
+            n = int(member.sum())
+            mean = squares[member][:, member].sum() / max(1, n * (n - 1))
+            sigma *= mean.clamp_min(EQUAL_MODELS)
+        kernel = squares.div_(-sigma)
+        return kernel.exp_().fill_diagonal_(0.0).mul_(member)
+
+    def _step(self, kernel: Tensor, member: Tensor) -> Tensor:
+        """Return alpha_k: alpha, or less if a member of the pool would keep less than 1/K of its own model."""
+        # Over all members, not only the receivers: alpha_k must not depend on the receivers of a broadcast.
+        sums = kernel.sum(1)[member]
+        if len(sums) < 2:
+            return kernel.new_tensor(self.alpha)
+        return ((1 - 1 / len(sums)) / sums.max().clamp_min(1e-30)).clamp_max(self.alpha)
 
 
-def _share_of_alpha(kernel: Tensor, member: Tensor) -> Tensor:
-    """Return the factor of alpha that leaves every member of the pool at least 1/K of its own model."""
-    # Over all members, not only the receivers: alpha must not depend on the receivers of a broadcast.
-    sums = kernel.sum(1)[member]
-    most = 1 - 1 / max(1, len(sums))
-    return (most / sums.max().clamp_min(1e-30)).clamp_max(1.0) if len(sums) > 1 else sums.new_ones(())
+@dataclass(frozen=True)
+class ProximalStep(Correction):
+    """Client rule of FedAMP: each local step is a proximal step on lam / (2 alpha_k) ||w - u||^2, u as last sent.
+
+    The step w - lr g', with g' = (g + c (w - u)) / (1 + lr c) and c = lam / alpha_k, minimises the linear model of the
+    loss plus ||. - w||^2 / (2 lr) plus the pull. It is stable for every alpha_k. Personal tensors take plain steps.
+
+    Attributes:
+        lam: strength of the pull, before the division by alpha_k.
+        unit: part of the model that shares one alpha_k, as in the server rule.
+
+    """
+
+    lam: float
+    unit: Unit = "model"
+
+    @property
+    def required_extras(self) -> dict[str, str]:
+        """The step alpha_k behind the mixture."""
+        return {"alpha": "AttentiveMixing"}
+
+    def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
+        """Return g'."""
+        u, lr, corrected = local.sent.params, local.context.lr, dict(g)
+        shared = [name for name in w if name not in local.context.personal_names]
+        for component, names in group_names(shared, self.unit).items():
+            c = self.lam / local.sent.extra["alpha"][component]
+            for k in names:
+                corrected[k] = (g[k] + c * (w[k] - u[k])) / (1 + lr * c)
+        return Params(corrected)
 
 
 @dataclass(frozen=True)
@@ -114,23 +175,31 @@ class CosineMixing(Mixing):
 
 @method(Family.MIXTURE, "a mixture per client, by distance of models", "SGD with a pull to the mixture")
 def fedamp(
-    *, alpha: Positive = 1.0, sigma: Positive = 1.0, lam: NonNegative = 1.0, unit: Unit = "model"
+    *,
+    alpha: Positive = DEFAULT_ALPHA,
+    sigma: Positive = DEFAULT_SIGMA,
+    lam: NonNegative = 0.1,
+    distance: Distance = "relative",
+    unit: Unit = "model",
 ) -> Algorithm:
     """Attentive message passing: clients with similar models attract each other.
 
-    Source: Huang et al. (2021), Algorithm 1 and equations 4 to 6.
+    Source: Huang et al. (2021), Algorithm 1 and equations 4 to 6, with A(x) = sigma (1 - exp(-x / sigma)). The paper's
+    A lacks the first sigma: its alpha and lambda are sigma times these.
 
     Args:
-        alpha: strength alpha of the attraction. For K clients, the server lowers alpha until the other models'
-            weights sum to at most 1 - 1 / K.
-        sigma: scale sigma of the kernel, in units of the squared distance between models.
-        lam: strength lambda of the pull to u_i; the coefficient is lam / alpha, with alpha as given.
+        alpha: largest step alpha_k of a round; it scales both the message passing and the clients' steps. For K clients,
+            alpha_k is at most what leaves each client 1 / K of its own model.
+        sigma: scale of the kernel: the squared distance over which a weight falls to 1/e.
+        lam: strength lambda of the attraction; the coefficient of the pull to u_i is lam / alpha_k.
+        distance: unit of sigma: `relative` is the mean squared distance between the round's models; `absolute` is 1, as
+            in the paper.
         unit: part of the model that shares one matrix xi: the whole `model`, as in the paper, a `layer`, or a `tensor`.
 
     """
     return Algorithm(
-        SGD((Proximal(lam / alpha),), start="newest"),
-        AttentiveMixing(unit, alpha=alpha, sigma=sigma),
+        SGD((ProximalStep(lam, unit),), start="newest"),
+        AttentiveMixing(unit, alpha=alpha, sigma=sigma, distance=distance),
         participation=ANSWERED_UPLOADS,
     )
 

@@ -268,8 +268,8 @@ def fedfomo(
         epsilon: probability, in the first round, that a client receives random models instead of the best by P[i, n].
         epsilon_decay: decrease of epsilon per round.
         validation: share of the client's training samples for the losses L_i; SGD does not use these samples.
-        fallback: start of SGD if no candidate has a positive a_n: the client's `own` last model, as in public code, or
-            the `previous` theta_i, as in the paper's formula.
+        fallback: start of SGD if no candidate has a positive a_n: the client's `own` last model, or the `previous`
+            theta_i, as in the paper's formula and the authors' code.
         affinity: addition to P[i, n]: a_n (`raw`), or a_n / |sum_m a_m| (`normalised`), as in the paper's code.
 
     """

@@ -221,6 +221,10 @@ class GlobalUpdateWrapper(ServerWrapper):
             return {**new, "D": mean_update(client_weights(n, "uniform"), sent.params, uploads.params)}
         return {**new, "D": after - before}
 
+    def skip_round(self, state: ServerState) -> ServerState:
+        """Set D = 0: without uploads, the global model did not move."""
+        return {**super().skip_round(state), "D": cast(Params, state["D"]).zeros()}
+
 
 @method(
     Family.GLOBAL, "one model, moved by attention, and its last update", "SGD that repeats the last update"

@@ -14,7 +14,7 @@ Rules:
     minimises  sum_t f_t(w_t) + lam1 tr(W Omega W^T) + lam2 ||W||_F^2,  W = [w_1 .. w_m]                    (1)
     client     w_t <- w_t - lr (g(w_t) + 2 lam1 (W Omega)_t + 2 lam2 w_t), the other models as last uploaded
     server     mean     Omega = I - 11^T/m, so that (W Omega)_t = w_t - mean
-               learned  Omega = (W^T W)^(-1/2) / tr((W^T W)^(-1/2))
+               learned  Omega = Sigma^(-1),  Sigma = (W^T W)^(1/2) / tr((W^T W)^(1/2))
 """
 
 from dataclasses import dataclass
@@ -59,14 +59,18 @@ class RelationshipCorrection(Correction):
 
 
 SMOOTHING = 1e-4
-"""Share of the mean eigenvalue of W^T W that is added to all: its inverse root must exist, as at the start."""
+"""Share of the mean eigenvalue of W^T W that is added to all: Sigma must be invertible, as for equal models at the
+start. The largest eigenvalue of Omega is then 100 sqrt(m) + m at most, for m clients."""
+
+DEFAULT_LAM1 = {"mean": 0.5, "learned": 1e-3}
+"""Default weight of the tie: the entries of the learned Omega are larger by hundreds."""
 
 
 @dataclass(frozen=True)
 class TaskRelationship(UploadStore):
     """Server rule of MOCHA: sends sum_{s != t} Omega_st w_s and Omega_tt to client t, from the last uploads w_s.
 
-    `omega` is `mean` (I - 11^T/m), or `learned`: (W^T W)^(-1/2) over its trace, for every broadcast.
+    `omega` is `mean` (I - 11^T/m), or `learned`, for every broadcast: the inverse of a covariance of trace 1.
     """
 
     omega: Literal["mean", "learned"] = "mean"
@@ -97,8 +101,8 @@ class TaskRelationship(UploadStore):
                 gram.addmm_(part, part.T)
         values, vectors = torch.linalg.eigh(gram)
         values = values.clamp_min(0) + SMOOTHING * values.mean().clamp_min(1e-12)
-        root = (vectors * values.rsqrt()) @ vectors.T
-        omega: Tensor = root / root.trace()
+        lengths = values.sqrt()  # the eigenvalues of (W^T W)^(1/2)
+        omega: Tensor = (vectors * (lengths.sum() / lengths)) @ vectors.T
         return omega
 
 
@@ -108,17 +112,22 @@ class TaskRelationship(UploadStore):
     "trains a personal model tied to the sum",
 )
 def mocha(
-    *, lam1: NonNegative = 0.5, lam2: NonNegative = 0.0, omega: Literal["mean", "learned"] = "mean"
+    *,
+    lam1: NonNegative | None = None,
+    lam2: NonNegative = 0.0,
+    omega: Literal["mean", "learned"] = "mean",
 ) -> Algorithm:
     """Every client has its own model; a regulariser ties the models by a given or learned matrix.
 
     Source: Smith et al. (2017), equation 1, with gradient steps in place of the dual solver.
 
     Args:
-        lam1: weight lambda_1 of tr(W Omega W^T), the tie. `learned` needs a weight m - 1 times larger, for m clients.
+        lam1: weight lambda_1 of tr(W Omega W^T), the tie; None is 0.5 for `mean` and 0.001 for `learned`, whose Omega has
+            much larger entries.
         lam2: weight lambda_2 of ||W||_F^2, a weight decay of 2 lam2.
-        omega: matrix Omega: `mean` is I - 11^T / m, which pulls to the mean; `learned` is (W^T W)^(-1/2) / trace, from
-            the last uploads in every round.
+        omega: matrix Omega: `mean` is I - 11^T / m, which pulls to the mean; `learned` is the inverse of
+            (W^T W)^(1/2) / trace, from the last uploads in every round.
 
     """
-    return Algorithm(SGD((RelationshipCorrection(lam1, lam2),), start="own"), TaskRelationship(omega))
+    tie = DEFAULT_LAM1[omega] if lam1 is None else lam1
+    return Algorithm(SGD((RelationshipCorrection(tie, lam2),), start="own"), TaskRelationship(omega))

@@ -162,6 +162,13 @@ class ServerUpdate(ABC):
 
         """
 
+    def skip_round(self, state: ServerState) -> ServerState:
+        """Return the state after a round in which no upload arrived; by default the same state.
+
+        Override this for a rule that sends what the last round changed.
+        """
+        return state
+
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Return sentences for the user about the last round, in which clients `ids` took part."""
         return ()

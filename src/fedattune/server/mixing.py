@@ -161,6 +161,14 @@ class Mixing(UploadStore):
     def weights(self, pool: Pool) -> Tensor:
         """Return the mixing matrix (R, K) of one component. Rows sum to 1; entries that are not allowed are 0."""
 
+    def weights_and_numbers(self, pool: Pool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the matrix of `weights`, and numbers to send beside the mixture: name of the extra -> scalar tensor.
+
+        The numbers depend on the members of the pool, not on the receiving clients. Override this for a rule whose
+        clients need them.
+        """
+        return self.weights(pool), {}
+
     def aggregate(
         self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
@@ -199,22 +207,23 @@ class Mixing(UploadStore):
         blocks = torch.split(ids, max(BLOCK_CLIENTS, len(members)))
         new: dict[str, Tensor] = {}
         matrices: dict[str, Tensor] = {}
+        extra: dict[str, Params] = {}
         for i, block in enumerate(blocks):
             whole = self.pool_for(state, block, members)
             for component, pool in self.split_pool(whole):
-                weights = self._mix(pool, new, i * len(blocks[0]), len(ids))
+                weights, numbers = self.weights_and_numbers(pool)
+                self._mix(weights, pool, new, i * len(blocks[0]), len(ids))
                 if len(blocks) == 1:
                     matrices[component] = weights
+                for name, number in numbers.items():
+                    extra.setdefault(name, Params())[component] = number.repeat(len(ids))
                 del weights, pool  # before the next component is gathered
         mixing = MixingMatrices(ids, cast(Tensor, whole.rows), matrices) if len(blocks) == 1 else None
-        return Broadcast(Payload(Params({name: new[name] for name in theta})), mixing)
+        return Broadcast(Payload(Params({name: new[name] for name in theta}), extra), mixing)
 
-    def _mix(self, pool: Pool, out: dict[str, Tensor], start: int, n: int) -> Tensor:
-        """Write the mixtures of one component into rows `start` and on of the stacks `out` of n models.
-
-        Return the mixing matrix (R, K).
-        """
-        weights, shape = self.weights(pool), pool.allowed.shape
+    def _mix(self, weights: Tensor, pool: Pool, out: dict[str, Tensor], start: int, n: int) -> None:
+        """Write the mixtures of one component into rows `start` and on of the stacks `out` of n models."""
+        shape = pool.allowed.shape
         if weights.shape != shape:
             raise ConfigError(
                 f"{type(self).__name__}.weights: got a matrix {tuple(weights.shape)}, expected {tuple(shape)}: one row "
@@ -226,7 +235,6 @@ class Mixing(UploadStore):
                 out[name] = models.new_empty((n, *models.shape[1:]))
             mix(weights, models, out[name][start : start + len(weights)])
             del models  # before the next one is gathered
-        return weights
 
 
 def _load_flat(pool: Pool, name: str) -> Tensor:

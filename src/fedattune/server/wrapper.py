@@ -34,6 +34,10 @@ class ServerWrapper(ServerUpdate):
         """Return the state after the aggregation of `inner`."""
         return {**state, **self.inner.aggregate(state, ids, sent, uploads, n)}
 
+    def skip_round(self, state: ServerState) -> ServerState:
+        """Return the state after a round without uploads, which `inner` skips."""
+        return {**state, **self.inner.skip_round(state)}
+
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Return the warnings of `inner`."""
         return self.inner.warnings(state, ids)

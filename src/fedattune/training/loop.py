@@ -200,6 +200,7 @@ class RoundLoop:
         """
         backend, server, ids = self.backend, self.server, reply.ids
         if not len(ids):
+            server.skip_round()
             return None
         n = self.context.n_train[ids]
         server.aggregate(reply, n)

@@ -87,3 +87,8 @@ class Server:
         self._last = None
         with self.storage.share_cores():
             self.state = self.rule.aggregate(self.state, reply.ids, reply.sent, reply.upload, n)
+
+    def skip_round(self) -> None:
+        """Make the new state after a round in which no upload arrived."""
+        self._last = None
+        self.state = self.rule.skip_round(self.state)
