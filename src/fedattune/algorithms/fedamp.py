@@ -32,6 +32,7 @@ from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext, Proximal
 from ..core.algorithm import ANSWERED_UPLOADS, Algorithm
+from ..core.effect import Mechanism
 from ..core.options import NonNegative, Positive
 from ..core.params import Params
 from ..core.payload import ServerState
@@ -138,6 +139,11 @@ class ProximalStep(Correction):
     def required_extras(self) -> dict[str, str]:
         """The step alpha_k behind the mixture."""
         return {"alpha": "AttentiveMixing"}
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The pull to the mixture."""
+        return Mechanism("steps", "steps without the pull to the mixture", "one without the pull")
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """Return g'."""

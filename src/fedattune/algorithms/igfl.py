@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
 from ..core.algorithm import Algorithm
+from ..core.effect import Effect, Mechanism, total_variation
 from ..core.options import Fraction
 from ..core.params import Params, as_slice, choose
 from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, ServerState
@@ -52,6 +53,11 @@ class GroupCorrection(Correction):
     def required_extras(self) -> dict[str, str]:
         """The last update of the global model."""
         return {"D": "GlobalUpdateWrapper"}
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The correction by the last updates."""
+        return Mechanism("steps", "steps without the last updates", "one without the last updates")
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return an update of zeros, as of round 0."""
@@ -85,6 +91,9 @@ MAX_ATTENTION_CLIENTS = 1_000
 """Clients of whom the attention matrix is kept, for people to look at."""
 
 
+UPDATE_WEIGHTS = Mechanism("weights", "weights without attention", "one without attention")
+
+
 @dataclass(frozen=True)
 class UpdateAttention(Average):
     """Server rule of IGFL-S: w <- w + beta sum_j b_j Delta_j, Delta_j = upload_j - sent_j; b_j = sum_i p_i A[i, j].
@@ -108,11 +117,11 @@ class UpdateAttention(Average):
     form: TimeForm = "T3"
 
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        """Return the initial model, weights b (N,) of the last cohort, and the last updates for `time`."""
+        """Return the initial model, weights b (N,) and effect of the last round, and the last updates for `time`."""
         last: ServerState = {"delta": w0.zeros().copies(n_clients)} if self.attention == "time" else {}
         if not self._single and n_clients <= MAX_ATTENTION_CLIENTS:
             last["attention"] = torch.zeros(n_clients, n_clients, dtype=torch.float64)
-        return {**super().init(w0, n_clients), **last}
+        return {**super().init(w0, n_clients), **last, "effect": torch.zeros((), dtype=torch.float64)}
 
     @property
     def _single(self) -> bool:
@@ -123,10 +132,12 @@ class UpdateAttention(Average):
         self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
     ) -> ServerState:
         """Move the global model; overwrite the last updates in place."""
-        b = self.weights(state, ids, sent.params, uploads.params, client_weights(n, self.weighting))
+        p = client_weights(n, self.weighting)
+        b = self.weights(state, ids, sent.params, uploads.params, p)
         new: ServerState = {
             "w": cast(Params, state["w"]) + self.beta * mean_update(b, sent.params, uploads.params),
             "p": store_weights(state, ids, b),
+            "effect": torch.tensor(total_variation(b[None].cpu(), p[None].cpu()), dtype=torch.float64),
         }
         if self.attention == "time":
             last = cast(Params, state["delta"])
@@ -136,6 +147,10 @@ class UpdateAttention(Average):
         if "attention" in state:
             new["attention"] = cast(Tensor, state["attention"])
         return new
+
+    def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
+        """Measure the weights of the last round beside the weights of plain averaging."""
+        return (Effect(UPDATE_WEIGHTS, float(cast(Tensor, state["effect"]))),)
 
     def weights(self, state: ServerState, ids: Tensor, sent: Params, uploads: Params, p: Tensor) -> Tensor:
         """Return the weights b (C,) of the cohort's updates.

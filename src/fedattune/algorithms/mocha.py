@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
 from ..core.algorithm import Algorithm
+from ..core.effect import Mechanism
 from ..core.options import NonNegative
 from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
@@ -46,6 +47,11 @@ class RelationshipCorrection(Correction):
     def required_extras(self) -> dict[str, str]:
         """The entry of Omega for the client itself."""
         return {"omega": "TaskRelationship"}
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The tie to the other models."""
+        return Mechanism("steps", "steps without the tie to other models", "training alone")
 
     def __call__(self, g: Params, w: Params, local: LocalContext) -> Params:
         """Return g + 2 lam1 (W Omega)_t + 2 lam2 w."""

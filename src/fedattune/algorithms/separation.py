@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.algorithm import ClientUpdate
+from ..core.effect import Effect, Mechanism
 from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
@@ -123,6 +124,11 @@ class ConditionalPolicy(nn.Module):
         return pairs.softmax(1)
 
 
+DIVISION = Mechanism(
+    "predictions", "predictions with one division for all samples", "one without sample-specific attention"
+)
+
+
 class SeparationModule(MethodModule):
     """y = head(r * f_p) + global_head(s * f_p) with f_p = body(x) and [r; s] = attention(f_p, context).
 
@@ -159,6 +165,23 @@ class SeparationModule(MethodModule):
         r, s = self.attention(u).unbind(1)
         return r, s
 
+    def _predict(self, own: Tensor, r: Tensor, s: Tensor) -> Tensor:
+        """Return logits (B, C) from features (B, f) that are divided by r and s."""
+        bias = self.global_head.bias
+        shared_logits = nn.functional.linear(
+            s * own, self.global_head.weight.detach(), None if bias is None else bias.detach()
+        )
+        return combine_logits(self.head(r * own), shared_logits, self.network.combine)
+
+    def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
+        """Measure the logits beside those of the mean division, and the logits without their mean over classes."""
+        own = self.body(x)
+        r, s = self._divide(own)
+        logits = self._predict(own, r, s)
+        change = logits - self._predict(own, r.mean(0), s.mean(0))
+        length = (logits - logits.mean(1, keepdim=True)).norm()
+        return (Effect(DIVISION, float(change.norm() / length.clamp_min(1e-30))),)
+
     def _normalize(self, u: Tensor) -> Tensor:
         # The small eps is for u = 0 alone: products of features and a vector of length 1 have tiny variances.
         return nn.functional.layer_norm(u, u.shape[1:], eps=1e-12) if self.network.normalize else u
@@ -166,12 +189,7 @@ class SeparationModule(MethodModule):
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """Return logits (B, C); in training, also the personal and the global features (B, f)."""
         own = self.body(x)
-        r, s = self._divide(own)
-        bias = self.global_head.bias
-        shared_logits = nn.functional.linear(
-            s * own, self.global_head.weight.detach(), None if bias is None else bias.detach()
-        )
-        logits = combine_logits(self.head(r * own), shared_logits, self.network.combine)
+        logits = self._predict(own, *self._divide(own))
         if not self.training:
             return logits
         with torch.no_grad():

@@ -78,14 +78,14 @@ def measure_mixing(mixing: MixingMatrices | None) -> tuple[Effect, ...]:
     from_equal, from_own = [], []
     for matrix in mixing.weights.values():
         weights = matrix.double()
-        from_equal.append(_total_variation(weights, weights.mean(0, keepdim=True)))
-        from_own.append(_total_variation(weights, own.to(weights)))
+        from_equal.append(total_variation(weights, weights.mean(0, keepdim=True)))
+        from_own.append(total_variation(weights, own.to(weights)))
     values = (sum(distances) / len(distances) for distances in (from_equal, from_own))
     return tuple(
         Effect(mechanism, value) for mechanism, value in zip((ONE_MIXTURE, OWN_MODEL), values, strict=True)
     )
 
 
-def _total_variation(a: Tensor, b: Tensor) -> float:
+def total_variation(a: Tensor, b: Tensor) -> float:
     """Return half the sum of absolute differences of each row, averaged over the rows."""
     return float((a - b).abs().sum(1).mean()) / 2
