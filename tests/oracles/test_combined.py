@@ -55,12 +55,6 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"answer": True, "unit": "layer", "weighting": "uniform", "sigma": 5.0},
     ),
     ("pfedme_mcsa", {}, {"client": "pfedme", "answer": True}),
-    ("fedamp", {"lam": 0.0}, {"server": "fedamp", "answer": True}),
-    (
-        "fedamp",
-        {"lam": 0.0, "alpha": 0.05, "sigma": 2.0},
-        {"server": "fedamp", "alpha": 0.05, "sigma": 2.0, "answer": True},
-    ),
     ("heurfedamp", {}, {"server": "heurfedamp", "client": "prox", "lam": 1.0, "answer": True}),
     (
         "heurfedamp",
@@ -104,6 +98,13 @@ def test_what_is_a_known_method_runs_alike(name: str, mine: dict[str, Any], ragg
     known = fedattune.fit(name, ragged, "mlr", **RUN)
     result = fedattune.fit("combined", ragged, "mlr", options=mine, **RUN)
     assert same(known, result)
+
+
+def test_fedamp_without_a_pull_is_its_server_with_sgd(ragged: Federation) -> None:
+    options = {"alpha": 0.05, "sigma": 2.0}
+    mine = {"server": "fedamp", "answer": True, **options}
+    result = fedattune.fit("combined", ragged, "mlr", options=mine, **RUN)
+    assert same(fedattune.fit("fedamp", ragged, "mlr", options={"lam": 0.0, **options}, **RUN), result)
 
 
 def same(a: Result, b: Result) -> bool:

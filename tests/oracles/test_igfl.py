@@ -2,16 +2,19 @@
 
 import math
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedattune import Params, Payload
+import fedattune.training.loop
+from fedattune import Federation, Params, Payload
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.algorithms.igfl import GlobalUpdateWrapper, UpdateAttention
+from fedattune.algorithms.scaffold import ControlVariateWrapper
 from fedattune.client import SGD
 from fedattune.core.payload import ServerState
 from fedattune.server import Average
@@ -197,6 +200,49 @@ def test_the_displacement_is_what_the_global_model_moved_attention_included(upda
     assert near(sent.extra["D"], second["D"].repeat(2), 0)
     no_global = aggregate(GlobalUpdateWrapper(Attention()), updates)
     assert near(no_global["D"], updates.map(lambda a: a.mean(0)))
+
+
+def test_after_a_round_without_uploads_the_displacement_is_zero(updates: Params) -> None:
+    """The model stayed, so D = 0; without gradients, Delta_new = D - Delta_last / |S| is then -Delta_last / 3."""
+    rule = GlobalUpdateWrapper(ControlVariateWrapper(UpdateAttention(attention="time")))
+    before = rule.init(updates.rows(0), N) | {"D": updates.rows(1)}
+    after = rule.skip_round(before)
+    assert after.keys() == before.keys()
+    assert near(after["D"], updates.rows(0).zeros(), 0)
+    assert near(after["w"], before["w"], 0)
+    clients = Clients(igfl_c(), [push(v) for v in (W0, A, M)], W0)
+    clients.play(0.1, 3)
+    last = clients.updates["w"]
+    clients.state, clients.round = clients.algorithm.server.skip_round(clients.state), 2
+    clients.gradients = [zero] * 3
+    clients.play(0.1, 3)
+    assert torch.allclose(clients.updates["w"], -last / 3, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["igfl", "igfl_c"])
+def test_a_run_forgets_the_displacement_when_all_drop_out(
+    name: str, ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All clients drop out in round 2; a run that stops there and goes on ends alike."""
+    monkeypatch.setattr(
+        fedattune.training.loop, "sample_dropouts", lambda settings, n, r: torch.full((n,), r == 2)
+    )
+    settings: dict[str, Any] = {"steps": 2, "cohort": 6, "lr": 0.1, "dtype": "float64"}
+
+    def displacement(rounds: int) -> float:
+        server = fedattune.fit(name, ragged, "mlr", rounds=rounds, **settings).trained_server
+        assert server
+        return max(v.abs().max().item() for v in cast(Params, server.state["D"]).values())
+
+    assert displacement(1) > 0
+    assert displacement(2) == 0
+    assert displacement(3) > 0
+    straight = fedattune.fit(name, ragged, "mlr", rounds=4, **settings)
+    stops = iter([False, True])
+    settings |= {"rounds": 4, "out": tmp_path / "run"}
+    fedattune.fit(name, ragged, "mlr", stop=lambda: next(stops), **settings)
+    resumed = fedattune.fit(name, ragged, "mlr", resume=True, **settings)
+    assert near(straight.models, resumed.models, 0)
 
 
 def igfl_c(**options: Any) -> Any:

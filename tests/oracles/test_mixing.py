@@ -1,15 +1,19 @@
 """Closed forms of the mixing matrices (specification 10 A), worked out in each test."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from fedattune import Params, Payload
-from fedattune.algorithms.fedamp import AttentiveMixing, CosineMixing
+from fedattune.algorithms.fedamp import AttentiveMixing, CosineMixing, ProximalStep
 from fedattune.algorithms.fedmcsa import Attention
+from fedattune.client import SGD
+from fedattune.core.payload import RoundContext
 from fedattune.server import Average, Mixing
+from oracles.quadratic import FRESH, W0, A, M, gradient, run
 
 N = 5
 
@@ -40,8 +44,9 @@ def near(a: Params, b: Params, tolerance: float = 1e-12) -> bool:
 RULES = [
     Attention("tensor", sigma=5.0),
     Attention("layer", sigma=5.0, size_weighted=True),
-    AttentiveMixing(alpha=0.3, sigma=4.0),
-    AttentiveMixing(alpha=100.0, sigma=4.0),
+    AttentiveMixing(alpha=0.075, sigma=4.0, distance="absolute"),
+    AttentiveMixing(alpha=25.0, sigma=4.0, distance="absolute"),
+    AttentiveMixing(),
     CosineMixing(sigma=3.0, self_weight=0.25),
     CosineMixing(sigma=3.0, self_weight=None),
 ]
@@ -175,8 +180,10 @@ def test_a13_heuristic_message_passing(theta: Params) -> None:
 
 
 def test_a14_attentive_message_passing(theta: Params) -> None:
-    alpha, sigma = 0.3, 4.0
-    sent, matrices = mix(AttentiveMixing(alpha=alpha, sigma=sigma), theta)
+    """The paper's alpha is alpha sigma: xi = (alpha sigma) exp(-d^2 / sigma) / sigma."""
+    alpha, sigma = 0.075, 4.0
+    rule = AttentiveMixing(alpha=alpha, sigma=sigma, distance="absolute")
+    sent, matrices = mix(rule, theta)
     weights = matrices["model"]
     off = weights - torch.diag(weights.diagonal())
     assert torch.allclose(off, off.T, atol=1e-12)
@@ -184,34 +191,102 @@ def test_a14_attentive_message_passing(theta: Params) -> None:
         assert torch.allclose(sent[k].sum(0), v.sum(0), atol=1e-10)  # a symmetric matrix keeps the sum
     flat = torch.cat([v.flatten(1) for v in theta.values()], 1)
     distance = ((flat[0] - flat[1]) ** 2).sum()
-    assert weights[0, 1].item() == pytest.approx(alpha / sigma * math.exp(-distance / sigma), rel=1e-9)
-    same = mix(AttentiveMixing(alpha=alpha, sigma=sigma), theta.rows(0).copies(N))[1]["model"]
-    assert same[0, 1].item() == pytest.approx(alpha / sigma)
-    # With alpha / sigma = 25 the others of identical clients would weigh 100: alpha is lowered until all weigh 1/N.
-    identical = theta.rows(0).copies(N)
-    lowered = mix(AttentiveMixing(alpha=100.0, sigma=sigma), identical)[1]["model"]
-    assert torch.allclose(lowered, torch.full((N, N), 1 / N, dtype=torch.float64), atol=1e-12)
-    ids = torch.arange(N)
-    for rule, said in (
-        (AttentiveMixing(alpha=100.0, sigma=sigma), "the last round used 0.8 instead"),
-        (AttentiveMixing(alpha=0.1, sigma=sigma), None),
-    ):
+    paper = 0.3 * math.exp(-distance / sigma) / sigma
+    assert weights[0, 1].item() == pytest.approx(paper, rel=1e-9)
+    same = mix(rule, theta.rows(0).copies(N))[1]["model"]
+    assert same[0, 1].item() == pytest.approx(alpha)
+
+
+def test_a14_relative_distances(theta: Params) -> None:
+    """The size of models does not matter; on a triangle of sides 1, 1 and sqrt 2, d^2 / mean is 3/4, 3/4 and 3/2."""
+    rule = AttentiveMixing(alpha=0.1, sigma=0.5)
+    weights = mix(rule, theta)[1]["model"]
+    for scale in (1e-4, 1e4):
+        assert torch.allclose(mix(rule, scale * theta)[1]["model"], weights, atol=1e-9)
+    corners = Params(w=7 * torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64))
+    weights = mix(rule, corners)[1]["model"]
+    near_by, far = 0.1 * math.exp(-1.5), 0.1 * math.exp(-3)
+    expected = [
+        [1 - 2 * near_by, near_by, near_by],
+        [near_by, 1 - near_by - far, far],
+        [near_by, far, 1 - near_by - far],
+    ]
+    assert torch.allclose(weights, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
+
+
+@pytest.mark.parametrize("distance", ["relative", "absolute"])
+def test_a14_alpha_is_lowered_for_server_and_clients(distance: Any, theta: Params) -> None:
+    """N equal models with alpha=100 would weigh 100 each: with alpha_k = 1/N all weigh 1/N, and clients are told so."""
+    identical, ids = theta.rows(0).copies(N), torch.arange(N)
+    for alpha, used in ((100.0, 1 / N), (0.01, 0.01)):
+        rule = AttentiveMixing(alpha=alpha, sigma=4.0, distance=distance)
         state = rule.init(theta.rows(0), N)
         state = rule.aggregate(
             state, ids, Payload(identical), Payload(identical), torch.ones(N, dtype=torch.int64)
         )
-        remarks = rule.warnings(state, ids)
-        assert [said in r for r in remarks] == [True] if said else remarks == ()
+        payload, mixing = rule.broadcast(state, ids)
+        assert mixing
+        weights = torch.full((N, N), used, dtype=torch.float64).fill_diagonal_(1 - (N - 1) * used)
+        assert torch.allclose(mixing.weights["model"], weights, atol=1e-12)
+        assert torch.allclose(payload.extra["alpha"]["model"], torch.full((N,), used, dtype=torch.float64))
+        said = rule.warnings(state, ids)
+        assert len(said) == (alpha > used and distance == "absolute")
+        assert all("the last round used 0.2 instead" in one for one in said)
+
+
+def test_a14_components_have_their_own_step(theta: Params) -> None:
+    """Bodies are equal, heads are not: alpha_k of the body is 1/N, of the head more; one number per layer travels."""
+    mixed = Params({k: v if k == "head.weight" else v[:1].expand_as(v).clone() for k, v in theta.items()})
+    ids, rule = torch.arange(N), AttentiveMixing("layer", alpha=0.7, sigma=0.1)
+    state = rule.init(theta.rows(0), N)
+    empty = rule.broadcast(state, ids[:2]).payload.extra["alpha"]  # before any upload, nothing lowers it
+    assert {k: v.tolist() for k, v in empty.items()} == {"body": [0.7, 0.7], "head": [0.7, 0.7]}
+    state = rule.aggregate(state, ids, Payload(mixed), Payload(mixed), torch.ones(N, dtype=torch.int64))
+    steps = rule.broadcast(state, ids[:2]).payload.extra["alpha"]
+    assert torch.allclose(steps["body"], torch.full((2,), 1 / N, dtype=torch.float64))
+    assert steps["head"][0] > 2 / N
+
+
+def test_a14_clients_take_proximal_steps() -> None:
+    """On f = 1/2 ||w - m||^2 the error to w* = (m + c u) / (1 + c), c = lam / alpha_k, shrinks however large c is.
+
+    w' = (w - eta (w - m) + eta c u) / (1 + eta c), so w' - w* = (1 - eta) / (1 + eta c) (w - w*).
+    """
+    eta, lam = 0.1, 2.0
+    for alpha in (0.5, 1e-6):
+        c = lam / alpha
+        best = (M + c * A) / (1 + c)
+        step = {"alpha": Params(model=torch.tensor(alpha, dtype=torch.float64))}
+        upload, _ = run(SGD((ProximalStep(lam),)), gradient, 3, eta, sent=A, extra=step)
+        expected = best + ((1 - eta) / (1 + eta * c)) ** 3 * (A - best)
+        assert torch.allclose(upload.params["w"], expected, rtol=0, atol=1e-12)
+
+
+def test_a14_personal_tensors_take_plain_steps() -> None:
+    step = {"alpha": Params(body=torch.tensor(0.5, dtype=torch.float64))}
+    sent = Payload(Params({"body.w": A, "head.w": A}), step)
+    rule = SGD((ProximalStep(1.0, "layer"),))
+    job = RoundContext(0.1, torch.tensor(1.0), torch.tensor(1.0), 1, ("head.w",))
+    carry = rule.begin(sent, {}, FRESH, job)._replace(w=Params({"body.w": W0, "head.w": W0}))
+    ones = Params({"body.w": torch.ones_like(A), "head.w": torch.ones_like(A)})
+    moved = rule.step(carry, (), lambda w, batch: ones, job).w
+    assert torch.allclose(moved["head.w"], W0 - 0.1)
+    assert torch.allclose(moved["body.w"], (W0 - 0.1 + 0.2 * A) / 1.2)
 
 
 def test_a14_small_distances_between_many_large_models() -> None:
     """More than 25 models of large norm: distances must not be lost to cancellation."""
     generator = torch.Generator().manual_seed(0)
     w = 3 * torch.ones(40, 8000) + 0.001 * torch.randn(40, 8000, generator=generator)
-    weights = mix(AttentiveMixing(alpha=0.001, sigma=0.01), Params({"w": w}))[1]["model"]
-    assert torch.equal(weights, weights.T) or torch.allclose(weights, weights.T, rtol=1e-4)
-    exact = ((w[0].double() - w[1].double()) ** 2).sum()
-    assert weights[0, 1].item() == pytest.approx(0.1 * torch.exp(-exact / 0.01).item(), rel=1e-3)
+    exact = torch.pdist(w.double()).square()
+    for rule, unit in (
+        (AttentiveMixing(alpha=0.02, sigma=0.01, distance="absolute"), 1.0),
+        (AttentiveMixing(alpha=0.02, sigma=1.0), exact.mean().item()),
+    ):
+        weights = mix(rule, Params({"w": w}))[1]["model"]
+        assert torch.equal(weights, weights.T) or torch.allclose(weights, weights.T, rtol=1e-4)
+        expected = 0.02 * math.exp(-exact[0].item() / (rule.sigma * unit))
+        assert weights[0, 1].item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("pool", ["cohort", "all"])

@@ -1,5 +1,6 @@
 """Closed forms of APFL, Ditto, L2GD, MOCHA and FedALA (specification 10, E14)."""
 
+import math
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedattune.algorithms.l2gd import L2GDClient, L2GDServer
 from fedattune.algorithms.mocha import RelationshipCorrection, TaskRelationship
 from fedattune.client import SGD, Proximal
 from fedattune.core.payload import RoundContext
+from federations import make_federation
 from oracles.quadratic import FRESH, W0, A, M, gradient, params, run
 
 RUN: dict[str, Any] = {"rounds": 4, "cohort": 6, "steps": 3, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
@@ -196,16 +198,32 @@ def test_e14_mocha_follows_its_regulariser(omega: Any) -> None:
 
 
 def test_e14_mocha_matrices() -> None:
-    """mean: I - 11^T/m; learned: diag(1/3, 2/3) for orthogonal models of lengths 2 and 1, trace 1."""
+    """mean: I - 11^T/m; learned: Sigma = diag(2, 1) / 3 for orthogonal models of lengths 2 and 1."""
     seen = torch.ones(2, dtype=torch.bool)
     x = Params(w=torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     half = torch.tensor([[0.5, -0.5], [-0.5, 0.5]], dtype=torch.float64)
     assert torch.allclose(TaskRelationship("mean").matrix({"theta": x, "has_uploaded": seen}), half)
     learned = TaskRelationship("learned").matrix({"theta": x, "has_uploaded": seen})
-    assert torch.allclose(learned, torch.diag(torch.tensor([1 / 3, 2 / 3])).double(), atol=1e-3)
-    # Equal models: only differences cost, as with the mean, up to the trace and the smoothing.
+    assert torch.allclose(learned, torch.diag(torch.tensor([1.5, 3.0])).double(), rtol=1e-3)
+    # Equal models: W^T W has the eigenvalues 4 and 0, smoothed by 1e-4 of their mean, 2. Their roots 2 and sqrt(2e-4)
+    # give Omega the eigenvalues 1 + sqrt(2) / 200 along (1, 1), and 1 + 100 sqrt(2) along the difference.
     alike = TaskRelationship("learned").matrix({"theta": Params(w=torch.ones(2, 2)), "has_uploaded": seen})
-    assert torch.allclose(alike, half, atol=0.01)
+    common, difference = 1 + math.sqrt(2) / 200, 1 + 100 * math.sqrt(2)
+    assert torch.allclose(alike, common * half.abs() + difference * half, rtol=1e-3)
+    zero = TaskRelationship("learned").matrix({"theta": Params(w=torch.zeros(2, 2)), "has_uploaded": seen})
+    assert torch.allclose(zero, 2 * torch.eye(2, dtype=torch.float64))  # the authors' start: Sigma = I / m
+
+
+def test_e14_mocha_learns_its_matrix_without_diverging() -> None:
+    """Twelve clients, at the default weights; the tie makes a difference to training alone."""
+    clients = make_federation([40] * 12, seed=1)
+    longer = {"rounds": 20, "cohort": 12}
+    mine, alone = fit("mocha", clients, {"omega": "learned"}, **longer), fit("local", clients, **longer)
+    assert not any("diverged" in note for note in mine.notes)
+    assert mine.final["trained"]
+    assert alone.final["trained"]
+    assert mine.final["trained"]["loss_uniform"] < 1.1 * alone.final["trained"]["loss_uniform"]
+    assert gap(mine.models, alone.models) > 1e-3
 
 
 def test_e14_mocha_leaves_personal_tensors_out_of_the_relation() -> None:

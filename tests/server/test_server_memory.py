@@ -98,7 +98,7 @@ RULES: list[ServerUpdate] = [
     Attention("model", pool="all"),
     Attention("tensor", size_weighted=True),
     AttentiveMixing(),
-    AttentiveMixing(unit="layer", sigma=1e-12),
+    AttentiveMixing(unit="layer", sigma=1e-12, distance="absolute"),
     CosineMixing("layer"),
     CosineMixing(),
     PFedLAServer(embedding=2, hidden=3),

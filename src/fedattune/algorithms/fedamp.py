@@ -80,7 +80,7 @@ class AttentiveMixing(Mixing):
         alpha = self._step(kernel, pool.member)
         rows = kernel[pool.own].mul_(alpha).mul_(pool.allowed)
         rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
-        return rows, {"alpha": alpha.to(next(iter(pool.models.values())).dtype)}
+        return rows, {"alpha": alpha}
 
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """State the alpha_k of the last round if it is below alpha, for absolute distances.

@@ -216,7 +216,8 @@ class Mixing(UploadStore):
                 if len(blocks) == 1:
                     matrices[component] = weights
                 for name, number in numbers.items():
-                    extra.setdefault(name, Params())[component] = number.repeat(len(ids))
+                    like = new[next(iter(pool.models))]
+                    extra.setdefault(name, Params())[component] = number.to(like.dtype).repeat(len(ids))
                 del weights, pool  # before the next component is gathered
         mixing = MixingMatrices(ids, cast(Tensor, whole.rows), matrices) if len(blocks) == 1 else None
         return Broadcast(Payload(Params({name: new[name] for name in theta}), extra), mixing)
