@@ -13,7 +13,7 @@ BENCH ?=
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50 --lr 0.05 --eval-every 5 \
-	--algorithms local,fedavg,fedavg_ft,fedprox,pfedme,heurfedamp,fedmcsa --set fedprox.mu=0.1
+	--algorithms local,fedavg,fedavg_ft,fedprox,pfedme,heurfedamp,fedmcsa
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test golden coverage deployed bench docs lint types format venv clean

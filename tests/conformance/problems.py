@@ -1,9 +1,21 @@
-"""Small problems on which the mechanism of a method must act and must help."""
+"""Small problems on which the mechanism of a method must act and must help; each makes its clients from a seed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
 import fedattune
 from fedattune import Federation
+
+
+@dataclass(frozen=True)
+class Problem:
+    make: Callable[[int], Federation]
+    settings: dict[str, Any] = field(default_factory=dict)  # beside those of all problems
+    model: str = "mlr"
 
 
 def two_heads(seed: int = 0) -> Federation:
@@ -25,3 +37,85 @@ def two_heads(seed: int = 0) -> Federation:
         y = (kind + marked * (1 + i % (kinds - 1))) % kinds
         clients.append({"train": (x[:train], y[:train]), "test": (x[train:], y[train:])})
     return fedattune.federation(clients)
+
+
+def two_groups(seed: int = 0) -> Federation:
+    """Opposite tasks: the last four of eight clients have the inputs of the first four, and flipped labels.
+
+    The mean of all models knows nothing. The mean of a group knows more than a client learns from 40 samples.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rule = torch.randn(10, generator=generator)
+    inputs = [torch.randn(60, 10, generator=generator) for _ in range(4)]
+    first = [(x, (x @ rule > 0).long()) for x in inputs]
+    return fedattune.federation([*first, *((x, 1 - y) for x, y in first)])
+
+
+def related_tasks(seed: int = 0) -> Federation:
+    """Eight clients with similar linear rules, and 20 samples each: too few to train alone."""
+    generator = torch.Generator().manual_seed(seed)
+    rule = torch.randn(20, generator=generator)
+    clients = []
+    for _ in range(8):
+        own = rule + 0.5 * torch.randn(20, generator=generator)
+        x = torch.randn(220, 20, generator=generator)
+        clients.append(_split(x, (x @ own > 0).long(), 20))
+    return fedattune.federation(clients)
+
+
+def drift(seed: int = 0) -> Federation:
+    """Ten clients with two of ten classes each: local steps lead away from the model that is good for all."""
+    return _classes([(i, (i + 1) % 10) for i in range(10)], 0.6, seed)
+
+
+def scaled_drift(seed: int = 0) -> Federation:
+    """The same with features of very different scales, which one rate for all parameters does not suit."""
+    return _classes([(i, (i + 1) % 10) for i in range(10)], 1.0, seed, torch.logspace(0, -1.5, 20))
+
+
+def rare_pair(seed: int = 0) -> Federation:
+    """Ten clients with two classes each: the same two for eight clients, two others for the last two.
+
+    A plain average mostly follows the eight. The updates of the two stay large, because their loss does.
+    """
+    return _classes([(0, 1)] * 8 + [(2, 3)] * 2, 0.6, seed)
+
+
+def _classes(
+    pairs: list[tuple[int, int]], spread: float, seed: int, scale: Tensor | float = 1.0
+) -> Federation:
+    """Make clients with two Gaussian classes each, and 40 samples of training."""
+    generator = torch.Generator().manual_seed(seed)
+    means = spread * torch.randn(1 + max(max(pair) for pair in pairs), 20, generator=generator)
+    clients = []
+    for pair in pairs:
+        y = torch.tensor(pair)[torch.randint(2, (80,), generator=generator)]
+        clients.append(_split((means[y] + torch.randn(80, 20, generator=generator)) * scale, y, 40))
+    return fedattune.federation(clients)
+
+
+def _split(x: Tensor, y: Tensor, train: int) -> dict[str, tuple[Tensor, Tensor]]:
+    return {"train": (x[:train], y[:train]), "test": (x[train:], y[train:])}
+
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 20,
+    "steps": 20,
+    "batch_size": 20,
+    "lr": 0.1,
+    "cohort": 1.0,
+    "eval_every": 5,
+}
+
+NETWORK = {"rounds": 50, "steps": 10, "lr": 0.5, "model_options": {"hidden": 20}}
+
+PROBLEMS = {
+    "heads": Problem(two_heads, {"rounds": 30}),
+    "groups": Problem(two_groups, {"steps": 5}),
+    "groups, two layers": Problem(two_groups, NETWORK, "dnn"),
+    "related tasks": Problem(related_tasks, {"rounds": 10}),
+    "drift": Problem(drift, {"rounds": 3, "eval_every": 3}),
+    "drift, few clients": Problem(drift, {"cohort": 2, "steps": 100, "batch_size": 10, "lr": 0.5}),
+    "drift, scales": Problem(scaled_drift),
+    "rare pair": Problem(rare_pair, {"rounds": 3, "eval_every": 3}),
+}

@@ -49,19 +49,30 @@ class Case:
     learns: dict[str, Any] = field(
         default_factory=dict
     )  # settings and options under which the loss surely falls
+    # Problem on which the mechanism acts and helps at its default, and the method without it; none without mechanism.
+    helps: tuple[str, str, dict[str, Any]] | None = None
 
 
 PAPER = {"profile": "paper"}
 MCSA = {"sigma": 1.0, "unit": "model", "size_weighted": True}
 UNDER_MCSA = {"unit": PAPER | {"sigma": 5.0}, "size_weighted": PAPER | {"sigma": 5.0}, "sigma": PAPER}
 
-LEARNED = {"hn_lr": 1.0, "hn_step": "gradient", "embedding": 7, "hidden": 9, "norm": "relu_sum", "unit": "model"}
+LEARNED = {
+    "hn_lr": 1.0,
+    "hn_step": "gradient",
+    "embedding": 7,
+    "hidden": 9,
+    "norm": "relu_sum",
+    "unit": "model",
+}
 
 CASES = [
     Case("local", up=nothing, down=nothing),
     Case("fedavg", {"weighting": "uniform"}),
     Case("fedavg_ft", {"weighting": "uniform", "ft_steps": 1, "ft_lr": 0.3}),
-    Case("fedprox", {"mu": 2.0, "weighting": "uniform"}),
+    Case(
+        "fedprox", {"mu": 2.0, "weighting": "uniform"}, helps=("drift, few clients", "fedprox", {"mu": 0.0})
+    ),
     Case(
         "perfedavg",
         {
@@ -74,22 +85,30 @@ CASES = [
             "adapt_steps": 3,
         },
         {"delta": {"hessian": "hf", "alpha": 0.5}},
+        helps=("groups, two layers", "fedavg_ft", {"ft_steps": 1}),
     ),
     Case(
         "pfedme",
         {"lam": 3.0, "K": 2, "personal_lr": 0.01, "beta": 0.5, "weighting": "uniform"},
         to_all=True,
+        helps=("related tasks", "local", {}),
     ),
     Case(
         "fedamp",
         {"alpha": 0.01, "sigma": 1.0, "lam": 0.0, "distance": "absolute", "unit": "layer"},
         down=lambda sizes: sizes.d + 1,  # and alpha_k
+        helps=("groups", "local", {}),
     ),
-    Case("heurfedamp", {"sigma": 1.0, "self_weight": "attention", "lam": 0.0, "unit": "layer"}),
+    Case(
+        "heurfedamp",
+        {"sigma": 1.0, "self_weight": "attention", "lam": 0.0, "unit": "layer"},
+        helps=("groups", "heurfedamp", {"sigma": 0.0}),
+    ),
     Case(
         "fedmcsa",
         {"profile": "paper", "lam": 1.0, "anchor": "round", "weight_decay": 0.1} | MCSA,
         {"lam": PAPER} | UNDER_MCSA,
+        helps=("groups", "fedmcsa", {"sigma": 0.0}),
     ),
     Case(
         "fedmcsa_no_mcsa",
@@ -97,10 +116,25 @@ CASES = [
         {"lam": PAPER},
         to_all=True,
     ),
-    Case("fedavg_mcsa", {"profile": "paper"} | MCSA, UNDER_MCSA),
-    Case("pfedme_mcsa", {"profile": "paper", "lam": 3.0, "K": 2, "personal_lr": 0.01} | MCSA, UNDER_MCSA),
-    Case("pfedla", LEARNED),
-    Case("heurpfedla", {"retain": 0, "upload_retained": False} | LEARNED, down=None),
+    Case(
+        "fedavg_mcsa",
+        {"profile": "paper"} | MCSA,
+        UNDER_MCSA,
+        helps=("groups", "fedavg_mcsa", {"sigma": 0.0}),
+    ),
+    Case(
+        "pfedme_mcsa",
+        {"profile": "paper", "lam": 3.0, "K": 2, "personal_lr": 0.01} | MCSA,
+        UNDER_MCSA,
+        helps=("groups", "pfedme_mcsa", {"sigma": 0.0}),
+    ),
+    Case("pfedla", LEARNED, helps=("groups, two layers", "pfedla", {"hn_lr": 1e-09})),
+    Case(
+        "heurpfedla",
+        {"retain": 0, "upload_retained": False} | LEARNED,
+        down=None,
+        helps=("groups, two layers", "heurpfedla", {"hn_lr": 1e-09}),
+    ),
     Case(
         "pfedhn",
         {
@@ -115,6 +149,7 @@ CASES = [
             "clip": 0.1,
             "weight_decay": 0.1,
         },
+        helps=("groups", "fedavg", {}),
     ),
     Case("fedbn", {"weighting": "samples"}),
     Case(
@@ -150,20 +185,57 @@ CASES = [
         # Four models of others with their numbers come, one model and a number for each of the four goes.
         up=lambda sizes: sizes.d + 4,
         down=lambda sizes: 4 * (sizes.d + 1),
+        helps=("groups", "local", {}),
     ),
     Case(
         "igfl",
         {"attention": "self", "time_form": "T1", "stale_decay": 0.5, "weighting": "samples"},
         down=twice,
+        helps=("rare pair", "fedavg", {"weighting": "uniform"}),
     ),
-    Case("igfl_c", {"stale_decay": 0.0, "weighting": "samples"}, down=twice),
-    Case("igfl_s", {"attention": "global", "time_form": "T2", "weighting": "samples"}),
-    Case("fedavgm", {"beta": 0.5, "server_lr": 0.5, "weighting": "samples"}),
-    Case("scaffold", {"option": "I", "server_lr": 0.5, "weighting": "samples"}, up=twice, down=twice),
-    Case("fedadam", {"server_lr": 0.1, "beta1": 0.5, "beta2": 0.9, "tau": 0.1, "weighting": "samples"}),
-    Case("fedyogi", {"server_lr": 0.1, "beta1": 0.5, "beta2": 0.9, "tau": 0.1, "weighting": "samples"}),
-    Case("fedadagrad", {"server_lr": 0.01, "beta1": 0.5, "tau": 0.1, "weighting": "samples"}),
-    Case("vrl_sgd", {"warmup": True, "weighting": "samples"}),
+    Case(
+        "igfl_c",
+        {"stale_decay": 0.0, "weighting": "samples"},
+        down=twice,
+        helps=("drift", "fedavg", {"weighting": "uniform"}),
+    ),
+    Case(
+        "igfl_s",
+        {"attention": "global", "time_form": "T2", "weighting": "samples"},
+        helps=("rare pair", "fedavg", {"weighting": "uniform"}),
+    ),
+    Case(
+        "fedavgm",
+        {"beta": 0.5, "server_lr": 0.5, "weighting": "samples"},
+        helps=("drift", "fedavgm", {"beta": 0.0}),
+    ),
+    Case(
+        "scaffold",
+        {"option": "I", "server_lr": 0.5, "weighting": "samples"},
+        up=twice,
+        down=twice,
+        helps=("drift", "fedavg", {"weighting": "uniform"}),
+    ),
+    Case(
+        "fedadam",
+        {"server_lr": 0.1, "beta1": 0.5, "beta2": 0.9, "tau": 0.1, "weighting": "samples"},
+        helps=("drift, scales", "fedavg", {"weighting": "uniform"}),
+    ),
+    Case(
+        "fedyogi",
+        {"server_lr": 0.1, "beta1": 0.5, "beta2": 0.9, "tau": 0.1, "weighting": "samples"},
+        helps=("drift, scales", "fedavg", {"weighting": "uniform"}),
+    ),
+    Case(
+        "fedadagrad",
+        {"server_lr": 0.01, "beta1": 0.5, "tau": 0.1, "weighting": "samples"},
+        helps=("drift, scales", "fedavg", {"weighting": "uniform"}),
+    ),
+    Case(
+        "vrl_sgd",
+        {"warmup": True, "weighting": "samples"},
+        helps=("drift", "fedavg", {"weighting": "uniform"}),
+    ),
     Case(
         "fedam",
         {
@@ -182,6 +254,7 @@ CASES = [
         # 6 features, 1 hidden unit: 7 values before it and 24 after.
         up=lambda sizes: sizes.d + 7 + 24,
         down=lambda sizes: sizes.d + 7 + 24,
+        helps=("heads", "fedam", {"context": "client"}),
     ),
     Case(
         "fedcp",
@@ -199,25 +272,37 @@ CASES = [
         up=lambda sizes: sizes.d + 7 * 12 + 24,
         down=lambda sizes: sizes.d + 7 * 12 + 24,
         same={"noise": False},
+        helps=("heads", "fedcp", {"context": "client"}),
     ),
-    Case("fedrod", {"personal_init": "zeros", "weighting": "uniform"}),
-    Case("apfl", {"alpha": 0.9, "adaptive": True, "weighting": "uniform"}),
-    Case("ditto", {"lam": 0.1, "personal_lr": 0.01, "weighting": "uniform"}),
+    Case("fedrod", {"personal_init": "zeros", "weighting": "uniform"}, helps=("groups", "fedavg", {})),
+    Case(
+        "apfl",
+        {"alpha": 0.9, "adaptive": True, "weighting": "uniform"},
+        helps=("related tasks", "apfl", {"alpha": 1.0}),
+    ),
+    Case(
+        "ditto",
+        {"lam": 0.1, "personal_lr": 0.01, "weighting": "uniform"},
+        helps=("related tasks", "ditto", {"lam": 0.0}),
+    ),
     Case(
         "l2gd",
         {"p": 0.9, "c": 0.1, "weighting": "samples"},
         {"c": {"p": 0.9}, "weighting": {"p": 0.9}},
         up=None,
         down=None,
+        helps=("related tasks", "l2gd", {"p": 0.0}),
     ),
     Case(
         "mocha",
         {"lam1": 0.1, "lam2": 0.1, "omega": "learned"},
         down=lambda sizes: sizes.d + 1,  # and Omega_tt
+        helps=("related tasks", "mocha", {"lam1": 0.0}),
     ),
     Case(
         "fedala",
         {"layers": 2, "eta": 10.0, "share": 0.3, "first_passes": 2, "weighting": "uniform"},
+        helps=("groups", "fedala", {"eta": 0.0}),
     ),
     Case(
         "combined",
@@ -246,5 +331,6 @@ CASES = [
             "K": {"client": "pfedme"},
             "personal_lr": {"client": "ditto"},
         },
+        helps=("groups", "combined", {"sigma": 0.0}),
     ),
 ]

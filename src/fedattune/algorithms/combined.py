@@ -62,7 +62,7 @@ SERVER_PARTS = {
 }
 CLIENT_PARTS = {
     "sgd": RulePart("fedavg", SGD),
-    "prox": RulePart("fedprox", lambda lam, start: SGD((Proximal(lam),), start), {"lam": 0.01}),
+    "prox": RulePart("fedprox", lambda lam, start: SGD((Proximal(lam),), start), {"lam": 0.1}),
     "pfedme": RulePart("pfedme", PFedMeClient, {"lam": 15.0, "K": 5, "personal_lr": 0.05}),
     "ditto": RulePart(
         "ditto",

@@ -28,7 +28,7 @@ from .table import Family, method
 
 
 @method(Family.GLOBAL, "one average", "SGD with a pull to the average")
-def fedprox(*, mu: NonNegative = 0.01, weighting: Weighting = "samples") -> Algorithm:
+def fedprox(*, mu: NonNegative = 0.1, weighting: Weighting = "samples") -> Algorithm:
     """FedAvg with a proximal term that keeps local training near the global model.
 
     Source: Li et al. (2020), Algorithm 2 and equation 2.

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..client import SGD, StartPoint
 from ..core.algorithm import Algorithm, Participation
-from ..core.effect import OWN_MODEL, Effect, measure_mixing
+from ..core.effect import OWN_MODEL, Effect
 from ..core.options import Fraction
 from ..core.params import Params
 from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, RoundContext, ServerState, Traffic
@@ -140,10 +140,9 @@ class L2GDServer(Average):
         return self._toss(state)
 
     def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
-        """Measure how much of the mean the clients took over at the last averaging."""
-        if not cast(Tensor, state["p"]).any():
-            return (Effect(OWN_MODEL, 0.0),)
-        return tuple(effect for effect in measure_mixing(mixing) if effect.mechanism == OWN_MODEL)
+        """Measure the share of other models that one averaging mixes into a client's own; 0 if there was none."""
+        p = cast(Tensor, state["p"])
+        return (Effect(OWN_MODEL, self.c * float(p.sum() - p.square().sum())),)
 
     def bytes_down(self, state: ServerState, ids: Tensor, sent: Payload) -> Traffic:
         """Count nothing without averaging."""
