@@ -100,14 +100,14 @@ class AttentiveMixing(Mixing):
 
     def _kernel(self, pool: Pool) -> Tensor:
         """Return exp(-||theta_i - theta_j||^2 / sigma) (K, K) in float64; 0 for i = j and outside the pool."""
-        member, sigma = pool.member, self.sigma
-        error = LOG_KERNEL_ERROR * sigma if self.distance == "absolute" else math.inf
-        squares = squared_distances(pool.parts, member, error)
-        if self.distance == "relative":
-            n = int(member.sum())
-            mean = squares[member][:, member].sum() / max(1, n * (n - 1))
-            sigma *= mean.clamp_min(EQUAL_MODELS)
-        kernel = squares.div_(-sigma)
+        member = pool.member
+        if self.distance == "absolute":
+            squares = squared_distances(pool.parts, member, LOG_KERNEL_ERROR * self.sigma)
+            unit = 1.0
+        else:  # rounding errors are small beside the mean
+            squares, n = squared_distances(pool.parts, member, math.inf), int(member.sum())
+            unit = max(float(squares[member][:, member].sum()) / max(1, n * (n - 1)), EQUAL_MODELS)
+        kernel = squares.div_(-self.sigma * unit)
         return kernel.exp_().fill_diagonal_(0.0).mul_(member)
 
     def _step(self, kernel: Tensor, member: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def fedamp(
     A lacks the first sigma: its alpha and lambda are sigma times these.
 
     Args:
-        alpha: largest step alpha_k of a round; it scales both the message passing and the clients' steps. For K clients,
+        alpha: largest step alpha_k of a round, which scales the message passing and the clients' steps. For K clients,
             alpha_k is at most what leaves each client 1 / K of its own model.
         sigma: scale of the kernel: the squared distance over which a weight falls to 1/e.
         lam: strength lambda of the attraction; the coefficient of the pull to u_i is lam / alpha_k.

@@ -128,8 +128,8 @@ def mocha(
     Source: Smith et al. (2017), equation 1, with gradient steps in place of the dual solver.
 
     Args:
-        lam1: weight lambda_1 of tr(W Omega W^T), the tie; None is 0.5 for `mean` and 0.001 for `learned`, whose Omega has
-            much larger entries.
+        lam1: weight lambda_1 of tr(W Omega W^T), the tie; None is 0.5 for `mean` and 0.001 for `learned`, whose Omega
+            has much larger entries.
         lam2: weight lambda_2 of ||W||_F^2, a weight decay of 2 lam2.
         omega: matrix Omega: `mean` is I - 11^T / m, which pulls to the mean; `learned` is the inverse of
             (W^T W)^(1/2) / trace, from the last uploads in every round.
