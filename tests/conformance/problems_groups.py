@@ -10,16 +10,14 @@ GROUP = 4
 
 
 def two_groups(seed: int = 0) -> Federation:
-    """Make eight clients with the same inputs and rule, of which the last four flip their labels.
+    """Make eight clients with one rule; the last four have the inputs of the first four, and flipped labels.
 
-    The mean of all models knows nothing, and a client's 45 training samples alone give a poorer model than the samples
-    of its group.
+    The mean of all models knows nothing, and the mean of a group knows more than a client learns from its 40 training
+    samples.
     """
     generator = torch.Generator().manual_seed(seed)
     rule = torch.randn(10, generator=generator)
-    clients = []
-    for number in range(2 * GROUP):
-        x = torch.randn(60, 10, generator=generator)
-        y = (x @ rule > 0).long()
-        clients.append((x, y if number < GROUP else 1 - y))
-    return fedattune.federation(clients)
+    inputs = [torch.randn(60, 10, generator=generator) for _ in range(GROUP)]
+    labels = [(x @ rule > 0).long() for x in inputs]
+    first = list(zip(inputs, labels, strict=True))
+    return fedattune.federation([*first, *((x, 1 - y) for x, y in first)])
