@@ -64,7 +64,7 @@ def fedam(
     Source: Zhang et al. (2025). The paper has no equations; the page lists what it leaves open.
 
     Args:
-        lam: weight lambda of the correlation alignment; 1 slows the personal extractor, and 10 nearly stops it.
+        lam: weight lambda of the correlation alignment; 1 slows training, and 10 harms it.
         alignment: ||C_p - C_g||_F^2 divided by ||C_p||_F^2 + ||C_g||_F^2 (`relative`), or by 4 f^2 as in Deep CORAL
             (`coral`), whose fitting lam depends on the scale of the features.
         hidden: width h of the attention's hidden layer; None takes 0.19 f, rounded, which gives the paper's traffic.
