@@ -25,7 +25,7 @@ The paper has no equations. It names the five parts, the frozen, trained and ave
 an attention of two linear layers with ReLU and softmax. The context of the attention joins sample features and the
 weights of the personal head. All other choices are options, most as in FedCP, the nearest method. Three differ: FedCP's
 v is the same for all clients; without N the attention sees hardly anything but its own biases, for which FedCP has a
-layer normalisation of its own; and the factor 1 / (4 f^2) of Deep CORAL leaves lam without effect.
+layer normalisation of its own; and the factor 1 / (4 f^2) of Deep CORAL ties lam to the scale of the features.
 """
 
 from ..core.algorithm import Algorithm
@@ -47,7 +47,7 @@ from .table import Family, method
 @method(Family.TWO_HEADS, "one average of shared parts", "SGD; attention divides features between two heads")
 def fedam(
     *,
-    lam: NonNegative = 1.0,
+    lam: NonNegative = 0.1,
     alignment: AlignmentKind = "relative",
     hidden: Count | None = None,
     context: ContextKind = "product",
@@ -64,9 +64,9 @@ def fedam(
     Source: Zhang et al. (2025). The paper has no equations; the page lists what it leaves open.
 
     Args:
-        lam: weight lambda of the correlation alignment.
+        lam: weight lambda of the correlation alignment; 1 slows training, and 10 harms it.
         alignment: ||C_p - C_g||_F^2 divided by ||C_p||_F^2 + ||C_g||_F^2 (`relative`), or by 4 f^2 as in Deep CORAL
-            (`coral`), which is so small that lam up to 1000 has no effect.
+            (`coral`), whose fitting lam depends on the scale of the features.
         hidden: width h of the attention's hidden layer; None takes 0.19 f, rounded, which gives the paper's traffic.
         context: input of the attention: the `product` f_p * v, f_p and v `concatenated`, or v alone (`client`), which
             divides all samples of a client alike and shows what the sample's features add.
