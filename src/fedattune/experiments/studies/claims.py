@@ -70,8 +70,8 @@ class Comparison(NamedTuple):
 
     @property
     def is_opposite(self) -> bool:
-        """Whether the whole interval is below zero: the other row is the better one."""
-        return self.difference is not None and self.difference.high < 0
+        """Whether the whole interval is below zero, or below a negative `by`: the claim is wrong."""
+        return self.difference is not None and self.difference.high < min(self.by, 0.0)
 
 
 class Answer(NamedTuple):

@@ -120,7 +120,7 @@ class Claim(_StudyPart):
         better: the rows that are better by the sentence.
         than: the rows that each of them is compared with.
         columns: columns to compare in; None for every column that has both rows.
-        by: points that the better row should be ahead.
+        by: points that the better row should be ahead; a negative number allows a loss.
         measure: number of a run to compare; None for the measure of the study.
 
     """
@@ -129,7 +129,7 @@ class Claim(_StudyPart):
     better: RowNames
     than: RowNames
     columns: Annotated[list[str], Field(min_length=1)] | None = None
-    by: Annotated[float, Field(ge=0)] = 0.0
+    by: float = 0.0
     measure: Measure | None = None
 
 
