@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedattune import Settings
+from fedattune.core.effect import Effect
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Fake:
     reached: int | None = None
     global_accuracy: float | None = None
     joined: list[float] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
 
     @property
     def n_clients(self) -> int:

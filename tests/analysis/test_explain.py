@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import fedattune
-from crafted import ALL, LABELS, LATE, SAME, compared, craft
+from crafted import ALL, EARLY, LABELS, LATE, SAME, compared, craft
 from fedattune import Federation, read_runs
 from fedattune.analysis.explain import RunExplanation
 from fedattune.cli import main
+from fedattune.core.effect import ONE_MIXTURE, OWN_MODEL
 
 Said = pytest.CaptureFixture[str]
 
@@ -168,6 +169,22 @@ def test_methods_that_store_no_matrices(tmp_path: Path, capsys: Said) -> None:
     assert "pfedhn has no mixing matrices" in explained(capsys, tmp_path)
     craft(tmp_path / "other", "fedper", {4: (6, 10, 5, 20)})
     assert "fedper shared nothing here" in explained(capsys, tmp_path / "other")
+
+
+def test_the_effect_of_the_mechanism_is_said(tmp_path: Path, capsys: Said) -> None:
+    effects = [[*OWN_MODEL, 0.004], [*ONE_MIXTURE, 0.87]]
+    folder = craft(
+        tmp_path,
+        "m",
+        {1: (5, 10, 5, 20)},
+        mixing={1: (ALL, ALL, {"model": EARLY})},
+        facts={"effects": effects},
+    )
+    text = explained(capsys, folder)
+    assert "The weights are 87% away from one mixture for all clients." in text
+    assert (
+        "The weights stayed within 0.4% of the client's own model alone: this run is training alone." in text
+    )
 
 
 def test_clients_that_were_not_in_the_last_round(tmp_path: Path, capsys: Said) -> None:

@@ -303,7 +303,9 @@ def test_compare_writes_the_same_report(tmp_path: Path) -> None:
         "--rounds",
         "2",
         "--algorithms",
-        "local,fedmcsa",
+        "local,fedmcsa,fedprox",
+        "--set",
+        "fedprox.mu=0",
     ]
     assert main([*words, "--rounds-to", "0.1", "--quiet", "--out", str(tmp_path / "out")]) == 0
     report = tmp_path / "out" / "report.html"
@@ -314,6 +316,11 @@ def test_compare_writes_the_same_report(tmp_path: Path) -> None:
     clean = [made.sub("", data.sub("", text)) for text in (before, Page(report.read_text("utf-8")).text)]
     assert clean[0] == clean[1]
     assert "rounds to 10%" in clean[0]
+    assert "steps 0% (idle)" in clean[0]
+    assert (
+        "fedprox: the steps stayed equal to steps without the proximal term: this run is one without"
+        in clean[0]
+    )
     # Settings as a reader writes them; those that nobody gave are left out.
     assert "fractions: (test: 0.25, validation: 0.1)" in clean[0]
     assert "None" not in clean[0].partition("Configuration and environment")[2].partition("Algorithm(")[0]

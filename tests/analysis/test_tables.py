@@ -18,6 +18,7 @@ from fedattune.analysis.tables import (
     print_methods,
     print_whole,
 )
+from fedattune.core.effect import ONE_MIXTURE, Effect, Mechanism
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,22 @@ def test_columns_that_no_method_has_are_left_out() -> None:
     assert "global: the one global model" in printed(both)
     assert "arrived: mean over clients that joined after training" in printed(both)
     assert "new: the same after rounds of their own" in printed(both)
+
+
+def test_idle_mechanisms_are_marked() -> None:
+    other = Mechanism("steps", "steps without the term", "one without the term")
+    fakes = results(
+        Fake("a", LOCAL),
+        Fake("b", LOCAL, effects=[Effect(ONE_MIXTURE, 0.476), Effect(other, 3.5)]),
+        Fake("c", LOCAL, effects=[Effect(ONE_MIXTURE, 0.0004)]),
+    )
+    assert [line["effect"] for line in cells(fakes)] == [
+        "-",
+        "weights 48%, steps 350%",
+        "weights 0.04% (idle)",
+    ]
+    assert "effect: distance of what the method's mechanism changes" in printed(fakes)
+    assert "effect" not in cells(results(Fake("a", LOCAL)))[0]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 160])

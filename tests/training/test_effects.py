@@ -1,0 +1,101 @@
+"""Measuring mechanisms at the end of a run: on both engines, after resuming, and without a trace in the run."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import fedattune
+from fedattune import Algorithm, Federation, Result
+from fedattune.client import SGD, Proximal
+from fedattune.core.effect import Effect, Mechanism
+from fedattune.core.params import Params
+from fedattune.core.payload import Payload, RoundContext
+from fedattune.server import Average
+from fedattune.training.effects import MeasuredUpdate, average_effects
+from oracles.quadratic import FRESH, W0, M, gradient, params
+
+RUN: dict[str, Any] = {"rounds": 3, "steps": 4, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
+
+
+def test_the_proximal_term_on_a_quadratic() -> None:
+    """f = 1/2 ||w - m||^2 from the anchor w0: after one step of rate 0.5 with mu = 0, w - w0 = (m - w0) / 2.
+
+    The gradients are w0 - m and (w0 - m) / 2. A term of mu = 0.4 is 0 in the first step. In the second, it is
+    0.4 (w0 - w) with w = w0 - 0.5 (w0 - m): its length is 0.2 ||w0 - m||. The ratio is 0.2 / sqrt(1 + 1/4).
+    """
+    rule = MeasuredUpdate(SGD((Proximal(0.4),)))
+    context = RoundContext(0.5, torch.tensor(2.0, dtype=torch.float64), torch.tensor(1.0), 1)
+    sent = Payload(params(W0))
+    carry = rule.begin(sent, {}, FRESH, context)
+    for _ in range(2):
+        carry = rule.step(carry, (torch.zeros(3, 2),) * 2, gradient, context)
+    upload, state = rule.finish(carry, sent, {}, context)
+    assert upload.params["effects"].tolist() == pytest.approx([0.2 / 1.25**0.5])
+    assert not state
+    assert not torch.equal(W0, M)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedamp", "igfl", "perfedavg", "fedala", "fedam", "pfedla"])
+def test_engines_agree(name: str, ragged: Federation) -> None:
+    one, two = (
+        fedattune.fit(name, ragged, "dnn", model_options={"hidden": 6}, engine=engine, **RUN)
+        for engine in ("sequential", "vectorized")
+    )
+    assert one.effects
+    assert [effect.mechanism for effect in one.effects] == [effect.mechanism for effect in two.effects]
+    assert [effect.value for effect in one.effects] == pytest.approx([effect.value for effect in two.effects])
+
+
+def test_a_run_is_the_same_with_and_without_measuring(
+    ragged: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = fedattune.fit("scaffold", ragged, "mlr", **RUN)
+    monkeypatch.setattr(SGD, "mechanisms", ())
+    plain = fedattune.fit("scaffold", ragged, "mlr", **RUN)
+    assert measured.effects
+    assert not plain.effects
+    assert all(torch.equal(measured.models[k], plain.models[k]) for k in plain.models)
+    assert measured.history[-1]["received"] == plain.history[-1]["received"]
+
+
+def test_a_term_of_strength_zero_is_idle_and_a_note_says_so(ragged: Federation) -> None:
+    result = fedattune.fit("fedprox", ragged, "mlr", options={"mu": 0.0}, **RUN)
+    mechanism = Mechanism("steps", "steps without the proximal term", "one without the proximal term")
+    assert result.effects == [Effect(mechanism, 0.0)]
+    assert f"fedprox: {result.effects[0].sentence}" in result.notes
+    assert result.to_json()["effects"] == [{**mechanism._asdict(), "value": 0.0}]
+
+
+def test_stored_with_the_run_and_absent_before_its_end(ragged: Federation, tmp_path: Any) -> None:
+    part = fedattune.fit("fedprox", ragged, "mlr", out=tmp_path, stop=lambda: True, **RUN)
+    assert not part.effects
+    whole = fedattune.fit("fedprox", ragged, "mlr", out=tmp_path, resume=True, **RUN)
+    assert whole.effects == fedattune.fit("fedprox", ragged, "mlr", **RUN).effects
+    assert Result.load(tmp_path).effects == whole.effects
+
+
+def test_a_method_without_a_mechanism_has_no_effects(ragged: Federation) -> None:
+    for name in ("local", "fedavg", "fedper"):
+        assert fedattune.fit(name, ragged, "mlr", **RUN).effects == []
+
+
+def test_a_correction_of_ones_own_is_measured_by_its_name(ragged: Federation) -> None:
+    class Shrink(Proximal):
+        mechanism = fedattune.client.Correction.mechanism
+
+        def __call__(self, g: Params, w: Params, local: Any) -> Params:
+            return 2 * g
+
+    result = fedattune.fit(Algorithm(SGD((Shrink(0.0),)), Average()), ragged, "mlr", **RUN)
+    (effect,) = result.effects
+    assert effect.mechanism.reference == "steps without Shrink"
+    assert effect.value == pytest.approx(1.0)
+
+
+def test_clients_are_averaged_by_mechanism() -> None:
+    a, b = Mechanism("steps", "a", "x"), Mechanism("models", "b", "y")
+    assert average_effects([[Effect(a, 1.0), Effect(b, 0.5)], [Effect(a, 2.0)]]) == [
+        Effect(a, 1.5),
+        Effect(b, 0.5),
+    ]
