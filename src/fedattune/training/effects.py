@@ -1,7 +1,8 @@
 """Measure at the end of a run how much the mechanisms of the method did."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -89,7 +90,7 @@ class MeasuredUpdate(ClientUpdate):
 
 def measure_training(
     rule: ClientUpdate, engine: Engine, ids: Tensor, inputs: ClientInputs, training: LocalTraining
-) -> list[Effect]:
+) -> list[list[Effect]]:
     """Measure the mechanisms of a client rule in one round of local training, whose outcome is dropped.
 
     Args:
@@ -100,40 +101,25 @@ def measure_training(
         training: the batches of the round.
 
     """
-    if not rule.mechanisms:
-        return []
     values = engine.train(MeasuredUpdate(rule), ids, inputs, training).upload.params["effects"].double()
-    values = values[values.isfinite().all(1)]  # clients that diverge tell nothing
-    if not len(values):
-        return []
     return [
-        Effect(mechanism, value)
-        for mechanism, value in zip(rule.mechanisms, values.mean(0).tolist(), strict=True)
+        [Effect(mechanism, value) for mechanism, value in zip(rule.mechanisms, row, strict=True)]
+        for row in values.tolist()
     ]
 
 
-def measure_modules(
-    module: MethodModule, states: Sequence[dict[str, Tensor]], inputs: Callable[[int], Tensor]
-) -> list[Effect]:
-    """Measure a method's module with the parameters and buffers of some clients.
-
-    Args:
-        module: the module.
-        states: parameters and buffers of each client.
-        inputs: gives the inputs (B, ...) of the client at a position.
-
-    """
+def measure_module(module: MethodModule, state: dict[str, Tensor], x: Tensor) -> tuple[Effect, ...]:
+    """Measure a method's module with the parameters and buffers `state` of one client, on its inputs x (B, ...)."""
     was_training = module.training
     module.eval()
     try:
         with torch.no_grad():
-            measured = [
-                functional_call(_Measure(module), {f"module.{k}": v for k, v in state.items()}, (inputs(i),))
-                for i, state in enumerate(states)
-            ]
+            effects: tuple[Effect, ...] = functional_call(
+                _Measure(module), {f"module.{k}": v for k, v in state.items()}, (x,)
+            )
     finally:
         module.train(was_training)
-    return average_effects(measured)
+    return effects
 
 
 class _Measure(torch.nn.Module):
@@ -148,11 +134,18 @@ class _Measure(torch.nn.Module):
         return self.module.measure_effects(x)
 
 
+def choose_measured(ids: Tensor) -> Tensor:
+    """Choose evenly spread clients to measure, of clients `ids`."""
+    n = min(MEASURED_CLIENTS, len(ids))
+    return ids[torch.linspace(0, len(ids) - 1, n).round().long().to(ids.device)]
+
+
 def average_effects(measured: Sequence[Sequence[Effect]]) -> list[Effect]:
-    """Average the effects of several clients, by mechanism."""
+    """Average the effects of several clients, by mechanism; values that are not finite tell nothing."""
     values: dict[Mechanism, list[float]] = {}
     for effect in (effect for effects in measured for effect in effects):
-        values.setdefault(effect.mechanism, []).append(effect.value)
+        if isfinite(effect.value):
+            values.setdefault(effect.mechanism, []).append(effect.value)
     return [Effect(mechanism, sum(each) / len(each)) for mechanism, each in values.items()]
 
 

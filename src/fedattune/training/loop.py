@@ -25,7 +25,7 @@ from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
-from .effects import read_last_mixing
+from .effects import average_effects, choose_measured, read_last_mixing
 from .evaluation import PointScores
 from .notes import collect_facts, collect_missing_facts, collect_notes
 from .result import Result
@@ -294,7 +294,12 @@ class RoundLoop:
         """Measure how much the method's mechanisms did."""
         mixing = read_last_mixing(self.store.mixing(self.context.n_clients))
         effects = self.server.rule.measure_effects(self.server.state, mixing)
-        return [*effects, *self.backend.measure_effects(self.record.round, self.server.make_payload)]
+        eval_ids = self.context.eval_ids
+        ids = choose_measured(eval_ids[self.context.n_train[eval_ids] > 0])
+        if not len(ids):
+            return [*effects]
+        measured = self.backend.measure_clients(self.record.round, ids, self.server.make_payload)
+        return [*effects, *average_effects(measured)]
 
     def _make_result(self, *, is_finished: bool) -> Result:
         context, records = self.context, self.store.rounds()

@@ -132,9 +132,9 @@ class Backend(ABC):
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
         """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
 
-    def measure_effects(self, r: int, make_payload: PayloadFactory) -> list[Effect]:
-        """Measure the mechanisms of the clients after round r; none if the clients are elsewhere."""
-        return []
+    @abstractmethod
+    def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:
+        """Measure the mechanisms of clients `ids` after round r, each by itself; the clients do not change."""
 
     @abstractmethod
     def state_tree(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ...core.payload import Payload
 from ...data import Federation
 from ..client_state import ClientStates, PayloadFactory
 from ..context import RunContext
-from ..effects import MEASURED_CLIENTS, MEASURED_SAMPLES, measure_modules, measure_training
+from ..effects import MEASURED_SAMPLES, measure_module, measure_training
 from ..engine import make_engine
 from ..engine.batches import LocalTraining
 from ..evaluation import ClientModels, LocalEvaluation, PointScores
@@ -169,21 +169,27 @@ class LocalBackend(Backend):
         fine_tuning = self.plan_training(r, Stream.FINE_TUNING)
         return self.evaluation.evaluate_received(make_payload, w, training, fine_tuning, mean_buffers)
 
-    def measure_effects(self, r: int, make_payload: PayloadFactory) -> list[Effect]:
-        """Measure the mechanisms on a few clients: in one more round, which is dropped, and on their models."""
-        states, ids = self.client_states, self.evaluation.eval_ids
-        rows = torch.linspace(0, len(ids) - 1, min(MEASURED_CLIENTS, len(ids))).round().long().to(ids.device)
-        chosen = ids[rows]
-        payload = make_payload(chosen) if states.sent is None else states.sent.rows(states.rows_of(chosen))
-        inputs = states.training_inputs(chosen, payload, torch.ones_like(chosen, dtype=torch.bool))
-        if states.sent is None:
-            inputs = inputs._replace(fresh=torch.ones_like(inputs.fresh))
-        training = self.plan_training(r + 1, Stream.TRAINING)
-        effects = measure_training(self.context.algorithm.client, self.engine, chosen, inputs, training)
+    def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:
+        """Measure the mechanisms of clients: in one more round, which is dropped, and on received models."""
+        rule, states = self.context.algorithm.client, self.client_states
+        effects: list[list[Effect]] = [[] for _ in ids]
+        if rule.mechanisms:
+            kept, every = states.sent, torch.ones_like(ids, dtype=torch.bool)
+            payload = make_payload(ids) if kept is None else kept.rows(states.rows_of(ids))
+            inputs = states.training_inputs(ids, payload, every)
+            if kept is None:
+                inputs = inputs._replace(fresh=every)
+            training = self.plan_training(r + 1, Stream.TRAINING)
+            effects = measure_training(rule, self.engine, ids, inputs, training)
         if isinstance(module := self.engine.task.model, MethodModule):
-            params, buffers = (stack.rows(rows) for stack in self.headline_models)
-            models = [{**params.rows(i), **buffers.rows(i)} for i in range(len(chosen))]
-            effects += measure_modules(module, models, lambda i: self._sample_inputs(int(chosen[i])))
+            # Not the models of the last evaluation: a run that went on after its last round has none.
+            params, buffers = (
+                states.models(rule.received_model, ids, make_payload),
+                states.received_buffers(ids),
+            )
+            for i, client in enumerate(ids.tolist()):
+                state = {**params.rows(i), **buffers.rows(i)}
+                effects[i] += measure_module(module, state, self._sample_inputs(client))
         return effects
 
     def _sample_inputs(self, client: int) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.effect import Effect, Mechanism
 from ...core.io import flatten_tree
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
@@ -143,6 +144,25 @@ class RemoteBackend(Backend):
             if mean is not None:
                 message.put("mean_buffers", mean)
         return self._merge_scores(self.send_messages(messages)[0])
+
+    def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:
+        """Let the workers measure their clients; a client whose worker does not answer has no effects."""
+        payload = None if self.context.is_answered else make_payload(ids)
+        messages = {}
+        for worker, members in enumerate(self.worker_clients):
+            rows = positions(ids, members)
+            if not len(rows):
+                continue
+            message = messages[worker] = self.make_message(
+                worker, kind="measure", round=r, ids=ids[rows].tolist(), is_answered=payload is None
+            )
+            if payload is not None:
+                message.put("sent", slice_payload(payload, rows, len(ids)))
+        measured: dict[int, list[Effect]] = {}
+        for reply in self.send_messages(messages)[0].values():
+            for client, effects in reply.head["effects"]:
+                measured[client] = [Effect(Mechanism(*mechanism), value) for *mechanism, value in effects]
+        return [measured.get(client, []) for client in ids.tolist()]
 
     def pending_tree(self) -> dict[str, Any]:
         """Return the payloads of clients, and which of them are pending, as a nest of dicts."""

@@ -73,6 +73,7 @@ def handle_message(backend: LocalBackend, message: WorkerMessage) -> WorkerMessa
         "train": _handle_train,
         "evaluate": _handle_evaluate,
         "buffers": _handle_buffers,
+        "measure": _handle_measure,
         "models": _handle_models,
         "state": _handle_state,
     }[head["kind"]](backend, message)
@@ -135,6 +136,17 @@ def _handle_buffers(backend: LocalBackend, _: WorkerMessage) -> WorkerMessage:
     reply = WorkerMessage({"kind": "buffers"})
     reply.tensors.update({f"total/{k}": v for k, v in backend.evaluation.total_buffers().items()})
     return reply
+
+
+def _handle_measure(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
+    head, ids = message.head, _make_id_tensor(message.head["ids"], backend)
+    payload = None if head["is_answered"] else message.payload("sent")
+    measured = backend.measure_clients(head["round"], ids, _make_payload_factory(ids, payload))
+    effects = [
+        [client, [[*effect.mechanism, effect.value] for effect in each]]
+        for client, each in zip(head["ids"], measured, strict=True)
+    ]
+    return WorkerMessage({"kind": "measured", "round": head["round"], "effects": effects})
 
 
 def _handle_models(backend: LocalBackend, _: WorkerMessage) -> WorkerMessage:
