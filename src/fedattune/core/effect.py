@@ -14,7 +14,7 @@ class Mechanism(NamedTuple):
     """The point of a method: values that it changes, and what the method is without the change.
 
     Attributes:
-        part: the values, in one word of the plural: `weights`, `steps`, `predictions`, `models`.
+        part: the values, in one plural word: `weights`, `steps`, `updates`, `starts`, `models` or `predictions`.
         reference: the same values without the mechanism.
         equivalent: what a run with these values is.
 

@@ -1,5 +1,6 @@
 """Measure at the end of a run how much the mechanisms of the method did."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -100,8 +101,6 @@ def measure_training(
         training: the batches of the round.
 
     """
-    if not rule.mechanisms:
-        return []
     values = engine.train(MeasuredUpdate(rule), ids, inputs, training).upload.params["effects"].double()
     values = values[values.isfinite().all(1)]  # clients that diverge tell nothing
     if not len(values):
@@ -149,10 +148,11 @@ class _Measure(torch.nn.Module):
 
 
 def average_effects(measured: Sequence[Sequence[Effect]]) -> list[Effect]:
-    """Average the effects of several clients, by mechanism."""
+    """Average the effects of several clients, by mechanism; values that are not finite tell nothing."""
     values: dict[Mechanism, list[float]] = {}
     for effect in (effect for effects in measured for effect in effects):
-        values.setdefault(effect.mechanism, []).append(effect.value)
+        if math.isfinite(effect.value):
+            values.setdefault(effect.mechanism, []).append(effect.value)
     return [Effect(mechanism, sum(each) / len(each)) for mechanism, each in values.items()]
 
 

@@ -170,18 +170,26 @@ class LocalBackend(Backend):
         return self.evaluation.evaluate_received(make_payload, w, training, fine_tuning, mean_buffers)
 
     def measure_effects(self, r: int, make_payload: PayloadFactory) -> list[Effect]:
-        """Measure the mechanisms on a few clients: in one more round, which is dropped, and on their models."""
-        states, ids = self.client_states, self.evaluation.eval_ids
-        rows = torch.linspace(0, len(ids) - 1, min(MEASURED_CLIENTS, len(ids))).round().long().to(ids.device)
-        chosen = ids[rows]
-        payload = make_payload(chosen) if states.sent is None else states.sent.rows(states.rows_of(chosen))
-        inputs = states.training_inputs(chosen, payload, torch.ones_like(chosen, dtype=torch.bool))
-        if states.sent is None:
-            inputs = inputs._replace(fresh=torch.ones_like(inputs.fresh))
-        training = self.plan_training(r + 1, Stream.TRAINING)
-        effects = measure_training(self.context.algorithm.client, self.engine, chosen, inputs, training)
+        """Measure the mechanisms on a few clients: in one more round, which is dropped, and on received models."""
+        rule, states, ids = self.context.algorithm.client, self.client_states, self.evaluation.eval_ids
+        ids = ids[self.context.n_train[ids] > 0]
+        if not len(ids):
+            return []
+        rows = torch.linspace(0, len(ids) - 1, min(MEASURED_CLIENTS, len(ids))).round().long()
+        chosen = ids[rows.to(ids.device)]
+        effects: list[Effect] = []
+        if rule.mechanisms:
+            kept, every = states.sent, torch.ones_like(chosen, dtype=torch.bool)
+            payload = make_payload(chosen) if kept is None else kept.rows(states.rows_of(chosen))
+            inputs = states.training_inputs(chosen, payload, every)
+            if kept is None:
+                inputs = inputs._replace(fresh=every)
+            training = self.plan_training(r + 1, Stream.TRAINING)
+            effects += measure_training(rule, self.engine, chosen, inputs, training)
         if isinstance(module := self.engine.task.model, MethodModule):
-            params, buffers = (stack.rows(rows) for stack in self.headline_models)
+            # Not the models of the last evaluation: a run that went on after its last round has none.
+            params = states.models(rule.received_model, chosen, make_payload)
+            buffers = states.received_buffers(chosen)
             models = [{**params.rows(i), **buffers.rows(i)} for i in range(len(chosen))]
             effects += measure_modules(module, models, lambda i: self._sample_inputs(int(chosen[i])))
         return effects
