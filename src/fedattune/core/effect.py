@@ -48,7 +48,7 @@ class Effect(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Say how far the values are from the reference, and for an idle mechanism, what the run is therefore."""
+        """Say how far the values are from the reference, and what the run of an idle mechanism is."""
         part, reference, equivalent = self.mechanism
         if not self.is_idle:
             return f"the {part} are {100 * self.value:.0f}% away from {reference}"
