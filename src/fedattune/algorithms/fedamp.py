@@ -135,7 +135,8 @@ class ProximalStep(Correction):
     """Client rule of FedAMP: each local step is a proximal step on lam / (2 alpha_k) ||w - u||^2, u as last sent.
 
     The step is w - lr g' with g' = (g + c (w - u)) / (1 + lr c) and c = lam / alpha_k. It minimises the linear model of
-    the loss plus ||. - w||^2 / (2 lr) plus the pull, and is stable for every alpha_k. Personal tensors take plain steps.
+    the loss plus ||. - w||^2 / (2 lr) plus the pull, and is stable for every alpha_k. Personal tensors take plain
+    steps.
 
     Attributes:
         lam: strength of the pull, before the division by alpha_k.
