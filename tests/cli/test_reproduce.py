@@ -525,7 +525,6 @@ claims: [{text: Yes., better: FedAvg, than: Local}]
         ("than: Local", "than: Local, columns: [some]", "'some'"),
         ("than: Local", "than: Local, columns: []", "at least 1"),
         ("than: Local", "than: []", "at least 1"),
-        ("than: Local", "than: Local, by: -1", "greater than or equal to 0"),
         ("text: Yes., ", "", "text"),
         ("than: Local", "than: FedAvg_ft, columns: [few, all]", "the row 'FedAvg_ft' is not in column 'all'"),
         ("0.1, 1]", "0.1]", "column 'all' has no row with algorithm fedavg_ft"),

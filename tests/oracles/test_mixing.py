@@ -289,6 +289,26 @@ def test_a14_small_distances_between_many_large_models() -> None:
         assert weights[0, 1].item() == pytest.approx(expected, rel=1e-6)
 
 
+def test_a14_a_receiver_outside_the_cohort_has_no_negative_weight() -> None:
+    """Eight orthogonal models of squared length 1 are 2 apart. The zero model, which is older, is 1 from each.
+
+    So its kernel is exp(-1 / 0.5) where theirs is exp(-1 / 0.25): its weights sum to 8 exp(-2) > 1. They become 1/9
+    each, as many as its own. The rows of the eight stay.
+    """
+    rule = AttentiveMixing()
+    models = Params(w=torch.cat([torch.eye(8), torch.zeros(1, 8)]).double())
+    state = rule.init(models.rows(8), 9)
+    for ids in (torch.tensor([8]), torch.arange(8)):
+        uploads = Payload(models.rows(ids))
+        state = rule.aggregate(state, ids, uploads, uploads, torch.ones_like(ids))
+    mixing = rule.broadcast(state, torch.arange(9)).mixing
+    assert mixing
+    expected = torch.full((9, 9), math.exp(-4), dtype=torch.float64)
+    expected[:, 8], expected[8] = 0, 1 / 9
+    expected[:8, :8].fill_diagonal_(1 - 7 * math.exp(-4))
+    assert torch.allclose(mixing.weights["model"], expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("pool", ["cohort", "all"])
 def test_a15_clients_that_were_not_asked_keep_what_they_had(pool: str, theta: Params) -> None:
     """Rows of others are bit-identical, and one that never uploaded is sent the initial model."""

@@ -1,5 +1,6 @@
 """Measuring mechanisms at the end of a run: on both engines, after resuming, and without a trace in the run."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,12 +8,15 @@ import torch
 
 import fedattune
 from fedattune import Algorithm, Federation, Result
+from fedattune.algorithms import ALGORITHMS
 from fedattune.client import SGD, Proximal
 from fedattune.core.effect import Effect, Mechanism
 from fedattune.core.params import Params
 from fedattune.core.payload import Payload, RoundContext
+from fedattune.core.selectors import Head
 from fedattune.server import Average
 from fedattune.training.effects import MeasuredUpdate, average_effects
+from federations import make_federation
 from oracles.quadratic import FRESH, W0, M, gradient, params
 
 RUN: dict[str, Any] = {"rounds": 3, "steps": 4, "batch_size": 16, "lr": 0.1, "dtype": "float64"}
@@ -93,9 +97,40 @@ def test_a_correction_of_ones_own_is_measured_by_its_name(ragged: Federation) ->
     assert effect.value == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("name", ["fedprox", "fedam"])
+def test_clients_without_training_samples_are_not_measured(name: str) -> None:
+    """Nothing of the second client, which has none, enters the mean."""
+    two = make_federation([40, 40])
+    first, second = two.clients
+    run = RUN | {"cohort": 1.0}
+    alone, beside = (
+        fedattune.fit(name, replace(two, clients=clients), "dnn", **run).effects
+        for clients in ([first], [first, replace(second, train=second.train[:0])])
+    )
+    assert alone[0].value > 0
+    assert [effect.value for effect in beside] == pytest.approx([effect.value for effect in alone])
+
+
+@pytest.mark.parametrize("name", ["fedavgm", "fedamp"])
+def test_methods_run_where_nothing_is_shared(name: str, ragged: Federation) -> None:
+    """The head is the whole of `mlr`: then nothing is averaged or mixed, and no mechanism acts."""
+    result = fedattune.fit(replace(ALGORITHMS[name](), personal=Head()), ragged, "mlr", **RUN)
+    assert [effect.value for effect in result.effects] == [0]
+
+
+def test_the_pull_of_pfedme_acts_in_a_single_local_step(ragged: Federation) -> None:
+    """theta starts at w in every round, so there is no pull before the first of the K inner steps."""
+    run = RUN | {"steps": 1}
+    many, one = (fedattune.fit("pfedme", ragged, "mlr", options={"K": K}, **run).effects for K in (5, 1))
+    assert many[0].value > 0.1
+    assert one[0].value == 0
+
+
 def test_clients_are_averaged_by_mechanism() -> None:
     a, b = Mechanism("steps", "a", "x"), Mechanism("models", "b", "y")
-    assert average_effects([[Effect(a, 1.0), Effect(b, 0.5)], [Effect(a, 2.0)]]) == [
+    assert average_effects(
+        [[Effect(a, 1.0), Effect(b, 0.5)], [Effect(a, 2.0)], [Effect(a, float("nan"))]]
+    ) == [
         Effect(a, 1.5),
         Effect(b, 0.5),
     ]

@@ -35,7 +35,7 @@ from ..core.algorithm import ANSWERED_UPLOADS, Algorithm
 from ..core.effect import Mechanism
 from ..core.options import NonNegative, Positive
 from ..core.params import Params
-from ..core.payload import ServerState
+from ..core.payload import Broadcast, ServerState
 from ..core.selectors import Unit, group_names
 from ..server.mixing import Mixing, Pool, cosines, find_members, softmax_, squared_distances
 from .table import Family, method
@@ -57,7 +57,8 @@ class AttentiveMixing(Mixing):
     """Server rule of FedAMP: weights by a Gaussian kernel of the distance between models (equations 4 to 6).
 
     Where alpha makes some xi_ii less than 1/K, for K models, the round takes a smaller alpha_k, the same for all
-    clients. The matrix stays symmetric. Clients are sent alpha_k, because their pull to u_i is lam / alpha_k.
+    clients. The matrix stays symmetric. Clients are sent alpha_k, because their pull to u_i is lam / alpha_k. A client
+    outside the pool that is near to K - 1 members also keeps 1/K of its own model at least.
 
     Attributes:
         alpha: largest step alpha_k against the gradient of the attraction: the weight of an equal model.
@@ -70,6 +71,11 @@ class AttentiveMixing(Mixing):
     sigma: float = DEFAULT_SIGMA
     distance: Distance = "relative"
 
+    def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Send the mixtures, and alpha_k of every component: of none if nothing is shared."""
+        payload, mixing = super().broadcast(state, ids)
+        return Broadcast(payload._replace(extra={"alpha": Params(), **payload.extra}), mixing)
+
     def weights(self, pool: Pool) -> Tensor:
         """Weigh the others by the kernel; the rest goes to the own model."""
         return self.weights_and_numbers(pool)[0]
@@ -79,6 +85,11 @@ class AttentiveMixing(Mixing):
         kernel = self._kernel(pool)
         alpha = self._step(kernel, pool.member)
         rows = kernel[pool.own].mul_(alpha).mul_(pool.allowed)
+        # alpha_k bounds the weights of members. A receiver outside the pool can be nearer to all of them.
+        outside = ~pool.member[pool.own]
+        if outside.any():
+            n = int(pool.member.sum())
+            rows[outside] *= (n / (n + 1) / rows[outside].sum(1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
         rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
         return rows, {"alpha": alpha}
 
@@ -123,8 +134,9 @@ class AttentiveMixing(Mixing):
 class ProximalStep(Correction):
     """Client rule of FedAMP: each local step is a proximal step on lam / (2 alpha_k) ||w - u||^2, u as last sent.
 
-    The step w - lr g', with g' = (g + c (w - u)) / (1 + lr c) and c = lam / alpha_k, minimises the linear model of the
-    loss plus ||. - w||^2 / (2 lr) plus the pull. It is stable for every alpha_k. Personal tensors take plain steps.
+    The step is w - lr g' with g' = (g + c (w - u)) / (1 + lr c) and c = lam / alpha_k. It minimises the linear model of
+    the loss plus ||. - w||^2 / (2 lr) plus the pull, and is stable for every alpha_k. Personal tensors take plain
+    steps.
 
     Attributes:
         lam: strength of the pull, before the division by alpha_k.

@@ -66,7 +66,7 @@ class RelationshipCorrection(Correction):
 
 SMOOTHING = 1e-4
 """Share of the mean eigenvalue of W^T W that is added to all: Sigma must be invertible, as for equal models at the
-start. The largest eigenvalue of Omega is then 100 sqrt(m) + m at most, for m clients."""
+start. The eigenvalues of Omega are then at most about 100 m, for m clients; 100 sqrt(m) + m for equal models."""
 
 DEFAULT_LAM1 = {"mean": 0.5, "learned": 1e-3}
 """Default weight of the tie: the entries of the learned Omega are larger by hundreds."""

@@ -20,6 +20,7 @@ Algorithm 1:
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, ClientUpdate, Participation, pick_newest
@@ -83,10 +84,14 @@ class PFedMeClient(ClientUpdate):
     def measure_step(
         self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
     ) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Measure the pull in the first inner step, beside the gradient."""
+        """Measure the pull in the K inner steps, beside the gradient."""
         w, theta = carry
-        pull = self.lam * (theta - w)
-        return ((square_length(pull), square_length(grad(theta, batch, statistics=False))),)
+        pulls = lengths = torch.zeros_like(context.n_steps)
+        for _ in range(self.K):
+            g, pull = grad(theta, batch, statistics=False), self.lam * (theta - w)
+            pulls, lengths = pulls + square_length(pull), lengths + square_length(g)
+            theta = theta - self.personal_lr * (g + pull)
+        return ((pulls, lengths),)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

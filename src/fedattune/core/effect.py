@@ -14,7 +14,7 @@ class Mechanism(NamedTuple):
     """The point of a method: values that it changes, and what the method is without the change.
 
     Attributes:
-        part: the values, in one word of the plural: `weights`, `steps`, `predictions`, `models`.
+        part: the values, in one plural word: `weights`, `steps`, `updates`, `starts`, `models` or `predictions`.
         reference: the same values without the mechanism.
         equivalent: what a run with these values is.
 
@@ -48,7 +48,7 @@ class Effect(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Say how far the values are from the reference, and for an idle mechanism, what the run is therefore."""
+        """Say how far the values are from the reference, and what the run of an idle mechanism is."""
         part, reference, equivalent = self.mechanism
         if not self.is_idle:
             return f"the {part} are {100 * self.value:.0f}% away from {reference}"

@@ -131,6 +131,8 @@ def concatenate(stacks: Sequence[Params]) -> Params:
 
 def square_length(params: Params) -> Tensor:
     """Return the squared length over all tensors, a scalar."""
+    if not params:  # nothing is shared
+        return torch.zeros(())
     return torch.stack([v.square().sum() for v in params.values()]).sum()
 
 

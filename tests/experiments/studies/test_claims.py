@@ -120,6 +120,8 @@ def test_differences_are_paired_by_seed() -> None:
         ([4, 5, 6], [3, 3, 3], {"by": 2.5}, "holds"),
         ([4, 5, 6], [3, 3, 3], {"by": 2.6}, "holds partly (1 of 2 comparisons)"),
         ([4, 5, 6], [3, 3, 3], {"by": 3}, "not seen"),  # 3 is not above 3
+        ([-1, -1, -1], [0, 0, 0], {"by": -1.5}, "holds"),
+        ([-2, -2, -2], [0, 0, 0], {"by": -1.5}, "holds partly (1 of 2 comparisons); the opposite in 1 of 2"),
         ([4, 5, 6], [-3, 0, 3], {"columns": ["one"]}, "holds"),
         ([-1, 0, 1], [1, 2, 3], {}, "not seen"),
         ([0, 0, 0], [0, 0, 0], {}, "not seen"),
@@ -144,6 +146,15 @@ def test_rows_are_compared_in_the_columns_that_have_both() -> None:
 def test_a_claim_may_have_a_measure_of_its_own() -> None:
     found = answer(both([4, 5, 6], [4, 5, 6]), measure={"over": "last", "mean": "pooled", "called": "pooled"})
     assert describe_range(found).startswith("+2.50 ±1.24 (one)")
+
+
+def test_runs_without_the_curve_are_no_answer() -> None:
+    def forget(records: Records, run: str, row: str, seed: int) -> None:
+        if row == "FedAvg":
+            del records.curves[run]
+
+    found = answer(both([4, 5, 6], [4, 5, 6]), forget, columns=["one"])
+    assert found.text == "not answered: one: FedAvg and Local have no seed in common"
 
 
 def test_incomplete_runs_are_no_answer() -> None:

@@ -134,6 +134,8 @@ def _compare(results: StudyResults, claim: Claim, better: Cell, than: Cell) -> C
     if splits[0] != splits[1]:
         lacks.append(f"{better.column}: {better.row} and {than.row} have different splits of the data")
         seeds = ()
+    elif not seeds and not lacks:
+        lacks.append(f"{better.column}: {better.row} and {than.row} have no seed in common")
     differences = [values[0][seed] - values[1][seed] for seed in seeds]
     interval = compute_interval(differences) if seeds else None
     return Comparison(better, than, claim.by, seeds, interval, tuple(lacks))
@@ -182,9 +184,11 @@ def describe_marks(study: Study, answers: Sequence[Answer]) -> str:
     split = "each with a split of its own" if study.populations else "all with one split of the data"
     seeds = f" over {' or '.join(map(str, counts))} seeds, {split}" if counts else ""
     beyond = "the points that the claim names" if any(answer.claim.by for answer in answers) else "zero"
+    # A claim that allows a loss is not contradicted by a smaller loss.
+    below = "zero and below these points" if any(answer.claim.by < 0 for answer in answers) else "zero"
     return (
         f"Differences in points, paired by seed, ± half of the {100 * CONFIDENCE:.0f}% interval (Student's t){seeds}. "
-        f"{HOLDS}: the whole interval is above {beyond}; {OPPOSITE}: it is below zero. A claim holds if all its "
+        f"{HOLDS}: the whole interval is above {beyond}; {OPPOSITE}: it is below {below}. A claim holds if all its "
         f"comparisons have {HOLDS}."
     )
 
