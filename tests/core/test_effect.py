@@ -29,8 +29,8 @@ def test_components_are_averaged() -> None:
     assert measure(first, second) == pytest.approx({ONE_MIXTURE: 0.15, OWN_MODEL: 0.35})
 
 
-def test_one_row_and_no_matrix_say_nothing() -> None:
-    assert measure([[0.5, 0.5]], rows=CLIENTS[:1]) == {}
+def test_one_row_is_compared_with_the_own_model_alone() -> None:
+    assert measure([[0.5, 0.5]], rows=CLIENTS[:1]) == {OWN_MODEL: 0.5}
     assert measure_mixing(None) == ()
 
 

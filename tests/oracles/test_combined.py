@@ -128,7 +128,7 @@ BY_HAND: list[tuple[dict[str, Any], Algorithm]] = [
     ),
     (
         {"server": "heurfedamp", "client": "prox", "unit": "tensor", "sigma": 3.0},
-        Algorithm(SGD((Proximal(0.01),)), CosineMixing("tensor", sigma=3.0, self_weight=0.5)),
+        Algorithm(SGD((Proximal(0.1),)), CosineMixing("tensor", sigma=3.0, self_weight=0.5)),
     ),
     (
         {"server": "update_attention", "client": "pfedme", "K": 2, "weighting": "samples"},

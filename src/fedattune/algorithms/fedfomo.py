@@ -144,7 +144,12 @@ class FedFomoClient(ClientUpdate):
         """Measure the distance of the start from the own model, beside the mean distance of the others."""
         own = carry.models.rows(1)
         apart = carry.models.map(lambda a, b: a[2:] - b, own)
-        return ((square_length(carry.start - own), square_length(apart) / max(1, len(carry.losses) - 2)),)
+        return (
+            (
+                square_length(carry.start - own),
+                (square_length(apart) / max(1, len(carry.losses) - 2)).clamp_min(1e-12),
+            ),
+        )
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

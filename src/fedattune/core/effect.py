@@ -68,11 +68,11 @@ def measure_mixing(mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         mixing: the last matrices (R, K) of a run, one per component; None if there are none.
 
     Returns:
-        Two effects, both total variation distances from 0 to 1, averaged over clients and components; none if one
-        client received a mixture, or nobody.
+        Two effects, both total variation distances from 0 to 1, averaged over clients and components; none without
+        matrices. One row alone has no distance from equal rows.
 
     """
-    if mixing is None or len(mixing.rows) < 2:
+    if mixing is None or not len(mixing.rows):
         return ()
     own = mixing.rows[:, None] == mixing.columns
     from_equal, from_own = [], []
@@ -80,10 +80,10 @@ def measure_mixing(mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         weights = matrix.double()
         from_equal.append(total_variation(weights, weights.mean(0, keepdim=True)))
         from_own.append(total_variation(weights, own.to(weights)))
-    values = (sum(distances) / len(distances) for distances in (from_equal, from_own))
-    return tuple(
-        Effect(mechanism, value) for mechanism, value in zip((ONE_MIXTURE, OWN_MODEL), values, strict=True)
-    )
+    distances = {ONE_MIXTURE: from_equal, OWN_MODEL: from_own}
+    if len(mixing.rows) < 2:
+        del distances[ONE_MIXTURE]
+    return tuple(Effect(mechanism, sum(each) / len(each)) for mechanism, each in distances.items())
 
 
 def total_variation(a: Tensor, b: Tensor) -> float:

@@ -114,7 +114,7 @@ def list_options(factory: Callable[..., Any]) -> list[Option]:
     Examples:
         >>> from fedattune.algorithms import fedprox
         >>> list_options(fedprox)
-        [Option(name='mu', default=0.01), Option(name='weighting', default='samples')]
+        [Option(name='mu', default=0.1), Option(name='weighting', default='samples')]
 
     """
     return [

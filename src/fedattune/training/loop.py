@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..core.algorithm import Algorithm
 from ..core.effect import Effect
-from ..core.errors import DivergedError
+from ..core.errors import DivergedError, summarize_error
 from ..core.io import copy_tensors, flatten_tree, save_tensors, write_json
 from ..core.params import Params
 from ..core.payload import MixingMatrices, Payload, ServerState, Traffic, count_traffic
@@ -305,7 +305,14 @@ class RoundLoop:
         context, records = self.context, self.store.rounds()
         name = self.config["algorithm"]
         notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
-        effects = self._measure_effects() if is_finished else []
+        effects: list[Effect] = []
+        if is_finished:
+            try:
+                effects = self._measure_effects()
+            except Exception as error:  # a fault in a rule of the user's own must not lose the run
+                notes.append(
+                    f"{name}: the effect of the mechanism could not be measured: {summarize_error(error)}"
+                )
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
         facts = {
             **self._facts,

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ...core.effect import Effect
 from ...core.params import Params
 from ...training.backends.base import TrainReply
 from ...training.backends.message import WorkerMessage
@@ -56,6 +58,10 @@ class FlowerBackend(RemoteBackend):
         self._round = 0  # of the last exchange
         self._usual_length: float | None = None
         self.bytes_sent = self.bytes_received = 0
+
+    def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:
+        """Measure nothing: nodes are only asked for what training and evaluation need."""
+        return [[] for _ in ids]
 
     def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
         """Send each node its message; return the valid replies, or the reasons why there is none."""
