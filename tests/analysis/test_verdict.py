@@ -119,3 +119,15 @@ def test_a_note_that_several_runs_have_is_said_once() -> None:
         Fake("b", LOCAL, notes=["b: made for all clients", every]),
     )
     assert merge_notes(fakes) == ["a, b: made for all clients", every, "a: only with this seed"]
+
+
+def test_methods_with_equal_losses_are_called_one_method() -> None:
+    fakes = results(
+        Fake("local", LOCAL, losses=[0.5, 0.4]),
+        Fake("a", LOCAL, losses=[0.3, 0.2]),
+        Fake("b", LOCAL, losses=[0.3, 0.2 * (1 + 1e-6)]),
+        Fake("c", LOCAL, losses=[0.3, 0.2 * (1 + 1e-4)]),
+        Fake("d", LOCAL, losses=[0.3]),
+    )
+    notes = [note for note in write_fairness_notes(fakes) if "one method" in note]
+    assert notes == ["a, b: the same loss at every evaluation, so they are one method under these settings"]

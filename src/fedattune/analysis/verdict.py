@@ -16,6 +16,8 @@ MAX_LISTED_METHODS = 5
 """Methods with the same value that a note lists by name."""
 MIN_CLIENTS = 5
 """Clients below which resampling them says nothing."""
+EQUAL_LOSSES = 1e-5
+"""Relative difference of two losses that rounding alone explains."""
 MAX_STEPS_RATIO = 1.05
 """Local steps of a method per local step of `local`; the comparison is not fair above this ratio."""
 
@@ -142,6 +144,10 @@ def write_fairness_notes(results: Sequence["RunMetrics"]) -> list[str]:
     if excluded := find_excluded(results):
         notes.append(f"left out of the conclusion on collaborating: {_join_reasons(excluded)}")
     notes += describe_seed_differences(results).values()
+    notes += [
+        f"{', '.join(names)}: the same loss at every evaluation, so they are one method under these settings"
+        for names in find_equal_methods(groups)
+    ]
     steps = _count_steps(groups)
     counts = {name: f"{count:,.0f}" for name, count in steps.items()}
     apart = max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values())
@@ -164,6 +170,26 @@ def write_fairness_notes(results: Sequence["RunMetrics"]) -> list[str]:
             f"the methods' weight decay differs ({_group_names(decay)}); --weight-decay gives all methods the same"
         )
     return notes
+
+
+def find_equal_methods(groups: Mapping[str, Sequence["RunMetrics"]]) -> list[list[str]]:
+    """Group methods with equal losses, up to rounding, at every evaluation and seed; only groups of several."""
+    found: list[tuple[FloatArray, list[str]]] = []
+    for name, runs in groups.items():
+        losses = np.array(
+            [
+                (run.settings.seed, e["round"], e[run.headline]["loss_uniform"])
+                for run in runs
+                for e in run.history
+            ]
+        )
+        for like, names in found:
+            if losses.shape == like.shape and np.allclose(losses, like, rtol=EQUAL_LOSSES, atol=0):
+                names.append(name)
+                break
+        else:
+            found.append((losses, [name]))
+    return [names for _, names in found if len(names) > 1]
 
 
 def merge_notes(results: Sequence["RunMetrics"]) -> list[str]:
