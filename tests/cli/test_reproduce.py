@@ -611,6 +611,10 @@ def test_validation_data_choose_where_test_data_say_otherwise(small: Path) -> No
         }
     records.curves = curves
     assert choose_options(study, cell, records, WHOLE) == {"lr": 1e-6}
+    # A run of the choice diverges after the search: the next best takes its place, if there is one that does not.
+    for choice, expected in (({"lr": 1e-6}, {"lr": 0.1}), ({"lr": 0.1}, {"lr": 1e-6})):
+        records.runs[study.make_run(cell, choice, 1).id] = {"failed": "training diverged"}
+        assert choose_options(study, cell, records, WHOLE) == expected
 
 
 def test_a_killed_process_is_no_result(

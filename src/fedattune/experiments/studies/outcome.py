@@ -211,6 +211,8 @@ def reduce_curve(curve: Curve, measure: Measure) -> float:
 def choose_options(study: Study, cell: Cell, records: Records, extent: Extent) -> dict[str, Any] | None:
     """Choose the combination of the grid with the best validation accuracy in the last tenth of the rounds.
 
+    A combination that diverged with some seed after the search gives way to the next best.
+
     Returns:
         The first of the best; None if a combination has not been tried yet.
 
@@ -221,7 +223,16 @@ def choose_options(study: Study, cell: Cell, records: Records, extent: Extent) -
     scored_choices = [
         (choice, score) for choice, score in score_choices(study, cell, records, extent) if score is not None
     ]
-    return max(scored_choices, key=lambda one: one[1])[0] if len(scored_choices) == len(choices) else None
+    if len(scored_choices) < len(choices):
+        return None
+    stable = [one for one in scored_choices if not _diverges(study, cell, one[0], records, extent)]
+    return max(stable or scored_choices, key=lambda one: one[1])[0]
+
+
+def _diverges(study: Study, cell: Cell, choice: dict[str, Any], records: Records, extent: Extent) -> bool:
+    """Return True if a run of a combination diverged with some seed, although its search did not."""
+    runs = (study.make_run(cell, choice, seed, extent).id for seed in range(study.seeds))
+    return any("failed" in records.runs.get(run, {}) for run in runs)
 
 
 def score_choices(

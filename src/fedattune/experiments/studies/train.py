@@ -78,21 +78,25 @@ class StudyTrainer:
                 if len(grid) > 1
             ]
         )
+        trained: dict[Cell, Any] | None = None
+        while (choices := self._choose(cells)) != trained:  # a choice that diverges makes room for another
+            self._train(
+                [
+                    study.make_run(cell, choice, seed, extent)
+                    for seed in range(self.options.seeds or study.seeds)
+                    for cell, choice in choices.items()
+                ]
+            )
+            trained = choices
+
+    def _choose(self, cells: Sequence[Cell]) -> dict[Cell, dict[str, Any]]:
+        """Choose a combination for each cell whose search is complete."""
         if self.options.no_search:
-            choices = {cell: study.middle_choice(cell) for cell in cells}
-        else:
-            choices = {
-                cell: choice
-                for cell in cells
-                if (choice := choose_options(study, cell, self.records, extent)) is not None
-            }
-        self._train(
-            [
-                study.make_run(cell, choice, seed, extent)
-                for seed in range(self.options.seeds or study.seeds)
-                for cell, choice in choices.items()
-            ]
-        )
+            return {cell: self.study.middle_choice(cell) for cell in cells}
+        choices = {
+            cell: choose_options(self.study, cell, self.records, self.options.extent) for cell in cells
+        }
+        return {cell: choice for cell, choice in choices.items() if choice is not None}
 
     def _train(self, runs: Sequence[CellRun]) -> None:
         """Train the runs that no study has, in groups with the same data."""
