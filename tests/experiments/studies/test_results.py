@@ -16,7 +16,7 @@ from fedattune.experiments.studies.matching import (
     compute_matching_rate,
     find_label_pairs,
 )
-from fedattune.experiments.studies.outcome import StudyResults
+from fedattune.experiments.studies.outcome import StudyResults, compute_late_change
 from fedattune.experiments.studies.records import Records
 from fedattune.experiments.studies.render import CLAIMS_FILE, CSV_FILE, FIGURE_FILE, TABLE_FILE, to_csv
 from fedattune.experiments.studies.table import to_markdown
@@ -171,3 +171,11 @@ def test_the_matching_rate_by_hand() -> None:
     wrong[0, 1], wrong[0, 2] = 0, 1
     assert compute_matching_rate(wrong, LABELS) == pytest.approx(5 / 6)
     assert compute_matching_rate(perfect, np.eye(4)) is None
+
+
+def test_the_late_change_by_hand() -> None:
+    # Twenty rounds, evaluated every second: the last tenth is rounds 19 and 20, so round 20; as many before: round 18.
+    curve = {"round": np.arange(2, 21, 2), "acc_pooled": np.array([0.1] * 8 + [0.5, 0.75])}
+    assert compute_late_change(curve, "pooled") == pytest.approx(25)
+    only_late = {"round": np.array([19, 20]), "acc_pooled": np.array([0.5, 0.75])}
+    assert compute_late_change(only_late, "pooled") is None

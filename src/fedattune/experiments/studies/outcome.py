@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ...analysis.compare import MeanStd, compute_mean_std
 from ...training.metrics import Point, is_in_last_tenth
 from .cells import Cell, Extent
-from .records import Curve, Records
+from .records import Array, Curve, Records
 from .study import Measure, Study
 
 MAX_SEEDS = 10
@@ -141,6 +141,9 @@ class StudyResults:
                     reduce_curve(c, kind) if kind else 100 * float(c["acc_worst10"][-1]) for c in curves
                 ]
                 measures[name] = compute_mean_std(values)
+                changes = [compute_late_change(curve, own.mean) for curve in curves if name == "value"]
+                if known_changes := [change for change in changes if change is not None]:
+                    measures["late_change"] = compute_mean_std(known_changes)
         return measures
 
     def list_values(self, one: Outcome, measure: Measure | None = None) -> dict[int, float]:
@@ -204,8 +207,29 @@ def reduce_curve(curve: Curve, measure: Measure) -> float:
         return 100 * float(accuracy.max())
     if measure.over == "last":
         return 100 * float(accuracy[-1])
-    is_late = [is_in_last_tenth(round_, int(curve["round"][-1])) for round_ in curve["round"].tolist()]
-    return 100 * float(accuracy[np.array(is_late)].mean())
+    return 100 * float(accuracy[_find_last_tenth(curve["round"])].mean())
+
+
+def compute_late_change(curve: Curve, mean: Literal["pooled", "uniform"]) -> float | None:
+    """Compute how far a curve still moves: the mean over its last tenth minus the mean over as many rounds before.
+
+    Args:
+        curve: the accuracies of the evaluated rounds.
+        mean: the accuracy to take.
+
+    Returns:
+        The change in points; None if all evaluated rounds are in the last tenth.
+
+    """
+    accuracy, is_late = curve[f"acc_{mean}"], _find_last_tenth(curve["round"])
+    earlier = accuracy[~is_late][-int(is_late.sum()) :]
+    return 100 * float(accuracy[is_late].mean() - earlier.mean()) if len(earlier) else None
+
+
+def _find_last_tenth(rounds: Array) -> Array:
+    """Return for each evaluated round if it is in the last tenth of all rounds, (number of rounds,)."""
+    last = int(rounds[-1])
+    return np.array([is_in_last_tenth(one, last) for one in rounds.tolist()])
 
 
 def choose_options(study: Study, cell: Cell, records: Records, extent: Extent) -> dict[str, Any] | None:

@@ -23,7 +23,8 @@ CSV_COLUMNS = (
     "paper_std", "received", "trained", "last_pooled", "last_uniform", "last_worst10", "seconds", "local_steps",
     "bytes_up", "bytes_down", "choice", "run", "note",
 )  # fmt: skip
-SCREEN_COLUMNS = [i for i, title in enumerate(COLUMN_TITLES) if title not in ("received", "trained", "steps")]
+WIDE_COLUMNS = {"late change", "received", "trained", "steps"}
+SCREEN_COLUMNS = [i for i, title in enumerate(COLUMN_TITLES) if title not in WIDE_COLUMNS]
 
 
 def write_results(results: StudyResults) -> None:

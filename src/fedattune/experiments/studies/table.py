@@ -18,8 +18,13 @@ OVER_WORDS = {
     "last": "last round",
 }
 MEAN_WORDS = {"pooled": "over all test samples", "uniform": "mean over clients"}
-COLUMN_TITLES = ("method", "paper", "ours", "difference", "last round", "over clients", "worst 10%", "received",
-                 "trained", "seeds", "rounds", "steps", "seconds", "chosen")  # fmt: skip
+COLUMN_TITLES = ("method", "paper", "ours", "difference", "last round", "late change", "over clients", "worst 10%",
+                 "received", "trained", "seeds", "rounds", "steps", "seconds", "chosen")  # fmt: skip
+
+LATE_CHANGE = (
+    "Late change: the mean over the last tenth of the rounds minus the mean over as many evaluated rounds before, in "
+    "points. It is near zero where the curve is flat."
+)
 
 
 def to_markdown(results: StudyResults) -> str:
@@ -34,7 +39,7 @@ def to_markdown(results: StudyResults) -> str:
     if lines := summarize_mixing(results):
         out += ["## The figure in numbers", "", *render_lines(lines), ""]
     out += _render_reasons(results)
-    out += ["## All numbers", ""]
+    out += ["## All numbers", "", LATE_CHANGE, ""]
     for column, lines in format_columns(results).items():
         out += [f"### {column}", "", *render_lines([list(COLUMN_TITLES), *lines]), ""]
     out += _render_search(results)
@@ -88,7 +93,9 @@ def _format_line(results: StudyResults, one: Outcome) -> list[str]:
         "–" if paper is None else f"{paper:.2f}" + (f" ±{paper_std:.2f}" if paper_std is not None else ""),
         format_value(one),
         "–" if off is None else _format_signed(off),
-        *(show(name) for name in ("last", "last_uniform", "worst10", "received", "trained")),
+        show("last"),
+        _format_signed(one.measures["late_change"].mean) if "late_change" in one.measures else "–",
+        *(show(name) for name in ("last_uniform", "worst10", "received", "trained")),
         f"{one.n_seeds}" + (f" ({len(one.failures)} diverged)" if one.failures else ""),
         str(one.extent.rounds),
         show("local_steps", ",.0f"),
