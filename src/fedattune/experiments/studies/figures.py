@@ -214,7 +214,7 @@ def _draw_matching(drawing: _Drawing) -> None:
 
 def _draw_weights(drawing: _Drawing) -> None:
     """Draw the target's mixing weights per layer in the first, middle and last third of the rounds."""
-    titles = [drawing.title(cell.column, one) for cell, one in drawing.outcomes.items()]
+    titles = [drawing.title(str(cell), one) for cell, one in drawing.outcomes.items()]
     panels = drawing.add_panels(titles, 5.2, 3.6)
     for axes, one in zip(panels, drawing.outcomes.values(), strict=True):
         mixing = average_mixing(drawing.results, one)
@@ -241,7 +241,7 @@ def _draw_heat_map(drawing: _Drawing) -> None:
     titles = [
         title
         for cell, one in drawing.outcomes.items()
-        for title in (drawing.title(f"{cell.column}: weights", one), f"{cell.column}: labels in common")
+        for title in (drawing.title(f"{cell}: weights", one), f"{cell.column}: labels in common")
     ]
     panels = iter(drawing.add_panels(titles, 3.4, 3.4))
     for one in drawing.outcomes.values():

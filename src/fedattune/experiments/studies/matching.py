@@ -97,7 +97,7 @@ def summarize_mixing(results: StudyResults) -> list[list[str]]:
     for cell, one in results.outcomes.items():
         if one.runs and not one.not_run and results.records.mixing(one.runs[0]):
             _check(results, cell, one)
-            lines += [[cell.column, *line] for line in summarize(results, one)]
+            lines += [[cell.column, cell.row, *line] for line in summarize(results, one)]
     return lines
 
 
@@ -144,13 +144,13 @@ def _last_third(results: StudyResults, one: Outcome) -> dict[str, Matrix]:
 
 SUMMARIES: dict[str, tuple[tuple[str, ...], Callable[[StudyResults, Outcome], Iterator[list[str]]]]] = {
     "matching": (
-        ("populations", "matching rate in %", "spread", "by chance", "number of populations"),
+        ("populations", "method", "matching rate in %", "spread", "by chance", "number of populations"),
         _summarize_matching,
     ),
     "heat_map": (
-        ("data", "layer", "own", "3 labels in common", "2", "1", "none"),
+        ("data", "method", "layer", "own", "3 labels in common", "2", "1", "none"),
         _summarize_common_labels,
     ),
-    "weights": (("data", "layer", *WEIGHT_GROUPS), _summarize_weights),
+    "weights": (("data", "method", "layer", *WEIGHT_GROUPS), _summarize_weights),
 }
 """Kind of figure -> head of its table, and the function that makes the lines of a cell."""
