@@ -1,14 +1,18 @@
 """Fixtures that tests of several packages share."""
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Several test processes share the cores; without this, their threads spin and wait for each other. Commands that
 # tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts `make test &` with Ctrl-C ignored, and commands that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from typing import Any
 
@@ -97,20 +101,28 @@ def process(work: Path) -> Callable[..., Done]:
 
 
 @pytest.fixture
-def start(work: Path) -> Callable[..., "subprocess.Popen[str]"]:
-    """The real command, begun."""
+def start(work: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """The real command, begun. What still runs after a failed test is killed, or later tests get its warnings."""
+    begun: list[subprocess.Popen[str]] = []
 
     def run(*argv: object) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, "-m", "fedattune", *map(str, argv)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-            cwd=work,
+        begun.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "fedattune", *map(str, argv)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment(),
+                cwd=work,
+            )
         )
+        return begun[-1]
 
-    return run
+    yield run
+    for process in begun:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 TOGETHER = ("test_ray.py", "test_ray_nodes.py", "test_report_browser.py")
