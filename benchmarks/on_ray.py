@@ -19,7 +19,7 @@ import torch
 
 import fedattune
 from fedattune import Federation, Settings
-from fedattune.server.mixing import dots, mix, offload_products
+from fedattune.server.products import dots, mix, offload_products
 
 from .measure import Case, Figures, Setting, Skip, Target, Workload, measure
 from .population import population

@@ -19,7 +19,7 @@ from fedattune.algorithms.igfl import GlobalUpdateWrapper, UpdateAttention
 from fedattune.algorithms.mocha import TaskRelationship
 from fedattune.algorithms.pfedla import HeurPFedLAServer, PFedLAServer
 from fedattune.core.payload import ServerState
-from fedattune.server import Average, mixing
+from fedattune.server import Average, mixing, products
 
 C = 10
 LAYERS = 6
@@ -121,8 +121,8 @@ rules = pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pieces that are copied are small beside these layers, as they are beside real ones."""
-    monkeypatch.setattr(mixing, "BLOCK_VALUES", PIECE)
-    monkeypatch.setattr(mixing, "MIN_BLOCK_COLUMNS", 8)
+    monkeypatch.setattr(products, "BLOCK_VALUES", PIECE)
+    monkeypatch.setattr(products, "MIN_BLOCK_COLUMNS", 8)
     monkeypatch.setattr(sys.modules[PFedLAServer.__module__], "BLOCK_WEIGHTS", 200)
     monkeypatch.setattr(mixing, "BLOCK_CLIENTS", C)
 

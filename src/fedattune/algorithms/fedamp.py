@@ -37,7 +37,8 @@ from ..core.options import NonNegative, Positive
 from ..core.params import Params
 from ..core.payload import Broadcast, ServerState
 from ..core.selectors import Unit, group_names
-from ..server.mixing import Mixing, Pool, cosines, find_members, softmax_, squared_distances
+from ..server.mixing import Mixing, Pool, cosines, find_members
+from ..server.products import softmax_, squared_distances
 from .table import Family, method
 
 Distance = Literal["relative", "absolute"]

@@ -40,7 +40,8 @@ from ..core.algorithm import ANSWERED_UPLOADS, Algorithm, Participation
 from ..core.options import Count, NonNegative, Positive
 from ..core.selectors import Unit
 from ..server import Average
-from ..server.mixing import Mixing, Pool, cosines, softmax_
+from ..server.mixing import Mixing, Pool, cosines
+from ..server.products import softmax_
 from .pfedme import PFedMeClient
 from .table import Family, method
 

@@ -34,7 +34,7 @@ from ..core.options import Fraction
 from ..core.params import Params, as_slice, choose
 from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, ServerState
 from ..server.average import Average, Weighting, client_weights, mean_update, store_weights
-from ..server.mixing import column_blocks, flatten
+from ..server.products import column_blocks, flatten
 from ..server.wrapper import ServerWrapper, attach_extra
 from .table import Family, method
 

@@ -29,7 +29,8 @@ from ..core.effect import Mechanism
 from ..core.options import NonNegative
 from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
-from ..server.mixing import UploadStore, column_blocks, flatten, mix
+from ..server.mixing import UploadStore
+from ..server.products import column_blocks, flatten, mix
 from .table import Family, method
 
 

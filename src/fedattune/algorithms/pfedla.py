@@ -49,7 +49,8 @@ from ..core.payload import (
 )
 from ..core.selectors import Unit, group_names
 from ..server import hypernetwork as hn
-from ..server.mixing import UploadStore, column_blocks, flatten, mix
+from ..server.mixing import UploadStore
+from ..server.products import column_blocks, flatten, mix
 from .table import Family, method
 
 

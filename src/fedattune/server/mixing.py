@@ -1,16 +1,10 @@
-"""Mix a model for every client from the clients' last uploads: one mixing matrix per component of the model.
-
-The rules come first, then the products of stacks of models that they need; products need hardly any memory beside the
-result.
-"""
+"""Mix a model for every client from the clients' last uploads: one mixing matrix per component of the model."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -22,25 +16,10 @@ from ..core.errors import ConfigError
 from ..core.params import Params, as_slice
 from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 from ..core.selectors import Unit, group_names
+from .products import TensorLoader, dots, flatten, mix
 
 BLOCK_CLIENTS = 256
 """Maximum number of clients to mix at a time, unless the pool is larger."""
-
-BLOCK_VALUES = 1 << 20
-"""Values of a stack to copy at a time: they fit into caches, and their memory is used again."""
-
-MIN_BLOCK_COLUMNS = 512
-"""Minimum columns of a stack to multiply at a time: with fewer, the additions cost more than the products."""
-
-MIN_HALVED_MODELS = 512
-"""Number of models from which on half of a symmetric product is copied from the other half."""
-
-TensorLoader = Callable[[], Tensor]
-"""Returns one tensor of a stack as (K, P); the tensor may be a temporary copy."""
-
-Offload = Callable[[Callable[..., Tensor], Tensor, Any, int, bool], Tensor | None]
-"""offload(piece, models, rest, rows, summed): compute piece(columns of models, rest) of `rows` rows in other processes,
-and sum the pieces or join them by columns. None means: compute here."""
 
 
 @dataclass(frozen=True)
@@ -257,146 +236,3 @@ def cosines(pool: Pool) -> Tensor:
     alike.mul_(scale[pool.own][:, None]).mul_(scale)
     alike.nan_to_num_(0.0, 0.0, 0.0)  # models of infinite length resemble no model
     return alike.scatter_(1, pool.own[:, None], 1.0)
-
-
-_offload: ContextVar[Offload | None] = ContextVar("offload", default=None)
-
-
-@contextmanager
-def offload_products(offload: Offload) -> Iterator[None]:
-    """Offer the large products to `offload` inside the block."""
-    token = _offload.set(offload)
-    try:
-        yield
-    finally:
-        _offload.reset(token)
-
-
-def _try_offload(
-    piece: Callable[..., Tensor], models: Tensor, rest: Any, rows: int, *, summed: bool
-) -> Tensor | None:
-    offload = _offload.get()
-    return None if offload is None else offload(piece, models, rest, rows, summed)
-
-
-def flatten(tensor: Tensor) -> Tensor:
-    """Flatten all axes behind the first: (K, P)."""
-    return tensor.reshape(len(tensor), -1)
-
-
-def column_blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Cut the columns of a (rows, columns) matrix into blocks."""
-    size = max(MIN_BLOCK_COLUMNS, BLOCK_VALUES // max(1, rows))
-    for start in range(0, columns, size):
-        yield slice(start, start + size)
-
-
-def mix(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return sum_k weights[i, k] models[k] (R, ...), from `weights` (R, K) and `models` (K, ...)."""
-    shape = (len(weights), *models.shape[1:])
-    into = None if out is None else out.view(len(weights), -1)
-    stack, weights = flatten(models), weights.to(models.dtype)
-    if (result := _try_offload(_mixture, stack, weights, len(weights), summed=False)) is not None:
-        return (result if into is None else into.copy_(result)).view(shape)
-    return torch.mm(weights, stack, out=into).view(shape)
-
-
-def _mixture(models: Tensor, weights: Tensor) -> Tensor:
-    return torch.mm(weights, models)
-
-
-def dots(parts: Iterable[TensorLoader], rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
-    """Return the dot products (R, K) of some rows of a stack with all rows.
-
-    Args:
-        parts: the tensors of the stack.
-        rows: (R,) the rows.
-        size: (R, K).
-
-    Raises:
-        ValueError: the stack has no tensor.
-
-    """
-    out: Tensor | None = None
-    for part in parts:
-        out = _accumulate_dots(out, part(), rows, size)
-    if out is None:
-        raise ValueError("dots: got a component without tensors, expected one at least")
-    return out
-
-
-def _accumulate_dots(out: Tensor | None, a: Tensor, rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
-    # A separate function, so that one part is freed before the next is made.
-    if (result := _try_offload(_dots, a, rows, size[0], summed=True)) is not None:
-        return result if out is None else out.add_(result)
-    out = a.new_zeros(size) if out is None else out
-    _add_dots(out, a[rows], a)
-    return out
-
-
-def _dots(models: Tensor, rows: Tensor | slice) -> Tensor:
-    some = models[rows]
-    out = models.new_zeros(len(some), len(models))
-    _add_dots(out, some, models)
-    return out
-
-
-def _add_dots(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a b^T to `out`; if a is b, copy the half above the diagonal from the half below it."""
-    n = len(b)
-    if n < MIN_HALVED_MODELS or a.data_ptr() != b.data_ptr() or len(a) != n:
-        out.addmm_(a, b.T)
-        return
-    half = n // 2
-    out[:half, :half].addmm_(b[:half], b[:half].T)
-    out[half:].addmm_(b[half:], b.T)
-    out[:half, half:] = out[half:, :half].T
-
-
-def squared_distances(parts: Sequence[TensorLoader], like: Tensor, error: float) -> Tensor:
-    """Return ||theta_i - theta_j||^2 (K, K) in float64 between the K models of a stack.
-
-    Products of centred models give the distances. If rounding could exceed `error`, because one model is far from the
-    mean, the differences of all pairs do, which takes longer.
-
-    Args:
-        parts: the tensors of the stack.
-        like: (K,) a tensor on the device of the result.
-        error: largest error of a distance.
-
-    """
-    n = len(like)
-    out = torch.zeros(n, n, dtype=torch.float64, device=like.device)
-    for part in parts:
-        if (result := _try_offload(_centred_dots, models := part(), None, n, summed=True)) is not None:
-            out += result
-        else:
-            _add_centred_dots(out, models)
-        del models
-    lengths = out.diagonal().clone()
-    if lengths.max() * torch.finfo(torch.float64).eps <= error:
-        return out.mul_(-2).add_(lengths).add_(lengths[:, None]).clamp_min_(0)
-    out.zero_()
-    for part in parts:
-        out += torch.cdist(a := part(), a, compute_mode="donot_use_mm_for_euclid_dist").double().square_()
-        del a
-    return out
-
-
-def _centred_dots(models: Tensor, _: None) -> Tensor:
-    out = torch.zeros(len(models), len(models), dtype=torch.float64, device=models.device)
-    _add_centred_dots(out, models)
-    return out
-
-
-def _add_centred_dots(out: Tensor, models: Tensor) -> None:
-    for columns in column_blocks(2 * len(models), models.shape[1]):
-        part = models[:, columns].to(torch.float64, copy=True)
-        part -= part.mean(0)
-        _add_dots(out, part, part)
-
-
-def softmax_(scores: Tensor) -> Tensor:
-    """Take the softmax of each row in place."""
-    scores.sub_(scores.amax(1, keepdim=True)).exp_()
-    return scores.div_(scores.sum(1, keepdim=True))

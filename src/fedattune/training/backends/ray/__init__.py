@@ -30,7 +30,7 @@ def open_ray_backend(
     if settings.engine != "ray":
         yield None
         return
-    from ....server.mixing import offload_products
+    from ....server.products import offload_products
     from .backend import RayBackend
     from .offload import ProductOffloader
 
