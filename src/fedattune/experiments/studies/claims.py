@@ -11,7 +11,8 @@ from scipy.special import stdtrit
 
 from .cells import Cell
 from .outcome import StudyResults
-from .study import Claim, Study
+from .parts import Claim
+from .study import Study
 
 CONFIDENCE = 0.95
 HOLDS, OPPOSITE = "▲", "▼"

@@ -9,8 +9,9 @@ import numpy as np
 from ...analysis.compare import MeanStd, compute_mean_std
 from ...training.metrics import Point, is_in_last_tenth
 from .cells import Cell, Extent
+from .parts import Measure
 from .records import Array, Curve, Records
-from .study import Measure, Study
+from .study import Study
 
 MAX_SEEDS = 10
 """Seeds of a cell to look for, unless the study has more."""
