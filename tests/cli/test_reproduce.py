@@ -127,7 +127,7 @@ def test_a_tiny_cell_of_every_study(
     """One cell of the first column and its Local: one round, one seed, every file there."""
     monkeypatch.setattr(outcome, "MIN_SHARE", 0)
     study, text = load_study(name), (STUDY_FOLDER / f"{name}.yaml").read_text("utf-8")
-    if name.endswith(("-claims", "-weights")):  # there are 400 images here
+    if name.endswith(("-checks", "-claims", "-weights")):  # there are 400 images here
         text = text.replace(".samples: 4000", ".samples: 400").replace(".size: 300", ".size: 40")
         text = text.replace("clients: 20", "clients: 4")
     (work / f"{name}.yaml").write_text(text, "utf-8")
@@ -399,7 +399,9 @@ rows: {Local: {algorithm: local}, IGFL-S: {algorithm: igfl_s, options: {attentio
     for run in records.runs:
         for (_, component), matrix in records.mixing(run).items():
             assert np.allclose(matrix.sum(1), 1, atol=1e-5), component
-    assert "matching rate" in (work / "out" / "find" / TABLE_FILE).read_text()
+    table = (work / "out" / "find" / TABLE_FILE).read_text()
+    assert "matching rate" in table
+    assert "\n| random | IGFL-S | " in table  # the numbers name their method
 
 
 @pytest.mark.parametrize(

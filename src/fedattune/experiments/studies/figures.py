@@ -198,7 +198,7 @@ def _draw_matching(drawing: _Drawing) -> None:
     for cell, one in drawing.outcomes.items():
         rates = list(matching_rates(results, one).values())
         rate = f"matching rate {100 * np.mean(rates):.0f}% over {len(rates)} populations"
-        titles.append(f"{drawing.title(cell.column, one)}\n{rate}")
+        titles.append(f"{drawing.title(str(cell), one)}\n{rate}")
     panels = drawing.add_panels(titles, 4.4, 4.4)
     for axes, one in zip(panels, drawing.outcomes.values(), strict=True):
         run = one.runs[0]
