@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from ..core.errors import RunError, did_you_mean, summarize_error
 from ..core.io import natural_key, read_json, read_yaml
 from ..training.metrics import RunMetrics
+from ..training.predictions import load_predictions
 from ..training.storage.folder import RESUMABLE_SETTINGS, RunFolder
 from ..training.storage.store import RunStore
 from .compare import BASELINE, describe_failure
@@ -98,7 +99,10 @@ def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
     store = RunStore.load_copy(folder.metrics) if copy else RunStore.open_read_only(folder.metrics)
     try:
         facts = read_json(file)
-        run = RunMetrics(config, {"notes": [], **(facts["facts"] if finished else facts)}, store, finished)
+        known = {"notes": [], **(facts["facts"] if finished else facts)}
+        run = RunMetrics(
+            config, known, store, finished, load_predictions(folder.predictions) if finished else {}
+        )
         _ = run.settings, run.algorithm, run.facts["clients"], run.headline
     except (AttributeError, KeyError, TypeError, ValidationError) as error:
         raise RunError(
@@ -196,6 +200,7 @@ def list_run_files(paths: Sequence[Path]) -> dict[str, Path]:
         own = [path / name for name in (EXPERIMENT_FILE, RESULT_FILE, PARTITION_FILE, COMMAND_FILE)]
         for run in map(RunFolder, (path, *path.glob("*/seed-*"))):
             own += [run.config, run.facts, run.environment, run.metrics, run.models, run.inputs, run.result]
+            own.append(run.predictions)
             own += (run.path / "checkpoints").glob("*")
         files |= {f"{file.relative_to(path)} of {path}": file for file in own if file.is_file()}
     return files

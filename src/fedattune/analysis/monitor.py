@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.io import read_json
-from ..training.metrics import summarize_scores
+from ..training.history import summarize_scores
 from ..training.storage.folder import RunFolder
 from .compare import BASELINE
 from .load import find_run_folders, list_planned_runs, read_failures, read_run

@@ -33,7 +33,7 @@ def explain(space: Namespace, problems: list[str]) -> int:
     from ..analysis.load import list_run_files, read_runs
     from ..core.io import write_text
     from ..experiments.output import check_output_files
-    from ..training.metrics import replace_nonfinite
+    from ..training.history import replace_nonfinite
 
     options = parse_options(ExplainOptions, space, problems)
     check_output_files({"--json": options.json_file}, list_run_files([space.run]))

@@ -17,6 +17,8 @@ MAX_COUNT = 1_000_000
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
 EngineName = Literal["auto", "sequential", "vectorized", "ray"]
 """Name of an engine; see `Settings.engine`."""
+EarlyStopping = Literal["auto", "accuracy", "loss", "off"]
+"""What chooses the round of each client's model; see `Settings.early_stopping`."""
 
 
 class Settings(StrictSchema):
@@ -98,6 +100,12 @@ class Settings(StrictSchema):
     eval_clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = Field(
         None,
         description="number of clients to evaluate, drawn once (default: all; above 10,000 clients, 1,000)",
+    )
+
+    early_stopping: EarlyStopping = Field(
+        "auto",
+        description="validation data that choose the round of each client's judged model: accuracy, loss, or auto "
+        "(accuracy; loss if the target is a number); off judges the last round",
     )
 
     @field_validator("cohort", mode="before")

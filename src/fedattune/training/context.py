@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.params import Params
-from ..core.settings import Settings
+from ..core.settings import EarlyStopping, Settings
 from ..core.task import Task
 from ..data import Federation
 from ..data.federated import FederationInfo
@@ -70,6 +70,19 @@ class RunContext:
     def is_answered(self) -> bool:
         """True if the server answers each upload right after aggregation."""
         return self.algorithm.participation.receive == "answer"
+
+    @property
+    def early_stopping(self) -> EarlyStopping:
+        """What chooses the round of each client's judged model: accuracy, loss, or off without validation data."""
+        how = self.settings.early_stopping
+        if how == "off" or not bool((self.federation.sizes("validation")[self.eval_ids.cpu()] > 0).any()):
+            return "off"
+        return "loss" if how == "loss" or not self.federation.classes else "accuracy"
+
+    @property
+    def stops_early(self) -> bool:
+        """True if models of earlier rounds may be judged."""
+        return self.early_stopping != "off"
 
     @property
     def initial_statistics(self) -> Params:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,15 +27,17 @@ from .backends.local import LocalBackend
 from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
 from .effects import average_effects, choose_measured, read_last_mixing
-from .evaluation import PointScores
+from .evaluation import EVALUATED_PARTS, PointScores
 from .notes import collect_facts, collect_missing_facts, collect_notes
+from .predictions import RowPredictions, predict_rows
 from .result import Result
 from .sampling import sample_cohort, sample_dropouts
 from .server import Server
 from .setup import make_run_context
+from .stopping import StoppingRule
 from .storage.checkpoint import restore_tree
 from .storage.folder import RunFolder
-from .storage.rows import load_rows
+from .storage.rows import RowStack, load_rows
 from .storage.store import RoundRecord, RunStore
 
 CHECKPOINT_SHARE = 0.1
@@ -90,6 +93,7 @@ class RoundLoop:
         self.traffic: dict[str, Traffic] = {"up": Counter(), "down": Counter()}
         self.accuracy: float | None = None
         self.notes: list[str] = []
+        self.stopping = StoppingRule(self.context.early_stopping)
         if make_backend:
             self.backend = make_backend(self.context, self.server.make_payload)
         else:
@@ -151,8 +155,9 @@ class RoundLoop:
         scores = backend.evaluate_trained(server.make_payload) if should_evaluate else []
         mixing = self._aggregate(reply)
         if should_evaluate:
-            received = backend.evaluate_received(r, server.make_eval_payload, server.global_model)
-            self._record_scores(r, [*scores, *received])
+            scores += backend.evaluate_received(r, server.make_eval_payload, server.global_model)
+            self._record_scores(r, scores)
+            self._keep_best(r, scores)
             if not self.context.is_answered:
                 mixing = server.take_mixing(reply.ids)
             if mixing:
@@ -239,6 +244,16 @@ class RoundLoop:
                     (client_scores.correct[has_samples] / client_scores.n[has_samples]).mean()
                 )
 
+    def _keep_best(self, r: int, scores: Sequence[PointScores]) -> None:
+        """Let the backend keep the models for which this round is the best so far."""
+        point = self.context.algorithm.headline
+        found = next((one for one in scores if (one.point, one.part) == (point, "validation")), None)
+        if found is not None and found.scores.n.sum():
+            values = np.array([column.tolist() for column in found.scores], dtype=float)
+            is_best = self.stopping.add_round(r, values)
+            if is_best is not None and is_best.any():
+                self.backend.keep_models(found.ids[torch.from_numpy(is_best).to(found.ids.device)])
+
     @cached_property
     def _facts(self) -> dict[str, Any]:
         return collect_facts(self.context)
@@ -289,6 +304,9 @@ class RoundLoop:
             self.notes = json.loads(saved.meta["notes"])
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
         self.store.forget_after(self.record.round)
+        for round_, point, values in self.store.scores("validation"):
+            if point == self.context.algorithm.headline:
+                self.stopping.add_round(round_, values)
 
     def _measure_effects(self) -> list[Effect]:
         """Measure how much the method's mechanisms did."""
@@ -316,6 +334,7 @@ class RoundLoop:
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
         facts = {
             **self._facts,
+            "early_stopping": self.context.early_stopping,
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.notes, *self.backend.notes],
             **collect_missing_facts(context, records),
@@ -329,8 +348,23 @@ class RoundLoop:
             facts,
             self.store,
             is_finished,
+            self._predict(models, buffers) if is_finished else {},
             models,
             buffers,
             context.task.model,
             inputs=self._inputs,
         )
+
+    def _predict(self, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:
+        """Let the judged models predict the rows that they are judged on; nothing if models or rows are elsewhere."""
+        context = self.context
+        if not isinstance(context.federation, Federation) or not models:
+            return {}
+        predictions: dict[str, RowPredictions] = {}
+        for part in EVALUATED_PARTS:
+            one = predict_rows(
+                context.task, context.federation, part, context.eval_ids.tolist(), models, buffers
+            )
+            if one is not None:
+                predictions[part] = one
+        return predictions

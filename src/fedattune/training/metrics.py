@@ -1,8 +1,7 @@
 """The numbers of a run: per client and round, over clients, and the summaries that papers report."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -11,103 +10,24 @@ from numpy.typing import NDArray
 
 from ..core.effect import Effect, Mechanism
 from ..core.errors import ConfigError
+from ..core.metrics import MetricName
 from ..core.settings import Settings
+from .history import (
+    JsonDict,
+    Metrics,
+    average_metrics,
+    build_history,
+    is_in_last_tenth,
+    reaches,
+    replace_nonfinite,
+    summarize_scores,
+)
+from .predictions import RowPredictions
+from .stopping import StoppingRule
 from .storage.store import MixingLog, RoundRecord, RunStore
 
-Metrics = dict[str, float]
-"""acc_uniform, acc_pooled, acc_std, acc_worst10, loss_uniform; accuracies are fractions."""
-
-JsonDict = dict[str, Any]
-
 Point = Literal["received", "trained"]
-
-
-def summarize_scores(n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np.float64]) -> Metrics:
-    """Summarise the scores of clients; clients without samples are left out.
-
-    Args:
-        n: (N,) samples of each client.
-        correct: (N,) samples that were classified rightly.
-        loss: (N,) sum of the losses.
-
-    Returns:
-        `acc_uniform` weighs every client alike, `acc_pooled` every sample. `acc_std` is the population standard
-        deviation over clients, `acc_worst10` the mean over the worst tenth of the clients (at least one).
-
-    """
-    has = n > 0
-    n, correct, loss = n[has], correct[has], loss[has]
-    accuracy = correct / n
-    worst = np.sort(accuracy)[: max(1, round(0.1 * len(n)))]
-    return {
-        "acc_uniform": float(accuracy.mean()),
-        "acc_pooled": float(correct.sum() / n.sum()),
-        "acc_std": float(accuracy.std()),
-        "acc_worst10": float(worst.mean()),
-        "loss_uniform": float((loss / n).mean()),
-    }
-
-
-def average_metrics(entries: list[Metrics]) -> Metrics:
-    """Average every number over several rounds."""
-    return {key: float(np.mean([e[key] for e in entries])) for key in entries[0]}
-
-
-def is_in_last_tenth(round_: int, rounds: int) -> bool:
-    """Return whether a round is in the last tenth of all rounds, which has at least one round."""
-    return round_ > rounds - max(1, round(0.1 * rounds))
-
-
-def reaches(entry: Metrics, accuracy: float) -> bool:
-    """Return whether the mean over clients is at least `accuracy`."""
-    # A mean of fractions that is 0.9 on paper may be 0.8999999999999999 in memory.
-    return entry["acc_uniform"] >= accuracy - 1e-9
-
-
-def replace_nonfinite(value: Any) -> Any:
-    """Copy a nest of lists and dicts, with None for numbers that JSON cannot write."""
-    if isinstance(value, dict):
-        return {k: replace_nonfinite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [replace_nonfinite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
-    """List the evaluated rounds: metrics at both points on both parts, traffic and time so far, and missing clients.
-
-    `diverged` and `absent` name clients since the evaluation before. Methods with one global model also have `global`.
-
-    Args:
-        store: the rounds of the run.
-        names: names of the clients by number.
-
-    """
-    points: dict[tuple[int, str], dict[str, Metrics]] = {}
-    for part in ("test", "validation"):
-        for round_, point, (n, correct, loss) in store.scores(part):
-            metrics = points.setdefault((round_, part), {})
-            metrics[point] = summarize_scores(n, correct, loss)
-    entries: list[JsonDict] = []
-    diverged: set[int] = set()
-    absent: set[int] = set()
-    for record in store.rounds():
-        diverged |= set(record.diverged)
-        absent |= set(record.absent)
-        if (test := points.get((record.round, "test"))) is not None:
-            entry = {
-                "round": record.round,
-                "received": test.get("received"),
-                "trained": test.get("trained"),
-                "validation": points.get((record.round, "validation")),
-                "bytes": {"up": record.bytes_up, "down": record.bytes_down},
-                "seconds": record.seconds,
-                "diverged": [names[i] for i in sorted(diverged)],
-                "absent": [names[i] for i in sorted(absent)],
-            }
-            entries.append(entry | ({"global": test["global"]} if "global" in test else {}))
-            diverged, absent = set(), set()
-    return entries
+Part = Literal["test", "validation"]
 
 
 @dataclass(frozen=True)
@@ -158,6 +78,8 @@ class RunMetrics:
         facts: facts about model, clients and notes.
         store: scores, traffic and mixing matrices of all rounds.
         is_finished: whether all rounds are done.
+        predictions: part (test or validation) -> outputs of the judged models for its rows; empty before the end of
+            the run, and where the clients are elsewhere.
 
     """
 
@@ -165,6 +87,7 @@ class RunMetrics:
     facts: Mapping[str, Any]
     store: RunStore
     is_finished: bool = True
+    predictions: Mapping[str, RowPredictions] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         mean = f", mean accuracy {self.metrics['acc_uniform']:.4f}" if self.metrics else ""
@@ -345,6 +268,66 @@ class RunMetrics:
             for number, client in zip(self.eval_ids, self.facts["clients"], strict=True)
         ]
 
+    @cached_property
+    def judged_rounds(self) -> NDArray[np.int64]:
+        """The round of each evaluated client's judged model (E,): chosen by validation data, or the last one."""
+        stopping = StoppingRule(self.facts.get("early_stopping", "off"))
+        last = 0
+        for round_, point, values in self.store.scores("validation"):
+            if point == self.headline:
+                stopping.add_round(round_, values)
+        for entry in self.history[-1:]:
+            last = entry["round"]
+        return stopping.rounds if len(stopping.rounds) else np.full(len(self.eval_ids), last)
+
+    def judged_scores(self, part: Part) -> NDArray[np.float64]:
+        """Read the scores of the judged models on one part: samples, right predictions, sum of losses (3, E).
+
+        Clients without samples have zeros, and clients that were never evaluated have NaN.
+        """
+        scores, rounds = np.full((3, len(self.eval_ids)), np.nan), self.judged_rounds
+        for round_, point, values in self.store.scores(part):
+            if point == self.headline and (is_judged := rounds == round_).any():
+                scores[:, is_judged] = values[:, is_judged]
+        return scores
+
+    @cached_property
+    def judged(self) -> Metrics:
+        """Test metrics of the judged models; empty before the first evaluation."""
+        scores = self.judged_scores("test")
+        has = np.isfinite(scores[0]) & (scores[0] > 0)
+        return summarize_scores(*scores[:, has]) if has.any() else {}
+
+    def measure_clients(self, metric: MetricName, part: Part = "test") -> NDArray[np.float64]:
+        """Measure the judged models on one part: a value for each evaluated client (E,).
+
+        NaN where a client's rows do not define the metric. Without predictions, as before the end of a run and in
+        deployments, only accuracy, log loss and RMSE are known.
+        """
+        if (predictions := self.predictions.get(part)) is not None:
+            return predictions.by_client[metric]
+        n, correct, loss = self.judged_scores(part)
+        values: NDArray[np.float64] = np.full(len(n), np.nan)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            if metric == "accuracy" and not self.is_regression:
+                values = correct / n
+            elif metric == "log_loss" and not self.is_regression:
+                values = loss / n
+            elif metric == "rmse" and self.target_deviation is not None:
+                values = self.target_deviation * np.sqrt(loss / n)
+        return values
+
+    @property
+    def is_regression(self) -> bool:
+        """True if the target is a number."""
+        return not self.facts["classes"]
+
+    @property
+    def target_deviation(self) -> float | None:
+        """The standard deviation that is one unit of the model's outputs, if the target is a number."""
+        scale = self.facts.get("target_scale")
+        return None if scale is None else float(scale["deviation"])
+
     @property
     def mixing(self) -> MixingLog:
         """The mixing matrices: round -> component -> (N, N) matrix, rows receive from columns.
@@ -365,6 +348,8 @@ class RunMetrics:
             "local_steps": self.local_steps,
             "headline": self.headline,
             "final": self.final,
+            "judged": self.judged,
+            "metrics": {part: one.pooled for part, one in self.predictions.items()},
             "best_test": self.best_test,
             "bmta": self.bmta,
             "best_validation": self.best_validation,

@@ -129,6 +129,7 @@ def train_newcomers(
         "held_out": 0,
         "eval_every": rounds,
         "eval_clients": None,
+        "early_stopping": "off",
         "client_state": "memory",
         # The few clients that join are trained in this process.
         **({"engine": "auto", **RAY_DEFAULTS} if before.get("engine") == "ray" else {}),

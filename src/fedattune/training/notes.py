@@ -10,6 +10,7 @@ from ..core.payload import ServerState
 from ..core.selectors import AllParameters, BatchNorms, NoParameters
 from ..data import Federation
 from ..data.client_index import PARTS
+from ..data.federated import FederationInfo
 from .context import RunContext
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .setup import resolve_weight_decay
@@ -33,6 +34,7 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
         "n_parameters": context.task.params.numel(),
         "input_shape": list(federation.input_shape),
         "classes": list(federation.classes),
+        "target_scale": _describe_target(federation),
         "clients": [
             {"id": federation.names[i], "n_train": train, "n_validation": validation, "n_test": test}
             for i, (train, validation, test) in zip(ids, sizes, strict=True)
@@ -45,6 +47,12 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
             evaluated = replace(federation, clients=federation.index.take(context.eval_ids.cpu().numpy()))
         facts |= {"labels": evaluated.label_counts().tolist(), "data_notes": list(federation.notes)}
     return facts if are_all else facts | {"numbers": ids, "population": context.n_clients}
+
+
+def _describe_target(federation: Federation | FederationInfo) -> dict[str, float] | None:
+    """Return mean and deviation of a target that is a number; None for classes."""
+    scale = getattr(federation, "target_scale", None)
+    return None if scale is None else scale._asdict()
 
 
 def collect_missing_facts(context: RunContext, records: Sequence[RoundRecord]) -> dict[str, Any]:

@@ -20,7 +20,9 @@ from ..models.files import (
     fill_model,
     save_model,
 )
-from .metrics import ClientResult, JsonDict, NewcomerResult, Point, RunMetrics
+from .history import JsonDict
+from .metrics import ClientResult, NewcomerResult, Point, RunMetrics
+from .predictions import load_predictions, save_predictions
 from .storage.folder import RunFolder
 from .storage.rows import RowStack
 from .storage.store import RunStore
@@ -100,6 +102,7 @@ class Result(RunMetrics):
             read_json(folder.config),
             read_json(folder.result)["facts"],
             RunStore(folder.metrics),
+            predictions=load_predictions(folder.predictions),
             models=models,
             buffers=buffers,
             folder=folder.path,
@@ -109,6 +112,8 @@ class Result(RunMetrics):
     def finish(self, folder: RunFolder) -> None:
         """Write `result.json`, which makes the run a finished one."""
         facts = dict(self.facts)
+        if self.predictions:
+            save_predictions(folder.predictions, self.predictions)
         if self.config["model"] not in MODELS and (not isinstance(self.models, Params) or self.models):
             facts["reference_logits"] = compute_reference_logits(
                 self.model(self.eval_ids[0]), self._card(self.facts["clients"][0]["id"])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import ConfigError
 from .context import Progress, RunContext
-from .metrics import summarize_scores
+from .history import summarize_scores
 from .storage.store import RoundMixing, RunStore
 
 FLUSH_S = 5

@@ -22,7 +22,7 @@ NODE_OPTIONS = {
 }  # fmt: skip
 """Options of an experiment that each node decides for itself."""
 
-SIMULATION_OPTIONS = {"held_out", "join_rounds", "engine", "client_state", *RAY_DEFAULTS}
+SIMULATION_OPTIONS = {"held_out", "join_rounds", "engine", "client_state", "early_stopping", *RAY_DEFAULTS}
 """Settings that only a simulation has."""
 
 Scalar = str | int | float | bool
@@ -114,8 +114,8 @@ class DeploymentPlan:
         }
 
     def settings(self, seed: int) -> Settings:
-        """Return the training settings of the run with a seed."""
-        return self.experiment.settings(seed)
+        """Return the training settings of the run with a seed; nodes keep the models of the last round."""
+        return self.experiment.settings(seed).model_copy(update={"early_stopping": "off"})
 
     @property
     def seeds(self) -> range:

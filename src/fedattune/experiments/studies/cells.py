@@ -59,7 +59,7 @@ class CellRun(NamedTuple):
     @property
     def id(self) -> str:
         """Twelve hex digits. Runs with equal results have equal ids, in whatever study they are."""
-        excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS
+        excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS | {"early_stopping"}
         values = self.experiment.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
         (name,) = self.experiment.algorithms
         values["set"] = self.experiment.set | {f"{name}.{key}": value for key, value in self.options.items()}
@@ -96,5 +96,7 @@ class StudyOptions(StrictSchema):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Settings of every experiment that change no result: where tensors and data sets are."""
-        return {"device": self.device} | ({"data_dir": self.data_dir} if self.data_dir else {})
+        """Settings of every experiment that change no number of a paper: where data are, and which models are kept."""
+        return {"device": self.device, "early_stopping": "off"} | (
+            {"data_dir": self.data_dir} if self.data_dir else {}
+        )

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ...analysis.compare import MeanStd, compute_mean_std
-from ...training.metrics import Point, is_in_last_tenth
+from ...training.history import is_in_last_tenth
+from ...training.metrics import Point
 from .cells import Cell, Extent
 from .parts import Measure
 from .records import Array, Curve, Records

@@ -102,7 +102,7 @@ class Backend(ABC):
     @property
     @abstractmethod
     def headline_models(self) -> tuple[RowStack, RowStack]:
-        """Models and buffers (E, ...) evaluated last at the headline point; empty if they stay with the clients."""
+        """Models and buffers (E, ...) that were kept, or else evaluated last; empty if they stay with the clients."""
 
     @abstractmethod
     def receive(self, ids: Tensor, payload: Payload) -> None:
@@ -131,6 +131,10 @@ class Backend(ABC):
     @abstractmethod
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
         """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
+
+    @abstractmethod
+    def keep_models(self, ids: Tensor) -> None:
+        """Keep the models of clients `ids` that were evaluated last at the headline point, in place of older ones."""
 
     @abstractmethod
     def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:

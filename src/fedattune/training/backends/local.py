@@ -1,5 +1,6 @@
 """The backend of clients in this process: their data, their state, and the engine that trains and evaluates them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from ...core.effect import Effect
 from ...core.network import MethodModule
-from ...core.params import Params
+from ...core.params import Params, select_prefix
 from ...core.payload import Payload
 from ...data import Federation
 from ..client_state import ClientStates, PayloadFactory
@@ -15,7 +16,8 @@ from ..context import RunContext
 from ..effects import MEASURED_SAMPLES, measure_module, measure_training
 from ..engine import make_engine
 from ..engine.batches import LocalTraining
-from ..evaluation import ClientModels, LocalEvaluation, PointScores
+from ..evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluation, PointScores
+from ..kept import KeptModels
 from ..sampling import Stream
 from ..setup import resolve_weight_decay
 from ..storage.rows import RowStack, RowStorage
@@ -84,6 +86,7 @@ class LocalBackend(Backend):
             context.algorithm, self.engine, federation, self.client_states, eval_ids
         )
         self._trained_models: list[ClientModels] = []
+        self._kept = KeptModels.start(context, storage)
 
     @property
     def personal_example(self) -> Params:
@@ -101,8 +104,21 @@ class LocalBackend(Backend):
 
     @property
     def headline_models(self) -> tuple[RowStack, RowStack]:
-        """Models and buffers (E, ...) that were evaluated last at the headline point."""
-        return self.evaluation.headline_models
+        """Models and buffers (E, ...) that were kept, or else evaluated last at the headline point."""
+        if not self._kept.has_models:
+            return self.evaluation.headline_models
+        eval_ids = self.evaluation.eval_ids
+        size = len(eval_ids) * self.engine.task.params.nbytes()
+        if size > MODEL_CHUNK_BYTES and len(eval_ids) == len(self.client_ids):
+            return self._kept.params, self._kept.buffers
+        rows = self.client_states.rows_of(eval_ids)
+        return self._kept.params.rows(rows), self._kept.buffers.rows(rows)
+
+    def keep_models(self, ids: Tensor) -> None:
+        """Keep the models of clients `ids` that were evaluated last."""
+        places = torch.searchsorted(self.evaluation.eval_ids, ids)
+        models, buffers = self.evaluation.headline_models
+        self._kept.put(self.client_states.rows_of(ids), models.rows(places), buffers.rows(places))
 
     def receive(self, ids: Tensor, payload: Payload) -> None:
         """Give clients `ids` the server's answers to their uploads."""
@@ -218,8 +234,16 @@ class LocalBackend(Backend):
 
     def state_tree(self) -> dict[str, Any]:
         """Return the state of the clients as a nest of dicts, for a checkpoint."""
-        return self.client_states.state_tree()
+        return self.client_states.state_tree() | {"kept": self._kept.state_tree()}
+
+    def load_kept(self, state: Mapping[str, Tensor]) -> None:
+        """Take over kept models, by paths such as `params/0.weight`, and for which clients they are."""
+        rows = torch.arange(len(state["is_kept"]), device=self.client_ids.device)
+        params, buffers = (select_prefix(state, f"{part}/") for part in ("params", "buffers"))
+        self._kept.put(rows, params, buffers)
+        self._kept.is_kept = state["is_kept"].clone()
 
     def load_state_tree(self, tree: dict[str, Any]) -> None:
         """Take over the state of a checkpoint."""
         self.client_states.load_state_tree(tree)
+        self._kept.load_state_tree(tree["kept"])

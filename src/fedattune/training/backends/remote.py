@@ -145,6 +145,14 @@ class RemoteBackend(Backend):
                 message.put("mean_buffers", mean)
         return self._merge_scores(self.send_messages(messages)[0])
 
+    def keep_models(self, ids: Tensor) -> None:
+        """Let the workers keep the models of clients `ids`."""
+        messages = {}
+        for worker, members in enumerate(self.worker_clients):
+            if len(mine := select_ids(ids, members)):
+                messages[worker] = self.make_message(worker, kind="keep", ids=mine.tolist())
+        self.send_messages(messages)
+
     def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:
         """Let the workers measure their clients; a client whose worker does not answer has no effects."""
         payload = None if self.context.is_answered else make_payload(ids)
@@ -186,12 +194,13 @@ class RemoteBackend(Backend):
         order = torch.cat(list(self.worker_clients)).argsort()
         joint = concatenate([reply.get("state") for reply in replies]).map(lambda v: v[order])
         tree: dict[str, Any] = {"local_state": {}, "personal": Params(), "buffers": Params()}
+        tree["kept"] = {"params": Params(), "buffers": Params(), "is_kept": joint["kept/is_kept"]}
         for name, rows in joint.items():
             part, _, rest = name.partition("/")
-            if part == "local_state":
+            if part in ("local_state", "kept") and "/" in rest:
                 key, _, tensor = rest.partition("/")
-                tree["local_state"].setdefault(key, Params())[tensor] = rows
-            elif part != "fresh":
+                tree[part].setdefault(key, Params())[tensor] = rows
+            elif part not in ("fresh", "kept"):
                 tree[part][rest] = rows
         sent = self.pending_tree()["sent"]
         return {**tree, "sent": sent, "fresh": joint["fresh"], "statistics": self.statistics}
@@ -203,7 +212,7 @@ class RemoteBackend(Backend):
             self.sent = Payload(**tree["sent"])
             self.pending, self.is_first = torch.ones_like(fresh), ~fresh
         state = Params(
-            flatten_tree({key: tree[key] for key in ("local_state", "personal", "buffers", "fresh")})
+            flatten_tree({key: tree[key] for key in ("local_state", "personal", "buffers", "fresh", "kept")})
         )
         messages = {}
         for worker, members in enumerate(self.worker_clients):

@@ -73,6 +73,7 @@ def handle_message(backend: LocalBackend, message: WorkerMessage) -> WorkerMessa
         "train": _handle_train,
         "evaluate": _handle_evaluate,
         "buffers": _handle_buffers,
+        "keep": _handle_keep,
         "measure": _handle_measure,
         "models": _handle_models,
         "state": _handle_state,
@@ -138,6 +139,11 @@ def _handle_buffers(backend: LocalBackend, _: WorkerMessage) -> WorkerMessage:
     return reply
 
 
+def _handle_keep(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
+    backend.keep_models(_make_id_tensor(message.head["ids"], backend))
+    return WorkerMessage({"kind": "kept"})
+
+
 def _handle_measure(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
     head, ids = message.head, _make_id_tensor(message.head["ids"], backend)
     payload = None if head["is_answered"] else message.payload("sent")
@@ -175,6 +181,7 @@ def export_state(backend: LocalBackend) -> dict[str, Any]:
         "local_state": {k: load_rows(v) for k, v in tree["local_state"].items()},
         "personal": load_rows(tree["personal"]),
         "buffers": load_rows(tree["buffers"]),
+        "kept": {k: v if isinstance(v, Tensor) else load_rows(v) for k, v in tree["kept"].items()},
     }
 
 
@@ -187,6 +194,7 @@ def load_state(backend: LocalBackend, state: Mapping[str, Tensor]) -> None:
     client_states.personal.put_rows(rows, select_prefix(state, "personal/"))
     client_states.buffers.put_rows(rows, select_prefix(state, "buffers/"))
     client_states.fresh = state["fresh"].clone()
+    backend.load_kept(select_prefix(state, "kept/"))
     if sent := select_prefix(state, "sent/"):
         client_states.store_payload(backend.client_ids, unflatten_payload(sent))
 

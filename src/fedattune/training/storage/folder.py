@@ -99,6 +99,11 @@ class RunFolder:
         return self.path / "models.safetensors"
 
     @property
+    def predictions(self) -> Path:
+        """Outputs of the judged models for the rows of the test and validation parts."""
+        return self.path / "predictions.safetensors"
+
+    @property
     def result(self) -> Path:
         """Result of the run; its presence says that the run is finished."""
         return self.path / "result.json"

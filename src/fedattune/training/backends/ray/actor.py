@@ -178,7 +178,7 @@ class ActorState:
     def record(self, message: RayMessage) -> None:
         """Log an answered message if it changed the clients, or the models that they evaluated last."""
         evaluates = message.head["kind"] in {"train", "evaluate"}
-        if not evaluates and "pending" not in message.head:
+        if not evaluates and message.head["kind"] != "keep" and "pending" not in message.head:
             return
         if self.log and _only_evaluates(self.log[-1]) and evaluates:
             self.log.pop()  # a later evaluation replaces it

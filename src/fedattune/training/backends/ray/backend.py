@@ -88,6 +88,11 @@ class RayBackend(RemoteBackend):
             self._saving_took = time.monotonic() - now
         return super().train(request, payload, make_payload)
 
+    def keep_models(self, ids: Tensor) -> None:
+        """Let the actors keep the models of clients `ids`."""
+        self._headline_models = None
+        super().keep_models(ids)
+
     def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
         """Send each actor its message; replace lost actors, until all have answered.
 

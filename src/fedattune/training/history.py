@@ -1,0 +1,103 @@
+"""Summaries of the scores of clients, and the history of a run made of them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .storage.store import RunStore
+
+Metrics = dict[str, float]
+"""acc_uniform, acc_pooled, acc_std, acc_worst10, loss_uniform; accuracies are fractions."""
+
+JsonDict = dict[str, Any]
+
+
+def summarize_scores(n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np.float64]) -> Metrics:
+    """Summarise the scores of clients; clients without samples are left out.
+
+    Args:
+        n: (N,) samples of each client.
+        correct: (N,) samples that were classified rightly.
+        loss: (N,) sum of the losses.
+
+    Returns:
+        `acc_uniform` weighs every client alike, `acc_pooled` every sample. `acc_std` is the population standard
+        deviation over clients, `acc_worst10` the mean over the worst tenth of the clients (at least one).
+
+    """
+    has = n > 0
+    n, correct, loss = n[has], correct[has], loss[has]
+    accuracy = correct / n
+    worst = np.sort(accuracy)[: max(1, round(0.1 * len(n)))]
+    return {
+        "acc_uniform": float(accuracy.mean()),
+        "acc_pooled": float(correct.sum() / n.sum()),
+        "acc_std": float(accuracy.std()),
+        "acc_worst10": float(worst.mean()),
+        "loss_uniform": float((loss / n).mean()),
+    }
+
+
+def average_metrics(entries: list[Metrics]) -> Metrics:
+    """Average every number over several rounds."""
+    return {key: float(np.mean([e[key] for e in entries])) for key in entries[0]}
+
+
+def is_in_last_tenth(round_: int, rounds: int) -> bool:
+    """Return whether a round is in the last tenth of all rounds, which has at least one round."""
+    return round_ > rounds - max(1, round(0.1 * rounds))
+
+
+def reaches(entry: Metrics, accuracy: float) -> bool:
+    """Return whether the mean over clients is at least `accuracy`."""
+    # A mean of fractions that is 0.9 on paper may be 0.8999999999999999 in memory.
+    return entry["acc_uniform"] >= accuracy - 1e-9
+
+
+def replace_nonfinite(value: Any) -> Any:
+    """Copy a nest of lists and dicts, with None for numbers that JSON cannot write."""
+    if isinstance(value, dict):
+        return {k: replace_nonfinite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [replace_nonfinite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
+    """List the evaluated rounds: metrics at both points on both parts, traffic and time so far, and missing clients.
+
+    `diverged` and `absent` name clients since the evaluation before. Methods with one global model also have `global`.
+
+    Args:
+        store: the rounds of the run.
+        names: names of the clients by number.
+
+    """
+    points: dict[tuple[int, str], dict[str, Metrics]] = {}
+    for part in ("test", "validation"):
+        for round_, point, (n, correct, loss) in store.scores(part):
+            metrics = points.setdefault((round_, part), {})
+            metrics[point] = summarize_scores(n, correct, loss)
+    entries: list[JsonDict] = []
+    diverged: set[int] = set()
+    absent: set[int] = set()
+    for record in store.rounds():
+        diverged |= set(record.diverged)
+        absent |= set(record.absent)
+        if (test := points.get((record.round, "test"))) is not None:
+            entry = {
+                "round": record.round,
+                "received": test.get("received"),
+                "trained": test.get("trained"),
+                "validation": points.get((record.round, "validation")),
+                "bytes": {"up": record.bytes_up, "down": record.bytes_down},
+                "seconds": record.seconds,
+                "diverged": [names[i] for i in sorted(diverged)],
+                "absent": [names[i] for i in sorted(absent)],
+            }
+            entries.append(entry | ({"global": test["global"]} if "global" in test else {}))
+            diverged, absent = set(), set()
+    return entries

@@ -1,0 +1,190 @@
+"""The outputs of the judged models for each row of the clients' test and validation parts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.io import copy_tensors, load_tensors, save_tensors
+from ..core.metrics import compute_metrics
+from ..core.params import Params
+from ..core.task import Task
+from ..data import Federation
+from .engine.base import EvalPart
+from .storage.rows import RowStack
+
+FloatArray = NDArray[np.float64]
+
+MAX_OUTPUTS = 50_000_000
+"""Outputs of one part above which they are not kept: 200 MB."""
+
+PREDICTED_AT_ONCE = 4096
+"""Rows that go through a model together."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowPredictions:
+    """Outputs for one part of E clients, one client after the other.
+
+    Attributes:
+        client: (n,) position of each row's client among the evaluated clients, int32.
+        sample: (n,) number of each row in the federation, int64.
+        y: (n,) class numbers, int64, or target values in their unit, float64.
+        outputs: (n, classes) logits, or (n, 1) predicted values in the unit of the target, float32.
+        n_clients: number E of clients; some may have no rows.
+
+    """
+
+    client: NDArray[np.int32]
+    sample: NDArray[np.int64]
+    y: NDArray[Any]
+    outputs: NDArray[np.float32]
+    n_clients: int
+
+    @property
+    def is_regression(self) -> bool:
+        """True if the target is a number."""
+        return self.y.dtype.kind == "f"
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """The first row of each client, and the number of all rows (E + 1,)."""
+        return np.searchsorted(self.client, np.arange(self.n_clients + 1))
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of rows of each client (E,)."""
+        return np.diff(self.starts)
+
+    def rows(self, client: int) -> slice:
+        """Return the rows of one client."""
+        return slice(int(self.starts[client]), int(self.starts[client + 1]))
+
+    @cached_property
+    def by_client(self) -> dict[str, FloatArray]:
+        """Every metric of every client (E,), NaN where the client's rows do not define it."""
+        each = [
+            compute_metrics(self.y[rows], self.outputs[rows].astype(np.float64))
+            for rows in map(self.rows, range(self.n_clients))
+        ]
+        return {name: np.array([one[name] for one in each]) for name in each[0]}
+
+    @cached_property
+    def pooled(self) -> dict[str, float]:
+        """Every metric of all rows together."""
+        return compute_metrics(self.y, self.outputs.astype(np.float64))
+
+
+def predict_rows(
+    task: Task,
+    federation: Federation,
+    part: EvalPart,
+    ids: Sequence[int],
+    models: RowStack,
+    buffers: RowStack,
+) -> RowPredictions | None:
+    """Let each client's model predict the rows of one part of the client.
+
+    Args:
+        task: the model.
+        federation: the clients' data.
+        part: the part.
+        ids: numbers of the E clients, sorted.
+        models: parameters (E, ...), or (1, ...) for one model of all clients.
+        buffers: buffers (E, ...).
+
+    Returns:
+        The predictions; None if there are no rows, or more than MAX_OUTPUTS outputs.
+
+    """
+    index = [np.asarray(federation.part(part)[i]) for i in ids]
+    sizes = [len(rows) for rows in index]
+    width = max(1, len(federation.classes))
+    if not sum(sizes) or sum(sizes) * width > MAX_OUTPUTS:
+        return None
+    dtype = next(iter(task.params.values())).dtype
+    outputs = np.empty((sum(sizes), width), dtype=np.float32)
+    with torch.no_grad():
+        for samples, row, at in _plan_calls(index, models, buffers):
+            x = federation.features(torch.as_tensor(samples, device=federation.y.device), dtype)
+            logits = task.predict(_get_row(models, row), _get_row(buffers, row), x)
+            outputs[at : at + len(samples)] = logits.float().cpu().numpy()
+    sample = np.concatenate(index).astype(np.int64)
+    y = federation.y[torch.as_tensor(sample, device=federation.y.device)].cpu().numpy()
+    scale = getattr(federation, "target_scale", None)
+    if scale is not None:
+        outputs, y = (
+            outputs * scale.deviation + scale.mean,
+            y.astype(np.float64) * scale.deviation + scale.mean,
+        )
+    return RowPredictions(
+        np.repeat(np.arange(len(ids)), sizes).astype(np.int32),
+        sample,
+        y,
+        outputs.astype(np.float32),
+        len(ids),
+    )
+
+
+def _plan_calls(
+    index: Sequence[NDArray[Any]], models: RowStack, buffers: RowStack
+) -> list[tuple[NDArray[Any], int, int]]:
+    """List the samples, the row of the model and the place of the outputs of every call."""
+    is_one = (
+        not buffers
+        and isinstance(models, Params)
+        and all(len(v) == 1 or v.stride(0) == 0 for v in models.values())
+    )
+    parts = [np.concatenate(index)] if is_one else index
+    calls: list[tuple[NDArray[Any], int, int]] = []
+    place = 0
+    for row, samples in enumerate(parts):
+        calls += [
+            (samples[at : at + PREDICTED_AT_ONCE], row, place + at)
+            for at in range(0, len(samples), PREDICTED_AT_ONCE)
+        ]
+        place += len(samples)
+    return calls
+
+
+def _get_row(stack: RowStack, row: int) -> Params:
+    if isinstance(stack, Params) and stack and len(next(iter(stack.values()))) == 1:
+        row = 0
+    return stack.rows(row) if stack else Params()
+
+
+def save_predictions(file: Path, parts: Mapping[str, RowPredictions]) -> None:
+    """Write the predictions of each part to a safetensors file."""
+    tensors: dict[str, Tensor] = {}
+    for part, one in parts.items():
+        for key in ("client", "sample", "y", "outputs"):
+            tensors[f"{part}/{key}"] = torch.from_numpy(np.ascontiguousarray(getattr(one, key)))
+    n_clients = next(iter(parts.values())).n_clients if parts else 0
+    save_tensors(file, copy_tensors(tensors), {"clients": str(n_clients)})
+
+
+def load_predictions(file: Path) -> dict[str, RowPredictions]:
+    """Read the file of `save_predictions`; empty if there is none.
+
+    Raises:
+        RunError: the file is damaged.
+
+    """
+    if not file.exists():
+        return {}
+    tensors, meta = load_tensors(file)
+    n_clients = int(meta["clients"])
+    parts = dict.fromkeys(name.partition("/")[0] for name in tensors)
+    return {
+        part: RowPredictions(
+            **{key: tensors[f"{part}/{key}"].numpy() for key in ("client", "sample", "y", "outputs")},
+            n_clients=n_clients,
+        )
+        for part in parts
+    }

@@ -1,0 +1,96 @@
+"""Early stopping: for each client, the evaluated round whose model is judged, kept and exported.
+
+A client's validation rows choose its round. Few rows say little of a client, so the mean over all clients counts as
+PRIOR_ROWS rows more; a client without validation rows follows the mean alone.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.settings import EarlyStopping
+
+FloatArray = NDArray[np.float64]
+
+PRIOR_ROWS = 20.0
+"""Rows that the mean over all clients counts for, beside a client's own validation rows."""
+
+
+class Criterion(NamedTuple):
+    """What a round is judged by, the smaller the better: first `main`, and where this is equal, `tie`; each (E,)."""
+
+    main: FloatArray
+    tie: FloatArray
+
+    def is_better_than(self, other: "Criterion") -> NDArray[np.bool_]:
+        """Tell for which clients (E,) this round is better."""
+        better: NDArray[np.bool_] = (self.main < other.main) | (
+            (self.main == other.main) & (self.tie < other.tie)
+        )
+        return better
+
+
+def compute_criterion(scores: FloatArray, by: EarlyStopping) -> Criterion:
+    """Compute the criterion of one round.
+
+    Args:
+        scores: (3, E) validation rows of each client, rightly classified rows, and sum of losses.
+        by: `accuracy` counts wrong rows, and losses where these are equal; `loss` counts losses.
+
+    """
+    n, correct, loss = scores
+    loss = np.where(np.isfinite(loss), loss, np.inf)
+    smooth_loss = _add_prior(n, loss)
+    if by == "loss":
+        return Criterion(smooth_loss, smooth_loss)
+    # Sums of counts: rounding must not make two equal rounds differ.
+    return Criterion(np.round(_add_prior(n, n - correct), 12), smooth_loss)
+
+
+def _add_prior(n: FloatArray, total: FloatArray) -> FloatArray:
+    mean = total.sum() / n.sum()
+    mixed: FloatArray = (total + PRIOR_ROWS * mean) / (n + PRIOR_ROWS)
+    return mixed
+
+
+@dataclass
+class StoppingRule:
+    """Remember the best round of each client so far.
+
+    Attributes:
+        by: what rounds are judged by; `off` judges the last one.
+        rounds: (E,) the best round of each client; empty before the first evaluation.
+        best: the criterion of these rounds.
+
+    """
+
+    by: EarlyStopping
+    rounds: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    best: Criterion | None = None
+
+    def add_round(self, r: int, scores: FloatArray | None) -> NDArray[np.bool_] | None:
+        """Judge an evaluated round.
+
+        Args:
+            r: number of the round.
+            scores: (3, E) as for `compute_criterion`; None if there are no validation data.
+
+        Returns:
+            For which clients (E,) the round is the best so far; None if rounds are not judged.
+
+        """
+        if self.by == "off" or scores is None or not scores[0].sum():
+            return None
+        criterion = compute_criterion(scores, self.by)
+        if self.best is None:
+            self.rounds = np.full(scores.shape[1], r)
+            self.best = criterion
+            return np.ones(scores.shape[1], dtype=np.bool_)
+        better = criterion.is_better_than(self.best)
+        self.rounds = np.where(better, r, self.rounds)
+        self.best = Criterion(
+            *(np.where(better, new, old) for new, old in zip(criterion, self.best, strict=True))
+        )
+        return better
