@@ -29,12 +29,13 @@ class KeptModels:
     @classmethod
     def start(cls, context: RunContext, storage: RowStorage) -> "KeptModels":
         """Make room for a model of every client if the run stops early."""
+        is_kept = torch.zeros(storage.n, dtype=torch.bool, device=context.device)
         if not context.stops_early:
-            return cls(Params(), Params(), torch.zeros(0, dtype=torch.bool, device=context.device))
+            return cls(Params(), Params(), is_kept)
         return cls(
             storage.allocate("clients/kept/params", context.task.params),
             storage.allocate("clients/kept/buffers", context.task.buffers),
-            torch.zeros(storage.n, dtype=torch.bool, device=context.device),
+            is_kept,
         )
 
     @property

@@ -334,7 +334,6 @@ class RoundLoop:
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
         facts = {
             **self._facts,
-            "early_stopping": self.context.early_stopping,
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.notes, *self.backend.notes],
             **collect_missing_facts(context, records),

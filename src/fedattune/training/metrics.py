@@ -272,12 +272,11 @@ class RunMetrics:
     def judged_rounds(self) -> NDArray[np.int64]:
         """The round of each evaluated client's judged model (E,): chosen by validation data, or the last one."""
         stopping = StoppingRule(self.facts.get("early_stopping", "off"))
-        last = 0
-        for round_, point, values in self.store.scores("validation"):
-            if point == self.headline:
-                stopping.add_round(round_, values)
-        for entry in self.history[-1:]:
-            last = entry["round"]
+        if stopping.by != "off":
+            for round_, point, values in self.store.scores("validation"):
+                if point == self.headline:
+                    stopping.add_round(round_, values)
+        last = self.history[-1]["round"] if self.history else 0
         return stopping.rounds if len(stopping.rounds) else np.full(len(self.eval_ids), last)
 
     def judged_scores(self, part: Part) -> NDArray[np.float64]:
@@ -286,6 +285,11 @@ class RunMetrics:
         Clients without samples have zeros, and clients that were never evaluated have NaN.
         """
         scores, rounds = np.full((3, len(self.eval_ids)), np.nan), self.judged_rounds
+        if self.facts.get("early_stopping", "off") == "off":  # nodes of a deployment may be absent at times
+            last = self.store.last_scores(part)
+            for i, number in enumerate(self.eval_ids):
+                scores[:, i] = last.get((number, self.headline), np.nan)
+            return scores
         for round_, point, values in self.store.scores(part):
             if point == self.headline and (is_judged := rounds == round_).any():
                 scores[:, is_judged] = values[:, is_judged]

@@ -231,6 +231,7 @@ def test_a_kill_while_a_file_is_first_written(
         "inputs.safetensors",
         "metrics.sqlite",
         "models.safetensors",
+        "predictions.safetensors",
         "result.json",
     )
     assert {p.name for p in out.iterdir()} == {*files, "checkpoints"}

@@ -298,14 +298,18 @@ class RunStore:
         )
         return dict(records.fetchall())
 
-    def last_accuracies(self, part: str) -> dict[tuple[int, str], float]:
-        """Read the accuracy on one part at each client's last evaluation, by (client, point)."""
+    def last_scores(self, part: str) -> dict[tuple[int, str], tuple[int, int, float]]:
+        """Read samples, right predictions and sum of losses at each client's last evaluation, by (client, point)."""
         records = self._db.execute(
             # With MAX, SQLite takes the other columns from the same row.
-            "SELECT client, point, n, correct, MAX(round) FROM scores WHERE part = ? GROUP BY client, point",
+            "SELECT client, point, n, correct, loss, MAX(round) FROM scores WHERE part = ? GROUP BY client, point",
             (part,),
         )
-        return {(client, point): correct / n for client, point, n, correct, _ in records if n}
+        return {(client, point): (n, correct, _to_nan(loss)) for client, point, n, correct, loss, _ in records}
+
+    def last_accuracies(self, part: str) -> dict[tuple[int, str], float]:
+        """Read the accuracy on one part at each client's last evaluation, by (client, point)."""
+        return {key: correct / n for key, (n, correct, _) in self.last_scores(part).items() if n}
 
     def mixing(self, n_clients: int) -> MixingLog:
         """Return the mixing matrices, read on access."""
@@ -314,6 +318,11 @@ class RunStore:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+
+def _to_nan(value: float | None) -> float:
+    """Return a number; NULL, which SQLite stores for NaN, becomes NaN."""
+    return float("nan") if value is None else value
 
 
 def _to_columns(block: list[tuple[float | None, ...]]) -> NDArray[Any]:
