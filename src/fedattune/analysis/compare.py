@@ -1,21 +1,50 @@
-"""Methods side by side: accuracy, gain over training alone and cost, over clients and seeds."""
+"""Methods side by side: their metric, gain over training alone and cost, over clients, seeds and splits."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.metrics import METRICS, MetricName
+
 if TYPE_CHECKING:
-    from ..training.metrics import Point, RunMetrics
+    from ..training.metrics import Part, Point, RunMetrics
+    from ..training.predictions import RowPredictions
+    from .baseline import Baseline
 
 BASELINE = "local"
 """The method that every other one is compared with: each client trains alone."""
 
-AnyRun = TypeVar("AnyRun", bound="RunMetrics")
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+
+
+class Contestant(Protocol):
+    """A run of a method, or a baseline: what can be measured on every client of one split."""
+
+    @property
+    def algorithm(self) -> str:
+        """Name in tables."""
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the run; None for a baseline, which goes with all seeds."""
+
+    @property
+    def split(self) -> int:
+        """Number of the split."""
+
+    @property
+    def predictions(self) -> "Mapping[str, RowPredictions]":
+        """Part -> outputs for its rows."""
+
+    def measure_clients(self, metric: MetricName, part: "Part" = "test") -> FloatArray:
+        """Measure one part: a value for each client (E,), NaN where it is not defined."""
+
+
+AnyRun = TypeVar("AnyRun", bound=Contestant)
 
 
 def describe_failure(algorithm: str, seed: int, error: str) -> str:
@@ -24,7 +53,7 @@ def describe_failure(algorithm: str, seed: int, error: str) -> str:
 
 
 class MeanStd(NamedTuple):
-    """Mean and population standard deviation over the seeds."""
+    """Mean and population standard deviation over the seeds and splits."""
 
     mean: float
     std: float
@@ -32,14 +61,19 @@ class MeanStd(NamedTuple):
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method in the table; accuracies are fractions, numbers are over the seeds.
+    """One method, or one baseline, in the table; numbers are over the seeds and splits.
 
     Attributes:
-        algorithm: the method's name.
-        point: the headline point, received or trained.
-        mean, pooled, std, worst10: test accuracy over clients, over all samples, its deviation over clients, and its
-            mean over the worst tenth of the clients, after the last round.
+        algorithm: the name.
+        kind: `together` for methods that share, `alone`, or `pooled` for everybody's rows in one place.
+        point: the headline point, received or trained; a dash for a baseline.
+        metric: name of the metric of `mean`, `pooled`, `std` and `worst10`; of a metric in percent these are fractions.
+        mean, pooled, std, worst10: the metric on test data: mean over clients, over all rows, its deviation over
+            clients, and its mean over the worst tenth of the clients, for the judged models.
+        metrics: metric -> its mean over clients, for all metrics of the target.
         better_than_local: share of the clients that gain over training alone.
+        p_value: Holm's adjusted p value of Wilcoxon's test over clients against training alone.
+        last: mean test accuracy after the last round.
         best_validation: mean test accuracy at the round with the best validation accuracy.
         bmta, bmta_pooled: best mean test accuracy of any round.
         mean_last_10pct: mean test accuracy in the last tenth of the rounds.
@@ -53,12 +87,17 @@ class MethodRow:
     """
 
     algorithm: str
+    kind: str
     point: str
-    mean: MeanStd
-    pooled: MeanStd
-    std: MeanStd
-    worst10: MeanStd
+    metric: MetricName
+    mean: MeanStd | None
+    pooled: MeanStd | None
+    std: MeanStd | None
+    worst10: MeanStd | None
+    metrics: dict[str, float]
     better_than_local: float | None
+    p_value: float | None
+    last: MeanStd | None
     best_validation: MeanStd | None
     bmta: MeanStd | None
     bmta_pooled: MeanStd | None
@@ -76,41 +115,55 @@ class MethodRow:
 
 
 def group_by_algorithm(results: Sequence[AnyRun]) -> dict[str, list[AnyRun]]:
-    """Group runs by method, one per seed, in the order given."""
+    """Group runs by method, one per seed and split, in the order given."""
     groups: dict[str, list[AnyRun]] = {}
     for result in results:
         groups.setdefault(result.algorithm, []).append(result)
     return groups
 
 
-def compute_client_accuracy(runs: Sequence["RunMetrics"]) -> FloatArray:
-    """Compute test accuracy per client (N,) at the headline point, averaged over the seeds."""
-    per_run = [[getattr(client, run.headline) for client in run.clients] for run in runs]
-    mean: FloatArray = np.array(per_run, dtype=np.float64).mean(axis=0)
-    return mean
+def average_clients(
+    runs: Sequence[Contestant], metric: MetricName = "accuracy", part: "Part" = "test"
+) -> FloatArray:
+    """Average a metric of each client (N,) over runs; NaN for a client for whom no run defines it."""
+    values = np.array([run.measure_clients(metric, part) for run in runs], dtype=np.float64)
+    n = np.isfinite(values).sum(axis=0)
+    total: FloatArray = np.where(np.isfinite(values), values, 0.0).sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        return total / np.where(n > 0, n, np.nan)
 
 
-def pair_runs(groups: Mapping[str, list[AnyRun]], algorithm: str) -> tuple[list[AnyRun], list[AnyRun]]:
-    """Return the runs of a method and of `local` with the same seeds, or all runs if they share no seed."""
-    mine, alone = groups[algorithm], groups[BASELINE]
-    common = {run.settings.seed for run in mine} & {run.settings.seed for run in alone}
-    if not common:
-        return mine, alone
-    first, second = ([run for run in runs if run.settings.seed in common] for runs in (mine, alone))
-    return first, second
+def pair_runs(mine: Sequence[AnyRun], others: Sequence[Contestant]) -> list[tuple[AnyRun, Contestant]]:
+    """Pair runs with others of the same split and seed; with a baseline of the same split if it has no seed."""
+    by_key = {(one.split, one.seed): one for one in others}
+    pairs = [(run, by_key.get((run.split, run.seed)) or by_key.get((run.split, None))) for run in mine]
+    return [(run, other) for run, other in pairs if other is not None]
 
 
 def compute_gap(mine: FloatArray, alone: FloatArray) -> FloatArray:
-    """Subtract accuracies; equal accuracies have no gap by the rounding of means."""
+    """Subtract values; equal values have no gap by the rounding of means."""
     return np.round(mine - alone, 12) + 0.0
 
 
-def compute_gains(groups: Mapping[str, list[AnyRun]], algorithm: str) -> FloatArray | None:
-    """Compute each client's gain over training alone (N,), a fraction, over the seeds; None without `local`."""
+def compute_gains(
+    mine: Sequence[Contestant], others: Sequence[Contestant], metric: MetricName = "accuracy"
+) -> FloatArray:
+    """Compute how much better each client is with some runs than with others, over seeds and splits (N,).
+
+    Larger is better, whatever the metric. Runs that have no seed and split in common are compared in their means.
+    """
+    pairs = pair_runs(mine, others)
+    first, second = ([one for one, _ in pairs], [other for _, other in pairs]) if pairs else (mine, others)
+    return METRICS[metric].sign * compute_gap(average_clients(first, metric), average_clients(second, metric))
+
+
+def compute_gains_over_local(
+    groups: Mapping[str, Sequence[Contestant]], algorithm: str, metric: MetricName = "accuracy"
+) -> FloatArray | None:
+    """Compute each client's gain over training alone (N,); None without `local`."""
     if BASELINE not in groups or algorithm not in groups:
         return None
-    mine, alone = pair_runs(groups, algorithm)
-    return compute_gap(compute_client_accuracy(mine), compute_client_accuracy(alone))
+    return compute_gains(groups[algorithm], groups[BASELINE], metric)
 
 
 def compute_mean_std(values: Sequence[float]) -> MeanStd:
@@ -118,30 +171,87 @@ def compute_mean_std(values: Sequence[float]) -> MeanStd:
     return MeanStd(float(np.mean(values)), float(np.std(values)))
 
 
-def build_rows(results: Sequence["RunMetrics"], rounds_to: float | None = None) -> list[MethodRow]:
-    """Build one row per method, in the order given.
+def build_rows(
+    results: "Sequence[RunMetrics]",
+    rounds_to: float | None = None,
+    *,
+    metric: MetricName | None = None,
+    baselines: "Sequence[Baseline]" = (),
+) -> list[MethodRow]:
+    """Build one row per method and baseline, in the order given.
 
     Args:
         results: runs on the same clients.
         rounds_to: a mean test accuracy to reach, a fraction.
+        metric: the metric of the table; by default accuracy, or RMSE if the target is a number.
+        baselines: baselines on the same clients.
 
     """
+    from .statistics import adjust_by_holm, compute_wilcoxon_p
+
     groups = group_by_algorithm(results)
-    return [_build_row(name, groups, rounds_to) for name in groups]
+    metric = metric or get_default_metric(results)
+    rows = [_build_row(name, groups, rounds_to, metric) for name in groups]
+    rows += [_build_baseline_row(group, groups, metric) for group in group_by_algorithm(baselines).values()]
+    everybody: dict[str, Sequence[Contestant]] = {**groups, **group_by_algorithm(baselines)}
+    tests = {}
+    for row in rows:
+        gains = compute_gains_over_local(everybody, row.algorithm, metric)
+        if gains is not None and row.algorithm != BASELINE and np.isfinite(gains).sum() > 1:
+            tests[row.algorithm] = compute_wilcoxon_p(gains[np.isfinite(gains)])
+    adjusted = dict(zip(tests, adjust_by_holm([*tests.values()]), strict=True))
+    return [replace(row, p_value=adjusted.get(row.algorithm)) for row in rows]
 
 
-def _build_row(name: str, groups: Mapping[str, list["RunMetrics"]], rounds_to: float | None) -> MethodRow:
+def get_default_metric(results: "Sequence[RunMetrics]") -> MetricName:
+    """Return RMSE for runs whose target is a number, else accuracy."""
+    return "rmse" if results and results[0].is_regression else "accuracy"
+
+
+def _summarise_metric(runs: Sequence[Contestant], metric: MetricName) -> dict[str, MeanStd | None]:
+    """Summarise the metric over clients in each run, and the summaries over runs."""
+    measure = METRICS[metric]
+    summaries: dict[str, list[float]] = {"mean": [], "pooled": [], "std": [], "worst10": []}
+    for run in runs:
+        values = run.measure_clients(metric)
+        values = values[np.isfinite(values)]
+        if not len(values):
+            continue
+        worst = np.sort(measure.sign * values)[: max(1, round(0.1 * len(values)))]
+        summaries["mean"].append(float(values.mean()))
+        summaries["std"].append(float(values.std()))
+        summaries["worst10"].append(measure.sign * float(worst.mean()))
+        if (pooled := _pool_metric(run, metric)) is not None:
+            summaries["pooled"].append(pooled)
+    return {key: compute_mean_std(each) if each else None for key, each in summaries.items()}
+
+
+def _pool_metric(run: Contestant, metric: MetricName) -> float | None:
+    """Return the metric of all test rows together; without predictions, accuracy alone is known."""
+    if "test" in run.predictions:
+        return run.predictions["test"].pooled[metric]
+    judged = getattr(run, "judged", {})
+    return judged.get("acc_pooled") if metric == "accuracy" else None
+
+
+def _build_row(
+    name: str, groups: "Mapping[str, list[RunMetrics]]", rounds_to: float | None, metric: MetricName
+) -> MethodRow:
     runs = groups[name]
     numbers = [_pick_numbers(run) for run in runs]
-    spreads: dict[str, Any] = {}
+    spreads: dict[str, Any] = _summarise_metric(runs, metric)
     for key in numbers[0]:
         values = [value for one in numbers if (value := one[key]) is not None]
         spreads[key] = compute_mean_std(values) if values else None
-    gains = None if name == BASELINE else compute_gains(groups, name)
+    gains = None if name == BASELINE else compute_gains_over_local(groups, name, metric)
     return MethodRow(
         algorithm=name,
+        kind="alone" if name == BASELINE else "together",
         point=runs[0].headline,
-        better_than_local=None if gains is None else float(np.mean(gains > 0)),
+        metric=metric,
+        metrics=_average_metrics(runs),
+        better_than_local=None if gains is None else _compute_share_better(gains),
+        p_value=None,
         rounds_to=None if rounds_to is None else [run.rounds_to(rounds_to) for run in runs],
         effects=_average_effects(runs),
         bytes_up=float(np.mean([run.bytes_up for run in runs])),
@@ -153,7 +263,60 @@ def _build_row(name: str, groups: Mapping[str, list["RunMetrics"]], rounds_to: f
     )
 
 
-def _average_effects(runs: Sequence["RunMetrics"]) -> dict[str, float]:
+def _build_baseline_row(
+    runs: "Sequence[Baseline]", groups: Mapping[str, Sequence[Contestant]], metric: MetricName
+) -> MethodRow:
+    name = runs[0].name
+    gains = compute_gains_over_local({**groups, name: runs}, name, metric)
+    empty = (
+        "last",
+        "best_validation",
+        "bmta",
+        "bmta_pooled",
+        "mean_last_10pct",
+        "global_accuracy",
+        "arrived",
+    )
+    missing: dict[str, Any] = dict.fromkeys((*empty, "newcomers", "rounds_to", "p_value"))
+    spreads: dict[str, Any] = _summarise_metric(runs, metric)
+    return MethodRow(
+        algorithm=name,
+        kind=runs[0].kind,
+        point="-",
+        metric=metric,
+        metrics=_average_metrics(runs),
+        better_than_local=None if gains is None else _compute_share_better(gains),
+        effects={},
+        bytes_up=0.0,
+        bytes_down=0.0,
+        seconds=float(np.mean([run.seconds for run in runs])),
+        local_steps=0.0,
+        n_seeds=len(runs),
+        **spreads,
+        **missing,
+    )
+
+
+def _compute_share_better(gains: FloatArray) -> float | None:
+    """Return the share of clients with a gain, of the clients whose gain is known."""
+    known = gains[np.isfinite(gains)]
+    return float(np.mean(known > 0)) if len(known) else None
+
+
+def _average_metrics(runs: Sequence[Contestant]) -> dict[str, float]:
+    """Average every metric over clients and runs; metrics that nobody defines are left out."""
+    means = {}
+    for name in METRICS:
+        try:
+            values = average_clients(runs, METRICS[name].name)
+        except KeyError:  # a metric of numbers for classes, or the reverse
+            continue
+        if np.isfinite(values).any():
+            means[name] = float(np.nanmean(values))
+    return means
+
+
+def _average_effects(runs: "Sequence[RunMetrics]") -> dict[str, float]:
     """Average the smallest effect of each part over the runs: a run is another method if it is near any reference."""
     values: dict[str, list[float]] = {}
     for run in runs:
@@ -164,26 +327,23 @@ def _average_effects(runs: Sequence["RunMetrics"]) -> dict[str, float]:
 
 
 def _pick_numbers(run: "RunMetrics") -> dict[str, float | None]:
-    """Pick the accuracies of one run that a row shows over the seeds."""
+    """Pick the accuracies of one run that a row shows over the seeds; none if the target is a number."""
 
     def average_newcomers(point: "Point") -> float | None:
         accuracies = [getattr(newcomer, point) for newcomer in run.newcomers]
         return float(np.mean(accuracies)) if accuracies else None
 
-    final, best = run.metrics, run.bmta
-    return {
-        "mean": final["acc_uniform"],
-        "pooled": final["acc_pooled"],
-        "std": final["acc_std"],
-        "worst10": final["acc_worst10"],
+    numbers = {
+        "last": run.metrics.get("acc_uniform"),
         "best_validation": run.best_validation["acc_uniform"] if run.best_validation else None,
-        "bmta": best["uniform"]["accuracy"] if best else None,
-        "bmta_pooled": best["pooled"]["accuracy"] if best else None,
+        "bmta": run.bmta["uniform"]["accuracy"] if run.bmta else None,
+        "bmta_pooled": run.bmta["pooled"]["accuracy"] if run.bmta else None,
         "mean_last_10pct": run.mean_last_10pct["acc_uniform"] if run.mean_last_10pct else None,
         "global_accuracy": run.global_accuracy,
         "arrived": average_newcomers("received"),
         "newcomers": average_newcomers("trained"),
     }
+    return dict.fromkeys(numbers) if run.is_regression else numbers
 
 
 def rows_to_json(table: Sequence[MethodRow]) -> list[dict[str, Any]]:

@@ -6,13 +6,13 @@ from functools import cached_property
 import numpy as np
 
 from ..core.errors import RunError, did_you_mean, suggest_name
+from ..core.metrics import METRICS, Metric
 from ..training.metrics import RunMetrics
 from .agreement import LabelAgreement
-from .compare import BASELINE, compute_gap, group_by_algorithm, pair_runs
+from .compare import BASELINE, compute_gap, group_by_algorithm
 from .load import Runs
 from .mixing import MixingAnalysis
 from .partners import MixtureShares
-from .verdict import reach_verdict
 
 MAX_KNOWN_CLIENTS = 60
 """Clients up to which the message on an unknown client lists all."""
@@ -20,15 +20,15 @@ MAX_KNOWN_CLIENTS = 60
 
 @dataclass(frozen=True)
 class ClientGain:
-    """The gain of one client over training alone, at both methods' headline points.
+    """The gain of one client over training alone, with the judged models of both.
 
     Attributes:
-        points: the gain in points of test accuracy.
-        local: accuracy of training alone in percent, mean over the seeds.
-        method: accuracy of the method in percent, mean over the seeds.
+        points: the gain in points, or in the unit of the metric; above 0 if the method is better.
+        local: the metric of training alone, in percent if it is a share, mean over the seeds.
+        method: the metric of the method, likewise.
         n_test: test samples of the client.
-        samples: the gain in test samples.
-        by_seed: the gain with every common seed, in points.
+        samples: the gain in test samples; None unless the metric is accuracy.
+        by_run: the gain with every common seed and split.
         std: population standard deviation over the seeds; None with one seed.
 
     """
@@ -37,8 +37,8 @@ class ClientGain:
     local: float
     method: float
     n_test: int
-    samples: float
-    by_seed: dict[int, float]
+    samples: float | None
+    by_run: dict[str, float]
     std: float | None
 
 
@@ -50,7 +50,7 @@ class ClientSummary:
         client: its name.
         n_train: training samples.
         n_test: test samples.
-        accuracy: in percent, mean over the seeds; None if the client was never evaluated.
+        value: the metric, in percent if it is a share, mean over the seeds; None if the client's rows do not define it.
         gain: over training alone, where it is known.
         shares: its last mixture, averaged over the components, if it has one.
         agreement: of that mixture with label similarity, where labels are known.
@@ -60,7 +60,7 @@ class ClientSummary:
     client: str
     n_train: int
     n_test: int
-    accuracy: float | None
+    value: float | None
     gain: ClientGain | None
     shares: MixtureShares | None
     agreement: LabelAgreement | None
@@ -93,7 +93,7 @@ class RunExplanation:
     ) -> None:
         self.runs = runs
         always = [] if client is None else [_find_client(runs.results[0], client)]
-        first = None if algorithm else reach_verdict(runs.results).method
+        first = None if algorithm else runs.verdict.method
         names = (
             [algorithm]
             if algorithm
@@ -157,12 +157,12 @@ class RunExplanation:
         """Summarise the client at position `i` of the clients looked at."""
         mixing, position = self.mixing, self.mixing.positions[i]
         client, shares = self.run.clients[position], mixing.shares[i]
-        accuracy = float(np.mean([*_accuracy_by_seed(self.groups[self.method], position).values()]))
+        value = float(np.mean([*self._measure_by_run(self.groups[self.method], position).values()]))
         return ClientSummary(
             mixing.names[i],
             client.n_train,
             client.n_test,
-            accuracy if np.isfinite(accuracy) else None,
+            value if np.isfinite(value) else None,
             self._compute_gain(position),
             shares,
             mixing.compare_with_labels(mixing.mean, i) if shares else None,
@@ -173,21 +173,33 @@ class RunExplanation:
         n_test = self.run.clients[position].n_test
         if self.method == BASELINE or BASELINE not in self.groups or not n_test:
             return None
-        mine, alone = (_accuracy_by_seed(runs, position) for runs in pair_runs(self.groups, self.method))
+        mine, alone = (self._measure_by_run(self.groups[name], position) for name in (self.method, BASELINE))
+        common = [key for key in mine if key in alone]
+        if common:
+            mine, alone = ({key: values[key] for key in common} for values in (mine, alone))
         method, local = float(np.mean([*mine.values()])), float(np.mean([*alone.values()]))
-        points = float(compute_gap(np.array(method), np.array(local)))
+        sign = self.metric.sign
+        points = sign * float(compute_gap(np.array(method), np.array(local)))
         if not np.isfinite(points):
             return None
-        common = [seed for seed in mine if seed in alone]
-        by_seed = {seed: float(compute_gap(np.array(mine[seed]), np.array(alone[seed]))) for seed in common}
-        std = float(np.std([*by_seed.values()])) if len(by_seed) > 1 else None
-        return ClientGain(points, local, method, n_test, points / 100 * n_test, by_seed, std)
+        by_run = {key: sign * float(compute_gap(np.array(mine[key]), np.array(alone[key]))) for key in common}
+        std = float(np.std([*by_run.values()])) if len(by_run) > 1 else None
+        samples = points / 100 * n_test if self.metric.name == "accuracy" else None
+        return ClientGain(points, local, method, n_test, samples, by_run, std)
 
+    @property
+    def metric(self) -> Metric:
+        """The metric of values and gains."""
+        return METRICS[self.runs.metric]
 
-def _accuracy_by_seed(runs: list[RunMetrics], position: int) -> dict[int, float]:
-    """Return seed -> test accuracy of a client in percent at the headline point; NaN if it was never evaluated."""
-    accuracies = {run.settings.seed: getattr(run.clients[position], run.headline) for run in runs}
-    return {seed: np.nan if value is None else 100 * value for seed, value in accuracies.items()}
+    def _measure_by_run(self, runs: list[RunMetrics], position: int) -> dict[str, float]:
+        """Return seed (and split) -> the metric of a client's judged model; NaN where it is not defined."""
+        scale, name = self.metric.scale, self.metric.name
+        return {
+            f"{run.seed}" + (f" split {run.split}" if run.split else ""): scale
+            * float(run.measure_clients(name)[position])
+            for run in runs
+        }
 
 
 def _find_client(run: RunMetrics, client: str) -> int:

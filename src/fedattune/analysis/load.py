@@ -10,12 +10,14 @@ from pydantic import ValidationError
 
 from ..core.errors import RunError, did_you_mean, summarize_error
 from ..core.io import natural_key, read_json, read_yaml
+from ..core.metrics import MetricName
 from ..training.metrics import RunMetrics
 from ..training.predictions import load_predictions
 from ..training.storage.folder import RESUMABLE_SETTINGS, RunFolder
 from ..training.storage.store import RunStore
-from .compare import BASELINE, describe_failure
-from .folder import COMMAND_FILE, EXPERIMENT_FILE, PARTITION_FILE, RESULT_FILE
+from .baseline import Baseline, read_baselines
+from .compare import BASELINE, describe_failure, get_default_metric
+from .folder import COMMAND_FILE, EXPERIMENT_FILE, PARTITION_FILE, RESULT_FILE, RUN_FOLDERS, make_run_name
 from .verdict import Verdict, reach_verdict
 
 
@@ -29,6 +31,8 @@ class Runs:
         failed: a sentence for each failed run.
         waiting: folders of runs without a finished round.
         rounds_to: the mean test accuracy to reach, if the experiment names one.
+        metric: the metric that the verdict is about.
+        baselines: what clients can do alone with other tools, and what everybody's rows together give.
 
     """
 
@@ -37,6 +41,8 @@ class Runs:
     failed: list[str]
     waiting: list[Path]
     rounds_to: float | None = None
+    metric: MetricName = "accuracy"
+    baselines: Sequence[Baseline] = ()
 
     @property
     def is_finished(self) -> bool:
@@ -46,7 +52,13 @@ class Runs:
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict on these runs, as far as they have come."""
-        return reach_verdict(self.results, has_failures=bool(self.failed), is_final=self.is_finished)
+        return reach_verdict(
+            self.results,
+            baselines=self.baselines,
+            metric=self.metric,
+            has_failures=bool(self.failed),
+            is_final=self.is_finished,
+        )
 
     @property
     def title(self) -> str:
@@ -127,7 +139,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
         RunError: a folder holds no run, none that is finished, or the runs are not of the same clients.
 
     """
-    runs: dict[tuple[str, int], tuple[RunMetrics, Path]] = {}
+    runs: dict[tuple[str, int, int], tuple[RunMetrics, Path]] = {}
     config_of: dict[str, dict[str, Any]] = {}  # name -> configuration of its runs
     identities: list[tuple[object, ...]] = []
     failed: list[str] = []
@@ -147,42 +159,52 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
             if run is None or not (run.is_finished or running):
                 waiting.append(folder)
                 continue
-            config, own, seed = _strip_config(run), run.algorithm, run.settings.seed
-            if (own, seed, run.rounds, config) in identities:
+            config, own, key = _strip_config(run), run.algorithm, (run.split, run.seed)
+            if (own, key, run.rounds, config) in identities:
                 continue
-            identities.append((own, seed, run.rounds, config))
+            identities.append((own, key, run.rounds, config))
             # Every folder is read once, so the last of these names is free.
             label = path if folder == path else path.resolve().name
             names = (own, *(f"{own} ({apart})" for apart in (label, path, folder, len(identities))))
-            free = (name for name in names if (name, seed) not in runs)
+            free = (name for name in names if (name, *key) not in runs)
             name = next(name for name in free if config == config_of.setdefault(name, config))
-            runs[name, seed] = replace(run, config={**run.config, "algorithm": name}), folder
+            runs[name, *key] = replace(run, config={**run.config, "algorithm": name}), folder
     if not runs and not running:
         raise RunError(
             f"{folders[0]}: no run is finished yet; look at it with fedattune watch, or go on with it by --resume"
         )
     ordered = sorted(runs.values(), key=lambda one: one[0].algorithm != BASELINE)
     _check_clients(list(runs.values()))
+    experiment, results = read_experiment(folders[0]), [run for run, _ in ordered]
     return Runs(
-        [run for run, _ in ordered],
+        results,
         [folder for _, folder in ordered],
         list(dict.fromkeys(failed)),
         list(dict.fromkeys(waiting)),
-        read_experiment(folders[0]).get("rounds_to"),
+        experiment.get("rounds_to"),
+        experiment.get("metric") or get_default_metric(results),
+        read_baselines(folders),
     )
 
 
 def _strip_config(run: RunMetrics) -> dict[str, Any]:
     """Return the configuration of a run without its seed and the settings that change no result."""
-    hidden = {"algorithm", "seed", *RESUMABLE_SETTINGS}
-    return {key: value for key, value in run.config.items() if key not in hidden and value is not None}
+    hidden = {"algorithm", "seed", "split", *RESUMABLE_SETTINGS}
+    config = {key: value for key, value in run.config.items() if key not in hidden and value is not None}
+    partition = {key: value for key, value in config["partition"].items() if key != "split"}
+    return config | {"partition": partition}
 
 
 def _check_clients(runs: Sequence[tuple[RunMetrics, Path]]) -> None:
     """Refuse runs that are not of the same clients."""
-    for run, folder in runs[1:]:
+    first_of: dict[int, RunMetrics] = {}
+    for run, folder in runs:
         first, reason = runs[0][0], ""
-        if run.config.get("split") != first.config.get("split"):
+        same_split = first_of.setdefault(run.split, run)
+        partitions = [
+            {k: v for k, v in one.config["partition"].items() if k != "split"} for one in (run, first)
+        ]
+        if run.config.get("split") != same_split.config.get("split") or partitions[0] != partitions[1]:
             reason = "data, partition or its seed differ"
         elif [one["id"] for one in run.facts["clients"]] != [one["id"] for one in first.facts["clients"]]:
             reason = "other clients were evaluated: --eval-clients or --held-out differ"
@@ -198,7 +220,7 @@ def list_run_files(paths: Sequence[Path]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for path in paths:
         own = [path / name for name in (EXPERIMENT_FILE, RESULT_FILE, PARTITION_FILE, COMMAND_FILE)]
-        for run in map(RunFolder, (path, *path.glob("*/seed-*"))):
+        for run in map(RunFolder, (path, *path.glob(RUN_FOLDERS))):
             own += [run.config, run.facts, run.environment, run.metrics, run.models, run.inputs, run.result]
             own.append(run.predictions)
             own += (run.path / "checkpoints").glob("*")
@@ -215,7 +237,7 @@ def find_run_folders(path: Path) -> list[Path]:
     """
     if RunFolder(path).config.is_file():
         return [path]
-    folders = [file.parent for file in path.glob("*/seed-*/config.json")]
+    folders = [file.parent for file in path.glob(f"{RUN_FOLDERS}/config.json")]
     if not folders and not (path / EXPERIMENT_FILE).is_file():
         missing = "" if path.exists() else " (there is no such folder)"
         raise RunError(f"{path} holds no run{missing}; give a folder that fedattune run or compare wrote")
@@ -240,8 +262,9 @@ def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
     experiment = read_experiment(path)
     first, rounds = int(experiment.get("seed", 0)), int(experiment.get("rounds", 0))
     for name in _list_methods(experiment):
-        for seed in range(first, first + int(experiment.get("seeds", 1))):
-            yield path / name / f"seed-{seed}", name, seed, rounds
+        for split in range(int(experiment.get("splits", 1))):
+            for seed in range(first, first + int(experiment.get("seeds", 1))):
+                yield path / make_run_name(name, split, seed), name, seed, rounds
 
 
 def read_failures(path: Path) -> dict[Path, str]:
@@ -249,7 +272,7 @@ def read_failures(path: Path) -> dict[Path, str]:
     file = path / RESULT_FILE
     failed = read_json(file).get("failed", []) if file.is_file() else []
     return {
-        path / one["algorithm"] / f"seed-{one['seed']}": describe_failure(
+        path / make_run_name(one["algorithm"], one.get("split", 0), one["seed"]): describe_failure(
             one["algorithm"], one["seed"], one["error"]
         )
         for one in failed

@@ -1,11 +1,13 @@
 """Tables and numbers as text, for a terminal and for a pipe: tables are never cut, and a pipe gets plain lines."""
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, TypeVar
 
 from ..core.effect import IDLE_BELOW
+from ..core.metrics import METRICS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -212,14 +214,23 @@ def write_legend(lines: Sequence["MethodRow"], rounds_to: float | None = None) -
     return "; ".join([METHODS_LEGEND, *extra])
 
 
+def find_best_row(lines: Sequence["MethodRow"]) -> "MethodRow | None":
+    """Return the method with the best mean; None if no row has one."""
+    known = [row for row in lines if row.mean is not None]
+    if not known:
+        return None
+    sign = METRICS[known[0].metric].sign
+    return max(known, key=lambda row: sign * row.mean.mean if row.mean else -math.inf)
+
+
 def print_methods(lines: Sequence["MethodRow"], console: "Console", rounds_to: float | None = None) -> None:
     """Print methods side by side without cutting a number: in several tables if one does not fit the width."""
-    best = max(row.mean.mean for row in lines)
+    best = find_best_row(lines)
     method: dict[str, RowFormatter] = {"method": lambda row: row.algorithm}
 
     def make(columns: dict[str, RowFormatter]) -> "Table":
         def style(row: "MethodRow") -> str | None:
-            return "bold" if row.mean.mean == best and len(lines) > 1 else None
+            return "bold" if row == best and len(lines) > 1 else None
 
         return fill_table(lines, method | columns, ("method", "model", "effect"), style)
 

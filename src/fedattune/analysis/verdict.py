@@ -1,4 +1,7 @@
-"""The verdict on a comparison: whether to collaborate, with which method, and who loses."""
+"""The verdict on a comparison: whether to collaborate, with which method, and who loses.
+
+Validation data choose the method and the strongest thing that a client can do alone; test data compare the two.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,20 +9,36 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from .compare import BASELINE, FloatArray, compute_client_accuracy, compute_gap, group_by_algorithm, pair_runs
+from ..core.metrics import METRICS, Metric, MetricName
+from .choice import Choice, find_excluded, score_methods
+from .compare import (
+    BASELINE,
+    Contestant,
+    FloatArray,
+    average_clients,
+    compute_gains,
+    get_default_metric,
+    group_by_algorithm,
+    pair_runs,
+)
+from .harm import Harm, measure_harm
+from .statistics import (
+    adjust_by_holm,
+    bootstrap_interval,
+    compute_split_interval,
+    compute_wilcoxon_p,
+    resample_rows,
+)
 
 if TYPE_CHECKING:
     from ..training.metrics import RunMetrics
+    from .baseline import Baseline
 
-N_RESAMPLES = 10_000
-MAX_LISTED_METHODS = 5
-"""Methods with the same value that a note lists by name."""
-MIN_CLIENTS = 5
-"""Clients below which resampling them says nothing."""
-EQUAL_LOSSES = 1e-5
-"""Relative difference of two losses that rounding alone explains."""
-MAX_STEPS_RATIO = 1.05
-"""Local steps of a method per local step of `local`; the comparison is not fair above this ratio."""
+MIN_CLIENTS = 6
+"""Clients below which resampling them, or a rank test over them, says nothing; test rows are resampled instead."""
+SIGNIFICANCE = 0.05
+
+Answer = Literal["yes", "no", "undecided", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -28,29 +47,50 @@ class Verdict:
 
     Attributes:
         text: the sentence.
-        answer: yes, no, unclear, or nothing if there is nothing to compare.
+        answer: yes, no, undecided, or nothing if there is nothing to compare.
         method: the method that the verdict is about.
-        gains: of each client over training alone (N,), in points.
-        interval: 95% bootstrap interval of the mean gain over clients; None if there are too few clients.
-        by_seed: the mean gain of each seed, in points.
+        reference: the strongest thing that a client can do alone, `local` or a baseline.
+        metric: name of the metric.
+        gains: of each client over the reference (N,), in points or in the unit of the metric; NaN where not known.
+        interval: 95% interval of the mean gain: over clients, or of the test rows of these clients if they are few.
+        interval_over: clients or rows.
+        split_interval: 95% interval of the mean gain over splits; None for one split.
+        by_run: the mean gain of each seed and split.
+        p_value: of Wilcoxon's test over clients; None for few clients.
+        harm: the clients that would lose.
+        reasons: why the answer is undecided.
 
     """
 
     text: str
-    answer: Literal["yes", "no", "unclear", "nothing"] = "nothing"
+    answer: Answer = "nothing"
     method: str | None = None
+    reference: str = BASELINE
+    metric: MetricName = "accuracy"
     gains: FloatArray | None = None
     interval: tuple[float, float] | None = None
-    by_seed: tuple[float, ...] = ()
+    interval_over: Literal["clients", "rows"] = "clients"
+    split_interval: tuple[float, float] | None = None
+    by_run: tuple[float, ...] = ()
+    p_value: float | None = None
+    harm: Harm | None = None
+    reasons: tuple[str, ...] = ()
 
 
 def reach_verdict(
-    results: Sequence["RunMetrics"], *, has_failures: bool = False, is_final: bool = True
+    results: "Sequence[RunMetrics]",
+    *,
+    baselines: "Sequence[Baseline]" = (),
+    metric: MetricName | None = None,
+    has_failures: bool = False,
+    is_final: bool = True,
 ) -> Verdict:
     """Decide whether collaborating helps, with which method, and how many clients would lose.
 
     Args:
         results: runs on the same clients.
+        baselines: what clients can do alone with other tools, and what everybody's rows together give.
+        metric: the metric that decides; by default accuracy, or RMSE if the target is a number.
         has_failures: other runs of the comparison failed.
         is_final: all runs have finished; otherwise the sentence says that it may change.
 
@@ -58,152 +98,202 @@ def reach_verdict(
     groups = group_by_algorithm(results)
     if missing := _find_missing(set(groups), has_failures):
         return Verdict(f"Nothing to compare: {missing}.")
-    excluded = find_excluded(results)
+    excluded = find_excluded(groups)
     if len(excluded) == len(groups) - 1:
-        return Verdict(f"Nothing can be compared fairly: {_join_reasons(excluded)}.")
-    scores, criterion = _score_methods(groups)
-    method = max(
-        (name for name in groups if name != BASELINE and name not in excluded), key=scores.__getitem__
-    )
-    verdict = _compare_with_baseline(groups, method, scores, f"by {criterion}")
+        return Verdict(f"Nothing can be compared fairly: {join_reasons(excluded)}.")
+    comparison = Comparison(results, baselines, metric or get_default_metric(results))
+    verdict = comparison.decide([name for name in groups if name != BASELINE and name not in excluded])
     return verdict if is_final else replace(verdict, text=f"As it stands now: {verdict.text}")
 
 
-def choose_method(results: Sequence["RunMetrics"]) -> tuple[str, str]:
+def choose_method(results: "Sequence[RunMetrics]", metric: MetricName | None = None) -> tuple[str, str]:
     """Choose the method to use, `local` included, and give the reason."""
-    verdict = reach_verdict(results)
+    verdict = reach_verdict(results, metric=metric)
     if verdict.answer == "yes" and verdict.method:
         return verdict.method, "the verdict's method"
     if verdict.answer == "no":
         return BASELINE, "the verdict is that collaborating does not help here"
-    excluded = find_excluded(results)
-    scores, criterion = _score_methods(group_by_algorithm(results))
+    groups = group_by_algorithm(results)
+    excluded = find_excluded(groups)
+    choice = score_methods(groups, results, metric or get_default_metric(results))
     # Of equally good methods the first is taken, and training alone is the first.
-    best = max((name for name in scores if name not in excluded), key=scores.__getitem__)
-    return best, f"the best one by {criterion}"
+    best = choice.find_best([name for name in choice.scores if name not in excluded])
+    return best, f"the best one by {choice.criterion}"
 
 
-def find_excluded(results: Sequence["RunMetrics"]) -> dict[str, str]:
-    """Find the methods that cannot show whether collaborating helps, and the reason of each.
+class Comparison:
+    """Methods against the strongest thing that a client can do alone, by one metric."""
 
-    A method is excluded if it shared nothing, or trained for longer than `local`.
-    """
-    groups = group_by_algorithm(results)
-    steps = _count_steps(groups)
-    excluded = {}
-    for name, runs in groups.items():
-        if name == BASELINE or BASELINE not in groups:
-            continue
-        if not any(run.bytes_up for run in runs):
-            excluded[name] = "shared nothing"
-        elif steps[name] > MAX_STEPS_RATIO * steps[BASELINE]:
-            excluded[name] = (
-                f"did {steps[name]:,.0f} local steps per client where local did {steps[BASELINE]:,.0f}"
+    def __init__(
+        self, results: "Sequence[RunMetrics]", baselines: "Sequence[Baseline]", metric: MetricName
+    ) -> None:
+        self.metric: Metric = METRICS[metric]
+        self.groups: dict[str, Sequence[Contestant]] = {
+            **group_by_algorithm(results),
+            **group_by_algorithm(baselines),
+        }
+        alone = [one.name for one in baselines if one.kind == "alone"]
+        self.choice: Choice = score_methods(self.groups, results, metric)
+        self.reference = self.choice.find_best([BASELINE, *dict.fromkeys(alone)])
+        self.ids = [str(client["id"]) for client in results[0].facts["clients"]]
+        fractions = results[0].config["partition"].get("fractions", {})
+        self.test_share = float(fractions.get("test", 0.25))
+
+    def decide(self, methods: Sequence[str]) -> Verdict:
+        """Compare the best of some methods with the reference, and say in one sentence what follows."""
+        method = self.choice.find_best(methods)
+        verdict = self._measure(method, self.reference)
+        gains = verdict.gains
+        if gains is None or not np.isfinite(gains).any():
+            return Verdict(
+                f"Nothing can be compared: the test rows do not define the {self.metric.label} of any client.",
+                metric=self.metric.name,
             )
-    return excluded
-
-
-def bootstrap_interval(gains: FloatArray) -> tuple[float, float]:
-    """Compute the 95% bootstrap interval of the mean over clients; the same gains (N,) give the same interval."""
-    generator = np.random.default_rng(0)
-    chunk = max(1, 1_000_000 // len(gains))  # bounds memory for many clients
-    resamples = N_RESAMPLES if len(gains) <= 1000 else N_RESAMPLES // 5
-    means: list[float] = []
-    while len(means) < resamples:
-        picks = generator.integers(len(gains), size=(min(chunk, resamples - len(means)), len(gains)))
-        means += gains[picks].mean(axis=1).tolist()
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def describe_seed_differences(results: Sequence["RunMetrics"]) -> dict[str, str]:
-    """Describe, by method, how its seeds differ from the seeds of `local`, so that chance is not taken for a gain."""
-    groups = group_by_algorithm(results)
-    seeds = {name: {run.settings.seed for run in runs} for name, runs in groups.items()}
-    notes = {}
-    for name in groups if BASELINE in groups else ():
-        common = seeds[name] & seeds[BASELINE]
-        both = (
-            f"{name} (seeds {_join_seeds(seeds[name])}) and {BASELINE} (seeds {_join_seeds(seeds[BASELINE])})"
+        low, high = verdict.interval or (-np.inf, np.inf)
+        split_low = verdict.split_interval[0] if verdict.split_interval else low
+        is_sure_gain = min(low, split_low) > 0 and (
+            verdict.p_value is None or verdict.p_value <= SIGNIFICANCE
         )
-        if not common:
-            notes[name] = (
-                f"{both} have no seed in common: a part of what seems to be a gain may come from other seeds"
-            )
-        elif seeds[name] != seeds[BASELINE]:
-            notes[name] = f"{both} are compared over seeds {_join_seeds(common)} alone, which both have"
-    return notes
-
-
-def write_fairness_notes(results: Sequence["RunMetrics"]) -> list[str]:
-    """Describe what the methods were not given alike, so that a gap is not misread."""
-    if not results:
-        return []
-    notes = []
-    groups = group_by_algorithm(results)
-    if excluded := find_excluded(results):
-        notes.append(f"left out of the conclusion on collaborating: {_join_reasons(excluded)}")
-    notes += describe_seed_differences(results).values()
-    notes += [
-        f"{', '.join(names)}: the same loss at every evaluation, so they are one method under these settings"
-        for names in find_equal_methods(groups)
-    ]
-    steps = _count_steps(groups)
-    counts = {name: f"{count:,.0f}" for name, count in steps.items()}
-    apart = max(steps.values()) - min(steps.values()) > 0.005 * max(steps.values())
-    if apart and len(set(counts.values())) > 1:
-        settings = results[0].settings
-        reasons = []
-        if settings.cohort_size(results[0].n_clients) < results[0].n_clients:
+        is_alone_better = self.choice.scores[self.reference] >= self.choice.scores[method]
+        rivals = self._find_rivals(method, methods) if self.choice.is_validated else {}
+        reasons: list[str] = []
+        answer: Answer = "undecided"
+        if rivals:
+            names = " and ".join(f"{name} by {self.metric.format_gap(gap)}" for name, gap in rivals.items())
+            reasons.append(f"validation data choose {method}, but on test data {names} better")
+        if is_alone_better and is_sure_gain:
+            reasons.append(f"{self.reference} is as good on validation data, but not on test data")
+        if not is_alone_better and high < 0:
             reasons.append(
-                "some train only the clients asked in a round (--train all or --train cohort: all alike)"
+                f"{method} is better than {self.reference} on validation data, but worse on test data"
             )
-        if settings.epochs:
-            reasons.append("with --epochs, a step of several batches is counted once")
-        why = f": {'; '.join(reasons)}" if reasons else ""
-        notes.append(
-            f"the methods did different numbers of local steps per client ({_group_names(counts)}){why}"
-        )
-    decay = {name: f"{runs[0].facts['weight_decay']:g}" for name, runs in groups.items()}
-    if len(set(decay.values())) > 1:
-        notes.append(
-            f"the methods' weight decay differs ({_group_names(decay)}); --weight-decay gives all methods the same"
-        )
-    return notes
+        if is_alone_better and high < 0:
+            answer = "no"
+        elif is_sure_gain and not is_alone_better and not (rivals and not self._all_gain(rivals)):
+            answer = "yes"
+        return self._phrase(replace(verdict, answer=answer, reasons=tuple(reasons)), is_alone_better, rivals)
 
-
-def find_equal_methods(groups: Mapping[str, Sequence["RunMetrics"]]) -> list[list[str]]:
-    """Group methods with equal losses, up to rounding, at every evaluation and seed; only groups of several."""
-    found: list[tuple[FloatArray, list[str]]] = []
-    for name, runs in groups.items():
-        losses = np.array(
-            [
-                (run.settings.seed, e["round"], e[run.headline]["loss_uniform"])
-                for run in runs
-                for e in run.history
-            ]
+    def _measure(self, method: str, other: str) -> Verdict:
+        """Measure the gain of a method over another one on test data."""
+        mine, others, name = self.groups[method], self.groups[other], self.metric.name
+        scale = self.metric.scale
+        gains = scale * compute_gains(mine, others, name)
+        known = gains[np.isfinite(gains)]
+        pairs = pair_runs(mine, others)
+        by_run = tuple(
+            scale * float(np.nanmean(compute_gains([one], [two], name)))
+            for one, two in pairs
+            if np.isfinite(compute_gains([one], [two], name)).any()
         )
-        for like, names in found:
-            if losses.shape == like.shape and np.allclose(losses, like, rtol=EQUAL_LOSSES, atol=0):
-                names.append(name)
-                break
+        verdict = Verdict("", method=method, reference=other, metric=name, gains=gains, by_run=by_run)
+        if len(known) >= MIN_CLIENTS:
+            verdict = replace(verdict, interval=bootstrap_interval(known), p_value=compute_wilcoxon_p(known))
+        elif len(known) and all("test" in one.predictions for pair in pairs for one in pair) and pairs:
+            low, high = resample_rows(
+                [(a.predictions["test"], b.predictions["test"]) for a, b in pairs], name
+            )
+            verdict = replace(verdict, interval=(scale * low, scale * high), interval_over="rows")
+        by_split: dict[int, list[float]] = {}
+        for (one, _), gain in zip(pairs, by_run, strict=False):
+            by_split.setdefault(one.split, []).append(gain)
+        means = [float(np.mean(each)) for each in by_split.values()]
+        return replace(
+            verdict,
+            split_interval=compute_split_interval(means, self.test_share),
+            harm=measure_harm(pairs, gains, self.metric, self.ids),
+        )
+
+    def _find_rivals(self, method: str, methods: Sequence[str]) -> dict[str, float]:
+        """Find the methods that are surely better than the chosen one on test data: name -> mean gain over it."""
+        others = [name for name in methods if name != method]
+        gaps = {
+            name: compute_gains(self.groups[name], self.groups[method], self.metric.name) for name in others
+        }
+        known = {name: gap[np.isfinite(gap)] for name, gap in gaps.items()}
+        tested = [name for name in others if len(known[name]) >= MIN_CLIENTS]
+        p_values = adjust_by_holm([compute_wilcoxon_p(known[name]) for name in tested])
+        return {
+            name: float(known[name].mean())
+            for name, p in zip(tested, p_values, strict=True)
+            if p <= SIGNIFICANCE and bootstrap_interval(known[name])[0] > 0
+        }
+
+    def _all_gain(self, rivals: Mapping[str, float]) -> bool:
+        """Tell whether each of the rivals is surely better than the reference, too."""
+        verdicts = [self._measure(name, self.reference) for name in rivals]
+        return all(one.interval is not None and one.interval[0] > 0 for one in verdicts)
+
+    def _phrase(self, verdict: Verdict, is_alone_better: bool, rivals: Mapping[str, float]) -> Verdict:
+        """Put the verdict into words."""
+        method, other, by = str(verdict.method), verdict.reference, f"by {self.choice.criterion}"
+        scores = self.choice.scores
+        numbers = f"{method} is {self._describe_numbers(verdict)}"
+        n = int(np.isfinite(verdict.gains).sum()) if verdict.gains is not None else 0
+        of_these = f"For these {n} clients: " if verdict.interval_over == "rows" else ""
+        if verdict.answer == "yes":
+            conclusion = f"{of_these}Collaborating helps here"
+            reason = f"use {method} (chosen {by}), which is {self._describe_numbers(verdict)}"
+            if rivals:
+                reason = f"use {method} or {' or '.join(rivals)}: {verdict.reasons[0]}; {numbers}"
         else:
-            found.append((losses, [name]))
-    return [names for _, names in found if len(names) > 1]
+            conclusion = "Collaborating does not help here"
+            if verdict.answer == "undecided":
+                conclusion = (
+                    "Undecided" if verdict.reasons else "No clear gain from collaborating is shown here"
+                )
+                if verdict.interval is None:
+                    conclusion = f"{n} clients are too few to say whether collaborating helps"
+            conclusion = of_these + conclusion
+            if scores[other] == scores[method]:
+                reason = f"{other} and {method} are equally good {by}; {numbers}"
+            elif is_alone_better:
+                reason = f"{other} is the best {by}; the next one, {numbers}"
+            else:
+                reason = f"{method}, the best method {by}, is {self._describe_numbers(verdict)}"
+            reason = "; ".join([*verdict.reasons, reason])
+        losers = verdict.harm.describe() if verdict.harm else "nobody's loss is known"
+        return replace(verdict, text=f"{conclusion}: {reason}; {losers}.")
+
+    def _describe_numbers(self, verdict: Verdict) -> str:
+        """Describe the gain on test data, with its intervals."""
+        metric, gains = self.metric, verdict.gains
+        assert gains is not None
+        mine, others = (self.groups[name] for name in (str(verdict.method), verdict.reference))
+        pairs = pair_runs(mine, others)
+        first, second = ([a for a, _ in pairs], [b for _, b in pairs]) if pairs else (mine, others)
+        known = np.isfinite(gains)
+        values = [
+            metric.format(float(average_clients(runs, metric.name)[known].mean())) for runs in (first, second)
+        ]
+        what = "" if metric.name == "accuracy" else f"{metric.label} "
+        parts = [f"{what}{values[0]} against {values[1]}"]
+        if verdict.interval:
+            parts.append(f"95% interval of the gain over {verdict.interval_over} {_format(verdict.interval)}")
+        if verdict.split_interval:
+            parts.append(f"over splits {_format(verdict.split_interval)}")
+        if verdict.p_value is not None:
+            parts.append(f"Wilcoxon p {_format_p(verdict.p_value)}")
+        mean = float(gains[known].mean())
+        alone = "training alone" if verdict.reference == BASELINE else f"{verdict.reference}, the best alone,"
+        side = "better than" if not metric.is_percent else "above"
+        if mean < 0:
+            side = "worse than" if not metric.is_percent else "below"
+        gap = metric.format_gap(abs(mean) / metric.scale)
+        return f"{gap} {side} {alone} on test data ({'; '.join(parts)})"
 
 
-def merge_notes(results: Sequence["RunMetrics"]) -> list[str]:
-    """Collect the notes of all runs, each once, with the methods that it is about; then the fairness notes."""
-    methods_of: dict[str, list[str]] = {}  # note -> its methods; none if it is about all
-    for result in results:
-        name = f"{result.algorithm}: "
-        for note in result.notes:
-            text = note.removeprefix(name)
-            methods_of.setdefault(text, []).extend([result.algorithm] * (text != note))
-    notes = [
-        f"{', '.join(dict.fromkeys(names))}: {note}" if names else note for note, names in methods_of.items()
-    ]
-    return [*notes, *write_fairness_notes(results)]
+def _format(interval: tuple[float, float]) -> str:
+    low, high = (f"{value:+.2f}" if abs(value) >= 0.1 else f"{value:+.3g}" for value in interval)
+    return f"{low} to {high}"
+
+
+def _format_p(p: float) -> str:
+    return "below 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def join_reasons(excluded: Mapping[str, str]) -> str:
+    """Join methods and the reasons why they are left out."""
+    return "; ".join(f"{name} {reason}" for name, reason in excluded.items())
 
 
 def _find_missing(methods: set[str], has_failures: bool) -> str | None:
@@ -217,99 +307,3 @@ def _find_missing(methods: set[str], has_failures: bool) -> str | None:
     if has_failures:
         return f"{BASELINE}, with which the others are compared, did not finish"
     return f"there is no run of {BASELINE}, training alone, with which the others are compared"
-
-
-def _score_methods(groups: Mapping[str, Sequence["RunMetrics"]]) -> tuple[dict[str, float], str]:
-    """Score each method by validation accuracy, or by test accuracy if a run has no validation data."""
-    if all(run.validation is not None for runs in groups.values() for run in runs):
-        scores = {
-            name: float(np.mean([run.validation or 0.0 for run in runs])) for name, runs in groups.items()
-        }
-        return scores, "validation accuracy"
-    scores = {name: float(compute_client_accuracy(runs).mean()) for name, runs in groups.items()}
-    return scores, "test accuracy, there being no validation data"
-
-
-def _compare_with_baseline(
-    groups: Mapping[str, list["RunMetrics"]], method: str, scores: Mapping[str, float], how: str
-) -> Verdict:
-    """Compare the best method with `local`, and say in one sentence what follows."""
-    mine, local = pair_runs(groups, method)
-    local_accuracy, method_accuracy = compute_client_accuracy(local), compute_client_accuracy(mine)
-    gains = 100 * compute_gap(method_accuracy, local_accuracy)
-    low, high = bootstrap_interval(gains)
-    is_few = len(gains) < MIN_CLIENTS
-    interval = "" if is_few else f"; 95% interval of the gain over clients {low:+.2f} to {high:+.2f}"
-    numbers = (
-        f"{abs(gains.mean()):.2f} points {'above' if gains.mean() >= 0 else 'below'} training alone "
-        f"on test data ({100 * method_accuracy.mean():.2f}% against {100 * local_accuracy.mean():.2f}%{interval})"
-    )
-    losers = _describe_losers(gains, [client.id for client in groups[BASELINE][0].clients])
-    # A tie goes to local: it needs no collaboration.
-    is_local_best, is_tied = scores[BASELINE] >= scores[method], scores[BASELINE] == scores[method]
-    answer: Literal["yes", "no", "unclear"] = "unclear"
-    if is_few:
-        conclusion = f"{len(gains)} clients are too few to say whether collaborating helps"
-    elif high < 0:
-        answer, conclusion = "no", "Collaborating does not help here"
-    elif is_local_best or low <= 0:
-        conclusion = "No clear gain from collaborating is shown here"
-    else:
-        answer, conclusion = "yes", "Collaborating helps here"
-    if answer == "yes":
-        reason = f"use {method} (chosen {how}), which is {numbers}"
-    elif is_tied:
-        reason = f"local and {method} are equally good {how}; {method} is {numbers}"
-    elif is_local_best:
-        reason = f"local is the best method {how}; the next one, {method}, is {numbers}"
-    else:
-        reason = f"{method}, the best method {how}, is {numbers}"
-    by_seed = _gain_by_seed(mine, local)
-    return Verdict(
-        f"{conclusion}: {reason}; {losers}.", answer, method, gains, None if is_few else (low, high), by_seed
-    )
-
-
-def _gain_by_seed(runs: Sequence["RunMetrics"], alone: Sequence["RunMetrics"]) -> tuple[float, ...]:
-    """Compute the mean gain of every common seed, in points."""
-    local_of = {run.settings.seed: run for run in alone}
-    pairs = [(run, local_of[run.settings.seed]) for run in runs if run.settings.seed in local_of]
-    return tuple(
-        100 * float(compute_gap(compute_client_accuracy([a]), compute_client_accuracy([b])).mean())
-        for a, b in pairs
-    )
-
-
-def _describe_losers(gains: FloatArray, ids: Sequence[str]) -> str:
-    """Say how many clients would lose, and which one loses most."""
-    count = int((gains < 0).sum())
-    if count == 0:
-        return f"none of the {len(gains)} clients would lose"
-    worst = int(gains.argmin())
-    most = f"{'client ' if count == 1 else 'most of all client '}{ids[worst]} with {gains[worst]:.2f} points"
-    return f"{count} of {len(gains)} clients would lose, {most}"
-
-
-def _count_steps(groups: Mapping[str, Sequence["RunMetrics"]]) -> dict[str, float]:
-    """Count the local steps per client of each method."""
-    return {name: float(np.mean([run.local_steps for run in runs])) for name, runs in groups.items()}
-
-
-def _join_seeds(seeds: set[int]) -> str:
-    return ", ".join(map(str, sorted(seeds)))
-
-
-def _join_reasons(excluded: Mapping[str, str]) -> str:
-    return "; ".join(f"{name} {reason}" for name, reason in excluded.items())
-
-
-def _group_names(values: dict[str, str]) -> str:
-    """Join methods that share a value: `local, fedavg: 20; pfedme: 40`; the largest group may be `the others`."""
-    shared: dict[str, list[str]] = {}
-    for name, value in values.items():
-        shared.setdefault(value, []).append(name)
-    largest = max(shared, key=lambda value: len(shared[value]))
-    if len(shared[largest]) > MAX_LISTED_METHODS:
-        del shared[largest]
-        shared[largest] = ["the others"]
-    return "; ".join(f"{', '.join(names)}: {value}" for value, names in shared.items())

@@ -51,7 +51,7 @@ def explain(space: Namespace, problems: list[str]) -> int:
 
 def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, Any]:
     """Print which run is explained, and notes on it; return the same as JSON values."""
-    from ..analysis.verdict import describe_seed_differences
+    from ..analysis.notes import describe_seed_differences
 
     run, seeds = explanation.run, [one.settings.seed for one in explanation.groups[explanation.method]]
     last = explanation.mixing.rounds[-1] if explanation.mixing.rounds else run.rounds
@@ -96,7 +96,7 @@ def print_client(explanation: "RunExplanation", name: str, console: "Console") -
     client = explanation.summarize_client(i)
     traces = explanation.mixing.trace(i) if explanation.mixing.has_mixtures else []
     console.print(f"\nClient {name}: {client.n_train:,} samples to train, {client.n_test:,} to test.")
-    console.print(_describe_gain(explanation.method, client))
+    console.print(_describe_gain(explanation, client))
     if explanation.mixing.has_mixtures and not traces:
         console.print("It took part in no round with stored mixtures.")
     if traces:
@@ -105,23 +105,29 @@ def print_client(explanation: "RunExplanation", name: str, console: "Console") -
     return {"client": content | {"components": [asdict(trace) for trace in traces]}}
 
 
-def _describe_gain(method: str, client: "ClientSummary") -> str:
-    gain = client.gain
+def _describe_gain(explanation: "RunExplanation", client: "ClientSummary") -> str:
+    gain, metric, method = client.gain, explanation.metric, explanation.method
+
+    def show(value: float) -> str:
+        return metric.format(value / metric.scale)
+
     if gain is None:
-        reached = "" if client.accuracy is None else f"{method} reaches {client.accuracy:.2f}%."
+        reached = "" if client.value is None else f"{method} reaches {show(client.value)}."
         return reached if client.n_test else "It has no test samples, so nothing can be said of its accuracy."
     text = (
-        f"{method} {gain.method:.2f}%, local {gain.local:.2f}%: {'a gain' if gain.points >= 0 else 'a loss'} of "
-        f"{abs(gain.points):.2f} points, which is {abs(gain.samples):.1f} of its {gain.n_test:,} test samples"
+        f"{method} {show(gain.method)}, local {show(gain.local)}: {'a gain' if gain.points >= 0 else 'a loss'} of "
+        f"{metric.format_gap(abs(gain.points) / metric.scale)}"
     )
-    if len(gain.by_seed) > 1:
-        by_seed = ", ".join(f"{points:+.2f}" for points in gain.by_seed.values())
-        text += f"; by seed {by_seed} (std {gain.std:.2f})"
-    if round(abs(gain.samples), 6) < 1 and gain.points:
+    if gain.samples is not None:
+        text += f", which is {abs(gain.samples):.1f} of its {gain.n_test:,} test samples"
+    if len(gain.by_run) > 1:
+        by_run = ", ".join(f"{points:+.2f}" for points in gain.by_run.values())
+        text += f"; by seed {by_run} (std {gain.std:.2f})"
+    if gain.samples is not None and round(abs(gain.samples), 6) < 1 and gain.points:
         text += ". That is less than one sample: too little to tell from chance"
-    elif len(gain.by_seed) > 1 and min(gain.by_seed.values()) < 0 < max(gain.by_seed.values()):
+    elif len(gain.by_run) > 1 and min(gain.by_run.values()) < 0 < max(gain.by_run.values()):
         text += ". Seeds do not agree on whether it gains"
-    return text + "."
+    return f"{text}."
 
 
 def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]", console: "Console") -> None:
@@ -185,6 +191,7 @@ def print_clients(explanation: "RunExplanation", console: "Console") -> dict[str
 
 def _print_clients_table(explanation: "RunExplanation", console: "Console") -> None:
     has_gains = explanation.gain_note is None and explanation.method != "local"
+    unit = " %" if explanation.metric.is_percent else f" {explanation.metric.label}"
     shown_clients = _pick_clients(explanation.clients)
     columns: AnyColumns = {
         "client": lambda one: one.client,
@@ -192,11 +199,12 @@ def _print_clients_table(explanation: "RunExplanation", console: "Console") -> N
         "test": lambda one: f"{one.n_test:,}",
     }
     if has_gains:
-        columns["local %"] = lambda one: f"{one.gain.local:.2f}" if one.gain else "-"
-    columns[f"{explanation.method} %"] = lambda one: "-" if one.accuracy is None else f"{one.accuracy:.2f}"
+        columns[f"local{unit}"] = lambda one: f"{one.gain.local:.2f}" if one.gain else "-"
+    columns[f"{explanation.method}{unit}"] = lambda one: "-" if one.value is None else f"{one.value:.2f}"
     if has_gains:
         columns["gain"] = lambda one: _format_gain(one.gain)
-        columns["samples"] = lambda one: f"{one.gain.samples:+.1f}" if one.gain else "-"
+        if explanation.metric.name == "accuracy":
+            columns["samples"] = lambda one: _format_samples(one.gain)
     if explanation.mixing.has_mixtures:
         columns["own"] = lambda one: format_percent(one.shares.own) if one.shares else "-"
         columns["most from"] = lambda one: format_partners(one.shares, 2) if one.shares else "-"
@@ -285,6 +293,10 @@ def format_partners(shares: "MixtureShares", most: int = N_TOP_PARTNERS) -> str:
 
 def _format_mixture(shares: "MixtureShares") -> str:
     return f"own {format_percent(shares.own)}; {format_partners(shares)}"
+
+
+def _format_samples(gain: "ClientGain | None") -> str:
+    return "-" if gain is None or gain.samples is None else f"{gain.samples:+.1f}"
 
 
 def _format_gain(gain: "ClientGain | None") -> str:

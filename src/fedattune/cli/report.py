@@ -88,7 +88,9 @@ def _draw(runs: Runs, options: PlotOptions) -> look.CaptionedFigure:
         selected_runs = seed_runs + selected_runs
     if options.kind == "curves":
         return figures.plot_curves(selected_runs, options.against, options.width)
-    return (figures.plot_clients if options.kind == "clients" else plot_traffic)(selected_runs, options.width)
+    if options.kind == "clients":
+        return figures.plot_clients(selected_runs, options.width, runs.metric)
+    return plot_traffic(selected_runs, options.width)
 
 
 def _find_mixing(runs: Runs, options: PlotOptions) -> MixingAnalysis:

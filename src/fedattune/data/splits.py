@@ -103,3 +103,19 @@ def check_fractions(test: float, validation: float, seed: int) -> None:
         raise ConfigError(f"validation must be a fraction of at least 0 and below 1, got {validation}")
     if seed < 0:
         raise ConfigError(f"the partition's seed must be 0 or more, got {seed}")
+
+
+def validation_weights(n_train: Array, n_validation: Array, validation: float) -> Array:
+    """Return the inverse probability (N,) with which each client has validation rows; 0 for clients without any.
+
+    With these weights, a mean over the clients that have validation rows is an unbiased mean over all clients
+    (Horvitz and Thompson, 1952).
+
+    Args:
+        n_train: training samples of each client.
+        n_validation: validation samples of each client.
+        validation: fraction of the training samples for validation.
+
+    """
+    chance = np.clip(validation * (n_train + n_validation), 1e-9, 1.0)
+    return np.where(n_validation > 0, 1 / chance, 0.0)

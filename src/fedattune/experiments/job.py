@@ -38,6 +38,7 @@ class FailedRun(NamedTuple):
     error: str
     folder: Path
     diverged: bool
+    split: int = 0
 
 
 @dataclass(frozen=True)

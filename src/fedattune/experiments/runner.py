@@ -93,7 +93,8 @@ class _JobRunner:
         if not self.keep_going:
             raise error
         job, diverged = self.jobs[i], isinstance(error, DivergedError)
-        failure = FailedRun(job.name, job.settings.seed, str(error), job.folder, diverged)
+        split = int(job.federation.partition.get("split", 0))
+        failure = FailedRun(job.name, job.settings.seed, str(error), job.folder, diverged, split)
         self._outcomes[i] = failure
         self.remaining.remove(i)
         self.on_failure(failure)

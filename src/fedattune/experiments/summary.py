@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..analysis.compare import MethodRow, build_rows, describe_failure, rows_to_json
-from ..analysis.verdict import merge_notes, reach_verdict
+from ..analysis.notes import merge_notes
+from ..analysis.verdict import reach_verdict
 from ..core.io import write_text
+from ..core.metrics import MetricName
 
 if TYPE_CHECKING:
+    from ..analysis.baseline import Baseline
     from ..training.result import Result
     from .job import FailedRun
 
@@ -38,6 +41,8 @@ def write_summary(
     files: Sequence[Path],
     report: Path | None,
     rounds_to: float | None = None,
+    metric: MetricName | None = None,
+    baselines: "Sequence[Baseline]" = (),
 ) -> Summary:
     """Write the result files and the report.
 
@@ -47,16 +52,22 @@ def write_summary(
         files: JSON files to write.
         report: HTML file of a comparison, beside the folders of the runs; None if there is nothing to compare.
         rounds_to: accuracy whose first round to report, a fraction.
+        metric: the metric of table and verdict.
+        baselines: baselines on the same clients.
 
     """
-    rows = build_rows(results, rounds_to)
-    verdict = reach_verdict(results, has_failures=bool(failed)).text if report else None
+    rows = build_rows(results, rounds_to, metric=metric, baselines=baselines)
+    verdict = None
+    if report:
+        verdict = reach_verdict(results, baselines=baselines, metric=metric, has_failures=bool(failed)).text
     content: dict[str, Any] = {"runs": [_run_to_json(result, rounds_to) for result in results]}
     if report:
         content |= {
             "verdict": verdict,
             "table": rows_to_json(rows),
-            "failed": [{"algorithm": o.algorithm, "seed": o.seed, "error": o.error} for o in failed],
+            "failed": [
+                {"algorithm": o.algorithm, "seed": o.seed, "split": o.split, "error": o.error} for o in failed
+            ],
         }
     elif len(results) == 1:
         content = content["runs"][0]
@@ -69,7 +80,9 @@ def write_summary(
 
         write_report(report, read_runs([report.parent]))
     failures = [describe_failure(one.algorithm, one.seed, one.error) for one in failed]
-    return Summary(rows, [*merge_notes(results), *failures], verdict, report if results else None)
+    return Summary(
+        rows, [*merge_notes(results, baselines, metric), *failures], verdict, report if results else None
+    )
 
 
 def _run_to_json(result: "Result", rounds_to: float | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The numbers of a run: per client and round, over clients, and the summaries that papers report."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..core.effect import Effect, Mechanism
 from ..core.errors import ConfigError
-from ..core.metrics import MetricName
+from ..core.metrics import METRICS, Metric, MetricName
 from ..core.settings import Settings
 from .history import (
     JsonDict,
@@ -103,6 +104,16 @@ class RunMetrics:
     def settings(self) -> Settings:
         """The settings of the run."""
         return Settings(**{k: v for k, v in self.config.items() if k in Settings.model_fields})
+
+    @property
+    def seed(self) -> int:
+        """The seed of initial model, cohorts and batches."""
+        return int(self.config["seed"])
+
+    @property
+    def split(self) -> int:
+        """The number of the split into training, validation and test parts; 0 is the first one."""
+        return int(self.config["partition"].get("split", 0))
 
     @property
     def headline(self) -> Point:
@@ -331,6 +342,17 @@ class RunMetrics:
         """The standard deviation that is one unit of the model's outputs, if the target is a number."""
         scale = self.facts.get("target_scale")
         return None if scale is None else float(scale["deviation"])
+
+    @property
+    def curve_metric(self) -> Metric:
+        """The metric of curves over rounds: accuracy, or RMSE of a target that is a number."""
+        return METRICS["rmse" if self.is_regression else "accuracy"]
+
+    def read_curve(self, metrics: Metrics) -> float:
+        """Return the value of a curve at one evaluation: accuracy in percent, or RMSE in the unit of the target."""
+        if not self.is_regression:
+            return 100 * metrics["acc_uniform"]
+        return (self.target_deviation or 1.0) * math.sqrt(metrics["loss_uniform"])
 
     @property
     def mixing(self) -> MixingLog:

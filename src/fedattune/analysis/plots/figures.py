@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ...core.errors import RunError
+from ...core.metrics import METRICS, MetricName
 from ...training.metrics import RunMetrics
-from ..compare import BASELINE, FloatArray, compute_client_accuracy, compute_gains, group_by_algorithm
+from ..compare import BASELINE, FloatArray, average_clients, compute_gains_over_local, group_by_algorithm
 from .style import (
     COLOURS,
     COLUMN_INCHES,
@@ -73,7 +74,8 @@ def plot_curves(
             band = {"color": style["color"], "alpha": 0.18, "linewidth": 0}
             axes.fill_between(x / scale, mean - std, mean + std, zorder=2, **band)
     label = {"rounds": "Round", "bytes": f"Sent and received ({unit})", "seconds": "Seconds"}[against]
-    axes.set(xlabel=label, ylabel="Mean test accuracy (%)")
+    curve = runs[0].curve_metric
+    axes.set(xlabel=label, ylabel=f"Mean test {curve.label}" + " (%)" * curve.is_percent)
     axes.margins(x=0.02)
     axes.grid(visible=True)
     add_legend_below(figure, axes, round(width), handlelength=2.6, columnspacing=1.2)
@@ -81,15 +83,15 @@ def plot_curves(
     band_note = ", band: one standard deviation" if _count_seeds(groups) > 1 else ""
     return CaptionedFigure(
         figure,
-        f"Test accuracy, mean over clients ({_describe_seeds(groups)}{band_note}), of the model at the point of each "
-        f"paper: {points}",
+        f"Test {curve.label}, mean over clients ({_describe_seeds(groups)}{band_note}), of the model at the "
+        f"point of each paper: {points}",
     )
 
 
 def _average_curve(
     runs: Sequence[RunMetrics], against: CurveAxis
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Return x, mean and standard deviation over the seeds in percent, at the rounds that all evaluated."""
+    """Return x, mean and standard deviation over the seeds, accuracy in percent, at the rounds that all evaluated."""
     histories = [{e["round"]: e for e in run.history if e[run.headline]} for run in runs]
     rounds = sorted(set.intersection(*map(set, histories)))
     if not rounds:
@@ -101,24 +103,38 @@ def _average_curve(
     }[against]
     point = runs[0].headline
     x = np.array([[pick(history[r]) for r in rounds] for history in histories], dtype=np.float64)
-    y = np.array([[100 * history[r][point]["acc_uniform"] for r in rounds] for history in histories])
+    y = np.array(
+        [
+            [run.read_curve(history[r][point]) for r in rounds]
+            for run, history in zip(runs, histories, strict=True)
+        ]
+    )
     return x.mean(0), y.mean(0), y.std(0)
 
 
-def plot_clients(runs: Sequence[RunMetrics], width: float | None = None) -> CaptionedFigure:
-    """Plot accuracy of every client by method, and its gain over training alone, as boxes and dots.
+def plot_clients(
+    runs: Sequence[RunMetrics], width: float | None = None, metric: MetricName = "accuracy"
+) -> CaptionedFigure:
+    """Plot a metric of every client by method, and its gain over training alone, as boxes and dots.
+
+    Args:
+        runs: the runs.
+        width: width in inches.
+        metric: the metric.
 
     Raises:
         RunError: no client was evaluated.
 
     """
     groups = group_by_algorithm(runs)
-    accuracy = {name: 100 * compute_client_accuracy(group) for name, group in groups.items()}
+    measure = METRICS[metric]
+    label = f"Test {measure.label} of a client" + " (%)" * measure.is_percent
+    accuracy = {name: measure.scale * average_clients(group, metric) for name, group in groups.items()}
     accuracy = {name: values for name, values in accuracy.items() if np.isfinite(values).any()}
     if not accuracy:
-        raise RunError("no client has a test accuracy in these runs, so there is nothing to draw")
-    gains = {name: compute_gains(groups, name) for name in accuracy if name != BASELINE}
-    points = {name: 100 * gain for name, gain in gains.items() if gain is not None}
+        raise RunError(f"no client has a test {measure.label} in these runs, so there is nothing to draw")
+    gains = {name: compute_gains_over_local(groups, name, metric) for name in accuracy if name != BASELINE}
+    points = {name: measure.scale * gain for name, gain in gains.items() if gain is not None}
     width = width or COLUMN_INCHES
     is_wide = bool(points) and width >= 5
     height = 0.5 + 0.24 * len(accuracy)
@@ -133,18 +149,18 @@ def plot_clients(runs: Sequence[RunMetrics], width: float | None = None) -> Capt
     ).flat
     styles = choose_line_styles(list(groups))
     _draw_boxes(axes[0], accuracy, styles, list(accuracy))
-    axes[0].set_xlabel("Test accuracy of a client (%)")
+    axes[0].set_xlabel(label)
     if points:
         axes[1].axvline(0, color="black", linestyle="--", linewidth=0.8, zorder=1)
         _draw_boxes(axes[1], points, styles, list(accuracy if is_wide else points))
         axes[1].tick_params(labelleft=not is_wide)
-        axes[1].set_xlabel("Gain over local (points)")
+        axes[1].set_xlabel(f"Gain over local ({measure.points})")
     n = len(next(iter(accuracy.values())))
     dots = "a dot per client, " if n <= MAX_DOTS else ""
     return CaptionedFigure(
         figure,
-        f"Test accuracy of {n:,} clients ({_describe_seeds(groups)}): {dots}box: quartiles and median, whiskers: 5th "
-        "and 95th percentile",
+        f"Test {measure.label} of {n:,} clients ({_describe_seeds(groups)}): {dots}box: quartiles and median, "
+        "whiskers: 5th and 95th percentile",
     )
 
 

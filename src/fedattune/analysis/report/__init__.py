@@ -15,8 +15,8 @@ from ...training.storage.folder import RunFolder
 from ..compare import build_rows, group_by_algorithm
 from ..load import Runs
 from ..mixing import MixingAnalysis
+from ..notes import describe_seed_differences, merge_notes
 from ..tables import choose_columns, format_points, write_legend
-from ..verdict import describe_seed_differences, merge_notes
 from . import content, findings
 
 MAX_DATA_BYTES = 3_200_000

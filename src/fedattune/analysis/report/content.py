@@ -11,7 +11,7 @@ import numpy as np
 
 from ...training.metrics import RunMetrics
 from ..clusters import Arrangement, arrange_clients, seriate
-from ..compare import BASELINE, FloatArray, compute_gains
+from ..compare import BASELINE, FloatArray, compute_gains_over_local
 from ..mixing import MixingAnalysis, thin_out
 from ..partners import N_TOP_PARTNERS
 
@@ -58,7 +58,7 @@ def build_clients(groups: Groups, mixings: dict[str, MixingAnalysis]) -> dict[st
     for name, runs in groups.items():
         entry: dict[str, Any] = {point: _mean_accuracies(runs, point) for point in ("received", "trained")}
         entry["headline"] = entry[runs[0].headline]
-        gains = None if name == BASELINE else compute_gains(groups, name)
+        gains = None if name == BASELINE else compute_gains_over_local(groups, name)
         entry["gain"] = None if gains is None else [_round_percent(gain) for gain in gains]
         if mixings[name].has_mixtures:
             entry |= _list_partners(mixings[name], len(first.clients))

@@ -5,21 +5,30 @@ from typing import Any
 
 import numpy as np
 
+from ...core.metrics import METRICS
 from ...training.metrics import NewcomerResult, RunMetrics
-from ..compare import BASELINE, compute_client_accuracy, compute_gains, group_by_algorithm, pair_runs
+from ..choice import find_excluded
+from ..compare import (
+    BASELINE,
+    Contestant,
+    average_clients,
+    compute_gains_over_local,
+    group_by_algorithm,
+    pair_runs,
+)
 from ..load import Runs
-from ..verdict import describe_seed_differences, find_excluded
+from ..notes import describe_seed_differences
 
 ANSWERS = {
     "yes": "Yes: federate.",
     "no": "No: do not federate here.",
-    "unclear": "Not shown: no clear gain from federating.",
+    "undecided": "Undecided: no clear gain from federating is shown.",
     "nothing": "Nothing to compare.",
 }
 LIVE_ANSWERS = {
     "yes": "So far it pays to federate.",
     "no": "So far it does not pay to federate.",
-    "unclear": "So far no clear gain from federating.",
+    "undecided": "So far no clear gain from federating.",
     "nothing": "Nothing to compare.",
 }
 
@@ -27,28 +36,40 @@ LIVE_ANSWERS = {
 def build_answer(runs: Runs) -> dict[str, Any]:
     """Build the verdict in words and numbers, for a reader of nothing else."""
     verdict = runs.verdict
+    metric = METRICS[verdict.metric]
     facts: list[tuple[str, str, str]] = []
     if verdict.gains is not None and verdict.method:
+        known = verdict.gains[np.isfinite(verdict.gains)]
         over_clients = ""
         if verdict.interval:
-            over_clients = f"95% over clients: {verdict.interval[0]:+.2f} to {verdict.interval[1]:+.2f}"
-        seeds = ", ".join(f"{gain:+.2f}" for gain in verdict.by_seed)
-        over_seeds = ("one seed" if verdict.by_seed else "no common seed", "spread is not known")
-        if len(verdict.by_seed) > 1:
-            over_seeds = (f"±{np.std(verdict.by_seed):.2f}", f"mean gain of each: {seeds}")
-        better, worse = int((verdict.gains > 0).sum()), int((verdict.gains < 0).sum())
-        same = len(verdict.gains) - better - worse
-        pair = pair_runs(group_by_algorithm(runs.results), verdict.method)
-        best, alone = (100 * float(compute_client_accuracy(group).mean()) for group in pair)
+            low, high = verdict.interval
+            over_clients = f"95% over {verdict.interval_over}: {low:+.3g} to {high:+.3g}"
+        runs_text = ", ".join(f"{gain:+.3g}" for gain in verdict.by_run)
+        over_runs = ("one seed and split" if verdict.by_run else "no common seed", "spread is not known")
+        if len(verdict.by_run) > 1:
+            over_runs = (f"±{np.std(verdict.by_run):.3g}", f"mean gain of each: {runs_text}")
+        better, worse = int((known > 0).sum()), int((known < 0).sum())
+        same = len(known) - better - worse
+        groups: dict[str, Sequence[Contestant]] = {
+            **group_by_algorithm(runs.results),
+            **group_by_algorithm(runs.baselines),
+        }
+        pairs = pair_runs(groups[verdict.method], groups[verdict.reference])
+        best, alone = (
+            metric.format(float(np.nanmean(average_clients([pair[k] for pair in pairs], verdict.metric))))
+            if pairs
+            else "-"
+            for k in (0, 1)
+        )
         facts = [
             (
-                "Mean gain over training alone",
-                f"{float(verdict.gains.mean()):+.2f} points",
+                f"Mean gain over {verdict.reference}",
+                f"{float(known.mean()):+.3g} {metric.points}",
                 f"{verdict.method}; {over_clients}",
             ),
-            ("Over seeds", *over_seeds),
+            ("Over seeds and splits", *over_runs),
             ("Clients that gain / lose", f"{better} / {worse}", f"{same} neither" if same else "all others"),
-            ("Mean accuracy", f"{best:.2f}%", f"alone: {alone:.2f}%"),
+            (f"Mean {metric.label}", best, f"alone: {alone}"),
         ]
     short = (ANSWERS if runs.is_finished else LIVE_ANSWERS)[verdict.answer]
     return {"answer": verdict.answer, "short": short, "text": verdict.text, "facts": facts}
@@ -79,29 +100,26 @@ def list_warnings(runs: Runs) -> list[str]:
             warnings.append(
                 f"{name}: {lost:,} uploads were lost (clients that were asked and did not answer{refused})."
             )
-        if name == runs.verdict.method and len({run.settings.seed for run in group}) == 1:
+        if name == runs.verdict.method and len({(run.seed, run.split) for run in group}) == 1:
             warnings.append(
-                "There is one seed: the interval is over clients alone, and says nothing of chance in training. "
-                "Give --seeds 3."
+                "There is one seed and one split: the interval says nothing of chance in training and in the division "
+                "of rows into training and test. Give --splits 5."
             )
     warnings += [f"{note}." for note in describe_seed_differences(runs.results).values()]
-    excluded = find_excluded(runs.results)
+    excluded = find_excluded(group_by_algorithm(runs.results))
     return warnings + [f"{name} is left out of the verdict: it {why}." for name, why in excluded.items()]
 
 
 def _describe_harm(runs: Runs) -> list[str]:
     """Describe the clients that are worse than alone, with the verdict's method and with the others."""
     groups, verdict = group_by_algorithm(runs.results), runs.verdict
-    gains = {name: compute_gains(groups, name) for name in groups if name != BASELINE}
+    gains = {
+        name: compute_gains_over_local(groups, name, verdict.metric) for name in groups if name != BASELINE
+    }
     counts = {method: int((gain < 0).sum()) for method, gain in gains.items() if gain is not None}
-    text = []
-    name, gain = verdict.method, verdict.gains
-    if gain is not None and name and counts[name]:
-        worst = int(gain.argmin())
-        text.append(
-            f"{name} harms {counts[name]} of {len(gain)} clients: they are worse than with training alone, client "
-            f"{groups[name][0].clients[worst].id} by {-gain[worst]:.1f} points."
-        )
+    text, name = [], verdict.method
+    if verdict.harm and verdict.harm.n_losing:
+        text.append(f"{name}: {verdict.harm.describe()}.")
     others = [f"{method} {count}" for method, count in counts.items() if count and method != name]
     if others:
         text.append(

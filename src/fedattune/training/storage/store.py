@@ -305,7 +305,9 @@ class RunStore:
             "SELECT client, point, n, correct, loss, MAX(round) FROM scores WHERE part = ? GROUP BY client, point",
             (part,),
         )
-        return {(client, point): (n, correct, _to_nan(loss)) for client, point, n, correct, loss, _ in records}
+        return {
+            (client, point): (n, correct, _to_nan(loss)) for client, point, n, correct, loss, _ in records
+        }
 
     def last_accuracies(self, part: str) -> dict[tuple[int, str], float]:
         """Read the accuracy on one part at each client's last evaluation, by (client, point)."""

@@ -1,0 +1,184 @@
+"""Statistics of a comparison: intervals over clients, splits and test rows, paired tests, and their correction."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.metrics import METRICS, compute_metrics, compute_row_losses
+from .compare import FloatArray
+
+if TYPE_CHECKING:
+    from ..training.predictions import RowPredictions
+
+N_RESAMPLES = 10_000
+N_ROW_RESAMPLES = 2_000
+"""Resamples of test rows for a metric that is a mean over rows; other metrics get a fifth of them."""
+
+
+def bootstrap_interval(gains: FloatArray) -> tuple[float, float]:
+    """Compute the 95% bootstrap interval of the mean over clients; the same gains (N,) give the same interval."""
+    generator = np.random.default_rng(0)
+    chunk = max(1, 1_000_000 // len(gains))  # bounds memory for many clients
+    resamples = N_RESAMPLES if len(gains) <= 1000 else N_RESAMPLES // 5
+    means: list[float] = []
+    while len(means) < resamples:
+        picks = generator.integers(len(gains), size=(min(chunk, resamples - len(means)), len(gains)))
+        means += gains[picks].mean(axis=1).tolist()
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def compute_split_interval(gains: Sequence[float], test_share: float) -> tuple[float, float] | None:
+    """Compute the 95% interval of the mean gain over random splits of the same rows.
+
+    The splits share rows, so their gains vary less than gains on new rows would. The variance is corrected for that:
+    Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52, 2003, equation 7.
+
+    Args:
+        gains: the mean gain of each split.
+        test_share: share of the rows in the test part.
+
+    Returns:
+        The interval; None for fewer than two splits.
+
+    """
+    from scipy.stats import t
+
+    n = len(gains)
+    if n < 2:
+        return None
+    variance = float(np.var(gains, ddof=1)) * (1 / n + test_share / (1 - test_share))
+    half, mean = float(t.ppf(0.975, n - 1)) * np.sqrt(variance), float(np.mean(gains))
+    return mean - half, mean + half
+
+
+def compute_wilcoxon_p(gains: FloatArray) -> float:
+    """Compute the two-sided p value of Wilcoxon's signed-rank test that gains (N,) are symmetric around 0."""
+    from scipy.stats import wilcoxon
+
+    gains = gains[gains != 0]
+    if not len(gains):
+        return 1.0
+    # The exact distribution does not hold with ties, and is slow for many clients.
+    has_ties = len(np.unique(np.abs(gains))) < len(gains)
+    return float(wilcoxon(gains, method="asymptotic" if has_ties or len(gains) > 50 else "exact").pvalue)
+
+
+def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p values of several tests by Holm's method, in their order."""
+    order = np.argsort(p_values)
+    adjusted, largest = [1.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[int(i)] = largest
+    return adjusted
+
+
+def resample_rows(
+    pairs: "Sequence[tuple[RowPredictions, RowPredictions]]", metric: str
+) -> tuple[float, float]:
+    """Compute the 95% bootstrap interval of the mean gain of *these* clients over new test rows.
+
+    Rows are drawn within each client. A row that is in the test part of several splits counts in all of them as often
+    as it is drawn.
+
+    Args:
+        pairs: for each seed and split, the predictions of the method and of its reference for the same rows.
+        metric: name of the metric.
+
+    """
+    measure = METRICS[metric]
+    is_mean = metric in ("accuracy", "log_loss", "mae", "rmse")
+    draws = N_ROW_RESAMPLES if is_mean else N_ROW_RESAMPLES // 5
+    gap = _measure_means if is_mean else _measure_whole
+    per_client = [
+        gains
+        for client in range(pairs[0][0].n_clients)
+        if (gains := _resample_client(pairs, client, metric, draws, gap)) is not None
+    ]
+    means = measure.sign * np.nanmean(per_client, axis=0)
+    low, high = np.nanpercentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+Gap = Callable[["RowPredictions", "RowPredictions", slice, FloatArray, str], FloatArray]
+
+
+def _resample_client(
+    pairs: "Sequence[tuple[RowPredictions, RowPredictions]]", client: int, metric: str, draws: int, gap: Gap
+) -> FloatArray | None:
+    """Return the differences (draws,) of one client's metric, averaged over the pairs; None without test rows."""
+    generator = np.random.default_rng([0, client])
+    own = [mine.rows(client) for mine, _ in pairs]
+    samples, places = np.unique(
+        np.concatenate([mine.sample[rows] for (mine, _), rows in zip(pairs, own, strict=True)]),
+        return_inverse=True,
+    )
+    if not len(samples):
+        return None
+    counts = generator.multinomial(len(samples), np.full(len(samples), 1 / len(samples)), size=draws)
+    stops = np.cumsum([rows.stop - rows.start for rows in own])
+    parts = np.split(places, stops[:-1])
+    differences = [
+        gap(mine, other, rows, counts[:, part].astype(np.float64), metric)
+        for (mine, other), rows, part in zip(pairs, own, parts, strict=True)
+    ]
+    mean: FloatArray = np.nanmean(differences, axis=0)
+    return mean
+
+
+def _measure_means(
+    mine: "RowPredictions", other: "RowPredictions", rows: slice, counts: FloatArray, metric: str
+) -> FloatArray:
+    """Return differences (draws,) of a metric that is a mean over rows, where `counts` (draws, n) weigh the rows."""
+    values = []
+    for one in (mine, other):
+        losses = compute_row_losses(one.y[rows], one.outputs[rows].astype(np.float64), metric)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = counts @ losses / counts.sum(axis=1)
+        values.append({"accuracy": 1 - mean, "rmse": np.sqrt(mean)}.get(metric, mean))
+    difference: FloatArray = values[0] - values[1]
+    return difference
+
+
+def _measure_whole(
+    mine: "RowPredictions", other: "RowPredictions", rows: slice, counts: FloatArray, metric: str
+) -> FloatArray:
+    """Return differences (draws,) of any metric, from rows repeated as often as `counts` (draws, n) say."""
+    values = np.full((2, len(counts)), np.nan)
+    for i, one in enumerate((mine, other)):
+        y, outputs = one.y[rows], one.outputs[rows].astype(np.float64)
+        for k, times in enumerate(counts.astype(np.int64)):
+            index = np.repeat(np.arange(len(y)), times)
+            values[i, k] = compute_metrics(y[index], outputs[index])[metric] if len(index) else np.nan
+    difference: FloatArray = values[0] - values[1]
+    return difference
+
+
+def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, metric: str) -> float:
+    """Compute the probability that chance alone makes a client lose as much as it does, from its test rows.
+
+    Rows that one model gets right and the other wrong are told apart by a coin: the exact sign test (McNemar). Of
+    numbers and of log loss, Wilcoxon's test compares the rows' errors.
+
+    Args:
+        mine: predictions of the method.
+        other: predictions of its reference for the same rows.
+        client: position of the client.
+        metric: name of the metric.
+
+    """
+    from scipy.stats import binomtest, wilcoxon
+
+    rows = mine.rows(client)
+    losses = [
+        compute_row_losses(one.y[rows], one.outputs[rows].astype(np.float64), metric) for one in (mine, other)
+    ]
+    difference = losses[0] - losses[1]
+    difference = difference[difference != 0]
+    if not len(difference):
+        return 1.0
+    if METRICS[metric].is_for_classes and metric != "log_loss":
+        return float(binomtest(int((difference > 0).sum()), len(difference), 0.5, "greater").pvalue)
+    return float(wilcoxon(difference, alternative="greater", method="asymptotic").pvalue)
