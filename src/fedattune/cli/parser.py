@@ -72,9 +72,11 @@ class Command(NamedTuple):
 EXPERIMENT, SETTINGS = "experiments.config:Experiment", "core.settings:Settings"
 OUTPUT, DEPLOY = "experiments.output:OutputOptions", "experiments.deploy.config"
 METHOD_OPTIONS = Options(EXPERIMENT, "model and methods", ("model", "algorithms", "set", "seeds"))
+VERDICT_OPTIONS = Options(EXPERIMENT, "verdict", ("metric", "splits", "baseline"))
 TRAINING = (
     Options(EXPERIMENT, "data", DATA_FIELDS),
     METHOD_OPTIONS,
+    VERDICT_OPTIONS,
     Options(SETTINGS, "training"),
     Options(EXPERIMENT, "output", ("rounds_to",)),
     Options(OUTPUT, "output"),

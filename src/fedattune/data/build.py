@@ -36,6 +36,7 @@ def federate(
     seed: int | None = None,
     small_clients: SmallClients = "error",
     stratify: bool | None = None,
+    split: int = 0,
     min_clients: int = 2,
 ) -> Federation:
     """Divide a data set among clients.
@@ -50,6 +51,7 @@ def federate(
         seed: seed of the partition and of the split into parts.
         small_clients: treatment of clients that are too small.
         stratify: whether each part of a client has the same share of every class; by default the partition decides.
+        split: number of the split; each has the same clients with other training, validation and test parts.
         min_clients: least number of clients; a node of a real federation may have a single one.
 
     Raises:
@@ -59,6 +61,10 @@ def federate(
     """
     name = partition or dataset.default_partition
     if name not in PARTITIONS:
+        if split:
+            raise ConfigError(
+                f"the saved partition {name!r} fixes the parts of its clients, so there is one split"
+            )
         return _federate_saved(dataset, name, options, clients)
     checked = check_options(name, PARTITIONS[name], options or {})
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
@@ -87,6 +93,7 @@ def federate(
                 seed=seed,
                 client=u,
                 labels=dataset.y[rows[u]] if is_stratified else None,
+                split=split,
             ),
         )
         for u in usable
@@ -100,6 +107,8 @@ def federate(
     }
     if is_stratified:
         description["stratified"] = True
+    if split:
+        description["split"] = split
     return _assemble(dataset, members, description, notes)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import ConfigError, did_you_mean
+from ..core.metrics import MetricName
 from .client_index import PARTS, Client, ClientIndex, Part, RaggedIndex, hash_clients
 from .dataset import Dataset, hash_arrays
 from .schema import Schema, make_schema
@@ -212,6 +213,25 @@ def infer_schema(data: Dataset | Federation) -> Schema:
     scaling = {key: value.tolist() for key, value in constants.items() if value is not None}
     values = {"classes": data.classes, "input_shape": tuple(data.x.shape[1:]), **scaling}
     return make_schema(values, f"the schema of {data.name}")
+
+
+IMBALANCED_SHARE = 0.75
+"""Share of one class from which on accuracy says little, so that another metric is the default."""
+
+
+def choose_metric(federation: Federation) -> MetricName:
+    """Choose the metric of a verdict by the target: RMSE of a number, accuracy of classes of about equal size.
+
+    Where one class has most rows: AUC of two classes if the test parts of most clients have both, else balanced
+    accuracy.
+    """
+    if not federation.classes:
+        return "rmse"
+    totals = federation.label_counts().sum(axis=0)
+    if totals.max() < IMBALANCED_SHARE * totals.sum():
+        return "accuracy"
+    has_both = (federation.label_counts("test") > 0).sum(axis=1) == 2
+    return "auc" if len(totals) == 2 and has_both.mean() > 0.5 else "balanced_accuracy"
 
 
 @dataclass(frozen=True)

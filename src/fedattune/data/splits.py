@@ -14,6 +14,7 @@ def split_parts(
     seed: int,
     client: int,
     labels: Array | None = None,
+    split: int = 0,
 ) -> tuple[Index, Index, Index]:
     """Shuffle a client's indices and cut them into a training, a validation and a test part.
 
@@ -27,6 +28,7 @@ def split_parts(
         seed: seed of the partition.
         client: number of the client, which gives each client its own random stream.
         labels: class numbers of these samples, (n,). With them, each part has its share of every class, up to rounding.
+        split: number of the split; each gives the client other parts.
 
     Returns:
         Indices of the three parts.
@@ -35,7 +37,7 @@ def split_parts(
         DataError: the training or the test part would be empty.
 
     """
-    random = np.random.default_rng([seed, client])
+    random = np.random.default_rng([seed, client, split] if split else [seed, client])
     n_train, n_validation, n_test = compute_part_sizes(len(indices), test, validation)
     if not n_train or not n_test:
         raise DataError(

@@ -9,10 +9,14 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationInfo, field_validator
 
+from ..core.metrics import MetricName
 from ..core.settings import MAX_CLIENTS, MAX_COUNT, SEED_LIMIT, Seed, Settings
 
-NON_IDENTITY_FIELDS = {"data_dir", "save_partition", "rounds_to"}
+NON_IDENTITY_FIELDS = {"data_dir", "save_partition", "rounds_to", "metric", "baseline"}
 """Fields that change no number of a run."""
+
+
+BaselineName = Literal["majority", "sklearn", "centralized"]
 
 
 def flatten_options(options: Mapping[Any, Any]) -> dict[str, Any]:
@@ -72,6 +76,19 @@ class Experiment(Settings):
     seeds: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(
         1, description="runs with the seeds seed, seed+1, ..."
     )
+    splits: Annotated[int, Field(ge=1, le=1000)] = Field(
+        1, description="random divisions of each client's samples into parts; all methods train on each"
+    )
+    metric: MetricName | None = Field(
+        None,
+        description="what the verdict is about (default: accuracy, AUC or balanced accuracy if one class dominates, "
+        "RMSE if the target is a number)",
+    )
+    baseline: tuple[BaselineName, ...] = Field(
+        ("majority",),
+        description="what else to compare with, separated by commas: majority (most frequent class, or mean), sklearn "
+        "(regression and boosting, alone and pooled), centralized (the model on all rows)",
+    )
     rounds_to: float | None = Field(
         None, gt=0, le=1, description="show the first round that reaches this mean test accuracy, such as 0.9"
     )
@@ -82,6 +99,15 @@ class Experiment(Settings):
         if info.data.get("seed", 0) + seeds > SEED_LIMIT:
             raise ValueError(f"the last seed, seed + seeds - 1, should be less than {SEED_LIMIT}")
         return seeds
+
+    @field_validator("baseline", mode="before")
+    @classmethod
+    def _split_baselines(cls, value: object) -> object:
+        """Read "sklearn, centralized" as two names; the baseline that costs nothing is always there."""
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            raise ValueError("expected names such as sklearn,centralized")
+        return tuple(dict.fromkeys(["majority", *(str(part).strip() for part in parts)]))
 
     @field_validator("algorithms", mode="before")
     @classmethod

@@ -1,12 +1,13 @@
 """Plan an experiment: build and check all its parts before anything is trained or written."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.compare import BASELINE
 from ..core.errors import ConfigError, FedAttuneError, ModelError
+from ..core.metrics import check_metric
 from ..core.options import build
 from .config import Experiment
 from .job import Job
@@ -32,7 +33,7 @@ class Plan:
 
     Attributes:
         experiment: the experiment, with every method by its name.
-        federation: the data.
+        federations: the data, once for each split.
         options: the options of each method, as given.
         model_options: the options of the model, as given.
         algorithms: the methods, built with their options.
@@ -40,26 +41,32 @@ class Plan:
     """
 
     experiment: Experiment
-    federation: "Federation"
+    federations: "Sequence[Federation]"
     options: Mapping[str, Mapping[str, Any]]
     model_options: Mapping[str, Any]
     algorithms: "Mapping[str, Algorithm]"
 
-    def make_job(self, name: str, seed: int, title: str, folder: Path) -> Job:
-        """Make the job that trains one method with one seed; it takes over what the plan has built.
+    @property
+    def federation(self) -> "Federation":
+        """The data with the first split."""
+        return self.federations[0]
+
+    def make_job(self, name: str, seed: int, title: str, folder: Path, split: int = 0) -> Job:
+        """Make the job that trains one method with one seed on one split; it takes over what the plan has built.
 
         Args:
             name: the method.
             seed: the seed of the run.
             title: what the screen calls the run.
             folder: the run folder.
+            split: the number of the split.
 
         """
         return Job(
             title=title,
             name=name,
             algorithm=self.algorithms[name],
-            federation=self.federation,
+            federation=self.federations[split],
             model=self.experiment.model,
             settings=self.experiment.settings(seed),
             folder=folder,
@@ -93,13 +100,16 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     for name in experiment.algorithms:
         with collect_errors(problems):
             algorithms[name] = build(name, ALGORITHMS[name], assignment["algorithm"][name])
+    federations = [] if federation is None else [federation]
     with collect_errors(problems):
         if dataset:
-            federation = _federate(experiment, dataset, assignment)
-        if federation:
-            hold_out_newcomers(federation, experiment)
-    if problems or not federation:
+            federations = [_federate(experiment, dataset, assignment, k) for k in range(experiment.splits)]
+        for one in federations[:1]:
+            hold_out_newcomers(one, experiment)
+            experiment = settle_metric(experiment, one)
+    if problems or not federations:
         raise ConfigError("; ".join(problems))
+    federation = federations[0]
     model_options = assignment["model"][experiment.model]
     module = make_model(
         experiment.model,
@@ -116,7 +126,24 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             problems.append(f"{name}: {error}")
     if problems:
         raise ModelError("; ".join(problems))
-    return Plan(experiment, federation, assignment["algorithm"], model_options, algorithms)
+    return Plan(experiment, federations, assignment["algorithm"], model_options, algorithms)
+
+
+def settle_metric(experiment: Experiment, federation: "Federation") -> Experiment:
+    """Choose the metric if none is given, and let early stopping go by it.
+
+    Raises:
+        ConfigError: the metric does not suit the target.
+
+    """
+    from ..data.federated import choose_metric
+
+    metric = experiment.metric or choose_metric(federation)
+    check_metric(metric, is_regression=not federation.classes)
+    stopping = experiment.early_stopping
+    if stopping == "auto" and metric in ("auc", "log_loss"):
+        stopping = "loss"
+    return experiment.model_copy(update={"metric": metric, "early_stopping": stopping})
 
 
 def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, list[str]]:
@@ -180,7 +207,9 @@ def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Datas
     )
 
 
-def _federate(experiment: Experiment, dataset: "Dataset", assignment: AssignedOptions) -> "Federation":
+def _federate(
+    experiment: Experiment, dataset: "Dataset", assignment: AssignedOptions, split: int = 0
+) -> "Federation":
     """Divide the samples among clients."""
     from ..data import federate
 
@@ -195,4 +224,5 @@ def _federate(experiment: Experiment, dataset: "Dataset", assignment: AssignedOp
         seed=experiment.split_seed,
         small_clients=experiment.small_clients,
         stratify=experiment.stratify,
+        split=split,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
-from ..analysis.folder import COMMAND_FILE, EXPERIMENT_FILE, PARTITION_FILE
+from ..analysis.folder import COMMAND_FILE, EXPERIMENT_FILE, PARTITION_FILE, make_run_name
 from ..core.errors import ConfigError, RunError
 from ..core.io import replace_atomically, write_text
 from ..core.settings import RAY_DEFAULTS
@@ -169,18 +169,17 @@ def reopen_run(command: str, out: Path, overrides: Mapping[str, Any]) -> tuple[P
 
 
 def make_jobs(plan: Plan, out: Path) -> list[Job]:
-    """Make one job for each method and seed."""
+    """Make one job for each method, split and seed."""
     experiment = plan.experiment
-    return [
-        plan.make_job(
-            name,
-            seed,
-            name if experiment.seeds == 1 else f"{name} (seed {seed})",
-            out / name / f"seed-{seed}",
-        )
-        for name in plan.experiment.algorithms
-        for seed in range(experiment.seed, experiment.seed + experiment.seeds)
-    ]
+    seeds = range(experiment.seed, experiment.seed + experiment.seeds)
+    jobs = []
+    for name in experiment.algorithms:
+        for split in range(len(plan.federations)):
+            for seed in seeds:
+                parts = [f"seed {seed}"] * (len(seeds) > 1) + [f"split {split}"] * (len(plan.federations) > 1)
+                title = f"{name} ({', '.join(parts)})" if parts else name
+                jobs.append(plan.make_job(name, seed, title, out / make_run_name(name, split, seed), split))
+    return jobs
 
 
 def train_plan(

@@ -22,7 +22,17 @@ NODE_OPTIONS = {
 }  # fmt: skip
 """Options of an experiment that each node decides for itself."""
 
-SIMULATION_OPTIONS = {"held_out", "join_rounds", "engine", "client_state", "early_stopping", *RAY_DEFAULTS}
+SIMULATION_OPTIONS = {
+    "held_out",
+    "join_rounds",
+    "engine",
+    "client_state",
+    "early_stopping",
+    "splits",
+    "metric",
+    "baseline",
+    *RAY_DEFAULTS,
+}
 """Settings that only a simulation has."""
 
 Scalar = str | int | float | bool

@@ -1,0 +1,269 @@
+"""Baselines of a comparison, trained on the very same rows and splits as the methods.
+
+Refused: pipelines with a search of their own. They would choose by data that the methods do not see; the defaults of
+scikit-learn are what a practitioner tries first.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..analysis.baseline import Baseline, Kind, read_baselines
+from ..training.predictions import RowPredictions
+from .job import ShouldStop, StoppedError
+from .plan import Plan
+
+if TYPE_CHECKING:
+    from ..data import Federation
+    from ..training.engine.base import EvalPart
+
+Array = NDArray[Any]
+
+PARTS: "tuple[EvalPart, ...]" = ("test", "validation")
+UNSEEN_LOGIT = -20.0
+"""Logit of a class that a client's training rows lack: a probability of two in a billion."""
+MIN_BOOSTED_ROWS = 40
+"""Training rows below which boosting cannot split: twice scikit-learn's least rows of a leaf."""
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """The rows of the evaluated clients of one split.
+
+    Attributes:
+        federation: the data without clients that join later.
+        ids: numbers of the evaluated clients (E,).
+
+    """
+
+    federation: "Federation"
+    ids: Sequence[int]
+
+    def select(self, part: str, i: int) -> Array:
+        """Return the sample numbers of a part of evaluated client i."""
+        return np.asarray(self.federation.part(cast(Any, part))[self.ids[i]])
+
+    def gather(self, samples: Array) -> tuple[Array, Array]:
+        """Return the model's inputs, flat (n, F), and the targets (n,) of some samples."""
+        import torch
+
+        index = torch.as_tensor(samples, device=self.federation.y.device)
+        x = self.federation.features(index).cpu().numpy().reshape(len(samples), -1)
+        return x, self.federation.y[index].cpu().numpy()
+
+    def pool(self, part: str) -> Array:
+        """Return the sample numbers of a part of all clients, also those that are not evaluated."""
+        return np.concatenate([np.asarray(rows) for rows in self.federation.part(cast(Any, part))])
+
+
+def train_baselines(
+    plan: Plan, out: Path, should_stop: ShouldStop, show: Callable[[str], None] = lambda _: None
+) -> list[Baseline]:
+    """Train the baselines of an experiment that its folder lacks, on every split.
+
+    Args:
+        plan: the experiment.
+        out: its folder.
+        should_stop: tells whether the user asked to stop.
+        show: prints a line of progress.
+
+    Raises:
+        StoppedError: the user asked to stop; finished baselines are kept.
+
+    """
+    from ..training.sampling import sample_eval_ids
+    from ..training.setup import hold_out_newcomers
+
+    experiment = plan.experiment
+    for split, federation in enumerate(plan.federations):
+        done = {one.name for one in read_baselines([out]) if one.split == split}
+        training, _ = hold_out_newcomers(federation, experiment)
+        rows = SplitRows(training, sample_eval_ids(experiment, training).tolist())
+        for name, kind, predict in _list_baselines(plan, rows):
+            if name in done:
+                continue
+            if should_stop():
+                raise StoppedError(f"stopped before the baseline {name}")
+            show(f"baseline {name}" + f" on split {split}" * (len(plan.federations) > 1))
+            started = time.perf_counter()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                predictions = predict(should_stop)
+            notes = {
+                f"{name}: {str(one.message).splitlines()[0]}"
+                for one in caught
+                if type(one.message).__name__ == "ConvergenceWarning"
+            }
+            seconds = time.perf_counter() - started
+            Baseline(name, kind, split, federation.digest, seconds, predictions, tuple(sorted(notes))).save(
+                out
+            )
+    return read_baselines([out])
+
+
+Predict = Callable[[ShouldStop], dict[str, RowPredictions]]
+
+
+def _list_baselines(plan: Plan, rows: SplitRows) -> Iterator[tuple[str, Kind, Predict]]:
+    """Yield name, kind and training of the baselines that the experiment asks for."""
+    is_regression = not rows.federation.classes
+    yield "mean" if is_regression else "majority", "alone", lambda stop: _fit_each(rows, _fit_constant, stop)
+    if "sklearn" in plan.experiment.baseline:
+        linear, boosted = (_fit_ridge, _fit_boosting) if is_regression else (_fit_logistic, _fit_boosting)
+        first = "ridge" if is_regression else "logistic"
+        yield f"{first} alone", "alone", lambda stop: _fit_each(rows, linear, stop)
+        yield "boosting alone", "alone", lambda stop: _fit_each(rows, boosted, stop)
+        yield f"{first} pooled", "pooled", lambda _: _fit_pooled(rows, linear)
+        yield "boosting pooled", "pooled", lambda _: _fit_pooled(rows, boosted)
+    if "centralized" in plan.experiment.baseline:
+        yield "centralized", "pooled", lambda stop: _train_centralized(plan, rows, stop)
+
+
+Fitted = Callable[[Array], Array]
+"""Maps inputs (n, F) to outputs (n, classes) or (n, 1)."""
+Fit = Callable[[Array, Array, int], Fitted]
+"""Fits inputs (n, F) and targets (n,); takes the number of classes too, 0 for a number."""
+
+
+def _fit_each(rows: SplitRows, fit: Fit, should_stop: ShouldStop) -> dict[str, RowPredictions]:
+    """Fit a model to each client's training rows, and predict the client's other rows."""
+    outputs: dict[str, list[Array]] = {part: [] for part in PARTS}
+    for i in range(len(rows.ids)):
+        if should_stop():
+            raise StoppedError("stopped in a baseline")
+        fitted = fit(*rows.gather(rows.select("train", i)), len(rows.federation.classes))
+        for part in PARTS:
+            samples = rows.select(part, i)
+            outputs[part].append(fitted(rows.gather(samples)[0]) if len(samples) else np.zeros((0, 1)))
+    return _collect(rows, outputs)
+
+
+def _fit_pooled(rows: SplitRows, fit: Fit) -> dict[str, RowPredictions]:
+    """Fit one model to the training rows of all clients."""
+    fitted = fit(*rows.gather(rows.pool("train")), len(rows.federation.classes))
+    outputs: dict[str, list[Array]] = {part: [] for part in PARTS}
+    for part in PARTS:
+        every = [rows.select(part, i) for i in range(len(rows.ids))]
+        if sum(map(len, every)):
+            together = fitted(rows.gather(np.concatenate(every))[0])
+            outputs[part] = np.split(together, np.cumsum([len(one) for one in every])[:-1])
+    return _collect(rows, outputs)
+
+
+def _collect(rows: SplitRows, outputs: dict[str, list[Array]]) -> dict[str, RowPredictions]:
+    """Put the outputs of all clients after each other, in the unit of the target."""
+    predictions = {}
+    scale = getattr(rows.federation, "target_scale", None)
+    for part, each in outputs.items():
+        samples = [rows.select(part, i) for i in range(len(rows.ids))]
+        sizes = [len(one) for one in samples]
+        if not sum(sizes):
+            continue
+        values = np.concatenate([one for one in each if len(one)]).astype(np.float64)
+        y = rows.gather(np.concatenate(samples))[1]
+        if scale is not None:
+            values, y = values * scale.deviation + scale.mean, y * float(scale.deviation) + scale.mean
+        predictions[part] = RowPredictions(
+            np.repeat(np.arange(len(sizes)), sizes).astype(np.int32),
+            np.concatenate(samples).astype(np.int64),
+            y.astype(np.float64) if scale is not None else y,
+            values.astype(np.float32),
+            len(sizes),
+        )
+    return predictions
+
+
+def _fit_constant(_: Array, y: Array, n_classes: int) -> Fitted:
+    """Predict the shares of the classes, or the mean."""
+    if not n_classes:
+        return lambda new: np.full((len(new), 1), float(y.mean()))
+    counts = np.bincount(y, minlength=n_classes)
+    logits = np.where(counts > 0, np.log(np.maximum(counts, 1) / len(y)), UNSEEN_LOGIT)
+    return lambda new: np.tile(logits, (len(new), 1))
+
+
+def _fit_logistic(x: Array, y: Array, n_classes: int) -> Fitted:
+    from sklearn.linear_model import LogisticRegression
+
+    if len(np.unique(y)) < 2:
+        return _fit_constant(x, y, n_classes)
+    return _wrap_classifier(LogisticRegression(max_iter=1000).fit(x, y), n_classes)
+
+
+def _fit_ridge(x: Array, y: Array, _: int) -> Fitted:
+    from sklearn.linear_model import Ridge
+
+    model = Ridge().fit(x, y)
+    return lambda new: np.asarray(model.predict(new)).reshape(-1, 1)
+
+
+def _fit_boosting(x: Array, y: Array, n_classes: int) -> Fitted:
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    if len(y) < MIN_BOOSTED_ROWS or (n_classes and len(np.unique(y)) < 2):
+        return _fit_constant(x, y, n_classes)
+    if n_classes:
+        return _wrap_classifier(HistGradientBoostingClassifier(random_state=0).fit(x, y), n_classes)
+    model = HistGradientBoostingRegressor(random_state=0).fit(x, y)
+    return lambda new: np.asarray(model.predict(new)).reshape(-1, 1)
+
+
+def _wrap_classifier(model: Any, n_classes: int) -> Fitted:
+    """Return the log probabilities of all classes; classes that the training rows lack are nearly impossible."""
+
+    def predict(new: Array) -> Array:
+        logits = np.full((len(new), n_classes), UNSEEN_LOGIT)
+        with np.errstate(divide="ignore"):
+            logits[:, model.classes_] = np.maximum(np.log(model.predict_proba(new)), UNSEEN_LOGIT)
+        return logits
+
+    return predict
+
+
+def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> dict[str, RowPredictions]:
+    """Train the model on everybody's rows in one place: one epoch in a round, unless the experiment gives epochs."""
+    from dataclasses import replace
+
+    from ..data.client_index import Client, ClientIndex
+    from ..training.fit import fit
+
+    experiment, federation = plan.experiment, rows.federation
+    evaluated = {
+        part: np.concatenate([rows.select(part, i) for i in range(len(rows.ids))]).astype(np.int64)
+        for part in PARTS
+    }
+    everybody = Client("everybody", rows.pool("train"), evaluated["validation"], evaluated["test"])
+    changed = {
+        "steps": None,
+        "epochs": experiment.epochs or 1,
+        "cohort": 1.0,
+        "drop_out": 0.0,
+        "held_out": 0,
+        "eval_clients": None,
+        "engine": "auto",
+        "ray_address": None,
+        "ray_actors": None,
+        "ray_gpus": 0.0,
+    }
+    result = fit(
+        "local",
+        replace(federation, clients=ClientIndex.from_clients([everybody])),
+        experiment.model,
+        model_options=plan.model_options,
+        settings=experiment.settings(experiment.seed).model_copy(update=changed),
+        stop=should_stop,
+    )
+    if not result.is_finished:
+        raise StoppedError("stopped in the baseline centralized")
+    predictions = {}
+    for part, one in result.predictions.items():
+        sizes = [len(rows.select(part, i)) for i in range(len(rows.ids))]
+        owner = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
+        predictions[part] = replace(one, client=owner, n_clients=len(sizes))
+    return predictions
