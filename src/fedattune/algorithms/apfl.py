@@ -101,7 +101,12 @@ def _interpolate(w: Params, v: Params, alpha: Tensor) -> Params:
     return alpha * v + (1 - alpha) * w
 
 
-@method(Family.PERSONAL_MODEL, "one average", "SGD; mixes the average with a personal model")
+@method(
+    Family.PERSONAL_MODEL,
+    "one average",
+    "SGD; mixes the average with a personal model",
+    tune={"alpha": (0.25, 0.5, 0.75)},
+)
 def apfl(*, alpha: Fraction = 0.5, adaptive: bool = False, weighting: Weighting = "samples") -> Algorithm:
     """A mixture of a shared and a personal model, in a fixed or learned proportion.
 

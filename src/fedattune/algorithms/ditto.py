@@ -111,7 +111,12 @@ class DittoClient(ClientUpdate):
         return local_state["v"]
 
 
-@method(Family.PERSONAL_MODEL, "one average", "SGD; trains a personal model near the average")
+@method(
+    Family.PERSONAL_MODEL,
+    "one average",
+    "SGD; trains a personal model near the average",
+    tune={"lam": (0.1, 1.0, 10.0)},
+)
 def ditto(
     *, lam: NonNegative = 1.0, personal_lr: Positive | None = None, weighting: Weighting = "samples"
 ) -> Algorithm:

@@ -135,7 +135,12 @@ class FedALAClient(ClientUpdate):
         return [name for module in modules[-self.layers :] for name in module]
 
 
-@method(Family.ADAPTED, "one average", "learns how much of its upper layers to take over; SGD")
+@method(
+    Family.ADAPTED,
+    "one average",
+    "learns how much of its upper layers to take over; SGD",
+    tune={"eta": (0.1, 1.0)},
+)
 def fedala(
     *,
     layers: Count = 1,

@@ -44,7 +44,12 @@ from .separation import (
 from .table import Family, method
 
 
-@method(Family.TWO_HEADS, "one average of shared parts", "SGD; attention divides features between two heads")
+@method(
+    Family.TWO_HEADS,
+    "one average of shared parts",
+    "SGD; attention divides features between two heads",
+    tune={"lam": (0.01, 0.1, 1.0)},
+)
 def fedam(
     *,
     lam: NonNegative = 0.1,

@@ -192,7 +192,12 @@ class CosineMixing(Mixing):
         return rows.scatter_(1, pool.own[:, None], 1 - rows.sum(1, keepdim=True))
 
 
-@method(Family.MIXTURE, "a mixture per client, by distance of models", "SGD with a pull to the mixture")
+@method(
+    Family.MIXTURE,
+    "a mixture per client, by distance of models",
+    "SGD with a pull to the mixture",
+    tune={"lam": (0.03, 0.1, 0.3)},
+)
 def fedamp(
     *,
     alpha: Positive = DEFAULT_ALPHA,
@@ -223,7 +228,12 @@ def fedamp(
     )
 
 
-@method(Family.MIXTURE, "a mixture per client, by cosine of models", "SGD with a pull to the mixture")
+@method(
+    Family.MIXTURE,
+    "a mixture per client, by cosine of models",
+    "SGD with a pull to the mixture",
+    tune={"sigma": (10.0, 25.0, 100.0), "self_weight": (0.25, 0.5, 0.75)},
+)
 def heurfedamp(
     *,
     sigma: NonNegative = 25.0,

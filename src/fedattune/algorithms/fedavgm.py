@@ -46,7 +46,7 @@ class HeavyBall(ServerOptimizer):
         return v, {"v": v}
 
 
-@method(Family.GLOBAL, "one average with momentum", "SGD")
+@method(Family.GLOBAL, "one average with momentum", "SGD", tune={"beta": (0.5, 0.9), "server_lr": (0.3, 1.0)})
 def fedavgm(
     *,
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9,

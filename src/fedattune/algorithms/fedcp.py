@@ -29,7 +29,12 @@ from .separation import PERSONAL_MODULES, STARTING_COPIES, FedCPNetwork, Separat
 from .table import Family, method
 
 
-@method(Family.TWO_HEADS, "one average of shared parts", "SGD; a policy divides features between two heads")
+@method(
+    Family.TWO_HEADS,
+    "one average of shared parts",
+    "SGD; a policy divides features between two heads",
+    tune={"lam": (0.0, 0.1, 1.0)},
+)
 def fedcp(
     *,
     lam: NonNegative = 0.0,

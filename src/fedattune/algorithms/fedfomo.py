@@ -254,7 +254,12 @@ class FedFomoServer(UploadStore):
         return {**super().add_clients(state, n_new), "P": torch.nn.functional.pad(P, (0, n_new, 0, n_new))}
 
 
-@method(Family.MIXTURE, "models of other clients", "moves to the models that do better on held-out data; SGD")
+@method(
+    Family.MIXTURE,
+    "models of other clients",
+    "moves to the models that do better on held-out data; SGD",
+    tune={"models": (5, 10), "epsilon": (0.1, 0.3)},
+)
 def fedfomo(
     *,
     models: Annotated[int, Field(ge=2, le=1_000_000)] = 5,

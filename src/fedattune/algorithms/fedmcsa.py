@@ -111,7 +111,10 @@ class Attention(Mixing):
 
 
 @method(
-    Family.MIXTURE, "a mixture per client and component, by cosine", "SGD, maybe with a pull to the mixture"
+    Family.MIXTURE,
+    "a mixture per client and component, by cosine",
+    "SGD, maybe with a pull to the mixture",
+    tune={"sigma": (20.0, 50.0, 100.0)},
 )
 def fedmcsa(
     *,
@@ -187,7 +190,7 @@ def fedmcsa_no_mcsa(
     )
 
 
-@method(Family.MIXTURE, "as FedMCSA", "SGD", cites=("fedavg",))
+@method(Family.MIXTURE, "as FedMCSA", "SGD", cites=("fedavg",), tune={"sigma": (20.0, 50.0, 100.0)})
 def fedavg_mcsa(
     *,
     profile: Profile = "code",
@@ -214,7 +217,13 @@ def fedavg_mcsa(
     )
 
 
-@method(Family.MIXTURE, "as FedMCSA", "as pFedMe", cites=("pfedme",))
+@method(
+    Family.MIXTURE,
+    "as FedMCSA",
+    "as pFedMe",
+    cites=("pfedme",),
+    tune={"sigma": (20.0, 50.0, 100.0), "lam": (5.0, 15.0, 30.0)},
+)
 def pfedme_mcsa(
     *,
     profile: Profile = "code",

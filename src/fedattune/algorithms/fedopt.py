@@ -78,7 +78,12 @@ class AdaptiveOptimizer(ServerOptimizer):
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-@method(Family.GLOBAL, "one model, updated by Adam", "SGD")
+@method(
+    Family.GLOBAL,
+    "one model, updated by Adam",
+    "SGD",
+    tune={"server_lr": (0.01, 0.03, 0.1), "tau": (0.001, 0.01)},
+)
 def fedadam(
     *,
     server_lr: Positive = 0.03,
@@ -104,7 +109,12 @@ def fedadam(
     )
 
 
-@method(Family.GLOBAL, "one model, updated by Yogi", "SGD")
+@method(
+    Family.GLOBAL,
+    "one model, updated by Yogi",
+    "SGD",
+    tune={"server_lr": (0.01, 0.03, 0.1), "tau": (0.001, 0.01)},
+)
 def fedyogi(
     *,
     server_lr: Positive = 0.03,
@@ -130,7 +140,7 @@ def fedyogi(
     )
 
 
-@method(Family.GLOBAL, "one model, updated by Adagrad", "SGD")
+@method(Family.GLOBAL, "one model, updated by Adagrad", "SGD", tune={"server_lr": (0.03, 0.1, 0.3)})
 def fedadagrad(
     *,
     server_lr: Positive = 0.1,

@@ -27,7 +27,7 @@ from ..server.average import Weighting
 from .table import Family, method
 
 
-@method(Family.GLOBAL, "one average", "SGD with a pull to the average")
+@method(Family.GLOBAL, "one average", "SGD with a pull to the average", tune={"mu": (0.01, 0.1, 1.0)})
 def fedprox(*, mu: NonNegative = 0.1, weighting: Weighting = "samples") -> Algorithm:
     """FedAvg with a proximal term that keeps local training near the global model.
 

@@ -79,7 +79,12 @@ class FedRepClient(ClientUpdate):
         return Payload(carry.w), local_state
 
 
-@method(Family.PERSONAL_LAYERS, "one average of bases", "SGD on its personal head, then on the base")
+@method(
+    Family.PERSONAL_LAYERS,
+    "one average of bases",
+    "SGD on its personal head, then on the base",
+    tune={"head_epochs": (1, 5, 10)},
+)
 def fedrep(
     *,
     head_epochs: Count = 10,

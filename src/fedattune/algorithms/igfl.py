@@ -242,7 +242,10 @@ class GlobalUpdateWrapper(ServerWrapper):
 
 
 @method(
-    Family.GLOBAL, "one model, moved by attention, and its last update", "SGD that repeats the last update"
+    Family.GLOBAL,
+    "one model, moved by attention, and its last update",
+    "SGD that repeats the last update",
+    tune={"stale_decay": (0.5, 1.0)},
 )
 def igfl(
     *,
@@ -272,7 +275,12 @@ def igfl(
     )
 
 
-@method(Family.GLOBAL, "one average and its last update", "SGD that repeats the last update")
+@method(
+    Family.GLOBAL,
+    "one average and its last update",
+    "SGD that repeats the last update",
+    tune={"stale_decay": (0.5, 1.0)},
+)
 def igfl_c(*, stale_decay: Fraction = 1.0, weighting: Weighting = "uniform") -> Algorithm:
     """One average: local steps repeat the group's last update.
 

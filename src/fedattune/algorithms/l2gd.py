@@ -168,6 +168,7 @@ def _averages(state: ServerState) -> bool:
     Family.PERSONAL_MODEL,
     "one average in some rounds",
     "trains a personal model; then moves it to the average",
+    tune={"p": (0.1, 0.2, 0.5), "c": (0.25, 0.5, 0.75)},
 )
 def l2gd(
     *,

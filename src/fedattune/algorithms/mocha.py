@@ -117,6 +117,7 @@ class TaskRelationship(UploadStore):
     Family.PERSONAL_MODEL,
     "a weighted sum of the other clients' models",
     "trains a personal model tied to the sum",
+    tune={"lam1": (None, 0.05, 0.01)},
 )
 def mocha(
     *,

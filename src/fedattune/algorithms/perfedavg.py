@@ -96,7 +96,12 @@ class PerFedAvgClient(ClientUpdate):
         return Payload(carry), local_state
 
 
-@method(Family.ADAPTED, "one average", "SGD on the loss after one step; takes that step before use")
+@method(
+    Family.ADAPTED,
+    "one average",
+    "SGD on the loss after one step; takes that step before use",
+    tune={"adapt_steps": (1, 5)},
+)
 def perfedavg(
     *,
     alpha: Positive | None = None,

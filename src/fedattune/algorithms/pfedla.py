@@ -333,7 +333,12 @@ def _with_own(alpha: Tensor, flags: Tensor, ids: Tensor) -> Tensor:
     return torch.where(flags[:, :, None], own, alpha)
 
 
-@method(Family.MIXTURE, "a mixture per client and layer, by learned weights", "SGD")
+@method(
+    Family.MIXTURE,
+    "a mixture per client and layer, by learned weights",
+    "SGD",
+    tune={"hn_lr": (0.001, 0.005, 0.02)},
+)
 def pfedla(
     *,
     hn_lr: Positive = 5e-3,
@@ -362,7 +367,10 @@ def pfedla(
 
 
 @method(
-    Family.MIXTURE, "as pFedLA, without retained layers", "SGD; retains the layers that are mostly its own"
+    Family.MIXTURE,
+    "as pFedLA, without retained layers",
+    "SGD; retains the layers that are mostly its own",
+    tune={"hn_lr": (0.001, 0.005, 0.02)},
 )
 def heurpfedla(
     *,

@@ -115,7 +115,12 @@ class PFedMeClient(ClientUpdate):
         return local_state["theta"]
 
 
-@method(Family.PERSONAL_MODEL, "one average", "trains a personal model near the average")
+@method(
+    Family.PERSONAL_MODEL,
+    "one average",
+    "trains a personal model near the average",
+    tune={"lam": (5.0, 15.0, 30.0), "personal_lr": (0.01, 0.05, 0.1)},
+)
 def pfedme(
     *,
     lam: NonNegative = 15.0,

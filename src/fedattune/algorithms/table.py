@@ -1,8 +1,8 @@
 """Register methods. `list`, `cite`, the tables of methods and the tests read everything from `METHODS`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
 from ..core.algorithm import Algorithm
 
@@ -33,6 +33,7 @@ class Method(NamedTuple):
         server: what the server sends, in a few words.
         client: what the client does with it, in a few words.
         cites: methods whose papers are cited too.
+        tune: the options that `--tune` tries beside the learning rate, each with its values, the default among them.
 
     """
 
@@ -41,6 +42,7 @@ class Method(NamedTuple):
     server: str
     client: str
     cites: tuple[str, ...] = ()
+    tune: Mapping[str, tuple[Any, ...]] = {}
 
 
 METHODS: dict[str, Method] = {}
@@ -48,7 +50,12 @@ METHODS: dict[str, Method] = {}
 
 
 def method(
-    family: Family, server: str, client: str, *, cites: tuple[str, ...] = ()
+    family: Family,
+    server: str,
+    client: str,
+    *,
+    cites: tuple[str, ...] = (),
+    tune: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
     """Register the decorated factory under its own name; see `Method` for the arguments.
 
@@ -61,7 +68,7 @@ def method(
         name = factory.__name__
         if name in METHODS:
             raise ValueError(f"method: got {name!r} twice, expected one factory per name")
-        METHODS[name] = Method(factory, family, server, client, cites)
+        METHODS[name] = Method(factory, family, server, client, cites, tune or {})
         return factory
 
     return register

@@ -72,7 +72,7 @@ class Command(NamedTuple):
 EXPERIMENT, SETTINGS = "experiments.config:Experiment", "core.settings:Settings"
 OUTPUT, DEPLOY = "experiments.output:OutputOptions", "experiments.deploy.config"
 METHOD_OPTIONS = Options(EXPERIMENT, "model and methods", ("model", "algorithms", "set", "seeds"))
-VERDICT_OPTIONS = Options(EXPERIMENT, "verdict", ("metric", "splits", "baseline"))
+VERDICT_OPTIONS = Options(EXPERIMENT, "verdict", ("metric", "splits", "tune", "baseline"))
 TRAINING = (
     Options(EXPERIMENT, "data", DATA_FIELDS),
     METHOD_OPTIONS,

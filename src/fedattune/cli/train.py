@@ -1,7 +1,6 @@
 """The commands `compare` and `run`: train methods, and print the table, the notes and the verdict."""
 
 from argparse import Namespace
-from collections.abc import Callable
 
 from ..analysis.tables import make_console, print_methods
 from ..core.errors import ConfigError
@@ -52,36 +51,24 @@ def train(space: Namespace, problems: list[str]) -> int:
         create_run_folder(plan, out, command)
     space.training_folder = out
     is_comparison = command == "compare"
-    from ..experiments.baselines import train_baselines  # after all checks, as it loads PyTorch
-
     with InterruptHandler() as should_stop:
         try:
-            baselines = (
-                train_baselines(plan, out, should_stop, print_progress(output)) if is_comparison else []
-            )
-            results, failed = train_plan(plan, out, should_stop, output, keep_going=is_comparison)
+            outcome = train_plan(plan, out, should_stop, output, is_comparison=is_comparison)
         except StoppedError as stopped:
             print_message(f"{stopped}; resume with: {format_resume_command(space)}")
             return INTERRUPTED
     rounds_to = plan.experiment.rounds_to
     summary = write_summary(
-        results,
-        failed,
+        outcome,
         files=[file for file in (out / "result.json", output.json_file) if file],
         report=out / "report.html" if is_comparison else None,
         rounds_to=rounds_to,
         metric=plan.experiment.metric,
-        baselines=baselines,
     )
     _print_summary(summary, [*notes, *plan.federation.notes, *summary.notes], rounds_to)
     start = f"The report is {summary.report}; all" if summary.report else "All"
     make_console().print(f"{start} numbers are in {out}")
-    return FAILED if failed else 0
-
-
-def print_progress(output: OutputOptions) -> Callable[[str], None]:
-    """Return the function that prints a line of progress, unless the user wants none."""
-    return (lambda _: None) if output.quiet else print_message
+    return FAILED if outcome.failed else 0
 
 
 def _check_processes(engine: str, output: OutputOptions) -> None:

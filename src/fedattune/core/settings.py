@@ -17,7 +17,7 @@ MAX_COUNT = 1_000_000
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
 EngineName = Literal["auto", "sequential", "vectorized", "ray"]
 """Name of an engine; see `Settings.engine`."""
-EarlyStopping = Literal["auto", "accuracy", "loss", "off"]
+EarlyStopping = Literal["loss", "accuracy", "off"]
 """What chooses the round of each client's model; see `Settings.early_stopping`."""
 
 
@@ -103,9 +103,9 @@ class Settings(StrictSchema):
     )
 
     early_stopping: EarlyStopping = Field(
-        "auto",
-        description="validation data that choose the round of each client's judged model: accuracy, loss, or auto "
-        "(accuracy; loss if the target is a number); off judges the last round",
+        "loss",
+        description="what chooses the round of each client's judged model: validation loss or accuracy; off: the last "
+        "round",
     )
 
     @field_validator("cohort", mode="before")

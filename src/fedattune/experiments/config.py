@@ -84,6 +84,11 @@ class Experiment(Settings):
         description="what the verdict is about (default: accuracy, AUC or balanced accuracy if one class dominates, "
         "RMSE if the target is a number)",
     )
+    tune: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None,
+        description="budget of tuning, in full runs for each method: learning rate and own options by validation data "
+        "(default: no tuning)",
+    )
     baseline: tuple[BaselineName, ...] = Field(
         ("majority",),
         description="what else to compare with, separated by commas: majority (most frequent class, or mean), sklearn "

@@ -1,7 +1,7 @@
 """Plan an experiment: build and check all its parts before anything is trained or written."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from .validate import (
 if TYPE_CHECKING:
     from ..core.algorithm import Algorithm
     from ..data import Dataset, Federation
+    from .tuning import Combination
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Plan:
         options: the options of each method, as given.
         model_options: the options of the model, as given.
         algorithms: the methods, built with their options.
+        tuned: learning rate and options that tuning chose for each method; empty without tuning.
 
     """
 
@@ -45,6 +47,7 @@ class Plan:
     options: Mapping[str, Mapping[str, Any]]
     model_options: Mapping[str, Any]
     algorithms: "Mapping[str, Algorithm]"
+    tuned: "Mapping[str, Combination]" = field(default_factory=dict)
 
     @property
     def federation(self) -> "Federation":
@@ -62,7 +65,7 @@ class Plan:
             split: the number of the split.
 
         """
-        return Job(
+        job = Job(
             title=title,
             name=name,
             algorithm=self.algorithms[name],
@@ -73,6 +76,15 @@ class Plan:
             options=self.options[name],
             model_options=self.model_options,
         )
+        if name not in self.tuned:
+            return job
+        from ..algorithms import ALGORITHMS
+
+        lr, tuned_options = self.tuned[name]
+        options = {**job.options, **tuned_options}
+        algorithm = build(name, ALGORITHMS[name], options)
+        settings = job.settings.model_copy(update={"lr": lr})
+        return replace(job, algorithm=algorithm, options=options, settings=settings)
 
 
 def make_plan(experiment: Experiment, federation: "Federation | None" = None) -> Plan:
@@ -130,7 +142,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
 
 
 def settle_metric(experiment: Experiment, federation: "Federation") -> Experiment:
-    """Choose the metric if none is given, and let early stopping go by it.
+    """Choose the metric if none is given.
 
     Raises:
         ConfigError: the metric does not suit the target.
@@ -140,10 +152,7 @@ def settle_metric(experiment: Experiment, federation: "Federation") -> Experimen
 
     metric = experiment.metric or choose_metric(federation)
     check_metric(metric, is_regression=not federation.classes)
-    stopping = experiment.early_stopping
-    if stopping == "auto" and metric in ("auc", "log_loss"):
-        stopping = "loss"
-    return experiment.model_copy(update={"metric": metric, "early_stopping": stopping})
+    return experiment.model_copy(update={"metric": metric})
 
 
 def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, list[str]]:

@@ -3,18 +3,18 @@
 import json
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..analysis.folder import COMMAND_FILE, EXPERIMENT_FILE, PARTITION_FILE, make_run_name
 from ..core.errors import ConfigError, RunError
 from ..core.io import replace_atomically, write_text
 from ..core.settings import RAY_DEFAULTS
 from .config import Experiment
-from .job import FailedRun, Job
+from .job import FailedRun, Job, ShouldStop
 from .load import load_experiment
 from .output import OutputOptions
 from .plan import Plan, make_plan
@@ -22,6 +22,7 @@ from .progress import make_progress_display
 from .runner import train_all
 
 if TYPE_CHECKING:
+    from ..analysis.baseline import Baseline
     from ..training.result import Result
 
 DISPLAY_FIELDS = {"rounds_to"}
@@ -182,28 +183,58 @@ def make_jobs(plan: Plan, out: Path) -> list[Job]:
     return jobs
 
 
+class Outcome(NamedTuple):
+    """Everything that an experiment gave.
+
+    Attributes:
+        results: the finished runs.
+        failed: the runs without a result.
+        baselines: the baselines of a comparison.
+        notes: how the methods were tuned, or that they were not.
+
+    """
+
+    results: "Sequence[Result]"
+    failed: Sequence[FailedRun]
+    baselines: "Sequence[Baseline]" = ()
+    notes: Sequence[str] = ()
+
+
 def train_plan(
-    plan: Plan, out: Path, should_stop: InterruptHandler, output: OutputOptions, *, keep_going: bool
-) -> tuple[list["Result"], list[FailedRun]]:
-    """Train every method with every seed, except finished runs.
+    plan: Plan, out: Path, should_stop: ShouldStop, output: OutputOptions, *, is_comparison: bool
+) -> Outcome:
+    """Tune if asked for, then train every method with every seed on every split, and the baselines of a comparison.
+
+    What is finished in the folder is taken from there.
 
     Args:
         plan: the experiment.
         out: the run folder.
         should_stop: tells whether the user asked to stop.
         output: the number of processes and the ways to show progress.
-        keep_going: train the other runs after one failed.
-
-    Returns:
-        The results and the failed runs.
+        is_comparison: train the other runs after one failed, and train baselines.
 
     Raises:
         StoppedError: the user asked to stop; checkpoints are kept.
-        DivergedError, WorkerKilledError: a run failed, and `keep_going` is off.
+        DivergedError, WorkerKilledError: a run failed, and it is no comparison.
 
     """
-    jobs = [replace(job, tensorboard=output.tensorboard) for job in make_jobs(plan, out)]
+    from .baselines import train_baselines
+    from .tuning import apply_tuning, tune_plan
+
+    notes: list[str] = []
     with make_progress_display(quiet=output.quiet) as display:
-        return train_all(
-            jobs, should_stop, display, scratch=out, keep_going=keep_going, processes=output.processes
+        baselines = train_baselines(plan, out, should_stop, display.print_line) if is_comparison else []
+        if plan.experiment.tune:
+            tuning = tune_plan(plan, plan.experiment.tune, out, should_stop, display, output.processes)
+            plan, notes = apply_tuning(plan, tuning), tuning.write_notes()
+        elif is_comparison:
+            notes = [
+                f"not tuned: every method trains with lr {plan.experiment.lr:g} and its default options; --tune 5 "
+                "tunes each with the budget of 5 runs, local too"
+            ]
+        jobs = [replace(job, tensorboard=output.tensorboard) for job in make_jobs(plan, out)]
+        results, failed = train_all(
+            jobs, should_stop, display, scratch=out, keep_going=is_comparison, processes=output.processes
         )
+    return Outcome(results, failed, baselines, notes)

@@ -12,9 +12,8 @@ from ..core.io import write_text
 from ..core.metrics import MetricName
 
 if TYPE_CHECKING:
-    from ..analysis.baseline import Baseline
     from ..training.result import Result
-    from .job import FailedRun
+    from .session import Outcome
 
 
 class Summary(NamedTuple):
@@ -35,27 +34,24 @@ class Summary(NamedTuple):
 
 
 def write_summary(
-    results: "Sequence[Result]",
-    failed: "Sequence[FailedRun]",
+    outcome: "Outcome",
     *,
     files: Sequence[Path],
     report: Path | None,
     rounds_to: float | None = None,
     metric: MetricName | None = None,
-    baselines: "Sequence[Baseline]" = (),
 ) -> Summary:
     """Write the result files and the report.
 
     Args:
-        results: the finished runs.
-        failed: the runs without a result.
+        outcome: the runs and baselines.
         files: JSON files to write.
         report: HTML file of a comparison, beside the folders of the runs; None if there is nothing to compare.
         rounds_to: accuracy whose first round to report, a fraction.
         metric: the metric of table and verdict.
-        baselines: baselines on the same clients.
 
     """
+    results, failed, baselines, tuning_notes = outcome
     rows = build_rows(results, rounds_to, metric=metric, baselines=baselines)
     verdict = None
     if report:
@@ -81,7 +77,10 @@ def write_summary(
         write_report(report, read_runs([report.parent]))
     failures = [describe_failure(one.algorithm, one.seed, one.error) for one in failed]
     return Summary(
-        rows, [*merge_notes(results, baselines, metric), *failures], verdict, report if results else None
+        rows,
+        [*merge_notes(results, baselines, metric), *tuning_notes, *failures],
+        verdict,
+        report if results else None,
     )
 
 

@@ -73,11 +73,11 @@ class RunContext:
 
     @property
     def early_stopping(self) -> EarlyStopping:
-        """What chooses the round of each client's judged model: accuracy, loss, or off without validation data."""
+        """What chooses the round of each client's judged model; off without validation data."""
         how = self.settings.early_stopping
         if how == "off" or not bool((self.federation.sizes("validation")[self.eval_ids.cpu()] > 0).any()):
             return "off"
-        return "loss" if how == "loss" or not self.federation.classes else "accuracy"
+        return how if self.federation.classes else "loss"
 
     @property
     def stops_early(self) -> bool:

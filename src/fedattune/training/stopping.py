@@ -1,7 +1,8 @@
 """Early stopping: for each client, the evaluated round whose model is judged, kept and exported.
 
 A client's validation rows choose its round. Few rows say little of a client, so the mean over all clients counts as
-PRIOR_ROWS rows more; a client without validation rows follows the mean alone.
+PRIOR_ROWS rows more; a client without validation rows follows the mean alone. The loss chooses better than accuracy,
+also where accuracy is judged: it tells rounds apart in which as many rows are right.
 """
 
 from dataclasses import dataclass, field

@@ -30,6 +30,7 @@ SIMULATION_OPTIONS = {
     "early_stopping",
     "splits",
     "metric",
+    "tune",
     "baseline",
     *RAY_DEFAULTS,
 }

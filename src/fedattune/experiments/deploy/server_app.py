@@ -158,13 +158,15 @@ def _write_results(folder: Path, results: list[Result], log: Log) -> None:
     """Write the comparison of the results, and log its verdict."""
     from ...analysis.compare import BASELINE
     from ...analysis.tables import make_console, print_methods
+    from ..session import Outcome
     from ..summary import write_summary
 
     if not all(result.metrics for result in results):
         log("no node replied when clients were evaluated: there is nothing to compare")
         return
     names = {result.algorithm for result in results}
-    summary = write_summary(results, (), files=[folder / "result.json"], report=folder / "report.html")
+    outcome = Outcome(results, ())
+    summary = write_summary(outcome, files=[folder / "result.json"], report=folder / "report.html")
     print_methods(summary.rows, make_console())
     for note in dict.fromkeys(summary.notes):
         log(f"note: {note}")

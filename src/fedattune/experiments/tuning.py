@@ -1,0 +1,319 @@
+"""Tuning: every method, `local` first of all, gets the same budget to choose its learning rate and its own options.
+
+Successive halving (Jamieson and Talwalkar, AISTATS 2016; the one bracket s=2 of Hyperband with eta=3): many
+combinations train for a ninth of the rounds, the best of them for a third, and the best of these for all. Each of the
+three steps may cost a third of the budget, so a method with few options takes more of them further.
+
+Only validation data choose, on a split and a seed of their own: the test rows of the reported split are in no part of
+it. Refused: Optuna. Its samplers and pruners serve large spaces and asynchronous trials; for a grid of some ten values
+that train as jobs of a plan, it would need as much code as stands here, a database, and eight more packages.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..core.errors import RunError
+from ..core.io import read_json, write_json
+from ..core.options import build
+from .job import Job, ShouldStop
+from .plan import Plan
+
+if TYPE_CHECKING:
+    from ..data import Federation
+    from ..training.result import Result
+    from .progress import ProgressDisplay
+
+LR_FACTORS = tuple(3 ** (k / 2) for k in range(-4, 5))
+"""Learning rates relative to the given one: from a ninth to nine times it, on a log scale."""
+
+FRACTIONS = (1 / 9, 1 / 3, 1.0)
+"""Share of the rounds in each step of the halving."""
+
+MIN_ROUNDS = 3
+"""Least rounds of a step."""
+
+TUNING_VALIDATION = 0.25
+"""Share of a client's rows outside the test part that choose; small parts would choose by chance."""
+
+TUNING_STREAM = 7_919
+"""Number of the tuning split, and difference of its seed from the seeds reported."""
+
+TUNING_FOLDER = "tuning"
+
+
+class Combination(NamedTuple):
+    """One combination of a method.
+
+    Attributes:
+        lr: learning rate.
+        options: the tuned options of the method.
+
+    """
+
+    lr: float
+    options: Mapping[str, Any]
+
+    def describe(self) -> str:
+        """Write the combination as on the command line."""
+        return ", ".join([f"lr={self.lr:.3g}", *(f"{key}={value}" for key, value in self.options.items())])
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The outcome of tuning.
+
+    Attributes:
+        budget: full runs that each method might spend.
+        choices: method -> the chosen combination.
+        n_tried: method -> number of combinations tried.
+        is_at_edge: methods whose learning rate is the smallest or largest one tried.
+
+    """
+
+    budget: int
+    choices: Mapping[str, Combination]
+    n_tried: Mapping[str, int]
+    is_at_edge: Sequence[str]
+
+    def write_notes(self) -> list[str]:
+        """Say what was chosen, and where the space ended."""
+        chosen = "; ".join(f"{name} {one.describe()}" for name, one in self.choices.items())
+        notes = [
+            f"tuned by validation data on a split and a seed of their own, with a budget of {self.budget} "
+            f"run{'s' * (self.budget > 1)} for each method: {chosen}"
+        ]
+        if self.is_at_edge:
+            notes.append(
+                f"{', '.join(self.is_at_edge)}: the best learning rate is at the end of the grid; give another --lr "
+                "to move the grid"
+            )
+        return notes
+
+
+def list_combinations(
+    method: str, lr: float, limit: int, seed: int, fixed: Mapping[str, Any]
+) -> list[Combination]:
+    """List the combinations of a method to try: first the given ones, then others drawn from the grid.
+
+    Args:
+        method: name of the method.
+        lr: the given learning rate, in the middle of the grid.
+        limit: most combinations.
+        seed: seed of the draw.
+        fixed: options that the user gives; they are not tuned.
+
+    """
+    from ..algorithms.table import METHODS
+
+    space = {key: values for key, values in METHODS[method].tune.items() if key not in fixed}
+    grid = [
+        Combination(lr * factor, dict(zip(space, values, strict=True)))
+        for factor in LR_FACTORS
+        for values in itertools.product(*space.values())
+    ]
+    given = Combination(lr, {})
+    defaults = _get_defaults(method, space)
+    others = [one for one in grid if not (math.isclose(one.lr, lr) and dict(one.options) == defaults)]
+    order = np.random.default_rng([seed, TUNING_STREAM]).permutation(len(others))
+    return [given, *(others[i] for i in order[: limit - 1])]
+
+
+def _get_defaults(method: str, space: Mapping[str, Any]) -> dict[str, Any]:
+    from ..algorithms import ALGORITHMS
+    from ..core.options import list_options
+
+    return {
+        option.name: option.default for option in list_options(ALGORITHMS[method]) if option.name in space
+    }
+
+
+def plan_steps(n_combinations: int, budget: int, rounds: int) -> list[tuple[int, int]]:
+    """Plan the halving: for each step, the number of combinations and of rounds.
+
+    Examples:
+        >>> plan_steps(15, budget=5, rounds=90)
+        [(15, 10), (5, 30), (1, 90)]
+        >>> plan_steps(9, budget=8, rounds=90)
+        [(9, 10), (8, 30), (2, 90)]
+
+    """
+    steps: list[tuple[int, int]] = []
+    n = n_combinations
+    for fraction in FRACTIONS:
+        n = max(1, min(n, int(budget / len(FRACTIONS) / fraction + 1e-9)))
+        steps.append((n, min(rounds, max(MIN_ROUNDS, round(fraction * rounds)))))
+    return steps
+
+
+def make_tuning_split(federation: "Federation", seed: int) -> "Federation":
+    """Divide the rows outside the test part of each client anew, with a larger validation part.
+
+    Args:
+        federation: the split that is reported.
+        seed: seed of the division.
+
+    """
+    from ..data.client_index import Client, ClientIndex
+
+    clients = []
+    for i, client in enumerate(federation.clients):
+        rows = np.concatenate([client.train, client.validation])
+        order = np.random.default_rng([seed, i, TUNING_STREAM]).permutation(rows)
+        n = min(max(1, round(TUNING_VALIDATION * len(rows))), len(rows) - 1)
+        clients.append(Client(client.name, np.sort(order[n:]), np.sort(order[:n]), client.test))
+    fractions = {**federation.partition.get("fractions", {}), "validation": TUNING_VALIDATION}
+    partition = {**federation.partition, "fractions": fractions, "split": TUNING_STREAM}
+    return replace(federation, clients=ClientIndex.from_clients(clients), partition=partition)
+
+
+def tune_plan(
+    plan: Plan,
+    budget: int,
+    out: Path,
+    should_stop: ShouldStop,
+    display: "ProgressDisplay",
+    processes: Any = "auto",
+) -> Tuning:
+    """Choose learning rate and options of every method of a plan; what was begun before goes on.
+
+    Args:
+        plan: the plan; its first split is tuned on.
+        budget: full runs that each method may spend.
+        out: folder of the experiment.
+        should_stop: tells whether the user asked to stop.
+        display: shows the progress.
+        processes: processes to train in.
+
+    Raises:
+        StoppedError: the user asked to stop; finished runs are kept.
+        RunError: no combination of a method could be trained.
+
+    """
+    folder = out / TUNING_FOLDER
+    if (folder / "chosen.json").exists():
+        return _read_tuning(folder / "chosen.json")
+    from .runner import train_all
+
+    experiment, rounds = plan.experiment, plan.experiment.rounds
+    federation = make_tuning_split(plan.federation, experiment.seed)
+    left = {
+        name: list_combinations(name, experiment.lr, 3 * budget, experiment.seed, plan.options[name])
+        for name in experiment.algorithms
+    }
+    n_tried = {name: len(each) for name, each in left.items()}
+    log: dict[str, list[dict[str, Any]]] = {name: [] for name in left}
+    for step in range(len(FRACTIONS)):
+        jobs: list[tuple[str, Combination, Job]] = []
+        for name, combinations in left.items():
+            n, length = plan_steps(n_tried[name], budget, rounds)[step]
+            jobs += [
+                (
+                    name,
+                    one,
+                    _make_job(plan, federation, name, one, length, folder / name / f"step-{step}-{i}"),
+                )
+                for i, one in enumerate(combinations[:n])
+            ]
+        results, _ = train_all(
+            [job for *_, job in jobs], should_stop, display, scratch=out, processes=processes
+        )
+        by_folder = {result.folder: result for result in results}
+        scored: dict[str, list[tuple[float, Combination]]] = {name: [] for name in left}
+        for name, one, job in jobs:
+            score = _score(by_folder.get(job.folder), plan)
+            scored[name].append((score, one))
+            log[name].append(
+                {
+                    "rounds": job.settings.rounds,
+                    "lr": one.lr,
+                    **one.options,
+                    "score": None if math.isinf(score) else score,
+                }
+            )
+        for name, each in scored.items():
+            left[name] = [one for _, one in sorted(each, key=lambda pair: -pair[0])]
+            if all(math.isinf(score) for score, _ in each):
+                raise RunError(
+                    f"tuning: training diverged with every combination of {name}; give a lower --lr"
+                )
+    choices = {name: combinations[0] for name, combinations in left.items()}
+    edges = [LR_FACTORS[0] * experiment.lr, LR_FACTORS[-1] * experiment.lr]
+    at_edge = [name for name, one in choices.items() if any(math.isclose(one.lr, edge) for edge in edges)]
+    tuning = Tuning(budget, choices, n_tried, at_edge)
+    write_json(folder / "log.json", log)
+    _write_tuning(folder / "chosen.json", tuning)
+    _remove_runs(folder)
+    return tuning
+
+
+def apply_tuning(plan: Plan, tuning: Tuning) -> Plan:
+    """Return the plan with the chosen learning rates and options."""
+    return replace(plan, tuned=tuning.choices)
+
+
+def _make_job(
+    plan: Plan, federation: "Federation", name: str, one: Combination, rounds: int, folder: Path
+) -> Job:
+    """Make the job of one combination: on the tuning split, with a seed of its own, evaluated now and then."""
+    from ..algorithms import ALGORITHMS
+
+    seed = (plan.experiment.seed + TUNING_STREAM) % 2**32
+    options = {**plan.options[name], **one.options}
+    settings = plan.experiment.settings(seed).model_copy(
+        update={"lr": one.lr, "rounds": rounds, "held_out": 0, "eval_every": max(1, rounds // 10)}
+    )
+    return Job(
+        title=f"tuning {name}, {rounds} rounds, {one.describe()}",
+        name=name,
+        algorithm=build(name, ALGORITHMS[name], options),
+        federation=federation,
+        model=plan.experiment.model,
+        settings=settings,
+        folder=folder,
+        options=options,
+        model_options=plan.model_options,
+    )
+
+
+def _score(result: "Result | None", plan: Plan) -> float:
+    """Score a run by validation data; minus infinity for a run that diverged."""
+    from ..analysis.choice import score_methods
+
+    if result is None or plan.experiment.metric is None:
+        return -math.inf
+    choice = score_methods({"run": [result]}, [result], plan.experiment.metric)
+    score = choice.scores["run"]
+    return score if choice.is_validated and math.isfinite(score) else -math.inf
+
+
+def _write_tuning(file: Path, tuning: Tuning) -> None:
+    choices = {name: {"lr": one.lr, "options": dict(one.options)} for name, one in tuning.choices.items()}
+    content = {
+        "budget": tuning.budget,
+        "choices": choices,
+        "n_tried": tuning.n_tried,
+        "at_edge": tuning.is_at_edge,
+    }
+    write_json(file, json.loads(json.dumps(content)))
+
+
+def _read_tuning(file: Path) -> Tuning:
+    content = read_json(file)
+    choices = {name: Combination(one["lr"], one["options"]) for name, one in content["choices"].items()}
+    return Tuning(content["budget"], choices, content["n_tried"], content["at_edge"])
+
+
+def _remove_runs(folder: Path) -> None:
+    """Remove the runs of the combinations; the log keeps their scores."""
+    import shutil
+
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
