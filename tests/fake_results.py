@@ -25,13 +25,47 @@ class Fake:
     local_steps: float = 2000.0
     notes: list[str] = field(default_factory=list)
     settings: Settings = field(default_factory=Settings)
-    facts: dict[str, float] = field(default_factory=lambda: {"weight_decay": 0.0})
+    facts: dict[str, Any] = field(default_factory=dict)
     best: float = 0.75
     reached: int | None = None
     global_accuracy: float | None = None
     joined: list[float] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    split: int = 0
+    seed: int = 0
+    predictions: dict[str, Any] = field(default_factory=dict)
+    validations: list[float] = field(default_factory=list)
+    n_train: list[int] = field(default_factory=list)
+    n_validation: list[int] = field(default_factory=list)
+    is_regression: bool = False
+    fractions: dict[str, float] = field(default_factory=lambda: {"test": 0.25, "validation": 0.1})
+
+    def __post_init__(self) -> None:
+        n = len(self.accuracy)
+        sizes = zip(self.n_train or [90] * n, self.n_validation or [10] * n, strict=True)
+        self.facts = {
+            "weight_decay": 0.0,
+            "classes": [] if self.is_regression else ["no", "yes"],
+            "clients": [
+                {"id": f"c{i}", "n_train": train, "n_validation": held, "n_test": 20}
+                for i, (train, held) in enumerate(sizes)
+            ],
+            **self.facts,
+        }
+        self.config = {"partition": {"fractions": self.fractions}}
+
+    def measure_clients(self, metric: str, part: str = "test") -> Any:
+        """The accuracies as given for any metric; validation as given, NaN for a client without validation rows."""
+        if part == "test":
+            return np.array(self.accuracy, dtype=float)
+        held = np.array([one["n_validation"] for one in self.facts["clients"]])
+        values = self.validations or [np.nan if self.validation is None else self.validation] * len(held)
+        return np.where(held > 0, np.array(values, dtype=float), np.nan)
+
+    @property
+    def judged(self) -> dict[str, float]:
+        return self.metrics
 
     @property
     def history(self) -> list[Any]:

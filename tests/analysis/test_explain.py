@@ -49,7 +49,7 @@ def test_one_client_by_hand(comparison: Path) -> None:
     gain = subject.summarize_client(0).gain
     assert gain is not None
     assert (gain.local, gain.method, gain.points, gain.samples) == pytest.approx((50, 75, 25, 2.5))
-    assert gain.by_seed == pytest.approx({0: 20, 1: 30})
+    assert gain.by_run == pytest.approx({"0": 20, "1": 30})
     assert gain.std == pytest.approx(5)
     bias, weight = subject.mixing.trace(0)
     assert (bias.name, weight.name) == ("fc.bias", "fc.weight")
@@ -94,7 +94,7 @@ def test_all_clients_in_short(comparison: Path, tmp_path: Path, capsys: Said) ->
     assert content["method"] == "fedmcsa"
     assert content["seeds"] == [0, 1]
     assert [one["client"] for one in content["clients"]] == ["a", "b", "c", "d"]
-    assert content["clients"][0]["gain"]["by_seed"] == pytest.approx({"0": 20, "1": 30})
+    assert content["clients"][0]["gain"]["by_run"] == pytest.approx({"0": 20, "1": 30})
     assert content["clients"][0]["shares"]["partners"][0] == {"client": "b", "weight": pytest.approx(0.325)}
     assert content["clusters"] is None
     weight = next(one for one in content["components"] if one["name"] == "fc.weight")

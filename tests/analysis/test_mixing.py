@@ -8,7 +8,7 @@ import pytest
 import fedattune
 from crafted import ALL, EARLY, SAME, compared, craft
 from fedattune import Federation, read_runs
-from fedattune.analysis.compare import compute_gains, group_by_algorithm
+from fedattune.analysis.compare import compute_gains_over_local, group_by_algorithm
 from fedattune.analysis.mixing import MixingAnalysis
 
 
@@ -78,11 +78,11 @@ def test_fedavg_of_cohorts_is_one_model_for_all(ragged: Federation, tmp_path: Pa
 def test_gains_are_means_over_seeds_at_the_headline_point(tmp_path: Path) -> None:
     results = read_runs([compared(tmp_path)]).results
     np.testing.assert_allclose(
-        compute_gains(group_by_algorithm(results), "fedmcsa"), [0.25, 0.1, 0.0, -0.025]
+        compute_gains_over_local(group_by_algorithm(results), "fedmcsa"), [0.25, 0.1, 0.0, -0.025]
     )
-    assert compute_gains(group_by_algorithm(results[2:]), "fedmcsa") is None
+    assert compute_gains_over_local(group_by_algorithm(results[2:]), "fedmcsa") is None
     # Over the seeds that both have: without one of local's, that of the other.
     one = group_by_algorithm([run for run in results if (run.algorithm, run.settings.seed) != ("local", 0)])
-    np.testing.assert_allclose(compute_gains(one, "fedmcsa"), [0.3, 0.1, 0.0, -0.025])
+    np.testing.assert_allclose(compute_gains_over_local(one, "fedmcsa"), [0.3, 0.1, 0.0, -0.025])
     assert analyse(tmp_path).mean[0].tolist() == pytest.approx([0.375, 0.325, 0.175, 0.125])
     assert np.array(EARLY).sum() == np.array(SAME).sum() == pytest.approx(len(ALL))

@@ -75,7 +75,7 @@ def test_the_page_is_one_file_that_asks_for_nothing(folder: Path, tmp_path: Path
     assert html.count("</script>") == 4
     assert "<b>" not in html
     assert "Apache License" in html
-    for words in ("Should these clients federate?", "Methods side by side", "Mean gain over training alone"):
+    for words in ("Should these clients federate?", "Methods side by side", "Mean gain over local"):
         assert words in page.text
 
 
@@ -202,7 +202,7 @@ def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, t
     assert found.gains is not None
     harmed = int((found.gains < 0).sum())
     assert harmed
-    assert f"{found.method} harms {harmed} of 6 clients" in text
+    assert f"{found.method}: {harmed} of 6 clients would lose" in text
 
 
 def test_a_run_that_is_still_trained_is_shown_as_such(folder: Path, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_client_that_is_right_as_often_does_not_lose_by_rounding(tmp_path: Pat
     found = fedattune.analysis.verdict.reach_verdict(read_runs([tmp_path]).results)
     assert "none of the 5 clients would lose" in found.text
     assert "-0.00" not in found.text
-    assert found.by_seed == pytest.approx((-100 / 51, 100 / 51))
+    assert found.by_run == pytest.approx((-100 / 51, 100 / 51))
 
 
 def test_a_report_does_not_take_the_place_of_a_run(

@@ -5,7 +5,9 @@ import pytest
 
 from fake_results import EIGHT, LOCAL, Fake, results
 from fedattune import Settings
-from fedattune.analysis.verdict import bootstrap_interval, merge_notes, reach_verdict, write_fairness_notes
+from fedattune.analysis.notes import merge_notes, write_fairness_notes
+from fedattune.analysis.statistics import bootstrap_interval
+from fedattune.analysis.verdict import reach_verdict
 
 
 def test_interval_is_repeatable_and_covers_the_mean() -> None:
@@ -19,26 +21,26 @@ def test_interval_is_repeatable_and_covers_the_mean() -> None:
 
 def test_verdict_helps() -> None:
     said = reach_verdict(
-        results(Fake("local", EIGHT), Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), Fake("b", [0.9] * 8, 0.55))
+        results(Fake("local", EIGHT), Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), Fake("b", [0.5] * 8, 0.55))
     ).text
     assert said.startswith(
         "Collaborating helps here: use a (chosen by validation accuracy), which is 7.25 points above"
     )
     assert "72.25% against 65.00%; 95% interval" in said
-    assert said.endswith("2 of 8 clients would lose, most of all client c3 with -1.00 points.")
+    assert said.endswith("2 of 8 clients would lose; most of all client c3 with -1.00 points.")
     assert said.count(". ") == 0
 
 
 def test_verdict_without_validation_says_so() -> None:
     said = reach_verdict(results(Fake("local", EIGHT, None), Fake("a", [0.6, 0.7, 0.8, 0.9] * 2, None))).text
-    assert "chosen by test accuracy, there being no validation data" in said
+    assert "chosen by test accuracy, there being no validation data, which favours" in said
     assert "none of the 8 clients would lose" in said
 
 
 def test_verdict_no_clear_gain() -> None:
     said = reach_verdict(results(Fake("local", EIGHT), Fake("a", [0.9, 0.3, 0.8, 0.75] * 2, 0.6))).text
     assert said.startswith("No clear gain from collaborating is shown here: a, the best method by validation")
-    assert "4 of 8 clients would lose, most of all client c1 with -30.00 points" in said
+    assert "4 of 8 clients would lose; most of all client c1 with -30.00 points" in said
 
 
 def test_verdict_local_best() -> None:
@@ -50,17 +52,31 @@ def test_verdict_local_best() -> None:
 def test_verdict_where_validation_and_test_do_not_agree() -> None:
     """Local is best by validation, or as good; test data alone does not make a recommendation."""
     better = Fake("a", [0.7, 0.8, 0.9, 0.95] * 2, 0.6)
-    said = reach_verdict(results(Fake("local", EIGHT, 0.7), better)).text
-    assert said.startswith("No clear gain from collaborating is shown here: local is the best method by val")
+    verdict = reach_verdict(results(Fake("local", EIGHT, 0.7), better))
+    assert verdict.answer == "undecided"
+    assert verdict.text.startswith("Undecided: local is as good on validation data, but not on test data; local is")
     said = reach_verdict(results(Fake("local", EIGHT, 0.6), better)).text
     assert "local and a are equally good by validation accuracy; a is 18.75 points above" in said
 
 
+def test_verdict_where_another_method_is_better_on_test_data() -> None:
+    """The chosen method is not recommended alone where a rival is surely better; undecided if one does not gain."""
+    local, rival = Fake("local", EIGHT, 0.5), Fake("b", [0.9] * 8, 0.55)
+    both = reach_verdict(results(local, Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), rival))
+    assert both.answer == "yes"
+    assert "use a or b: validation data choose a, but on test data b by 17.75 points better; a is 7.25" in both.text
+    verdict = reach_verdict(results(local, Fake("a", [0.5, 0.6, 0.7, 0.79] * 2, 0.6), rival))
+    assert verdict.answer == "undecided"
+    assert verdict.text.startswith("Undecided: validation data choose a, but on test data b by")
+
+
 def test_verdict_chosen_but_worse() -> None:
-    said = reach_verdict(results(Fake("local", EIGHT, 0.4), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6))).text
-    assert said.startswith(
-        "Collaborating does not help here: a, the best method by validation accuracy, is 10.00"
+    verdict = reach_verdict(results(Fake("local", EIGHT, 0.4), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6)))
+    assert verdict.answer == "undecided"
+    assert verdict.text.startswith(
+        "Undecided: a is better than local on validation data, but worse on test data; a, the best method"
     )
+    assert "10.00 points below training alone" in verdict.text
 
 
 def test_verdict_on_a_handful_of_clients_draws_no_conclusion() -> None:

@@ -191,7 +191,7 @@ def _strip_config(run: RunMetrics) -> dict[str, Any]:
     """Return the configuration of a run without its seed and the settings that change no result."""
     hidden = {"algorithm", "seed", "split", *RESUMABLE_SETTINGS}
     config = {key: value for key, value in run.config.items() if key not in hidden and value is not None}
-    partition = {key: value for key, value in config["partition"].items() if key != "split"}
+    partition = {key: value for key, value in config.get("partition", {}).items() if key != "split"}
     return config | {"partition": partition}
 
 
@@ -202,7 +202,7 @@ def _check_clients(runs: Sequence[tuple[RunMetrics, Path]]) -> None:
         first, reason = runs[0][0], ""
         same_split = first_of.setdefault(run.split, run)
         partitions = [
-            {k: v for k, v in one.config["partition"].items() if k != "split"} for one in (run, first)
+            {k: v for k, v in one.config.get("partition", {}).items() if k != "split"} for one in (run, first)
         ]
         if run.config.get("split") != same_split.config.get("split") or partitions[0] != partitions[1]:
             reason = "data, partition or its seed differ"

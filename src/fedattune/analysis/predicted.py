@@ -116,7 +116,7 @@ def _note_moving(results: "Sequence[RunMetrics]") -> list[str]:
 
 def _measure_drift(run: "RunMetrics") -> float | None:
     """Return the change of mean validation accuracy from the fifth before the last one to the last fifth."""
-    curve = [e["validation"][run.headline]["acc_uniform"] for e in run.history if e["validation"]]
+    curve = [e["validation"][run.headline]["acc_uniform"] for e in run.history if e.get("validation")]
     n = len(curve) // 5
     if run.is_regression or n < 2:
         return None

@@ -136,7 +136,7 @@ class Comparison:
         self.choice: Choice = score_methods(self.groups, results, metric)
         self.reference = self.choice.find_best([BASELINE, *dict.fromkeys(alone)])
         self.ids = [str(client["id"]) for client in results[0].facts["clients"]]
-        fractions = results[0].config["partition"].get("fractions", {})
+        fractions = results[0].config.get("partition", {}).get("fractions", {})
         self.test_share = float(fractions.get("test", 0.25))
 
     def decide(self, methods: Sequence[str]) -> Verdict:
@@ -247,7 +247,7 @@ class Comparison:
             if scores[other] == scores[method]:
                 reason = f"{other} and {method} are equally good {by}; {numbers}"
             elif is_alone_better:
-                reason = f"{other} is the best {by}; the next one, {numbers}"
+                reason = f"{other} is the best method {by}; the next one, {method}, is {self._describe_numbers(verdict)}"
             else:
                 reason = f"{method}, the best method {by}, is {self._describe_numbers(verdict)}"
             reason = "; ".join([*verdict.reasons, reason])

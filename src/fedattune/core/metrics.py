@@ -111,9 +111,10 @@ def compute_metrics(y: NDArray[np.generic], outputs: Values) -> dict[str, float]
     """
     if not len(y):
         return dict.fromkeys(CLASS_METRICS if y.dtype.kind in "iu" else NUMBER_METRICS, float("nan"))
-    if y.dtype.kind in "iu":
-        return _measure_classes(y.astype(np.int64), np.asarray(outputs, dtype=np.float64))
-    return _measure_numbers(y.astype(np.float64), np.asarray(outputs, dtype=np.float64)[:, 0])
+    with np.errstate(invalid="ignore", over="ignore"):  # outputs of a model that diverged
+        if y.dtype.kind in "iu":
+            return _measure_classes(y.astype(np.int64), np.asarray(outputs, dtype=np.float64))
+        return _measure_numbers(y.astype(np.float64), np.asarray(outputs, dtype=np.float64)[:, 0])
 
 
 def compute_probabilities(logits: Values) -> Values:

@@ -113,7 +113,7 @@ class RunMetrics:
     @property
     def split(self) -> int:
         """The number of the split into training, validation and test parts; 0 is the first one."""
-        return int(self.config["partition"].get("split", 0))
+        return int(self.config.get("partition", {}).get("split", 0))
 
     @property
     def headline(self) -> Point:
@@ -335,7 +335,7 @@ class RunMetrics:
     @property
     def is_regression(self) -> bool:
         """True if the target is a number."""
-        return not self.facts["classes"]
+        return self.facts.get("target_scale") is not None
 
     @property
     def target_deviation(self) -> float | None:
