@@ -31,7 +31,7 @@ from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
 from ..core.payload import Batch
 from ..core.selectors import NamedParameters
-from ..core.task import cross_entropy
+from ..core.task import compute_loss
 from ..server.average import PartAverage, Weighting
 from .table import Family, method
 
@@ -71,7 +71,7 @@ class TwoHeadModule(MethodModule):
     def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
         """Return the balanced loss of the generic head plus the cross-entropy of both heads for the personal one."""
         generic, own, log_counts = output
-        return cross_entropy(generic + log_counts, batch) + cross_entropy(generic.detach() + own, batch)
+        return compute_loss(generic + log_counts, batch) + compute_loss(generic.detach() + own, batch)
 
     def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
         """Measure the personal head's logits beside the generic head's, both without their mean over classes."""
@@ -97,6 +97,11 @@ class FedRoDNetwork(Network):
     def generic(self) -> bool:
         """Return True: without its personal head, the module is the generic model."""
         return True
+
+    @property
+    def class_need(self) -> str:
+        """Its loss weighs classes by their numbers of samples."""
+        return "FedRoD's balanced softmax counts the samples of each class"
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
         """Split off the head and copy it."""

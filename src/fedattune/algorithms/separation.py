@@ -18,7 +18,7 @@ from ..core.network import MethodModule, Network, split_head
 from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Payload, RoundContext
 from ..core.selectors import NamedParameters
-from ..core.task import cross_entropy
+from ..core.task import compute_loss
 
 MMD_BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Bandwidths of FedCP's kernels."""
@@ -179,7 +179,8 @@ class SeparationModule(MethodModule):
         r, s = self._divide(own)
         logits = self._predict(own, r, s)
         change = logits - self._predict(own, r.mean(0), s.mean(0))
-        length = (logits - logits.mean(1, keepdim=True)).norm()
+        # Predictions do not depend on the mean over classes; the mean over rows takes its place for one number.
+        length = (logits - logits.mean(1 if logits.shape[1] > 1 else 0, keepdim=True)).norm()
         return (Effect(DIVISION, float(change.norm() / length.clamp_min(1e-30))),)
 
     def _normalize(self, u: Tensor) -> Tensor:
@@ -199,7 +200,7 @@ class SeparationModule(MethodModule):
     def objective(self, output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
         """Return cross-entropy plus lam times the alignment of personal and global features."""
         logits, own, shared = output
-        loss = cross_entropy(logits, batch)
+        loss = compute_loss(logits, batch)
         lam = self.network.lam
         return loss + lam * self.network.align(own, shared) if lam else loss
 

@@ -45,7 +45,9 @@ def weigh_clients(run: "RunMetrics") -> FloatArray:
     A client too small for a validation row of its own has one by chance; it then counts for all clients of its size.
     """
     clients = run.facts["clients"]
-    n_train, n_validation = (np.array([one.get(key, 0) for one in clients]) for key in ("n_train", "n_validation"))
+    n_train, n_validation = (
+        np.array([one.get(key, 0) for one in clients]) for key in ("n_train", "n_validation")
+    )
     share = run.config.get("partition", {}).get("fractions", {}).get("validation")
     if share is None:  # parts that the user made
         return (n_validation > 0).astype(np.float64)

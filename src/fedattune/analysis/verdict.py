@@ -247,7 +247,8 @@ class Comparison:
             if scores[other] == scores[method]:
                 reason = f"{other} and {method} are equally good {by}; {numbers}"
             elif is_alone_better:
-                reason = f"{other} is the best method {by}; the next one, {method}, is {self._describe_numbers(verdict)}"
+                numbers = self._describe_numbers(verdict)
+                reason = f"{other} is the best method {by}; the next one, {method}, is {numbers}"
             else:
                 reason = f"{method}, the best method {by}, is {self._describe_numbers(verdict)}"
             reason = "; ".join([*verdict.reasons, reason])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..analysis.tables import format_bytes
 from ..analysis.verdict import choose_method
 from ..core.errors import ConfigError, RunError, list_some, suggest_name
+from ..core.metrics import METRICS
 from .main import print_message
 from .options import ExportOptions, PredictOptions, parse_options
 
@@ -109,7 +110,7 @@ def _choose_run(runs: "Runs", options: ExportOptions) -> "tuple[RunMetrics, Path
     elif len(names) == 1:
         name, why = names[0], "the only method here"
     else:
-        name, why = choose_method(runs.results)
+        name, why = choose_method(runs.results, runs.metric)
         why += "; --algorithm takes another"
     run, folder = min(runs.select(name, options.seed), key=lambda pair: pair[0].settings.seed)
     return run, folder, why
@@ -151,7 +152,13 @@ def predict(space: Namespace, problems: Sequence[str]) -> int:
         accuracy = "no row has a known class"
         if predictions.accuracy is not None:
             accuracy = f"{100 * predictions.accuracy:.2f}% ({predictions.n_correct:,} of {predictions.n_known:,} rows)"
-        print_message(f"accuracy: {accuracy}")
+        if predictions.classes or not predictions.metrics:
+            print_message(f"accuracy: {accuracy}")
+        else:
+            numbers = ", ".join(
+                f"{METRICS[key].label} {value:.4g}" for key, value in predictions.metrics.items()
+            )
+            print_message(f"{numbers} ({predictions.n_known:,} rows)")
     if options.out:
         predictions.save(options.out)
     else:

@@ -65,7 +65,7 @@ def train(space: Namespace, problems: list[str]) -> int:
         rounds_to=rounds_to,
         metric=plan.experiment.metric,
     )
-    _print_summary(summary, [*notes, *plan.federation.notes, *summary.notes], rounds_to)
+    _print_summary(summary, [*notes, *plan.notes, *plan.federation.notes, *summary.notes], rounds_to)
     start = f"The report is {summary.report}; all" if summary.report else "All"
     make_console().print(f"{start} numbers are in {out}")
     return FAILED if outcome.failed else 0

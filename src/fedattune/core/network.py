@@ -41,6 +41,11 @@ class Network(ABC):
         """True if the module is the global model once its personal tensors are zero."""
         return False
 
+    @property
+    def class_need(self) -> str | None:
+        """The reason why the method needs classes; None if the target may also be a number."""
+        return None
+
     @abstractmethod
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
         """Return the module to train; `x` (B, ...) are inputs to check it with.

@@ -14,24 +14,33 @@ from .params import Params
 from .payload import Batch
 
 
-def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the mean cross-entropy of logits (B, classes); padding has weight 0 and does not count."""
+def compute_loss(outputs: Tensor, batch: Batch) -> Tensor:
+    """Return the mean loss: cross-entropy of class numbers, squared error of targets that are numbers.
+
+    Args:
+        outputs: logits (B, classes), or predicted numbers (B, 1).
+        batch: inputs and targets (B,), and maybe weights (B,); padding has weight 0 and does not count.
+
+    """
     _, y, *weight = batch
-    losses = compute_sample_losses(logits, y)
+    losses = compute_sample_losses(outputs, y)
     return (losses * weight[0]).sum() / weight[0].sum() if weight else losses.mean()
 
 
-def compute_sample_losses(logits: Tensor, y: Tensor, largest: Tensor | None = None) -> Tensor:
-    """Return the cross-entropy (B,) of each sample.
+def compute_sample_losses(outputs: Tensor, y: Tensor, largest: Tensor | None = None) -> Tensor:
+    """Return the loss (B,) of each sample: cross-entropy of class numbers, squared error of numbers.
 
     PyTorch's softmax over few classes takes five times as long as these operations.
 
     Args:
-        logits: (B, classes).
-        y: (B,) labels.
+        outputs: logits (B, classes), or predicted numbers (B, 1).
+        y: (B,) class numbers, or numbers.
         largest: (B, 1) the largest logit of each sample, if known.
 
     """
+    if y.is_floating_point():
+        return (outputs.squeeze(1).to(y.dtype) - y) ** 2
+    logits = outputs
     if logits.dtype == torch.bfloat16:
         logits = logits.float()
     z = logits - (logits.detach().amax(1, keepdim=True) if largest is None else largest)
@@ -114,7 +123,7 @@ class Task:
 
         """
         self.model.train()
-        objective = self.model.objective if isinstance(self.model, MethodModule) else cross_entropy
+        objective = self.model.objective if isinstance(self.model, MethodModule) else compute_loss
 
         def loss(w: Params) -> tuple[Tensor, Params]:
             # Modules write buffers in place; a copy keeps this a pure function.
@@ -139,11 +148,11 @@ class Task:
             return summarize_error(error)
         return None
 
-    def check(self, x: Tensor, n_classes: int) -> None:
+    def check(self, x: Tensor, n_outputs: int) -> None:
         """Run the model once on `x` (B, ...).
 
         Raises:
-            ModelError: the model refuses the input, or does not return one score per class.
+            ModelError: the model refuses the input, or does not return one score per class, or one number.
 
         """
         name = type(self.model).__name__
@@ -155,9 +164,10 @@ class Task:
                 f"the model {name} does not fit the data: it cannot take inputs of shape "
                 f"{tuple(x.shape[1:])} ({summarize_error(error)})"
             ) from error
-        if not isinstance(out, Tensor) or out.shape != (len(x), n_classes):
+        if not isinstance(out, Tensor) or out.shape != (len(x), n_outputs):
             description = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
             raise ModelError(
-                f"the model {name} does not fit the data: expected {n_classes} scores per sample "
-                f"(one per class), got {description}"
+                f"the model {name} does not fit the data: expected {n_outputs} "
+                + ("scores per sample (one per class)" if n_outputs > 1 else "number per sample (the target)")
+                + f", got {description}"
             )

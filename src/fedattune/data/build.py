@@ -13,10 +13,11 @@ from .client_index import PARTS, Client, ClientIndex
 from .dataset import Dataset
 from .federated import Federation
 from .manifest import check_manifest, check_saved_partition, load_manifest
-from .partitions import DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTITIONS, STRATIFIED
+from .partitions import CLASS_PARTITIONS, DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTITIONS, STRATIFIED
+from .schema import describe_target
 from .sources import SOURCES, is_table, load_data, resolve_source_name
 from .splits import check_fractions, compute_part_sizes, split_parts
-from .types import Array, Index
+from .types import Array, Index, TargetScale
 
 SmallClients = Literal["error", "drop"]
 """Treatment of clients that are too small: name them in an error, or leave them out with a note."""
@@ -70,6 +71,11 @@ def federate(
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
     check_fractions(test, validation, seed)
     names, keys = _find_names_and_keys(dataset, name, clients)
+    if not dataset.classes and name in CLASS_PARTITIONS:
+        raise ConfigError(
+            f"the partition {name} divides samples by class, and the target of {dataset.name} is a number; take "
+            "iid, or clients of the data's own"
+        )
     rows = PARTITIONS[name](keys, len(names), seed, **checked)
     usable, notes = select_usable_clients(
         dataset.name,
@@ -82,7 +88,7 @@ def federate(
         small_clients=small_clients,
         min_clients=min_clients,
     )
-    is_stratified = name in STRATIFIED if stratify is None else stratify
+    is_stratified = bool(dataset.classes) and (name in STRATIFIED if stratify is None else stratify)
     members = ClientIndex.from_clients(
         Client(
             names[u],
@@ -168,7 +174,7 @@ def select_usable_clients(
     """
     if small_clients not in ("error", "drop"):
         raise ConfigError(f"small_clients must be 'error' or 'drop', got {small_clients!r}")
-    single = [u for u, mine in enumerate(rows) if len(mine) and y[mine].min() == y[mine].max()]
+    single = [u for u, mine in enumerate(rows) if classes and len(mine) and y[mine].min() == y[mine].max()]
     faults = {}
     for u, (n_train, _, n_test) in enumerate(sizes):
         if not n_train or not n_test:
@@ -264,6 +270,12 @@ def _assemble(
     dataset: Dataset, members: ClientIndex, partition: Mapping[str, Any], notes: tuple[str, ...]
 ) -> Federation:
     """Build the federation; features of a table are fitted on each client's training part."""
+    y, target_scale, schema = dataset.y, None, dataset.schema
+    if not dataset.classes:
+        target_scale = fit_target(y, [client.train for client in members])
+        y = ((y - target_scale.mean) / target_scale.deviation).astype(np.float32)
+        notes = (*notes, TARGET_NOTE)
+        schema = schema and schema.model_copy(update=describe_target(target_scale))
     x, preparation = dataset.x, dict[str, Array]()
     if dataset.encode is not None:
         rows = [client.all for client in members]
@@ -278,7 +290,7 @@ def _assemble(
     return Federation(
         name=dataset.name,
         x=torch.from_numpy(x),
-        y=torch.from_numpy(dataset.y),
+        y=torch.from_numpy(y),
         classes=dataset.classes,
         clients=members,
         shift=None if dataset.shift is None else torch.from_numpy(dataset.shift),
@@ -286,9 +298,30 @@ def _assemble(
         partition=partition,
         notes=(*dataset.notes, *notes),
         source=dataset.fingerprint,
-        schema=dataset.schema,
+        schema=schema,
         preparation=preparation,
+        target_scale=target_scale,
     )
+
+
+TARGET_NOTE = (
+    "The target is a number: models learn it in deviations from its mean over all training rows, for which clients "
+    "share count, sum and sum of squares; results are in its unit."
+)
+
+
+def fit_target(y: Array, train: Sequence[Index]) -> TargetScale:
+    """Fit mean and deviation of a target from what each client would share: count, sum and sum of squares.
+
+    Args:
+        y: targets of all samples (n,).
+        train: training samples of each client.
+
+    """
+    sums = np.array([(len(rows), y[rows].sum(dtype=np.float64)) for rows in train])
+    mean = float(sums[:, 1].sum() / sums[:, 0].sum())
+    squares = sum(float(((y[rows].astype(np.float64) - mean) ** 2).sum()) for rows in train)
+    return TargetScale(mean, float(np.sqrt(squares / sums[:, 0].sum())) or 1.0)
 
 
 def load_federation(

@@ -178,4 +178,5 @@ def _build_federation(
         partition={"name": "given", "clients": 1},
         schema=schema if schema.columns else None,
         preparation=preparation,
+        target_scale=schema.target_scale,
     )

@@ -97,6 +97,20 @@ def renumber_clients(federation: Federation, members: Index, n_clients: int) -> 
     return replace(federation, clients=federation.index.change(renumber, None))
 
 
+def _rescale_target(federation: Federation, schema: Schema, where: str) -> Federation:
+    """Put a target that is a number into the deviations of a schema."""
+    own, common = federation.target_scale, schema.target_scale
+    if own is None or own == common:
+        return federation
+    if common is None:
+        raise DataError(
+            f"{where}: the target is a number, but the schema has no target_mean and target_deviation, which all nodes "
+            "must share; add them to the schema"
+        )
+    y = (federation.y.double() * own.deviation + own.mean - common.mean) / common.deviation
+    return replace(federation, y=y.float(), target_scale=common)
+
+
 def fit_to_schema(federation: Federation, schema: Schema, where: str) -> Federation:
     """Check a federation against a schema, and take the schema's shift and scale where the data have none.
 
@@ -110,6 +124,7 @@ def fit_to_schema(federation: Federation, schema: Schema, where: str) -> Federat
 
     """
     schema.check(infer_schema(federation), where)
+    federation = _rescale_target(federation, schema, where)
     if federation.shift is None and federation.scale is None:
         shift, scale = schema.scaling()
         federation = replace(federation, shift=shift, scale=scale)

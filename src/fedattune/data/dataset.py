@@ -24,8 +24,8 @@ class Dataset:
     Args:
         name: name of the data.
         x: samples (n, *shape), uint8 or float32.
-        y: class numbers (n,), int64.
-        classes: names of the classes.
+        y: class numbers (n,), int64; or, if the target is a number, its values (n,), float32, in their unit.
+        classes: names of the classes; empty if the target is a number.
         shift: subtracted from the samples, float32, broadcastable to one sample.
         scale: multiplied with the shifted samples, likewise.
         owner: number of each sample's natural client, (n,), int64.
@@ -64,7 +64,10 @@ class Dataset:
             )
         if len(self.y) == 0:
             raise DataError(f"{self.name}: no samples; give at least one")
-        _check_labels(self.name, self.y, len(self.classes))
+        if self.classes:
+            _check_labels(self.name, self.y, len(self.classes))
+        else:
+            _check_numbers(self.name, self.y)
         if self.owner is not None and not 0 <= self.owner.min() <= self.owner.max() < len(self.owners):
             raise DataError(f"{self.name}: owners must lie in [0, {len(self.owners)})")
         if self.encode is None:
@@ -75,7 +78,9 @@ class Dataset:
     @property
     def default_partition(self) -> str:
         """The partition to use by default: the natural clients where there are any."""
-        return "dirichlet" if self.owner is None else "by_column"
+        if self.owner is not None:
+            return "by_column"
+        return "dirichlet" if self.classes else "iid"
 
     @property
     def default_clients(self) -> int:
@@ -105,6 +110,16 @@ def _check_labels(name: str, y: Array, n_classes: int) -> None:
         raise DataError(
             f"{name}: row {wrong[0]} has label {y[wrong[0]]}, but the {n_classes} classes are numbered from 0"
         )
+
+
+def _check_numbers(name: str, y: Array) -> None:
+    if y.ndim != 1 or y.dtype != np.float32:
+        raise DataError(
+            f"{name}: without classes, targets must be float32 of shape (n,), got {y.dtype} of shape {y.shape}"
+        )
+    wrong = np.flatnonzero(~np.isfinite(y))
+    if len(wrong):
+        raise DataError(f"{name}: row {wrong[0]} has the target {y[wrong[0]]}, which is no finite number")
 
 
 def _check_features(name: str, x: Array) -> None:

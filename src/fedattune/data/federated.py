@@ -17,8 +17,8 @@ from ..core.errors import ConfigError, did_you_mean
 from ..core.metrics import MetricName
 from .client_index import PARTS, Client, ClientIndex, Part, RaggedIndex, hash_clients
 from .dataset import Dataset, hash_arrays
-from .schema import Schema, make_schema
-from .types import Array
+from .schema import Schema, describe_target, make_schema
+from .types import Array, TargetScale
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,8 +30,8 @@ class Federation:
     Args:
         name: name of the data.
         x: samples (n, *shape), uint8 or float32.
-        y: class numbers (n,), int64.
-        classes: names of the classes.
+        y: class numbers (n,), int64; or, if the target is a number, (value - mean) / deviation, float32.
+        classes: names of the classes; empty if the target is a number.
         clients: the clients, kept as a `ClientIndex`.
         shift: subtracted from the samples, float32, broadcastable to one sample.
         scale: multiplied with the shifted samples, likewise.
@@ -40,6 +40,7 @@ class Federation:
         source: fingerprint of the data before features were fitted per client; empty for the fingerprint of x, y.
         schema: columns and categories of a table.
         preparation: by the client's name, the constants (3, K) that prepare the client's rows of a table.
+        target_scale: mean and deviation of a target that is a number.
 
     Raises:
         DataError: no clients, names that repeat, indices out of range, or a sample in two parts of a client.
@@ -58,6 +59,7 @@ class Federation:
     source: str = ""
     schema: Schema | None = None
     preparation: Mapping[str, Array] = field(default_factory=dict)
+    target_scale: TargetScale | None = None
 
     def __post_init__(self) -> None:
         index = ClientIndex.from_clients(self.clients)
@@ -70,7 +72,8 @@ class Federation:
         return cast(ClientIndex, self.clients)
 
     def __repr__(self) -> str:
-        return f"Federation({self.name!r}, {self.n_clients} clients, {len(self.y)} samples, {self.n_classes} classes)"
+        target = f"{self.n_classes} classes" if self.classes else "a number to predict"
+        return f"Federation({self.name!r}, {self.n_clients} clients, {len(self.y)} samples, {target})"
 
     @property
     def n_clients(self) -> int:
@@ -79,8 +82,13 @@ class Federation:
 
     @property
     def n_classes(self) -> int:
-        """Number of classes."""
+        """Number of classes; 0 if the target is a number."""
         return len(self.classes)
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs of a model: one per class, or the predicted number."""
+        return len(self.classes) or 1
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -116,6 +124,8 @@ class Federation:
 
     def label_counts(self, part: Part | None = None) -> Array:
         """Count each client's samples of each class in one part or in all, int64 (N, classes)."""
+        if not self.classes:
+            return np.zeros((self.n_clients, 0), dtype=np.int64)
         y, k = self.y.cpu().numpy(), self.n_classes
         parts = [self.part(p) for p in PARTS] if part is None else [self.part(part)]
         counts = np.zeros((self.n_clients, k), dtype=np.int64)
@@ -134,6 +144,18 @@ class Federation:
         """Return all samples as they are kept, and shift and scale in `dtype`."""
         shift, scale = (None if a is None else a.to(dtype) for a in (self.shift, self.scale))
         return self.x, shift, scale
+
+    def _compare_numbers(self) -> dict[str, float]:
+        """Measure how unlike the clients' targets are, which are numbers."""
+        y = self.y.cpu().numpy()
+        every = [y[client.all] for client in self.index]
+        sizes = np.array([len(mine) for mine in every])
+        means, whole = np.array([mine.mean() for mine in every]), np.concatenate(every)
+        return {
+            "clients": self.n_clients,
+            **{f"samples_{k}": v for k, v in _summarize(sizes).items()},
+            "target_distance": float(np.sqrt(((means - whole.mean()) ** 2).mean()) / max(whole.std(), 1e-12)),
+        }
 
     def to(self, device: torch.device | str) -> "Federation":
         """Return the federation with its samples on `device`."""
@@ -175,10 +197,15 @@ class Federation:
     def heterogeneity(self) -> dict[str, float]:
         """Measure how unlike the clients are: their sizes, their numbers of classes, and their label distributions.
 
+        Of a target that is a number, `target_distance` is the root mean square distance of the clients' means from the
+        mean of all, in deviations of the target.
+
         `label_distance` is the mean total variation distance between a client's label distribution and the
         distribution of all samples (0: all alike, towards 1: nothing in common). `label_distance_pairs` is the
         mean distance between two clients.
         """
+        if not self.classes:
+            return self._compare_numbers()
         counts = self.label_counts()
         sizes, n_held = counts.sum(axis=1), (counts > 0).sum(axis=1)
         shares = counts / np.maximum(sizes, 1)[:, None]
@@ -211,6 +238,8 @@ def infer_schema(data: Dataset | Federation) -> Schema:
         return data.schema
     constants = {key: getattr(data, key) for key in ("shift", "scale")}
     scaling = {key: value.tolist() for key, value in constants.items() if value is not None}
+    if not data.classes:
+        scaling |= describe_target(getattr(data, "target_scale", None))
     values = {"classes": data.classes, "input_shape": tuple(data.x.shape[1:]), **scaling}
     return make_schema(values, f"the schema of {data.name}")
 
@@ -245,6 +274,7 @@ class FederationInfo:
         classes: names of the classes.
         input_shape: shape of one sample.
         partition: how the data were divided, as far as the server knows.
+        target_scale: mean and deviation of a target that is a number.
 
     """
 
@@ -254,6 +284,7 @@ class FederationInfo:
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     partition: Mapping[str, Any] = field(default_factory=lambda: {"name": "given"})
+    target_scale: TargetScale | None = None
 
     @property
     def n_clients(self) -> int:

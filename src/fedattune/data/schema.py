@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from ..core.errors import ConfigError, DataError, did_you_mean
 from ..core.io import read_yaml
 from ..core.options import MAX_SHOWN_CHARS, StrictSchema, describe_errors
-from .types import Array
+from .types import Array, TargetScale
 
 Names = tuple[str, ...]
 
@@ -31,7 +31,8 @@ class Schema(StrictSchema):
     `infer_schema` makes a schema from data. `Schema.read` reads one written by hand, as JSON or YAML with the keys
     below. A schema holds no rows, but it does hold names of columns, categories and classes.
 
-        classes: names of the classes, in the order of the model's outputs
+        classes: names of the classes, in the order of the model's outputs; empty if the target is a number
+        target_mean, target_deviation: constants of such a target: models learn (value - mean) / deviation
         input_shape: shape of one sample; may be left out for a table, where it follows from the columns
 
     Of a table, whose features are its numbers, the marks of missing numbers, and one column per category:
@@ -54,7 +55,7 @@ class Schema(StrictSchema):
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
     # Pydantic checks a field after the fields above it.
-    classes: Names = Field(min_length=2)
+    classes: Names
     numbers: Names = ()
     flagged: Names = ()
     categories: dict[str, Names] = Field(default_factory=dict)
@@ -62,6 +63,8 @@ class Schema(StrictSchema):
     input_shape: tuple[int, ...] = Field(default=(), validate_default=True)
     shift: NestedNumbers | None = None
     scale: NestedNumbers | None = None
+    target_mean: float | None = Field(default=None, allow_inf_nan=False)
+    target_deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @classmethod
     def from_json(cls, text: str) -> "Schema":
@@ -101,6 +104,13 @@ class Schema(StrictSchema):
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
     @property
+    def target_scale(self) -> TargetScale | None:
+        """The constants of a target that is a number; None for classes, or if they are not known."""
+        if self.classes or self.target_mean is None or self.target_deviation is None:
+            return None
+        return TargetScale(self.target_mean, self.target_deviation)
+
+    @property
     def columns(self) -> Names:
         """Columns of a table that become features; none for other data."""
         return (*self.numbers, *self.categories)
@@ -124,7 +134,9 @@ class Schema(StrictSchema):
         """
         for field in type(self).model_fields:
             value, other_value = getattr(self, field), getattr(other, field)
-            if field in ("shift", "scale"):
+            if field in ("target_mean", "target_deviation"):
+                is_same = True  # every node takes the constants of the common schema
+            elif field in ("shift", "scale"):
                 is_bare = other.shift is None and other.scale is None
                 is_same = is_bare or self._is_equal(value, other_value)
             elif field in ("classes", "input_shape"):
@@ -149,6 +161,13 @@ class Schema(StrictSchema):
         if len(set(names)) < len(names):
             repeated = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"{repeated!r} is named twice")
+        return names
+
+    @field_validator("classes")
+    @classmethod
+    def _check_classes(cls, names: Names) -> Names:
+        if len(names) == 1:
+            raise ValueError("expected two classes or more, or none if the target is a number")
         return names
 
     @field_validator("flagged")
@@ -209,6 +228,11 @@ class Schema(StrictSchema):
         if not fits:
             raise ValueError(f"expected numbers in lists that fit the input shape {shape}")
         return _to_nested_numbers(array)
+
+
+def describe_target(scale: TargetScale | None) -> dict[str, float]:
+    """Return the constants of a target as the keys of a schema."""
+    return {} if scale is None else {"target_mean": scale.mean, "target_deviation": scale.deviation}
 
 
 def _to_nested_numbers(array: Array) -> NestedNumbers:

@@ -1,6 +1,6 @@
 """Types of arrays."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,3 +8,10 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Index = NDArray[np.int64]
 """Numbers of samples or clients."""
+
+
+class TargetScale(NamedTuple):
+    """Mean and deviation of a target over all training samples; models learn (y - mean) / deviation."""
+
+    mean: float
+    deviation: float

@@ -159,7 +159,7 @@ def _fit_pooled(rows: SplitRows, fit: Fit) -> dict[str, RowPredictions]:
 def _collect(rows: SplitRows, outputs: dict[str, list[Array]]) -> dict[str, RowPredictions]:
     """Put the outputs of all clients after each other, in the unit of the target."""
     predictions = {}
-    scale = getattr(rows.federation, "target_scale", None)
+    scale = rows.federation.target_scale
     for part, each in outputs.items():
         samples = [rows.select(part, i) for i in range(len(rows.ids))]
         sizes = [len(one) for one in samples]

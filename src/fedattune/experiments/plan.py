@@ -39,6 +39,7 @@ class Plan:
         model_options: the options of the model, as given.
         algorithms: the methods, built with their options.
         tuned: learning rate and options that tuning chose for each method; empty without tuning.
+        notes: sentences for the user.
 
     """
 
@@ -48,6 +49,7 @@ class Plan:
     model_options: Mapping[str, Any]
     algorithms: "Mapping[str, Algorithm]"
     tuned: "Mapping[str, Combination]" = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def federation(self) -> "Federation":
@@ -102,6 +104,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..models import make_model
     from ..training.setup import build_trained_module, hold_out_newcomers
 
+    are_all = ALL_METHODS in experiment.algorithms
     experiment = experiment.model_copy(update={"algorithms": expand_names(experiment.algorithms, ALGORITHMS)})
     known_options = _collect_known_options(experiment, methods=True)
     dataset = None if federation else _load_dataset(experiment, known_options)
@@ -122,6 +125,16 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     if problems or not federations:
         raise ConfigError("; ".join(problems))
     federation = federations[0]
+    notes: list[str] = []
+    if are_all and not federation.classes:
+        needs = {
+            name: one.network.class_need
+            for name, one in algorithms.items()
+            if one.network and one.network.class_need
+        }
+        notes = [f"{name} is left out, as the target is a number: {need}." for name, need in needs.items()]
+        algorithms = {name: one for name, one in algorithms.items() if name not in needs}
+        experiment = experiment.model_copy(update={"algorithms": tuple(algorithms)})
     model_options = assignment["model"][experiment.model]
     module = make_model(
         experiment.model,
@@ -138,7 +151,9 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             problems.append(f"{name}: {error}")
     if problems:
         raise ModelError("; ".join(problems))
-    return Plan(experiment, federations, assignment["algorithm"], model_options, algorithms)
+    return Plan(
+        experiment, federations, assignment["algorithm"], model_options, algorithms, notes=tuple(notes)
+    )
 
 
 def settle_metric(experiment: Experiment, federation: "Federation") -> Experiment:

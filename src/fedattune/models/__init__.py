@@ -70,7 +70,7 @@ def build_seeded_model(
     """Build a model by name, with initial weights that depend on `seed` alone; see `make_model`, which checks it."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return build_model(name, federation.input_shape, federation.n_classes, options or {})
+        return build_model(name, federation.input_shape, federation.n_outputs, options or {})
 
 
 def build_model(
@@ -81,7 +81,7 @@ def build_model(
     Args:
         name: a name of `MODELS`, or "package.module:factory".
         input_shape: the shape of one sample.
-        n_classes: number of classes.
+        n_classes: number of classes; 1 if the target is a number.
         options: keywords of the factory. A user's factory without parameters is called without arguments.
 
     Returns:
@@ -137,7 +137,7 @@ def check_model(
     index = torch.as_tensor(smallest, device=federation.y.device)
     x = federation.features(index, like.dtype).to(like.device)
     y = federation.y[index].to(like.device)
-    task.check(x, federation.n_classes)
+    task.check(x, federation.n_outputs)
     try:
         task.gradient(task.params, task.buffers, (x, y))
     except Exception as error:

@@ -102,10 +102,18 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
         **card,
         "dtype": dtype,
         "input": f"{dtype} ({shape}), {preparation}",
-        "output": f"{dtype} (batch, {len(card['classes'])}), logits in the order of `classes`; "
-        "softmax gives probabilities",
+        "output": _describe_output(dtype, card),
         **({} if card["model"] in MODELS else {"reference_logits": compute_reference_logits(model, card)}),
     }
+
+
+def _describe_output(dtype: str, card: ModelCard) -> str:
+    if card["classes"]:
+        n = len(card["classes"])
+        return f"{dtype} (batch, {n}), logits in the order of `classes`; softmax gives probabilities"
+    schema = card.get("schema") or {}
+    mean, deviation = schema.get("target_mean"), schema.get("target_deviation")
+    return f"{dtype} (batch, 1); output * {deviation} + {mean} is the prediction in the unit of the target"
 
 
 def compute_reference_logits(model: nn.Module, card: ModelCard) -> list[list[float]] | None:
@@ -250,7 +258,7 @@ def rebuild_model(card: ModelCard) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(card["seed"])  # also for frozen parameters, which are no part of a saved model
         return build_model(
-            card["model"], tuple(card["input_shape"]), len(card["classes"]), card["model_options"]
+            card["model"], tuple(card["input_shape"]), len(card["classes"]) or 1, card["model_options"]
         )
 
 

@@ -5,6 +5,7 @@ import io
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from ..core.errors import ConfigError, DataError, RunError, summarize_error
 from ..core.io import replace_atomically
+from ..core.metrics import compute_metrics
 from ..data import Schema
 from ..data.federated import gather
 from ..data.tables.new_rows import read_rows
@@ -29,10 +31,12 @@ class Predictions:
     """The predictions of a model for the rows of a table.
 
     Attributes:
-        classes: names of the classes.
-        probabilities: (n, classes), of the model's type.
-        target: index of each row's true class (n,), -1 if unknown; None if the table has no such column.
+        classes: names of the classes; empty if the target is a number.
+        probabilities: (n, classes), of the model's type; (n, 0) if the target is a number.
+        target: index of each row's true class (n,), -1 if unknown, or its true number, NaN if unknown; None if the
+            table has no such column.
         notes: facts about the reading of the table.
+        values: predicted numbers (n,), in the unit of the target; None for classes.
 
     """
 
@@ -40,6 +44,7 @@ class Predictions:
     probabilities: Array
     target: Array | None
     notes: tuple[str, ...]
+    values: Array | None = None
 
     @cached_property
     def class_indices(self) -> Array:
@@ -49,26 +54,48 @@ class Predictions:
 
     @property
     def labels(self) -> list[str]:
-        """Name of the most probable class of each row."""
+        """Name of the most probable class of each row; none if the target is a number."""
         return [self.classes[k] for k in self.class_indices.tolist()]
 
     @property
     def n_known(self) -> int:
-        """Number of rows whose true class is in the table."""
-        return 0 if self.target is None else int((self.target >= 0).sum())
+        """Number of rows whose true class or number is in the table."""
+        return 0 if self.target is None else int(self._is_known.sum())
+
+    @property
+    def _is_known(self) -> Array:
+        """Mark the rows (n,) whose target is known."""
+        assert self.target is not None
+        known: Array = self.target >= 0 if self.classes else np.isfinite(self.target)
+        return known
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """Every metric of the rows whose target is in the table; empty if there are none."""
+        if not self.n_known or self.target is None:
+            return {}
+        known = self._is_known
+        if self.values is not None:
+            return compute_metrics(self.target[known].astype(np.float64), self.values[known, None])
+        with np.errstate(divide="ignore"):
+            logits = np.log(self.probabilities[known].astype(np.float64))
+        return compute_metrics(self.target[known].astype(np.int64), np.maximum(logits, -1e3))
 
     @property
     def n_correct(self) -> int:
         """Number of rows whose true class is the most probable one."""
-        return 0 if self.target is None else int((self.target == self.class_indices).sum())
+        return (
+            0 if self.target is None or not self.classes else int((self.target == self.class_indices).sum())
+        )
 
     @property
     def accuracy(self) -> float | None:
         """Share of correct rows among the rows whose true class is in the table; None if there are none."""
-        return self.n_correct / self.n_known if self.n_known else None
+        return self.n_correct / self.n_known if self.n_known and self.classes else None
 
     def save(self, file: Path | str) -> None:
-        """Write one row per row of the table: its number from 1, its class, and the probability of each class.
+        """Write one row per row of the table: its number from 1, its class, and the probability of each class;
+        or its number and the predicted value.
 
         Raises:
             ConfigError: the file ends neither in .csv nor in .parquet.
@@ -83,7 +110,8 @@ class Predictions:
         import pyarrow as pa
         from pyarrow import parquet
 
-        columns = [np.arange(1, len(self.probabilities) + 1), self.labels, *self.probabilities.T]
+        columns: list[Any] = [np.arange(1, len(self.probabilities) + 1)]
+        columns += [self.labels, *self.probabilities.T] if self.values is None else [self.values]
         with replace_atomically(file) as new:
             parquet.write_table(pa.table([pa.array(column) for column in columns], names=self._header), new)
 
@@ -92,6 +120,9 @@ class Predictions:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self._header)
+        if self.values is not None:
+            writer.writerows(enumerate(self.values.astype(str).tolist(), 1))
+            return out.getvalue()
         # The shortest decimals that give the same number.
         decimals = self.probabilities.astype(str).tolist()
         writer.writerows(
@@ -122,7 +153,7 @@ def predict(
             you name it here; the name in the file is not enough.
 
     Returns:
-        Probabilities and classes of all rows.
+        Probabilities and classes of all rows, or predicted numbers.
 
     Raises:
         ConfigError: packages are missing.
@@ -137,12 +168,24 @@ def predict(
     shift, scale = (None if one is None else one.to(dtype) for one in schema.scaling())
     x = torch.from_numpy(rows.x)
     with torch.no_grad():
-        probabilities = [
-            logits(gather(x, index, shift, scale, dtype)).softmax(1)
-            for index in torch.split(torch.arange(len(x)), BATCH_ROWS)
-        ]
-    source = f"the model belongs to client {card.get('client')!r}: {card['algorithm']}, seed {card['seed']}"
-    return Predictions(schema.classes, torch.cat(probabilities).numpy(), rows.y, (source, *rows.notes))
+        outputs = torch.cat(
+            [
+                logits(gather(x, index, shift, scale, dtype))
+                for index in torch.split(torch.arange(len(x)), BATCH_ROWS)
+            ]
+        )
+    notes = (
+        f"the model belongs to client {card.get('client')!r}: {card['algorithm']}, seed {card['seed']}",
+        *rows.notes,
+    )
+    if schema.classes:
+        return Predictions(schema.classes, outputs.softmax(1).numpy(), rows.y, notes)
+    if (target := schema.target_scale) is None:
+        raise RunError(
+            f"{file} does not say the unit of its target: target_mean or target_deviation is missing"
+        )
+    values = outputs[:, 0].double().numpy() * target.deviation + target.mean
+    return Predictions((), np.zeros((len(values), 0)), rows.y, notes, values)
 
 
 def check_predictions_file(file: Path) -> None:

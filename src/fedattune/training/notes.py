@@ -46,13 +46,15 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
         evaluated = federation
         if not are_all:
             evaluated = replace(federation, clients=federation.index.take(context.eval_ids.cpu().numpy()))
-        facts |= {"labels": evaluated.label_counts().tolist(), "data_notes": list(federation.notes)}
+        facts["data_notes"] = list(federation.notes)
+        if federation.classes:
+            facts["labels"] = evaluated.label_counts().tolist()
     return facts if are_all else facts | {"numbers": ids, "population": context.n_clients}
 
 
 def _describe_target(federation: Federation | FederationInfo) -> dict[str, float] | None:
     """Return mean and deviation of a target that is a number; None for classes."""
-    scale = getattr(federation, "target_scale", None)
+    scale = federation.target_scale
     return None if scale is None else scale._asdict()
 
 

@@ -105,7 +105,7 @@ def predict_rows(
     """
     index = [np.asarray(federation.part(part)[i]) for i in ids]
     sizes = [len(rows) for rows in index]
-    width = max(1, len(federation.classes))
+    width = federation.n_outputs
     if not sum(sizes) or sum(sizes) * width > MAX_OUTPUTS:
         return None
     dtype = next(iter(task.params.values())).dtype
@@ -117,8 +117,7 @@ def predict_rows(
             outputs[at : at + len(samples)] = logits.float().cpu().numpy()
     sample = np.concatenate(index).astype(np.int64)
     y = federation.y[torch.as_tensor(sample, device=federation.y.device)].cpu().numpy()
-    scale = getattr(federation, "target_scale", None)
-    if scale is not None:
+    if (scale := federation.target_scale) is not None:
         outputs, y = (
             outputs * scale.deviation + scale.mean,
             y.astype(np.float64) * scale.deviation + scale.mean,

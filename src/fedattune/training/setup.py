@@ -133,6 +133,8 @@ def build_trained_module(
 
     """
     network = algorithm.network
+    if network and network.class_need and not federation.classes:
+        raise ConfigError(f"it needs classes, and the target is a number: {network.class_need}; leave it out")
     trained_module = (
         wrap_model(network, module, take_example_inputs(federation), seed)
         if network

@@ -11,6 +11,7 @@ from typing import Any
 from ..._version import __version__
 from ...core.errors import RunError
 from ...core.io import read_json, write_text
+from ...core.metrics import METRICS
 from ...training.storage.folder import RunFolder
 from ..compare import build_rows, group_by_algorithm
 from ..load import Runs
@@ -57,7 +58,7 @@ def render_report(runs: Runs) -> str:
     environment.filters["percent"] = lambda share: format_points(share, 1)
     here = files("fedattune.analysis.report")
     results, rounds_to = runs.results, runs.rounds_to
-    table = build_rows(results, rounds_to)
+    table = build_rows(results, rounds_to, metric=runs.metric, baselines=runs.baselines)
     groups = group_by_algorithm(results)
     data, matrices = _fit_data(runs)
     joined = findings.summarize_newcomers(results)
@@ -74,6 +75,8 @@ def render_report(runs: Runs) -> str:
             for group in choose_columns(table, rounds_to)
         ],
         legend=write_legend(table, rounds_to),
+        metric=data["metric"],
+        curve=data["curve"],
         newcomers=joined,
         methods=list(groups),
         mixes=bool(data["mixing"]),
@@ -97,8 +100,10 @@ def _fit_data(runs: Runs) -> tuple[dict[str, Any], str]:
     data: dict[str, Any] = {
         "method": runs.verdict.method,
         "methods": list(groups),
+        "metric": content.describe_metric(METRICS[runs.metric]),
+        "curve": content.describe_metric(runs.results[0].curve_metric),
         "curves": content.build_curves(groups),
-        "clients": content.build_clients(groups, mixings),
+        "clients": content.build_clients(groups, mixings, runs.metric),
         "traffic": content.build_traffic(groups),
         "seeds": {name: [run.settings.seed for run in group] for name, group in groups.items()},
     }
@@ -119,7 +124,8 @@ def _collect_notes(runs: Runs) -> list[str]:
     """Collect the notes on the data and the methods that are not warnings."""
     data_notes = [note for run in runs.results for note in run.facts.get("data_notes", ())]
     warnings = describe_seed_differences(runs.results).values()
-    return [note for note in dict.fromkeys([*data_notes, *merge_notes(runs.results)]) if note not in warnings]
+    notes = [*data_notes, *merge_notes(runs.results, runs.baselines, runs.metric)]
+    return [note for note in dict.fromkeys(notes) if note not in warnings]
 
 
 def _collect_environments(runs: Runs) -> list[dict[str, str]]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ...core.metrics import METRICS, Metric, MetricName
 from ...training.metrics import RunMetrics
 from ..clusters import Arrangement, arrange_clients, seriate
-from ..compare import BASELINE, FloatArray, compute_gains_over_local
+from ..compare import BASELINE, FloatArray, average_clients, compute_gains_over_local
 from ..mixing import MixingAnalysis, thin_out
 from ..partners import N_TOP_PARTNERS
 
@@ -29,7 +30,7 @@ Groups = dict[str, list[RunMetrics]]
 
 
 def build_curves(groups: Groups) -> list[dict[str, Any]]:
-    """Build, for each method and seed: rounds, bytes and seconds so far, mean and worst-tenth accuracy."""
+    """Build, for each method and seed: rounds, bytes and seconds so far, mean and worst tenth of the curve."""
     curves = []
     for name, runs in groups.items():
         seeds = []
@@ -42,24 +43,48 @@ def build_curves(groups: Groups) -> list[dict[str, Any]]:
                     "rounds": [e["round"] for e in entries],
                     "bytes": [e["bytes"]["up"] + e["bytes"]["down"] for e in entries],
                     "seconds": [round(e["seconds"], 2) for e in entries],
-                    "mean": [_round_percent(e[run.headline]["acc_uniform"]) for e in entries],
-                    "worst": [_round_percent(e[run.headline]["acc_worst10"]) for e in entries],
+                    "mean": [_round(run.read_curve(e[run.headline])) for e in entries],
+                    "worst": [
+                        None if run.is_regression else _round(100 * e[run.headline]["acc_worst10"])
+                        for e in entries
+                    ],
                 }
             )
         curves.append({"method": name, "point": runs[0].headline, "seeds": seeds})
     return curves
 
 
-def build_clients(groups: Groups, mixings: dict[str, MixingAnalysis]) -> dict[str, Any]:
-    """Build, for each client: samples and classes; with each method, accuracies, gain and partners."""
+def describe_metric(metric: Metric) -> dict[str, Any]:
+    """Describe a metric for the page: name, unit, the word behind differences, and whether rows are counted."""
+    unit = "%" if metric.is_percent else ""
+    title = f"Test {metric.label}" + (" in percent" if unit else "")
+    samples = metric.name == "accuracy"
+    return {"label": metric.label, "title": title, "unit": unit, "word": metric.points, "samples": samples}
+
+
+def build_clients(
+    groups: Groups, mixings: dict[str, MixingAnalysis], metric: MetricName = "accuracy"
+) -> dict[str, Any]:
+    """Build, for each client: samples and classes; with each method, the metric, gain and partners.
+
+    Args:
+        groups: the runs of each method.
+        mixings: method -> its mixing.
+        metric: the metric of the verdict. Accuracies as received and as trained come with accuracy alone.
+
+    """
+    scale = METRICS[metric].scale
     first = next(iter(groups.values()))[0]
     labels = first.facts.get("labels")
     methods: dict[str, Any] = {}
     for name, runs in groups.items():
-        entry: dict[str, Any] = {point: _mean_accuracies(runs, point) for point in ("received", "trained")}
-        entry["headline"] = entry[runs[0].headline]
-        gains = None if name == BASELINE else compute_gains_over_local(groups, name)
-        entry["gain"] = None if gains is None else [_round_percent(gain) for gain in gains]
+        entry: dict[str, Any] = {
+            "headline": [_round(scale * value) for value in average_clients(runs, metric)]
+        }
+        if metric == "accuracy":
+            entry |= {point: _mean_accuracies(runs, point) for point in ("received", "trained")}
+        gains = None if name == BASELINE else compute_gains_over_local(groups, name, metric)
+        entry["gain"] = None if gains is None else [_round(scale * gain) for gain in gains]
         if mixings[name].has_mixtures:
             entry |= _list_partners(mixings[name], len(first.clients))
         methods[name] = entry
@@ -215,6 +240,13 @@ def build_traffic(groups: Groups) -> dict[str, Any]:
             ],
         }
     return traffic
+
+
+def _round(value: float) -> float | None:
+    """Return a number with four significant digits, two decimals at least; None if it is not known."""
+    if not np.isfinite(value):
+        return None
+    return round(float(value), 2) if abs(value) >= 1 else float(f"{value:.3g}")
 
 
 def _round_percent(value: float | None) -> float | None:

@@ -53,6 +53,9 @@ PARTITIONS: dict[str, Callable[..., list[Any]]] = {
 }
 """name -> partition of labels, a number of clients and a seed."""
 
+CLASS_PARTITIONS = set(PARTITIONS) - {"iid", "by_column"}
+"""Partitions that divide samples by class."""
+
 DEFAULT_SEEDS = {"two_class": 1}
 """Default seeds of partitions; the others have 0."""
 

@@ -11,6 +11,7 @@ from ..dataset import Dataset
 from ..schema import Schema
 from ..types import Array, Index
 from .checks import (
+    TargetType,
     check_text_column,
     encode_values,
     read_complete_column,
@@ -32,6 +33,7 @@ def load_table(
     client_column: str | None,
     target: str,
     features: list[str] | str | None = None,
+    target_type: TargetType = "auto",
 ) -> Dataset:
     """A CSV or Parquet table whose rows belong to the clients named in one of its columns.
 
@@ -46,6 +48,7 @@ def load_table(
         target: column of the class.
         features: columns of numbers or categories, in a list or with commas between; by default all other
             columns except an index that pandas stored.
+        target_type: `class` or `number`; `auto` takes fractions, and more than 20 different numbers, as numbers.
 
     Raises:
         DataError: the file cannot be read, or a column cannot be used; the message names it.
@@ -62,7 +65,7 @@ def load_table(
         notes.append(f"Column {client_column!r} names {len(owners)} clients.")
     labels = read_complete_column(table, target, "target")
     if schema is None:
-        y, classes = read_target(table.path, target, labels)
+        y, classes = read_target(table.path, target, labels, target_type)
         columns = _infer_features(table, feature_names)
     else:
         y, classes = read_labels(table.path, target, labels, schema.classes), schema.classes

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -58,19 +59,25 @@ def find_missing(values: Array) -> Array:
     return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
 
 
-def read_target(path: Path, name: str, values: Array) -> tuple[Array, tuple[str, ...]]:
-    """Turn the values (n,) of the target into class numbers.
+TargetType = Literal["auto", "class", "number"]
+
+
+def read_target(
+    path: Path, name: str, values: Array, kind: TargetType = "auto"
+) -> tuple[Array, tuple[str, ...]]:
+    """Turn the values (n,) of the target into class numbers, or into numbers to predict.
 
     Args:
         path: file of the table, for messages.
         name: name of the target column.
         values: text or numbers (n,), complete.
+        kind: `auto` takes fractions, and more than MAX_NUMBER_CLASSES different numbers, as numbers to predict.
 
     Returns:
-        Class numbers (n,), int64, and the names of the classes.
+        Class numbers (n,), int64, and the names of the classes; or numbers (n,), float32, and no names.
 
     Raises:
-        DataError: the values are continuous, all alike, or too many to be classes.
+        DataError: the values are no numbers, all alike, or too many to be classes.
 
     """
     if values.dtype.kind == "f" and (values == np.floor(values)).all():
@@ -79,12 +86,10 @@ def read_target(path: Path, name: str, values: Array) -> tuple[Array, tuple[str,
     where, n_values = f"{path}: target column {name!r}", len(categories)
     is_text = values.dtype.kind == "U"
     is_numbers = values.dtype.kind in "iuf" or (is_text and find_numbers(values).mean() >= MIN_NUMBER_SHARE)
-    if values.dtype.kind == "f" or (is_numbers and n_values > MAX_NUMBER_CLASSES):
-        raise DataError(
-            f"{where} is continuous: {n_values} different numbers{' (written as text)' * is_text}, and fedattune "
-            f"does classification only for now; bin it into classes, or, if its numbers name more than "
-            f"{MAX_NUMBER_CLASSES} classes, put a letter before them, such as c7"
-        )
+    if kind == "number" or (
+        kind == "auto" and (values.dtype.kind == "f" or (is_numbers and n_values > MAX_NUMBER_CLASSES))
+    ):
+        return _read_number_target(where, values, n_values), ()
     if n_values < 2:
         raise DataError(f"{where} has the single class {values[0]!s}; a target needs two classes or more")
     n_single = int((times == 1).sum())
@@ -94,6 +99,24 @@ def read_target(path: Path, name: str, values: Array) -> tuple[Array, tuple[str,
             f"needs at most {MAX_TEXT_CLASSES} classes that come back; take another column or group its values"
         )
     return encode_values(values)
+
+
+def _read_number_target(where: str, values: Array, n_values: int) -> Array:
+    """Return the values (n,) as float32."""
+    if values.dtype.kind == "U":
+        wrong = np.flatnonzero([NUMBER_PATTERN.fullmatch(text) is None for text in values.tolist()])
+        if len(wrong):
+            raise DataError(
+                f"{where} is text with {str(values[wrong[0]])!r} in data row {wrong[0] + 1}, which is no number; "
+                "correct that cell, or give --set table.target_type=class"
+            )
+    numbers = values.astype(np.float64)
+    if n_values < 2:
+        raise DataError(f"{where} has the single value {values[0]!s}; there is nothing to predict")
+    if not (np.abs(numbers) <= MAX_ABS_VALUE).all():
+        row = int(np.flatnonzero(~(np.abs(numbers) <= MAX_ABS_VALUE))[0])
+        raise DataError(f"{where} holds {numbers[row]} in data row {row + 1}, which is too large; correct it")
+    return numbers.astype(np.float32)
 
 
 def encode_values(values: Array) -> tuple[Array, tuple[str, ...]]:

@@ -9,7 +9,7 @@ import numpy as np
 from ...core.errors import ConfigError, DataError, did_you_mean
 from ..schema import MISSING_CATEGORY, Names, Schema
 from ..types import Array
-from .checks import NUMBER_PATTERN, find_missing, read_numbers
+from .checks import NUMBER_PATTERN, find_missing, read_numbers, read_target
 from .file import TableFile, is_categorical, is_numeric
 
 MEND_OR_EXTEND = "correct the cell, or give all nodes a schema with it"
@@ -89,7 +89,7 @@ def number_values(values: Array, names: Sequence[str]) -> Array:
 
 
 def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
-    """Return the number of each row's class in a schema, int64 (n,).
+    """Return the number of each row's class in a schema, int64 (n,); without classes, the target, float32 (n,).
 
     Args:
         path: file of the table, for messages.
@@ -101,6 +101,8 @@ def read_labels(path: Path, name: str, values: Array, classes: Names) -> Array:
         DataError: a value is no class of the schema.
 
     """
+    if not classes:
+        return read_target(path, name, values, "number")[0]
     labels = to_text(values)
     _check_values(path, f"target column {name!r}", labels, classes, "class", MEND_OR_EXTEND)
     return number_values(labels, classes)

@@ -144,6 +144,8 @@ def _read_classes(
 ) -> Array | None:
     """Return the number of each row's class (n,), -1 where it is missing or none of the model's.
 
+    Without classes, the target is a number: return the numbers (n,), NaN where missing.
+
     Args:
         table: the table.
         target: column of the class.
@@ -153,6 +155,8 @@ def _read_classes(
 
     """
     kind = table.column(target).type
+    if not classes:
+        return table.values(target).astype(np.float64) if is_numeric(kind) else None
     if not (is_categorical(kind) or is_numeric(kind)):
         return None
     if names and is_numeric(kind):

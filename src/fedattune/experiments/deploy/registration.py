@@ -86,6 +86,11 @@ class NodeRegistry:
         self.hellos, self.deployment, self.attempt = hellos, deployment, attempt
         self.nodes = [RegisteredNode(hello.label, {}) for hello in hellos]
         schema = deployment.data_schema or Schema.from_json(hellos[0].data_schema)
+        if not schema.classes and deployment.data_schema is None:
+            raise DataError(
+                "the target is a number, and the server has no schema: nodes would each take their own mean and "
+                "deviation; give the deployment a schema with target_mean and target_deviation"
+            )
         clients: dict[str, tuple[HelloClient, RegisteredNode]] = {}
         for hello, node in zip(hellos, self.nodes, strict=True):
             schema.check(Schema.from_json(hello.data_schema), node.label)
@@ -115,6 +120,7 @@ class NodeRegistry:
             classes=schema.classes,
             input_shape=tuple(schema.input_shape),
             partition={"name": "given", "seed": seed},
+            target_scale=schema.target_scale,
         )
         self._index: dict[int, int] = {}  # Flower's number of a node -> its index in `nodes`
         self._foreign: set[int] = set()  # numbers of nodes of other federations

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...core.algorithm import ClientUpdate
 from ...core.params import Params, take
 from ...core.payload import Batch, Grad, LocalState, Loss, Payload
-from ...core.task import Task, compute_sample_losses, cross_entropy
+from ...core.task import Task, compute_loss, compute_sample_losses
 from ...data import Federation
 from .batches import LocalTraining
 
@@ -164,10 +164,13 @@ class Engine(ABC):
 
     def _loss(self, buffers: list[Params]) -> Loss:
         """Make the loss function of one client in evaluation mode."""
-        return lambda w, batch: cross_entropy(self.task.predict(w, buffers[0], batch[0]), batch)
+        return lambda w, batch: compute_loss(self.task.predict(w, buffers[0], batch[0]), batch)
 
 
-def score_samples(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the correct predictions (B,) and the cross-entropy (B,) of samples."""
-    largest, label = logits.max(1, keepdim=True)
-    return label.squeeze(1) == y, compute_sample_losses(logits, y, largest)
+def score_samples(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the right predictions (B,) and the losses (B,) of samples; of numbers, none counts as right."""
+    if y.is_floating_point():
+        losses = compute_sample_losses(outputs, y)
+        return torch.zeros_like(losses, dtype=torch.bool), losses
+    largest, label = outputs.max(1, keepdim=True)
+    return label.squeeze(1) == y, compute_sample_losses(outputs, y, largest)

@@ -19,6 +19,8 @@
   const D = JSON.parse(new TextDecoder().decode(await unpack("data")));
   const W = await unpack("matrices");
   const C = D.clients, M = D.mixing;
+  const { label: METRIC, unit: UNIT, word: WORD, samples: HAS_SAMPLES } = D.metric;
+  const titled = (name) => (UNIT ? `${name} ${UNIT}` : name);
   const state = { client: 0, sort: "gain", down: false, shown: ROWS };
 
   const charts = [];
@@ -77,11 +79,12 @@
       tooltip: { ...tip, trigger: "axis", formatter: ([p]) => {
         const i = order[p.dataIndex];
         const samples = gain[i] * C.test[i] / 100;
-        return `client ${text(C.ids[i])}<br>${points(gain[i])} points, ${points(samples).replace(/\.00$/, "")} of ${C.test[i]} test samples`;
+        const also = HAS_SAMPLES ? `, ${points(samples).replace(/\.00$/, "")} of ${C.test[i]} test samples` : "";
+        return `client ${text(C.ids[i])}<br>${points(gain[i])} ${text(WORD)}${also}`;
       } },
       xAxis: { ...axis, type: "category", data: order.map((i) => C.ids[i]), axisTick: { show: false },
         axisLabel: { color: SOFT, rotate: order.length > 24 ? 90 : 0, formatter: short }, axisLine: { onZero: false } },
-      yAxis: { ...axis, type: "value", name: "points", nameGap: 12, splitLine: { lineStyle: { color: "#eef0f4" } } },
+      yAxis: { ...axis, type: "value", name: WORD, nameGap: 12, splitLine: { lineStyle: { color: "#eef0f4" } } },
       series: [{ type: "bar", barMaxWidth: 34, data: order.map((i) => ({ value: gain[i],
         itemStyle: { color: gain[i] < 0 ? "#d55e00" : "#0072b2",
           decal: gain[i] < 0 ? { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 4], rotation: 0.8, color: "rgba(255,255,255,.55)" } : { symbol: "none" } } })),
@@ -129,11 +132,11 @@
       tooltip: { ...tip, trigger: "axis", formatter: (all) => {
         const lines = all.filter((p) => series[p.seriesIndex].lineStyle.opacity !== 0);
         return lines.length ? `${x === "rounds" ? "round " : ""}${format(lines[0].value[0])}<br>` + lines
-          .sort((a, b) => b.value[1] - a.value[1]).map((p) => `${p.marker}${text(p.seriesName)} ${p.value[1].toFixed(2)}%`).join("<br>") : "";
+          .sort((a, b) => b.value[1] - a.value[1]).map((p) => `${p.marker}${text(p.seriesName)} ${p.value[1].toFixed(2)}${D.curve.unit}`).join("<br>") : "";
       } },
       xAxis: { ...axis, type: "value", name: { rounds: "round", bytes: "bytes up and down", seconds: "seconds" }[x], nameLocation: "middle", nameGap: 26,
         axisLabel: { color: SOFT, formatter: format, hideOverlap: true }, splitLine: { show: false }, min: "dataMin" },
-      yAxis: { ...axis, type: "value", name: "%", nameGap: 6, scale: true, splitLine: { lineStyle: { color: "#eef0f4" } } },
+      yAxis: { ...axis, type: "value", name: D.curve.unit || D.curve.label, nameGap: 6, scale: true, splitLine: { lineStyle: { color: "#eef0f4" } } },
       dataZoom: [{ type: "slider", bottom: 8, height: 20, filterMode: "none", labelFormatter: format, borderColor: "#dfe3ea" }],
       series,
     }, true);
@@ -152,21 +155,21 @@
   function drawSpread() {
     const groups = [];
     for (const m of D.methods) {
-      for (const [point, label] of m === ALONE ? [["headline", "alone"]] : [["received", "received"], ["trained", "trained"]]) {
-        if (C.methods[m][point].some((a) => a !== null)) groups.push({ m, label, values: C.methods[m][point] });
+      for (const [point, label] of m === ALONE ? [["headline", "alone"]] : [["headline", "judged"], ["received", "received"], ["trained", "trained"]]) {
+        if (C.methods[m][point] && C.methods[m][point].some((a) => a !== null)) groups.push({ m, label, values: C.methods[m][point] });
       }
     }
     $("spread").style.height = `${90 + groups.length * 26}px`;
     const spread = (i) => (((i * 7919) % 101) / 101 - 0.5) * 0.5;
     const dots = groups.flatMap((g, y) => g.values.map((a, i) => (a === null ? null : { value: [a, y + spread(i)], client: i, group: y })).filter((d) => d && d.client !== state.client));
     const marked = groups.map((g, y) => ({ value: [g.values[state.client], y + spread(state.client)], client: state.client, group: y })).filter((d) => d.value[0] !== null);
-    const about = (p) => `client ${text(C.ids[p.data.client])}<br>${text(groups[p.data.group].m)}, ${groups[p.data.group].label}: ${p.data.value[0].toFixed(2)}%`;
+    const about = (p) => `client ${text(C.ids[p.data.client])}<br>${text(groups[p.data.group].m)}, ${groups[p.data.group].label}: ${p.data.value[0].toFixed(2)}${UNIT}`;
     spreadChart.resize();
     spreadChart.setOption({
       ...base,
       grid: { left: narrow() ? 118 : 170, right: 24, top: 10, bottom: 46 },
       tooltip: { ...tip, formatter: (p) => (p.seriesType === "scatter" ? about(p) : "") },
-      xAxis: { ...axis, type: "value", scale: true, name: "test accuracy, %", nameLocation: "middle", nameGap: 26, splitLine: { lineStyle: { color: "#eef0f4" } } },
+      xAxis: { ...axis, type: "value", scale: true, name: UNIT ? `test ${METRIC}, ${UNIT}` : `test ${METRIC}`, nameLocation: "middle", nameGap: 26, splitLine: { lineStyle: { color: "#eef0f4" } } },
       yAxis: [{ ...axis, type: "category", inverse: true, data: groups.map((g) => `${g.m}, ${g.label}`), axisTick: { show: false }, axisLabel: { color: SOFT, width: narrow() ? 110 : 160, overflow: "truncate" } },
         { type: "value", show: false, min: -0.5, max: groups.length - 0.5, inverse: true }],
       series: [
@@ -188,13 +191,14 @@
     if (C.classes) columns.push({ key: "classes", title: "classes", value: (i) => C.classes[i] });
     const number = (v) => (v === null || v === undefined ? "-" : v.toFixed(2));
     const percent = (key, title, values) => columns.push({ key, title, value: (i) => values[i], html: (i) => number(values[i]) });
-    if (C.methods[ALONE] && m !== ALONE) percent("alone", "alone %", C.methods[ALONE].headline);
-    percent("received", "received %", at.received);
-    percent("trained", "trained %", at.trained);
+    if (C.methods[ALONE] && m !== ALONE) percent("alone", titled("alone"), C.methods[ALONE].headline);
+    percent("judged", titled("judged"), at.headline);
+    if (at.received) percent("received", "received %", at.received);
+    if (at.trained) percent("trained", "trained %", at.trained);
     if (at.gain) {
       const tone = (v) => (v < 0 ? "minus" : v > 0 ? "plus" : "");
       columns.push({ key: "gain", title: "gain", value: (i) => at.gain[i], html: (i) => (at.gain[i] === null ? "-" : `<span class="${tone(at.gain[i])}">${points(at.gain[i])}</span>`) });
-      columns.push({ key: "samples", title: "in samples", value: (i) => at.gain[i] * C.test[i], html: (i) => points(at.gain[i] * C.test[i] / 100).replace(/\d$/, "") });
+      if (HAS_SAMPLES) columns.push({ key: "samples", title: "in samples", value: (i) => at.gain[i] * C.test[i], html: (i) => points(at.gain[i] * C.test[i] / 100).replace(/\d$/, "") });
     }
     if (at.own) {
       percent("own", "own weight %", at.own);
