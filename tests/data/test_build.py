@@ -33,13 +33,12 @@ def test_default_partition_and_numbers():
 
 def test_small_clients_are_named_or_dropped():
     data = owned([20, 1, 20, 4], y=[0, 1] * 10 + [0] + [0, 1] * 10 + [1] * 4)
-    with pytest.raises(
-        DataError, match=r"client 'B' has 1 sample, 0 to train.*'D' has 4.*'yes'.*small-clients drop"
-    ):
-        federate(data)
-    fed = federate(data, small_clients="drop")
-    assert fed.names == ("A", "C")
-    assert "2 of 4 clients are left out" in fed.notes[0]
+    with pytest.raises(DataError, match=r"client 'B' has 1 sample, 0 to train.*small-clients drop"):
+        federate(data, small_clients="error")
+    fed = federate(data)  # natural clients: nobody chose them so small
+    assert fed.names == ("A", "C", "D")
+    assert "1 of 4 clients are left out" in fed.notes[0]
+    assert "1 of 3 clients holds a single class: D" in fed.notes[1]
     whole = federate(owned([20, 20, 20, 20]))
     assert len(whole.clients[2].train) == len(fed.clients[1].train)
     with pytest.raises(DataError, match="no client is left"):
@@ -47,7 +46,7 @@ def test_small_clients_are_named_or_dropped():
     with pytest.raises(ConfigError, match="small_clients"):
         federate(data, small_clients="keep")
     with pytest.raises(DataError, match="and 3 more"):
-        federate(owned([1] * 8))
+        federate(owned([1] * 8), small_clients="error")
 
 
 def test_label_partitions_note_single_classes_and_missing_validation():

@@ -101,7 +101,6 @@ def test_bytes_stay_bytes_and_are_noted():
         ([{"train": pair(), "test": (np.zeros((0, 3)), [])}], "20 samples, 18 to train and 0 to test"),
         ([pair(1)], "client '0' has 1 sample"),
         ([pair()], "own data: a federation needs at least two clients, but there is only '0'; divide"),
-        ([pair(), pair(n_classes=1)], "client '1' has 20 samples, all of class '0'"),
     ],
 )
 def test_refuses(clients, message):

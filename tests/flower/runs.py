@@ -54,7 +54,14 @@ def run_simulated(
     name: str, federation: Federation, options: Mapping[str, Any] = {}, **settings: Any
 ) -> Result:
     """Run the same method in the simulator; nodes keep the models of the last round."""
-    return fit(name, federation, "dnn", options=options, model_options={"hidden": 6}, **(RUN | {"early_stopping": "off"} | settings))
+    return fit(
+        name,
+        federation,
+        "dnn",
+        options=options,
+        model_options={"hidden": 6},
+        **(RUN | {"early_stopping": "off"} | settings),
+    )
 
 
 def read_log(folder: Path) -> list[str]:

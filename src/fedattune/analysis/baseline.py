@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.errors import RunError
 from ..core.io import read_json, write_json
 from ..core.metrics import MetricName
-from .compare import FloatArray
 
 if TYPE_CHECKING:
     from ..training.metrics import Part
     from ..training.predictions import RowPredictions
+
+FloatArray = NDArray[np.float64]
 
 BASELINE_FOLDER = "baselines"
 """Folder of the baselines in the folder of an experiment: baselines/NAME/split-0."""

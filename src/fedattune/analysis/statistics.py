@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.metrics import METRICS, compute_metrics, compute_row_losses
-from .compare import FloatArray
+
+FloatArray = NDArray[np.float64]
 
 if TYPE_CHECKING:
     from ..training.predictions import RowPredictions

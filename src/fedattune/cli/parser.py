@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DATA_FIELDS = (
     "data", "data_dir", "client_column", "target", "partition", "clients", "split_seed", "test", "validation",
-    "stratify", "small_clients", "save_partition",
+    "stratify", "small_clients", "scaling", "save_partition",
 )  # fmt: skip
 METAVARS = {"algorithms": "A,B,C", "cells": "FILTER", "set": "NAME=VALUE"}
 LIST_KINDS = ("algorithms", "data", "models", "partitions")

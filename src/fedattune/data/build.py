@@ -17,10 +17,14 @@ from .partitions import CLASS_PARTITIONS, DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTIT
 from .schema import describe_target
 from .sources import SOURCES, is_table, load_data, resolve_source_name
 from .splits import check_fractions, compute_part_sizes, split_parts
-from .types import Array, Index, TargetScale
+from .tables.scaling import SCALING_NOTES
+from .types import Array, Index, Scaling, TargetScale
 
-SmallClients = Literal["error", "drop"]
-"""Treatment of clients that are too small: name them in an error, or leave them out with a note."""
+SmallClients = Literal["auto", "error", "drop"]
+"""Treatment of clients that are too small: name them in an error, or leave them out with a note.
+
+`auto` leaves out clients of the data's own, which nobody chose so small, and names clients that a partition made.
+"""
 
 MAX_CLIENTS_IN_NOTE = 5
 """Clients that one message or note names."""
@@ -35,9 +39,10 @@ def federate(
     test: float = 0.25,
     validation: float = 0.1,
     seed: int | None = None,
-    small_clients: SmallClients = "error",
+    small_clients: SmallClients = "auto",
     stratify: bool | None = None,
     split: int = 0,
+    scaling: Scaling = "auto",
     min_clients: int = 2,
 ) -> Federation:
     """Divide a data set among clients.
@@ -53,6 +58,7 @@ def federate(
         small_clients: treatment of clients that are too small.
         stratify: whether each part of a client has the same share of every class; by default the partition decides.
         split: number of the split; each has the same clients with other training, validation and test parts.
+        scaling: rows whose constants standardise the numbers of a table; see `tables.scaling`.
         min_clients: least number of clients; a node of a real federation may have a single one.
 
     Raises:
@@ -83,9 +89,11 @@ def federate(
         rows,
         dataset.y,
         dataset.classes,
-        sizes=[compute_part_sizes(len(mine), test, validation) for mine in rows],
-        allows_one_class=name != "by_column" or dataset.allows_one_class,
-        small_clients=small_clients,
+        sizes=[
+            compute_part_sizes(len(mine), test, validation, stream=[seed, u, split])
+            for u, mine in enumerate(rows)
+        ],
+        small_clients=_settle_small_clients(small_clients, is_natural=name == "by_column"),
         min_clients=min_clients,
     )
     is_stratified = bool(dataset.classes) and (name in STRATIFIED if stratify is None else stratify)
@@ -115,7 +123,7 @@ def federate(
         description["stratified"] = True
     if split:
         description["split"] = split
-    return _assemble(dataset, members, description, notes)
+    return _assemble(dataset, members, description, notes, scaling)
 
 
 def _find_names_and_keys(
@@ -147,11 +155,10 @@ def select_usable_clients(
     classes: Sequence[str],
     *,
     sizes: Sequence[tuple[int, int, int]],
-    allows_one_class: bool,
     small_clients: SmallClients,
     min_clients: int = 2,
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Select the clients that have samples to train and to test, and of more than one class.
+    """Select the clients that have samples to train and to test.
 
     Args:
         name: name of the data, for messages.
@@ -160,7 +167,6 @@ def select_usable_clients(
         y: class numbers of all samples.
         classes: names of the classes.
         sizes: sizes of each client's training, validation and test part.
-        allows_one_class: whether clients of a single class are usable.
         small_clients: treatment of the other clients.
         min_clients: least number of clients.
 
@@ -180,8 +186,6 @@ def select_usable_clients(
         if not n_train or not n_test:
             plural = "s" * (len(rows[u]) != 1)
             faults[u] = f"has {len(rows[u])} sample{plural}, {n_train} to train and {n_test} to test"
-        elif u in single and not allows_one_class:
-            faults[u] = f"has {len(rows[u])} samples, all of class {classes[y[rows[u][0]]]!r}"
     listed = "; ".join(
         f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:MAX_CLIENTS_IN_NOTE]
     )
@@ -206,6 +210,12 @@ def select_usable_clients(
         listing = list_some(bare, MAX_CLIENTS_IN_NOTE)
         notes.append(f"{len(bare)} of {len(usable)} clients have no validation part: {listing}.")
     return usable, tuple(notes)
+
+
+def _settle_small_clients(small_clients: SmallClients, *, is_natural: bool) -> SmallClients:
+    if small_clients != "auto":
+        return small_clients
+    return "drop" if is_natural else "error"
 
 
 def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> None:
@@ -263,11 +273,16 @@ def restore_federation(dataset: Dataset, manifest: Mapping[str, Any]) -> Federat
         for entry in checked["clients"]
     )
     note = "A saved partition fixes the clients and their training, validation and test parts."
-    return _assemble(dataset, members, checked["partition"], (note,))
+    scaling = checked["partition"].get("scaling", "client")
+    return _assemble(dataset, members, checked["partition"], (note,), scaling)
 
 
 def _assemble(
-    dataset: Dataset, members: ClientIndex, partition: Mapping[str, Any], notes: tuple[str, ...]
+    dataset: Dataset,
+    members: ClientIndex,
+    partition: Mapping[str, Any],
+    notes: tuple[str, ...],
+    scaling: Scaling,
 ) -> Federation:
     """Build the federation; features of a table are fitted on each client's training part."""
     y, target_scale, schema = dataset.y, None, dataset.schema
@@ -285,8 +300,12 @@ def _assemble(
                 f"{dataset.name}: clients that share rows cannot be used, because the "
                 "features are fitted per client; give each row to one client"
             )
-        x, constants = dataset.encode([client.train for client in members], rows)
+        x, constants, chosen = dataset.encode([client.train for client in members], rows, scaling)
         preparation = dict(zip(members.names, constants, strict=True))
+        if dataset.schema and dataset.schema.numbers:
+            notes = (*notes, SCALING_NOTES[chosen])
+        if chosen != "client":
+            partition = {**partition, "scaling": chosen}
     return Federation(
         name=dataset.name,
         x=torch.from_numpy(x),
@@ -337,8 +356,10 @@ def load_federation(
     test: float = 0.25,
     validation: float = 0.1,
     seed: int | None = None,
-    small_clients: SmallClients = "error",
+    small_clients: SmallClients = "auto",
     stratify: bool | None = None,
+    scaling: Scaling = "auto",
+    split: int = 0,
 ) -> Federation:
     """Load data by name or from a table file and divide it among clients.
 
@@ -354,8 +375,13 @@ def load_federation(
         test: fraction of a client's samples for testing.
         validation: fraction of a client's training samples for validation.
         seed: seed of the partition and of the split into parts.
-        small_clients: "error" names clients that are too small in an error, "drop" leaves them out.
+        small_clients: "error" names clients that are too small in an error, "drop" leaves them out, "auto" leaves out
+            clients of the data's own.
         stratify: whether each part of a client has the same share of every class; by default the partition decides.
+        scaling: rows whose constants standardise the numbers of a table: "client" (each client's own training rows),
+            "federated" (all training rows, from shared counts, means and variances), "global" (all training rows in
+            one place); "auto" takes client unless a column is constant within most clients, then federated.
+        split: number of the split; each has the same clients with other training, validation and test parts.
 
     Raises:
         ConfigError: unknown names, or options that do not fit.
@@ -387,4 +413,6 @@ def load_federation(
         seed=seed,
         small_clients=small_clients,
         stratify=stratify,
+        scaling=scaling,
+        split=split,
     )

@@ -9,9 +9,9 @@ import numpy as np
 
 from ..core.errors import DataError
 from .schema import Schema
-from .types import Array, Index
+from .types import Array, Index, Scaling
 
-Encoder = Callable[[list[Index], list[Index]], tuple[Array, list[Array]]]
+Encoder = Callable[[list[Index], list[Index], Scaling], tuple[Array, list[Array], Scaling]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +30,9 @@ class Dataset:
         scale: multiplied with the shifted samples, likewise.
         owner: number of each sample's natural client, (n,), int64.
         owners: names of the natural clients.
-        encode: takes the training rows and all rows of each client; returns features, float32 (n, F), and each
-            client's constants (see `tables.scaling`).
+        encode: takes the training rows and all rows of each client, and the scaling; returns features, float32
+            (n, F), each client's constants, and the scaling that was chosen (see `tables.scaling`).
         notes: sentences for the user.
-        allows_one_class: whether natural clients of a single class belong to the definition, as in `synthetic`.
         known_fingerprint: fingerprint of x and y, where reading them has found it.
         schema: columns and categories of a table.
 
@@ -52,7 +51,6 @@ class Dataset:
     owners: tuple[str, ...] = ()
     encode: Encoder | None = None
     notes: tuple[str, ...] = ()
-    allows_one_class: bool = False
     known_fingerprint: str = ""
     schema: Schema | None = None
 

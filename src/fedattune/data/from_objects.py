@@ -86,8 +86,7 @@ def federation(
         [np.concatenate(list(parts.values())) for parts in members],
         y,
         class_names,
-        sizes=[_count_parts(parts, test, validation) for parts in members],
-        allows_one_class=False,
+        sizes=[_count_parts(parts, test, validation, stream=[seed, u, 0]) for u, parts in enumerate(members)],
         small_clients=small_clients,
         min_clients=min_clients,
     )
@@ -207,10 +206,12 @@ def _locate_parts(client_parts: list[dict[str, LabelledSamples]]) -> list[dict[s
     return [{part: next(rows) for part in parts} for parts in client_parts]
 
 
-def _count_parts(parts: dict[str, Index], test: float, validation: float) -> tuple[int, int, int]:
+def _count_parts(
+    parts: dict[str, Index], test: float, validation: float, stream: Sequence[int] = ()
+) -> tuple[int, int, int]:
     """Count the samples of a client's training, validation and test part."""
     if "all" in parts:
-        return compute_part_sizes(len(parts["all"]), test, validation)
+        return compute_part_sizes(len(parts["all"]), test, validation, stream=stream)
     n_train, n_test = len(parts["train"]), len(parts["test"])
     if "validation" in parts:
         return n_train, len(parts["validation"]), n_test

@@ -211,7 +211,10 @@ def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None,
             replace(data, owner=np.zeros(len(data.y), dtype=np.int64), owners=(name,))
             for data, name in zip(tables, names, strict=True)
         ]
-    pieces = [federate(data, partition="by_column", min_clients=1, **split) for data in tables]
+    pieces = [
+        federate(data, partition="by_column", small_clients="error", min_clients=1, **split)
+        for data in tables
+    ]
     federation = combine_federations(node.data, pieces)
     return NodeData(federation, (None,) * federation.n_clients)
 

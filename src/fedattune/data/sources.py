@@ -64,7 +64,6 @@ def synthetic(
         classes=tuple(str(k) for k in range(n_classes)),
         owner=np.repeat(np.arange(clients), sizes),
         owners=tuple(str(i) for i in range(clients)),
-        allows_one_class=True,
     )
 
 

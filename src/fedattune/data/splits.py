@@ -1,5 +1,7 @@
 """Splitting a client's samples into a training, a validation and a test part."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..core.errors import ConfigError, DataError
@@ -19,7 +21,7 @@ def split_parts(
     """Shuffle a client's indices and cut them into a training, a validation and a test part.
 
     Of n samples, m = floor((1 - test) n) are for training; the last floor(validation m) of these become the
-    validation part.
+    validation part. A client too small for a validation sample has one by chance; see `compute_part_sizes`.
 
     Args:
         indices: samples of the client, (n,).
@@ -38,7 +40,9 @@ def split_parts(
 
     """
     random = np.random.default_rng([seed, client, split] if split else [seed, client])
-    n_train, n_validation, n_test = compute_part_sizes(len(indices), test, validation)
+    n_train, n_validation, n_test = compute_part_sizes(
+        len(indices), test, validation, stream=[seed, client, split]
+    )
     if not n_train or not n_test:
         raise DataError(
             f"client {client} has {len(indices)} samples, too few for a training and a test part; "
@@ -78,17 +82,33 @@ def group_rows(values: Array, n_values: int = 0) -> list[Index]:
     return np.split(order, ends[:-1])
 
 
-def compute_part_sizes(n: int, test: float, validation: float) -> tuple[int, int, int]:
+MIN_TRAIN_BESIDE = 2
+"""Training samples that a client keeps at least where chance gives it a validation sample."""
+
+VALIDATION_STREAM = 11
+"""Number of the random stream that gives small clients a validation sample, apart from the streams of splits."""
+
+
+def compute_part_sizes(
+    n: int, test: float, validation: float, *, stream: Sequence[int]
+) -> tuple[int, int, int]:
     """Return how many samples are for training, validation and testing.
+
+    A client whose share of validation samples is below one gets one sample with that probability. So the clients with
+    validation samples are a random sample of all clients, not the large ones alone; see `validation_weights`.
 
     Args:
         n: number of samples.
         test: fraction for testing.
         validation: fraction of the training samples for validation.
+        stream: seed, client and split, from which chance is drawn.
 
     """
     n_used = int((1 - test) * n + 1e-9)  # floor; without the addend 0.7 * 10 could become 6
     n_validation = int(validation * n_used + 1e-9)
+    if not n_validation and n_used > MIN_TRAIN_BESIDE:
+        chance = np.random.default_rng([*stream, VALIDATION_STREAM]).random()
+        n_validation = int(chance < validation * n_used)
     return n_used - n_validation, n_validation, n - n_used
 
 
@@ -119,5 +139,6 @@ def validation_weights(n_train: Array, n_validation: Array, validation: float) -
         validation: fraction of the training samples for validation.
 
     """
-    chance = np.clip(validation * (n_train + n_validation), 1e-9, 1.0)
+    n_used = n_train + n_validation
+    chance = np.clip(validation * n_used, 1e-9, 1.0)
     return np.where(n_validation > 0, 1 / chance, 0.0)

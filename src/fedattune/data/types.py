@@ -1,6 +1,6 @@
 """Types of arrays."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,3 +15,7 @@ class TargetScale(NamedTuple):
 
     mean: float
     deviation: float
+
+
+Scaling = Literal["auto", "client", "global", "federated"]
+"""Rows whose constants standardise the numbers of a table; see `tables.scaling`."""

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from ..core.metrics import MetricName
 from ..core.settings import MAX_CLIENTS, MAX_COUNT, SEED_LIMIT, Seed, Settings
+from ..data.types import Scaling
 
 NON_IDENTITY_FIELDS = {"data_dir", "save_partition", "rounds_to", "metric", "baseline"}
 """Fields that change no number of a run."""
@@ -60,8 +61,15 @@ class Experiment(Settings):
     stratify: bool | None = Field(
         None, description="same share of each class in all parts of a client (default: by the partition)"
     )
-    small_clients: Literal["error", "drop"] = Field(
-        "error", description="clients with too little data: stop with an error, or drop them"
+    small_clients: Literal["auto", "error", "drop"] = Field(
+        "auto",
+        description="clients with too little data: stop with an error, or drop them (default: drop clients of the "
+        "data's own)",
+    )
+    scaling: Scaling = Field(
+        "auto",
+        description="rows that standardise the numbers of a table: the client's own, all rows from shared means "
+        "(federated), or all in one place (global); auto: client unless that erases a column",
     )
     save_partition: str | None = Field(
         None, description="save the partition under this name, for --partition"

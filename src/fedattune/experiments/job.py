@@ -41,6 +41,23 @@ class FailedRun(NamedTuple):
     split: int = 0
 
 
+class Combination(NamedTuple):
+    """One combination of a method.
+
+    Attributes:
+        lr: learning rate.
+        options: the tuned options of the method.
+
+    """
+
+    lr: float
+    options: Mapping[str, Any]
+
+    def describe(self) -> str:
+        """Write the combination as on the command line."""
+        return ", ".join([f"lr={self.lr:.3g}", *(f"{key}={value}" for key, value in self.options.items())])
+
+
 @dataclass(frozen=True)
 class Job:
     """One run of a plan: the arguments of `fit`, and a title for the screen.

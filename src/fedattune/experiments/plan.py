@@ -10,7 +10,7 @@ from ..core.errors import ConfigError, FedAttuneError, ModelError
 from ..core.metrics import check_metric
 from ..core.options import build
 from .config import Experiment
-from .job import Job
+from .job import Combination, Job
 from .validate import (
     ALL_METHODS,
     AssignedOptions,
@@ -25,7 +25,6 @@ from .validate import (
 if TYPE_CHECKING:
     from ..core.algorithm import Algorithm
     from ..data import Dataset, Federation
-    from .tuning import Combination
 
 
 @dataclass(frozen=True)
@@ -249,4 +248,5 @@ def _federate(
         small_clients=experiment.small_clients,
         stratify=experiment.stratify,
         split=split,
+        scaling=experiment.scaling,
     )

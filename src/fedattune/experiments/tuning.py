@@ -15,14 +15,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.errors import RunError
 from ..core.io import read_json, write_json
 from ..core.options import build
-from .job import Job, ShouldStop
+from .job import Combination, Job, ShouldStop
 from .plan import Plan
 
 if TYPE_CHECKING:
@@ -46,23 +46,6 @@ TUNING_STREAM = 7_919
 """Number of the tuning split, and difference of its seed from the seeds reported."""
 
 TUNING_FOLDER = "tuning"
-
-
-class Combination(NamedTuple):
-    """One combination of a method.
-
-    Attributes:
-        lr: learning rate.
-        options: the tuned options of the method.
-
-    """
-
-    lr: float
-    options: Mapping[str, Any]
-
-    def describe(self) -> str:
-        """Write the combination as on the command line."""
-        return ", ".join([f"lr={self.lr:.3g}", *(f"{key}={value}" for key, value in self.options.items())])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from ...core.errors import ConfigError, DataError, did_you_mean
 from ..dataset import Dataset
 from ..schema import Schema
-from ..types import Array, Index
+from ..types import Array, Index, Scaling
 from .checks import (
     TargetType,
     check_text_column,
@@ -21,7 +21,7 @@ from .checks import (
 )
 from .columns import FeatureColumns, check_schema_columns, read_labels, read_schema_features
 from .file import NO_COLUMN, TableFile, is_categorical, is_numeric, list_columns, read_table
-from .scaling import fit_constants, standardise
+from .scaling import choose_scaling, fit_all_constants, standardise
 
 MAX_CATEGORIES = 100
 
@@ -37,8 +37,8 @@ def load_table(
 ) -> Dataset:
     """A CSV or Parquet table whose rows belong to the clients named in one of its columns.
 
-    Missing numbers become the median, and all numbers are standardised. Median, mean and deviation come from each
-    client's own training part. Categories are one-hot.
+    Missing numbers become the median, and all numbers are standardised, by constants of training rows (--scaling).
+    Categories are one-hot.
 
     Args:
         path: the file.
@@ -74,8 +74,6 @@ def load_table(
         if strange:
             notes.append(f"The schema does not have the columns {', '.join(strange)}; they are left out.")
     notes += columns.notes
-    if columns.numbers:
-        notes.append("Numbers are standardised with mean and deviation of each client's own training part.")
     x = columns.matrix()
     return Dataset(
         name=table.path.stem,
@@ -125,8 +123,8 @@ def _infer_features(table: TableFile, names: Sequence[str]) -> FeatureColumns:
 
 
 def encode_features(
-    x: Array, n_numbers: int, train: Sequence[Index], rows: Sequence[Index]
-) -> tuple[Array, list[Array]]:
+    x: Array, n_numbers: int, train: Sequence[Index], rows: Sequence[Index], scaling: Scaling = "auto"
+) -> tuple[Array, list[Array], Scaling]:
     """Fill and standardise the columns of numbers client by client.
 
     Args:
@@ -134,19 +132,21 @@ def encode_features(
         n_numbers: number K of columns of numbers, which come first.
         train: training rows of each client.
         rows: all rows of each client.
+        scaling: rows whose constants standardise the numbers.
 
     Returns:
-        The features, float32 (n, F), and each client's constants, float64 (3, K). A column without any value in a
-        client's training part becomes 0 for that client; rows of no client become 0.
+        The features, float32 (n, F), each client's constants, float64 (3, K), and the scaling, which `auto` chose. A
+        column without any value in the rows of the constants becomes 0; rows of no client become 0.
 
     """
     out = np.zeros(x.shape, dtype=np.float32)
-    constants = []
-    for mine, every in zip(train, rows, strict=True):
-        constants.append(fit_constants(x[mine, :n_numbers]))
-        out[every, :n_numbers] = standardise(x[every, :n_numbers], constants[-1])
+    numbers = x[:, :n_numbers]
+    chosen = choose_scaling(numbers, train) if scaling == "auto" else scaling
+    constants = fit_all_constants(numbers, train, chosen)
+    for one, every in zip(constants, rows, strict=True):
+        out[every, :n_numbers] = standardise(numbers[every], one)
         out[every, n_numbers:] = x[every, n_numbers:]
-    return out, constants
+    return out, constants, chosen
 
 
 def _choose_features(
