@@ -4,6 +4,7 @@ from argparse import Namespace
 
 from ..analysis.tables import make_console, print_methods
 from ..core.errors import ConfigError
+from ..core.lock import lock_folder
 from ..experiments.job import StoppedError
 from ..experiments.output import OutputOptions, check_output_files, check_run_folder, choose_run_folder
 from ..experiments.plan import make_plan, prepare_command
@@ -51,7 +52,7 @@ def train(space: Namespace, problems: list[str]) -> int:
         create_run_folder(plan, out, command)
     space.training_folder = out
     is_comparison = command == "compare"
-    with InterruptHandler() as should_stop:
+    with InterruptHandler() as should_stop, lock_folder(out):
         try:
             outcome = train_plan(plan, out, should_stop, output, is_comparison=is_comparison)
         except StoppedError as stopped:

@@ -12,6 +12,7 @@ from ..algorithms import ALGORITHMS
 from ..core.algorithm import Algorithm
 from ..core.errors import ConfigError, DivergedError
 from ..core.hardware import check_device
+from ..core.lock import lock_folder
 from ..core.options import build, look_up
 from ..core.settings import Settings
 from ..data import Federation
@@ -207,10 +208,27 @@ def train_run(
         RunError: `out` is in use or belongs to another run, or training diverged on every client.
 
     """
+    path = None if out is None else Path(out)
+    if path is None or (path.exists() and not path.is_dir()):
+        return _train(run, path, resume=resume, watch=watch, stop=stop, tensorboard=tensorboard)
+    with lock_folder(path):
+        return _train(run, path, resume=resume, watch=watch, stop=stop, tensorboard=tensorboard)
+
+
+def _train(
+    run: PreparedRun,
+    out: Path | None,
+    *,
+    resume: bool,
+    watch: Callable[[Progress], None] | None,
+    stop: Callable[[], bool] | None,
+    tensorboard: Path | str | None,
+) -> Result:
+    """Train a prepared run in a folder that no other process writes."""
     settings, config = run.settings, run.config
     training, newcomers = hold_out_newcomers(run.federation, settings)
     trained_module = build_trained_module(run.algorithm, run.module, run.federation, settings.seed)
-    folder = None if out is None else RunFolder.open(Path(out), config, resume=resume)
+    folder = None if out is None else RunFolder.open(out, config, resume=resume)
     if folder and folder.is_finished:
         return Result.load(folder.path)
     with open_ray_backend(settings) as make_backend:

@@ -13,6 +13,7 @@ from typing import Any
 from ..._version import __version__
 from ...core.errors import RunError
 from ...core.io import read_json, unfinished_files, write_json
+from ...core.lock import LOCK_FILE, WRITER_FILE
 from ...core.settings import RAY_DEFAULTS
 from .checkpoint import CheckpointFolder
 
@@ -47,7 +48,7 @@ class RunFolder:
             if not resume:
                 raise RunError(f"{path} holds a run already; take another folder, or resume that run")
             folder._check(config)
-        elif path.exists() and (not path.is_dir() or set(path.iterdir()) - set(unfinished_files(path))):
+        elif path.exists() and (not path.is_dir() or _list_foreign_files(path)):
             raise RunError(f"{path} is not empty and holds no run; take a new folder")
         else:
             path.mkdir(parents=True, exist_ok=True)
@@ -124,6 +125,12 @@ class RunFolder:
             raise RunError(
                 f"{self.path} is of another run: {'; '.join(changed)}; take another folder, or remove this one"
             )
+
+
+def _list_foreign_files(path: Path) -> list[Path]:
+    """List the files of a folder without a run that do not belong to the beginning of one."""
+    own = {*unfinished_files(path), path / LOCK_FILE, path / WRITER_FILE}
+    return [file for file in path.iterdir() if file not in own]
 
 
 def _shorten_pair(before: Any, after: Any) -> tuple[str, str]:
