@@ -173,9 +173,9 @@ def test_many_clients_and_rounds_stay_below_five_megabytes() -> None:
     html = render_report(Runs([made_up(100, 160)], [], [], []))
     assert len(html.encode()) < 5_000_000
     mixing = json.loads(part(html, "data"))["mixing"]["methods"]["fedmcsa"]
-    assert mixing["all_rounds"] == 160
+    assert 25 <= mixing["all_rounds"] <= 52  # what the store keeps of them
     assert mixing["rounds"][-1] == 160
-    assert 10 < len(mixing["rounds"]) < 160
+    assert 10 < len(mixing["rounds"]) <= mixing["all_rounds"]
 
 
 def test_of_hundreds_of_clients_some_are_in_the_pictures_and_all_in_the_table() -> None:

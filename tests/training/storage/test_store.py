@@ -84,7 +84,7 @@ def spill_and_die(path: Path) -> None:
     fill(kept, 1)
     kept.commit()
     kept._db.execute("PRAGMA cache_size=5")  # so that half a commit is on the disk
-    kept._db.execute("UPDATE scores SET correct = 0")
+    kept._db.execute("UPDATE evaluations SET scores = zeroblob(5000)")
     for r in range(2, 100):
         fill(kept, r)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_a_reader_that_never_ends_is_said_and_the_writer_goes_on_after_it(
     fill(kept, 1)
     kept.commit()
     reader = RunStore.open_read_only(path)
-    halted = reader._db.execute("SELECT * FROM scores")
+    halted = reader._db.execute("SELECT * FROM evaluations")
     halted.fetchone()
     fill(kept, 2)
     with pytest.raises(

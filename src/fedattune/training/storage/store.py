@@ -15,6 +15,7 @@ from ...core.errors import RunError
 from ...core.io import natural_key
 from ...core.payload import MixingMatrices
 from ..engine.base import Scores
+from .packing import pack_scores, pack_weights, unpack_scores, unpack_weights
 
 MAX_SQUARE_CLIENTS = 5_000
 """Clients up to which mixing matrices have a row and a column for every client."""
@@ -78,10 +79,7 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         return RoundMixing(
             rows,
             columns,
-            {
-                component: np.frombuffer(blob, dtype=np.float32).reshape(len(rows), len(columns))
-                for component, _, _, blob in records
-            },
+            {component: unpack_weights(blob, len(rows), len(columns)) for component, _, _, blob in records},
         )
 
     def last(self) -> dict[str, NDArray[np.float32]]:
@@ -89,6 +87,12 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
         rounds = list(self)
         return self[rounds[-1]] if rounds else {}
 
+
+MAX_MIXING_BYTES = 8 << 20
+"""Bytes of mixing matrices, before compression, above which rounds are thinned out: 100 rounds of 100 clients and 2 layers."""
+
+MIN_MIXING_ROUNDS = 4
+"""Rounds of mixing matrices that are kept at least, unless their matrices are larger than that."""
 
 WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
 """Seconds to wait for another writer, and for readers to finish: a reader may be halted while it copies."""
@@ -98,9 +102,8 @@ CREATE_TABLES = """
 CREATE TABLE IF NOT EXISTS rounds (
     round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER, steps INTEGER, diverged TEXT,
     absent TEXT);
-CREATE TABLE IF NOT EXISTS scores (
-    round INTEGER, point TEXT, part TEXT, client INTEGER, n INTEGER, correct INTEGER, loss REAL,
-    PRIMARY KEY (round, point, part, client)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS evaluations (
+    round INTEGER, point TEXT, part TEXT, scores BLOB, PRIMARY KEY (round, point, part)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS mixing (
     round INTEGER, component TEXT, row_clients TEXT, column_clients TEXT, weights BLOB,
     PRIMARY KEY (round, component)) WITHOUT ROWID;
@@ -132,12 +135,14 @@ class RunStore:
     """Append the results of each round; nothing is durable, or visible to other processes, before `commit`."""
 
     def __init__(self, path: Path | None) -> None:
+        self._waiting_mixing: tuple[int, MixingMatrices] | None = None
         try:
             self._db = sqlite3.connect(":memory:" if path is None else path, timeout=WRITE_LOCK_TIMEOUT_S)
             # A commit must be as durable as the checkpoint that follows.
             self._db.execute("PRAGMA synchronous=FULL")
             # In KiB. SQLite writes larger changes before the commit, and until the commit nobody can read.
             self._db.execute("PRAGMA cache_size=-65536")
+            _check_version(self._db, path)
             self._db.executescript(CREATE_TABLES)
         except sqlite3.DatabaseError as error:
             raise RunError(f"cannot open {path}: {error}") from error
@@ -152,6 +157,7 @@ class RunStore:
         store = cls(None)
         try:
             with closing(_connect_reader(path)) as source:
+                _check_version(source, path)
                 source.backup(store._db)
             store._db.executescript(CREATE_TABLES)
         except sqlite3.DatabaseError as error:
@@ -168,8 +174,10 @@ class RunStore:
             RunError: the store is missing, damaged or locked.
         """
         store = cls.__new__(cls)
+        store._waiting_mixing = None
         try:
             store._db = _connect_reader(path)
+            _check_version(store._db, path)
         except sqlite3.DatabaseError as error:
             raise RunError(f"cannot read {path}: {error}") from error
         return store
@@ -194,11 +202,9 @@ class RunStore:
             scores: scores (E,).
             ids: numbers of the clients (E,); None: 0 to E - 1.
         """
-        clients = range(len(scores.n)) if ids is None else ids.tolist()
-        columns = (clients, scores.n.tolist(), scores.correct.tolist(), scores.loss.tolist())
-        self._db.executemany(
-            "INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?, ?)",
-            ((round_, point, part, *row) for row in zip(*columns, strict=True)),
+        clients = np.arange(len(scores.n)) if ids is None else ids.cpu().numpy()
+        self._db.execute(
+            "INSERT INTO evaluations VALUES (?, ?, ?, ?)", (round_, point, part, pack_scores(clients, scores))
         )
 
     def add_faults(self, round_: int, reasons: Mapping[int, str]) -> None:
@@ -213,13 +219,41 @@ class RunStore:
         return list(self._db.execute("SELECT round, client, reason FROM faults ORDER BY round, client"))
 
     def add_mixing(self, round_: int, mixing: MixingMatrices) -> None:
-        """Add the mixing matrices of one round."""
+        """Add the mixing matrices of one round; of many clients, the rounds between are thinned out.
+
+        All rounds stay while they take less than MAX_MIXING_BYTES. Then every other one goes, but not the first and
+        the last; of matrices that are larger themselves, the last alone stays, in half precision.
+        """
+        n_bytes = 4 * sum(weights.numel() for weights in mixing.weights.values())
+        if n_bytes > MAX_MIXING_BYTES:
+            self._waiting_mixing = round_, mixing  # a later one may take its place before anybody reads it
+        else:
+            self._write_mixing(round_, mixing, np.float32)
+            self._thin_out_mixing(max(1, MAX_MIXING_BYTES // max(1, n_bytes)))
+
+    def _flush_mixing(self) -> None:
+        """Write the large matrices that wait, in place of older ones."""
+        if self._waiting_mixing is not None:
+            self._write_mixing(*self._waiting_mixing, np.float16)
+            self._waiting_mixing = None
+            self._thin_out_mixing(1)
+
+    def _write_mixing(self, round_: int, mixing: MixingMatrices, dtype: type[np.floating[Any]]) -> None:
         rows, columns = json.dumps(mixing.rows.tolist()), json.dumps(mixing.columns.tolist())
         for component, weights in mixing.weights.items():
-            blob = weights.detach().cpu().float().contiguous().numpy().tobytes()
+            values = weights.detach().cpu().float().contiguous().numpy().astype(dtype)
             self._db.execute(
-                "INSERT INTO mixing VALUES (?, ?, ?, ?, ?)", (round_, component, rows, columns, blob)
+                "INSERT INTO mixing VALUES (?, ?, ?, ?, ?)",
+                (round_, component, rows, columns, pack_weights(values)),
             )
+
+    def _thin_out_mixing(self, most: int) -> None:
+        """Delete matrices of rounds between the first and the last one if there are more than `most` rounds."""
+        kept = [r for (r,) in self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round")]
+        if len(kept) <= most:
+            return
+        gone = kept[:-1] if most < MIN_MIXING_ROUNDS else kept[1:-1:2]
+        self._db.executemany("DELETE FROM mixing WHERE round = ?", ((r,) for r in gone))
 
     def set_traffic(self, total: Mapping[str, Mapping[str, int]]) -> None:
         """Set the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
@@ -244,6 +278,7 @@ class RunStore:
             RunError: the store cannot be written, or a reader took longer than READER_TIMEOUT_S.
         """
         try:
+            self._flush_mixing()
             self._db.execute(f"PRAGMA busy_timeout={1000 * READER_TIMEOUT_S:.0f}")
             self._db.commit()
             self._db.execute(f"PRAGMA busy_timeout={1000 * WRITE_LOCK_TIMEOUT_S:.0f}")
@@ -255,7 +290,7 @@ class RunStore:
 
     def forget_after(self, round_: int) -> None:
         """Delete the rounds after `round_`, before they are computed again."""
-        for table in ("rounds", "scores", "mixing", "faults"):
+        for table in ("rounds", "evaluations", "mixing", "faults"):
             self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))  # noqa: S608 (no user input)
         self._db.commit()
 
@@ -273,41 +308,41 @@ class RunStore:
         Yields:
             round, point, and an array (3, E): samples, correct predictions, and sum of losses.
         """
+        for round_, point, _, values in self._read_evaluations(part, since):
+            yield round_, point, values
+
+    def _read_evaluations(
+        self, part: str, since: int = 0
+    ) -> Iterator[tuple[int, str, NDArray[np.int64], NDArray[np.float64]]]:
+        """Read round, point, clients (E,) and scores (3, E) of one part in order."""
         records = self._db.execute(
-            "SELECT round, point, n, correct, loss FROM scores WHERE round >= ? AND part = ? "
-            "ORDER BY round, point, client",
+            "SELECT round, point, scores FROM evaluations WHERE round >= ? AND part = ? ORDER BY round, point",
             (since, part),
         )
-        key: tuple[int, str] | None = None
-        block: list[tuple[float | None, ...]] = []
-        for round_, point, *values in records:
-            if key is not None and (round_, point) != key:
-                yield *key, _to_columns(block)
-                block = []
-            key = (round_, point)
-            block.append(tuple(values))
-        if key is not None:
-            yield *key, _to_columns(block)
+        for round_, point, blob in records:
+            yield round_, point, *unpack_scores(blob)
 
     def mean_accuracies(self, point: str, since: int = 0) -> dict[int, float]:
         """Read the mean test accuracy over clients at one point, by evaluated round, from round `since` on."""
-        records = self._db.execute(
-            "SELECT round, AVG(1.0 * correct / n) FROM scores "
-            "WHERE round >= ? AND point = ? AND part = 'test' AND n > 0 GROUP BY round",
-            (since, point),
-        )
-        return dict(records.fetchall())
+        means = {}
+        for round_, at, (n, correct, _) in self.scores("test", since):
+            if at == point and (has := n > 0).any():
+                means[round_] = float((correct[has] / n[has]).mean())
+        return means
 
     def last_scores(self, part: str) -> dict[tuple[int, str], tuple[int, int, float]]:
         """Read samples, right predictions and sum of losses at each client's last evaluation, by (client, point)."""
-        records = self._db.execute(
-            # With MAX, SQLite takes the other columns from the same row.
-            "SELECT client, point, n, correct, loss, MAX(round) FROM scores WHERE part = ? GROUP BY client, point",
-            (part,),
-        )
-        return {
-            (client, point): (n, correct, _to_nan(loss)) for client, point, n, correct, loss, _ in records
-        }
+        newest: dict[str, NDArray[np.int64]] = {}  # clients of the newest evaluation at each point
+        last: dict[tuple[int, str], tuple[int, int, float]] = {}
+        for _, point, clients, scores in reversed(list(self._read_evaluations(part))):
+            if (
+                np.array_equal(newest.setdefault(point, clients), clients)
+                and (int(clients[0]), point) in last
+            ):
+                continue  # all of them are known
+            for client, n, correct, loss in zip(clients.tolist(), *scores.tolist(), strict=True):
+                last.setdefault((client, point), (int(n), int(correct), loss))
+        return last
 
     def last_accuracies(self, part: str) -> dict[tuple[int, str], float]:
         """Read the accuracy on one part at each client's last evaluation, by (client, point)."""
@@ -315,6 +350,7 @@ class RunStore:
 
     def mixing(self, n_clients: int) -> MixingLog:
         """Return the mixing matrices, read on access."""
+        self._flush_mixing()
         return MixingLog(self._db, n_clients)
 
     def close(self) -> None:
@@ -322,14 +358,16 @@ class RunStore:
         self._db.close()
 
 
-def _to_nan(value: float | None) -> float:
-    """Return a number; NULL, which SQLite stores for NaN, becomes NaN."""
-    return float("nan") if value is None else value
+def _check_version(db: sqlite3.Connection, path: Path | None) -> None:
+    """Refuse a store of a version that kept one row per client and round.
 
-
-def _to_columns(block: list[tuple[float | None, ...]]) -> NDArray[Any]:
-    """Turn rows into columns; NULL, which SQLite stores for NaN, becomes NaN."""
-    return np.array(block, dtype=float).T
+    Raises:
+        RunError: the store is of such a version.
+    """
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'scores'").fetchone():
+        raise RunError(
+            f"{path} was written by an older FedAttune, before 2026-11-24; read it with that version, or train again"
+        )
 
 
 def _connect_reader(path: Path) -> sqlite3.Connection:
