@@ -89,7 +89,7 @@ class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
 
 
 MAX_MIXING_BYTES = 8 << 20
-"""Bytes of mixing matrices, before compression, above which rounds are thinned out: 100 rounds of 100 clients and 2 layers."""
+"""Bytes of mixing matrices, before compression, above which rounds are thinned out."""
 
 MIN_MIXING_ROUNDS = 4
 """Rounds of mixing matrices that are kept at least, unless their matrices are larger than that."""

@@ -1,0 +1,61 @@
+"""Methods are chosen on validation data in which every client counts as it does in the test."""
+
+import numpy as np
+import pytest
+
+from fake_results import Fake, results
+from fedattune.analysis.choice import score_methods, weigh_clients
+from fedattune.analysis.compare import group_by_algorithm
+from fedattune.analysis.verdict import reach_verdict
+
+LARGE, SMALL = 4, 16
+N_TRAIN = [90] * LARGE + [3] * SMALL
+HELD = [10] * LARGE + [1, 0, 0, 0] * (SMALL // 4)
+"""Validation rows: all large clients have some; of the small ones, with 3 or 4 rows, about 4 in 10."""
+
+
+def fake(name: str, large: float, small: float) -> Fake:
+    """A method with these accuracies on large and small clients, on validation and on test rows."""
+    values = [large] * LARGE + [small] * SMALL
+    return Fake(name, values, n_train=N_TRAIN, n_validation=HELD, validations=values)
+
+
+def test_a_small_client_with_validation_rows_counts_for_those_without() -> None:
+    """4 used rows x 0.1: a chance of 0.4, so 4 small clients count for 10; the large ones for themselves."""
+    weights = weigh_clients(results(fake("a", 1.0, 0.0))[0])
+    assert weights[:LARGE].tolist() == [1.0] * LARGE
+    assert weights[LARGE] == pytest.approx(1 / 0.4)
+    assert weights[LARGE + 1] == 0
+
+
+def test_the_choice_is_that_of_all_clients() -> None:
+    """On clients with validation rows alone, `large` would have 0.7 and `small` 0.65; on all, 0.56 and 0.74."""
+    local, large, small = fake("local", 0.5, 0.5), fake("large", 0.9, 0.5), fake("small", 0.5, 0.8)
+    runs = results(local, large, small)
+    scores = score_methods(group_by_algorithm(runs), runs, "accuracy").scores
+    assert scores["large"] == pytest.approx((4 * 0.9 + 10 * 0.5) / 14)
+    assert scores["small"] == pytest.approx((4 * 0.5 + 10 * 0.8) / 14)
+    verdict = reach_verdict(runs)
+    assert (verdict.answer, verdict.method) == ("yes", "small")
+
+
+def test_the_chance_of_a_validation_row_is_unbiased() -> None:
+    """Over many splits, the weighted mean over clients with validation rows is the mean over all clients."""
+    from fedattune.data.splits import compute_part_sizes, validation_weights
+
+    n = np.array([4, 5, 8, 12, 40, 200] * 50)
+    value = np.where(n < 10, 0.2, 0.9)  # what a method has on such a client
+    totals = []
+    for seed in range(300):
+        sizes = np.array(
+            [compute_part_sizes(int(k), 0.25, 0.1, stream=[seed, u, 0]) for u, k in enumerate(n)]
+        )
+        weights = validation_weights(sizes[:, 0], sizes[:, 1], 0.1)
+        totals.append(np.average(value, weights=weights))
+    assert np.mean(totals) == pytest.approx(value.mean(), abs=0.01)
+
+
+def test_without_fractions_clients_with_rows_count_once() -> None:
+    one = fake("a", 1.0, 0.0)
+    one.config = {"partition": {"name": "given"}}
+    assert weigh_clients(one).tolist() == [float(k > 0) for k in HELD]  # type: ignore[arg-type]

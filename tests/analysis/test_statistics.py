@@ -1,0 +1,87 @@
+"""Intervals and tests of a comparison, against hand-made cases and scipy."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedattune.analysis.statistics import (
+    adjust_by_holm,
+    compute_row_p,
+    compute_split_interval,
+    compute_wilcoxon_p,
+    resample_rows,
+)
+from fedattune.training.predictions import RowPredictions
+
+
+def predicted(y: list[int], said: list[int], client: list[int] | None = None) -> RowPredictions:
+    """Predictions of two classes, sure of `said`."""
+    owner = np.array(client or [0] * len(y), dtype=np.int32)
+    outputs = 10.0 * np.eye(2, dtype=np.float32)[said]
+    return RowPredictions(owner, np.arange(len(y)), np.array(y), outputs, int(owner.max()) + 1)
+
+
+def test_holm() -> None:
+    assert adjust_by_holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert adjust_by_holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert adjust_by_holm([]) == []
+
+
+def test_wilcoxon() -> None:
+    gains = np.array([0.5, 1.0, 1.5, -0.25, 2.0, 0.75])
+    assert compute_wilcoxon_p(gains) == pytest.approx(stats.wilcoxon(gains, method="exact").pvalue)
+    assert compute_wilcoxon_p(np.zeros(5)) == 1.0
+    assert compute_wilcoxon_p(np.array([1.0] * 6)) < 0.05
+
+
+def test_the_interval_over_splits_allows_for_rows_in_common() -> None:
+    """Nadeau and Bengio: variance times 1/n + test/train, here 1/4 + 1/3."""
+    gains = [1.0, 2.0, 3.0, 4.0]
+    low, high = compute_split_interval(gains, 0.25) or (0.0, 0.0)
+    half = stats.t.ppf(0.975, 3) * (np.var(gains, ddof=1) * (1 / 4 + 1 / 3)) ** 0.5
+    assert (low, high) == pytest.approx((2.5 - half, 2.5 + half))
+    assert compute_split_interval([1.0], 0.25) is None
+
+
+def test_rows_are_resampled_within_clients() -> None:
+    """One client of 40 rows, of which the method has 10 right that its reference has wrong, none the other way."""
+    y = [0] * 40
+    mine, other = predicted(y, [0] * 40), predicted(y, [1] * 10 + [0] * 30)
+    low, high = resample_rows([(mine, other)], "accuracy")
+    assert low == pytest.approx(0.25 - 1.96 * (0.25 * 0.75 / 40) ** 0.5, abs=0.03)
+    assert high == pytest.approx(0.25 + 1.96 * (0.25 * 0.75 / 40) ** 0.5, abs=0.03)
+    assert resample_rows([(other, other)], "accuracy") == (0.0, 0.0)
+
+
+def test_a_metric_that_is_no_mean_is_resampled_as_a_whole() -> None:
+    random = np.random.default_rng(0)
+    y = random.integers(0, 2, 60)
+    good = RowPredictions(
+        np.zeros(60, dtype=np.int32),
+        np.arange(60),
+        y,
+        (np.eye(2)[y] * 3 + random.normal(size=(60, 2))).astype(np.float32),
+        1,
+    )
+    chance = RowPredictions(good.client, good.sample, y, random.normal(size=(60, 2)).astype(np.float32), 1)
+    low, high = resample_rows([(good, chance)], "auc")
+    gap = good.pooled["auc"] - chance.pooled["auc"]
+    assert 0 < low < gap < high < 0.8
+
+
+def test_rows_of_several_splits_count_together() -> None:
+    """The same rows in two splits are no new rows: the interval does not shrink."""
+    y = [0] * 40
+    pair = predicted(y, [0] * 40), predicted(y, [1] * 10 + [0] * 30)
+    one, two = resample_rows([pair], "accuracy"), resample_rows([pair, pair], "accuracy")
+    assert two[1] - two[0] == pytest.approx(one[1] - one[0], rel=0.15)
+
+
+def test_chance_makes_a_small_client_lose() -> None:
+    """One of one row wrong: by chance 1 in 2; 10 of 10 rows where the models differ: 1 in 1024."""
+    y = [0] * 20
+    right, wrong_once, wrong_often = (predicted(y, [1] * k + [0] * (20 - k)) for k in (0, 1, 10))
+    assert compute_row_p(wrong_once, right, 0, "accuracy") == pytest.approx(1 / 2)
+    assert compute_row_p(wrong_often, right, 0, "accuracy") == pytest.approx(1 / 1024)
+    assert compute_row_p(right, wrong_often, 0, "accuracy") == 1.0
+    assert compute_row_p(right, right, 0, "accuracy") == 1.0

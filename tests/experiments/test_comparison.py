@@ -1,0 +1,263 @@
+"""Comparisons by metric, splits, baselines and tuning, through the command."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression, Ridge
+
+import fedattune
+from cli_helpers import Done, refused
+from fedattune.analysis.baseline import read_baselines
+from fedattune.analysis.load import read_runs
+from fedattune.experiments.tuning import (
+    LR_FACTORS,
+    TUNING_VALIDATION,
+    list_combinations,
+    make_tuning_split,
+    plan_steps,
+)
+
+Cli = Callable[..., Done]
+
+
+def write_wards(
+    path: Path, *, n_clients: int = 8, rows: int = 60, bias: float = 0.0, seed: int = 0, number: bool = False
+) -> Path:
+    """Write a table of clients with own weights near common ones; `bias` makes the class `yes` rare."""
+    random = np.random.default_rng(seed)
+    common, lines = random.normal(size=3), ["ward,a,b,c,size,outcome"]
+    for ward in range(n_clients):
+        w, size = common + 0.3 * random.normal(size=3), random.integers(10, 99)
+        for x in random.normal(size=(rows, 3)):
+            value = float(x @ w + 0.03 * size + bias + 0.5 * random.normal())
+            outcome = f"{50 + 10 * value:.3f}" if number else "yes" if value > 1.5 else "no"
+            lines.append(f"w{ward},{x[0]:.4f},{x[1]:.4f},{x[2]:.4f},{size},{outcome}")
+    path.write_text("\n".join(lines))
+    return path
+
+
+TABLE = ("--data t.csv --client-column ward --target outcome --rounds 8 --lr 0.1 --quiet --out run").split()  # noqa: SIM905
+
+
+def test_four_sites_get_an_answer_for_these_sites(cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv", n_clients=4, rows=150)
+    done = cli("compare", *TABLE, "--algorithms", "local,fedavg")
+    assert done.code == 0
+    assert "For these 4 clients: " in done.out
+    assert "95% interval of the gain over rows" in done.out
+    assert "Wilcoxon" not in done.out.splitlines()[-2]
+
+
+def test_splits_keep_the_clients_and_change_their_parts(cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv")
+    assert cli("compare", *TABLE, "--algorithms", "local,fedavg", "--splits", 3).code == 0
+    runs = read_runs([work / "run"])
+    assert [run.split for run in runs.results] == [0, 1, 2] * 2
+    assert len({run.config["split"] for run in runs.results}) == 3
+    tests = [run.predictions["test"].sample for run in runs.results[:3]]
+    assert all(len(one) == len(tests[0]) for one in tests)
+    assert set(tests[0].tolist()) != set(tests[1].tolist())
+    assert len(runs.verdict.by_run) == 3
+    assert runs.verdict.split_interval is not None
+    assert "over splits" in runs.verdict.text
+    # A split more does not change the ones before, and a finished experiment resumes to the same words.
+    assert cli("compare", "--resume", "run", "--quiet").out.splitlines()[-2] == runs.verdict.text
+
+
+def test_a_saved_partition_has_one_split(cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv")
+    assert cli("compare", *TABLE, "--algorithms", "local,fedavg", "--save-partition", "mine").code == 0
+    done = cli("compare", *TABLE[:-1], "again", "--partition", "mine", "--splits", 2)
+    refused(done, "'mine' fixes the parts of its clients, so there is one split")
+
+
+def test_the_metric_follows_the_classes(cli: Cli, work: Path) -> None:
+    """One class of 86% of the rows: AUC decides, and a method that never says `yes` is named."""
+    write_wards(work / "t.csv", bias=-1.2, rows=300)
+    done = cli("compare", *TABLE, "--algorithms", "local,fedavg")
+    runs = read_runs([work / "run"])
+    assert runs.metric == "auc"
+    assert "AUC" in runs.verdict.text
+    done = cli(
+        "compare",
+        *TABLE[:-1],
+        "second",
+        "--algorithms",
+        "local,fedavg",
+        "--metric",
+        "accuracy",
+        "--lr",
+        "1e-9",
+    )
+    assert "so accuracy says little; --metric auc" in done.out
+    refused(
+        cli("compare", *TABLE[:-1], "third", "--metric", "rmse"),
+        "metric: got 'rmse', expected one of accuracy",
+    )
+
+
+def test_nearly_constant_predictions_are_named(cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv", bias=-1.6, rows=100)
+    done = cli("compare", *TABLE, "--algorithms", "local,fedavg", "--lr", "0.001", "--steps", 1)
+    if (
+        "hardly looks at the rows" not in done.out
+    ):  # the drawn initial model may say `yes` to nobody or to some
+        predictions = read_runs([work / "run"]).results[0].predictions["test"]
+        share = np.bincount(predictions.outputs.argmax(1), minlength=2).max() / len(predictions.y)
+        assert share < 0.99
+    assert "no better than the most frequent class" in done.out
+
+
+@pytest.mark.parametrize("number", [False, True])
+def test_baselines_are_scikit_learn_on_the_same_rows(number: bool, cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv", number=number)
+    assert (
+        cli("compare", *TABLE, "--algorithms", "local,fedavg", "--baseline", "sklearn,centralized").code == 0
+    )
+    found = {one.name: one for one in read_baselines([work / "run"])}
+    first = "ridge" if number else "logistic"
+    assert set(found) == {
+        "mean" if number else "majority",
+        f"{first} alone",
+        "boosting alone",
+        f"{first} pooled",
+        "boosting pooled",
+        "centralized",
+    }
+    data = fedattune.load_federation(work / "t.csv", client_column="ward", target="outcome")
+    scale = data.target_scale
+    for i, client in enumerate(data.clients):
+        (x, y), (new, truth) = (
+            (data.features(data.y.new_tensor(rows).long()).numpy(), data.y[rows].numpy())
+            for rows in (client.train, client.test)
+        )
+        mine = {name: one.predictions["test"].by_client for name, one in found.items()}
+        if number:
+            assert scale is not None
+            error = scale.deviation * float(np.sqrt(((Ridge().fit(x, y).predict(new) - truth) ** 2).mean()))
+            assert mine["ridge alone"]["rmse"][i] == pytest.approx(error, rel=1e-4)
+            constant = scale.deviation * float(np.sqrt(((y.mean() - truth) ** 2).mean()))
+            assert mine["mean"]["rmse"][i] == pytest.approx(constant, rel=1e-4)
+        else:
+            right = float((LogisticRegression(max_iter=1000).fit(x, y).predict(new) == truth).mean())
+            assert mine["logistic alone"]["accuracy"][i] == pytest.approx(right)
+            assert mine["majority"]["accuracy"][i] == pytest.approx(
+                float((truth == np.bincount(y).argmax()).mean())
+            )
+    # The model on all rows is near the pooled regression, and better than the constant.
+    metric, sign = ("rmse", -1) if number else ("accuracy", 1)
+    value = {name: sign * float(np.nanmean(one.measure_clients(metric))) for name, one in found.items()}
+    assert value["centralized"] > value["mean" if number else "majority"]
+
+
+def test_the_verdict_is_against_the_best_alone(cli: Cli, work: Path) -> None:
+    """Training alone with a rate that learns nothing is no bar: regression alone is."""
+    write_wards(work / "t.csv")
+    done = cli("compare", *TABLE, "--algorithms", "local,fedavg", "--lr", "1e-6", "--baseline", "sklearn")
+    runs = read_runs([work / "run"])
+    assert runs.verdict.reference == "logistic alone"
+    assert runs.verdict.answer in ("no", "undecided")
+    assert "logistic alone" in done.out.splitlines()[-2]
+
+
+def test_numbers_are_judged_in_their_unit(cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv", number=True)
+    done = cli("compare", *TABLE, "--algorithms", "local,fedavg", "--metric", "mae")
+    assert done.code == 0
+    runs = read_runs([work / "run"])
+    run = runs.results[0]
+    predictions = run.predictions["test"]
+    assert abs(predictions.y.mean() - 50 - 15) < 15  # the unit of the table, not deviations
+    assert run.measure_clients("mae").mean() < 10
+    assert "MAE" in runs.verdict.text
+    assert "points" not in runs.verdict.text
+    # Without predictions, the store's losses give RMSE in the same unit.
+    bare = type(run)(run.config, run.facts, run.store)
+    np.testing.assert_allclose(bare.measure_clients("rmse"), run.measure_clients("rmse"), rtol=1e-4)
+    for command in ("report", "explain", "export --client w0 --out m.safetensors --algorithm local"):
+        name, *more = command.split()
+        assert cli(name, "run", *more).code == 0, command
+    done = cli("predict", "m.safetensors", "--data", "t.csv")
+    assert "RMSE" in done.err
+    assert 20 < float(done.out.splitlines()[1].split(",")[1]) < 120
+
+
+def test_halving_spends_a_third_of_the_budget_in_each_step() -> None:
+    for budget, n in ((3, 9), (5, 15), (9, 27), (5, 9)):
+        steps = plan_steps(n, budget, 90)
+        assert [rounds for _, rounds in steps] == [10, 30, 90]
+        for count, rounds in steps:
+            assert count * rounds / 90 <= max(budget / 3, rounds / 90) + 1e-9
+    assert plan_steps(1, 5, 2) == [(1, 2), (1, 2), (1, 2)]
+
+
+def test_combinations_begin_with_the_given_ones_and_spare_what_the_user_fixed() -> None:
+    local = list_combinations("local", 0.1, 100, 0, {})
+    assert len(local) == len(LR_FACTORS)
+    assert local[0] == (0.1, {})
+    assert sorted(one.lr for one in local) == pytest.approx([0.1 * factor for factor in LR_FACTORS])
+    some = list_combinations("fedmcsa", 0.1, 6, 0, {})
+    assert len(some) == 6
+    assert some == list_combinations("fedmcsa", 0.1, 6, 0, {})
+    assert all(not one.options for one in list_combinations("fedmcsa", 0.1, 6, 0, {"sigma": 3.0}))
+
+
+def test_every_tuned_value_can_be_given() -> None:
+    from fedattune.algorithms import ALGORITHMS
+    from fedattune.algorithms.table import METHODS
+    from fedattune.core.options import build, list_options
+
+    for name, method in METHODS.items():
+        defaults = {option.name: option.default for option in list_options(ALGORITHMS[name])}
+        for option, values in method.tune.items():
+            assert defaults[option] in values, (name, option)
+            for value in values:
+                build(name, ALGORITHMS[name], {option: value})
+
+
+def test_tuning_sees_no_test_rows_of_the_reported_split() -> None:
+    data = fedattune.load_federation("digits", partition="dirichlet", clients=5)
+    tuning = make_tuning_split(data, 0)
+    for old, new in zip(data.clients, tuning.clients, strict=True):
+        assert sorted([*new.train, *new.validation]) == sorted([*old.train, *old.validation])
+        assert set(new.test) == set(old.test)
+        assert len(new.validation) == pytest.approx(
+            TUNING_VALIDATION * (len(old.train) + len(old.validation)), abs=1
+        )
+    assert tuning.digest != data.digest
+
+
+def test_tuning_is_for_all_and_resumes(cli: Cli, work: Path) -> None:
+    """`local` gets the same budget; a rate that is a ninth of a good one is mended; what was chosen is kept."""
+    write_wards(work / "t.csv")
+    argv = [*TABLE, "--algorithms", "local,fedprox", "--tune", 3, "--lr", 0.005]
+    done = cli("compare", *argv)
+    assert "tuned by validation data on a split and a seed of their own, with a budget of 3 runs" in done.out
+    chosen = json.loads((work / "run" / "tuning" / "chosen.json").read_text())
+    assert chosen["n_tried"] == {"local": 9, "fedprox": 9}
+    assert chosen["choices"]["local"]["lr"] > 0.01
+    log = json.loads((work / "run" / "tuning" / "log.json").read_text())
+    assert len(log["local"]) > 9
+    assert not [path for path in (work / "run" / "tuning").iterdir() if path.is_dir()]
+    runs = {run.algorithm: run for run in read_runs([work / "run"]).results}
+    assert runs["local"].settings.lr == chosen["choices"]["local"]["lr"]
+    assert runs["fedprox"].config["options"] == chosen["choices"]["fedprox"]["options"]
+    again = cli("compare", "--resume", "run", "--quiet")
+    assert again.out.splitlines()[-2] == done.out.splitlines()[-2]
+    untuned = cli("compare", *TABLE[:-1], "untuned", "--algorithms", "local,fedprox")
+    assert "not tuned: every method trains with lr 0.1" in untuned.out
+
+
+def test_a_method_that_needs_classes_refuses_a_number(cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv", number=True)
+    refused(
+        cli("compare", *TABLE, "--algorithms", "local,fedrod"),
+        "fedrod: it needs classes, and the target is a number",
+    )
+    refused(
+        cli("compare", *TABLE, "--algorithms", "local,fedavg", "--partition", "dirichlet"),
+        "the partition dirichlet divides samples by class",
+    )

@@ -1,0 +1,126 @@
+"""Early stopping: the model of a client's best round is judged, kept, predicted with and exported."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedattune
+from fedattune import Federation, Result
+from fedattune.training import stopping
+from fedattune.training.stopping import StoppingRule, compute_criterion
+from federations import make_federation
+
+RUN = {"rounds": 12, "steps": 5, "batch_size": 8, "lr": 1.0}
+
+
+def scores(n: list[float], correct: list[float], loss: list[float]) -> np.ndarray:
+    return np.array([n, correct, loss], dtype=float)
+
+
+def test_a_client_follows_its_own_rows_and_the_mean_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 10 prior rows: client 0 has 10 rows of loss 1, client 1 none; the mean loss of all rows is 1."""
+    monkeypatch.setattr(stopping, "PRIOR_ROWS", 10.0)
+    main = compute_criterion(scores([10, 0, 30], [0, 0, 0], [20, 0, 20]), "loss").main
+    assert main.tolist() == pytest.approx([(20 + 10 * 1) / 20, 1.0, (20 + 10 * 1) / 40])
+    wrong = compute_criterion(scores([10, 0, 30], [10, 0, 10], [1, 0, 1]), "accuracy").main
+    assert wrong.tolist() == pytest.approx([(0 + 10 * 0.5) / 20, 0.5, (20 + 10 * 0.5) / 40])
+
+
+def test_the_first_of_equally_good_rounds_is_taken() -> None:
+    rule = StoppingRule("loss")
+    for r, loss in enumerate([3.0, 2.0, 2.0, 4.0], 1):
+        better = rule.add_round(r, scores([5, 5], [0, 0], [loss, 5 - loss]))
+        assert better is not None
+    assert rule.rounds.tolist() == [2, 4]
+    assert StoppingRule("off").add_round(1, scores([5], [1], [1])) is None
+    assert StoppingRule("loss").add_round(1, scores([0, 0], [0, 0], [0, 0])) is None
+
+
+def test_equal_accuracies_are_told_apart_by_the_loss() -> None:
+    rule = StoppingRule("accuracy")
+    for r, loss in enumerate([3.0, 1.0, 2.0], 1):
+        rule.add_round(r, scores([10], [7], [loss]))
+    assert rule.rounds.tolist() == [2]
+
+
+def test_a_loss_that_is_not_finite_is_never_the_best() -> None:
+    rule = StoppingRule("loss")
+    rule.add_round(1, scores([5, 5], [0, 0], [1.0, 1.0]))
+    rule.add_round(2, scores([5, 5], [5, 5], [np.nan, np.inf]))
+    assert rule.rounds.tolist() == [1, 1]
+
+
+def check_judged(result: Result, data: Federation) -> None:
+    """What is judged, predicted and exported is the same model."""
+    predictions = result.predictions["test"]
+    n, correct, _ = result.judged_scores("test")
+    np.testing.assert_allclose(predictions.by_client["accuracy"], correct / n)
+    np.testing.assert_allclose(result.measure_clients("accuracy"), correct / n)
+    for i, client in enumerate(result.eval_ids):
+        rows = data.part("test")[client]
+        np.testing.assert_array_equal(predictions.sample[predictions.rows(i)], rows)
+        model = result.model(client, result.module).double().eval()
+        with torch.no_grad():
+            logits = model(data.features(torch.as_tensor(rows), torch.float64))
+        np.testing.assert_allclose(predictions.outputs[predictions.rows(i)], logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg", "fedmcsa", "ditto", "fedavg_ft", "pfedme"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
+def test_what_is_judged_is_what_is_kept(name: str, engine: str, tmp_path: Path) -> None:
+    data = make_federation([40, 60, 80, 9, 30])
+    result = fedattune.fit(name, data, "dnn", engine=engine, out=tmp_path / "run", **RUN)
+    assert (result.judged_rounds < 12).any()
+    check_judged(result, data)
+    again = Result.load(tmp_path / "run")
+    np.testing.assert_array_equal(again.judged_rounds, result.judged_rounds)
+    assert again.judged == result.judged
+    np.testing.assert_array_equal(again.predictions["test"].outputs, result.predictions["test"].outputs)
+
+
+@pytest.mark.parametrize("state", ["memory", "disk"])
+def test_a_resumed_run_keeps_the_same_models(state: str, tmp_path: Path) -> None:
+    data = make_federation([40, 60, 80, 9, 30])
+    whole = fedattune.fit("fedmcsa", data, "dnn", **RUN)
+    seen: list[int] = []
+    out = {"out": tmp_path / "run", "client_state": state}
+    fedattune.fit(
+        "fedmcsa", data, "dnn", watch=lambda p: seen.append(p.round), stop=lambda: seen[-1] == 7, **out, **RUN
+    )
+    resumed = fedattune.fit("fedmcsa", data, "dnn", resume=True, **out, **RUN)
+    np.testing.assert_array_equal(resumed.judged_rounds, whole.judged_rounds)
+    np.testing.assert_allclose(
+        resumed.predictions["test"].outputs, whole.predictions["test"].outputs, atol=1e-6
+    )
+
+
+def test_ray_keeps_the_same_models() -> None:
+    data = make_federation([40, 60, 80, 9, 30])
+    here = fedattune.fit("fedmcsa", data, "dnn", **RUN)
+    there = fedattune.fit("fedmcsa", data, "dnn", engine="ray", ray_actors=2, **RUN)
+    np.testing.assert_array_equal(there.judged_rounds, here.judged_rounds)
+    np.testing.assert_allclose(there.predictions["test"].outputs, here.predictions["test"].outputs, atol=1e-5)
+
+
+def test_off_judges_the_last_round() -> None:
+    data = make_federation([40, 60, 80])
+    result = fedattune.fit("local", data, "dnn", early_stopping="off", **RUN)
+    assert result.judged_rounds.tolist() == [12, 12, 12]
+    assert result.judged == result.metrics
+    check_judged(result, data)
+
+
+def test_more_rounds_do_not_make_training_alone_worse() -> None:
+    """Small clients overfit: the last round gets worse with the rounds, what is judged does not."""
+    random = np.random.default_rng(0)
+    w = random.normal(size=20)
+    clients = []
+    for _ in range(30):
+        x = random.normal(size=(40, 20)).astype(np.float32)
+        clients.append((x, (x @ w + random.normal(size=40) * 6 > 0).astype(np.int64)))
+    data = fedattune.federation(clients, validation=0.3)
+    short, long = (fedattune.fit("local", data, "dnn", rounds=n, lr=0.2) for n in (10, 80))
+    assert long.metrics["loss_uniform"] > 1.3 * short.metrics["loss_uniform"]
+    assert long.judged["loss_uniform"] < 1.1 * short.judged["loss_uniform"]
