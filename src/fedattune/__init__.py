@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .core.payload import Broadcast, Payload
     from .core.settings import Settings
     from .data import Federation, federation, load_federation
+    from .experiments.compare import Comparison, compare
     from .models.files import load_model
     from .models.predict import Predictions, predict
     from .training.fit import Progress, fit
@@ -36,6 +37,7 @@ _MODULE_OF = {
         "core.params": ("Params",),
         "core.payload": ("Broadcast", "Payload"),
         "core.settings": ("Settings",),
+        "experiments.compare": ("Comparison", "compare"),
         "data": ("Federation", "federation", "load_federation"),
         "models.files": ("load_model",),
         "models.predict": ("Predictions", "predict"),
@@ -66,6 +68,7 @@ __all__ = [
     "Broadcast",
     "ClientResult",
     "ClientUpdate",
+    "Comparison",
     "ConfigError",
     "DataError",
     "FedAttuneError",
@@ -84,6 +87,7 @@ __all__ = [
     "Settings",
     "__version__",
     "algorithms",
+    "compare",
     "federation",
     "fit",
     "load_federation",

@@ -76,7 +76,7 @@ def test_a_saved_partition_has_one_split(cli: Cli, work: Path) -> None:
 
 def test_the_metric_follows_the_classes(cli: Cli, work: Path) -> None:
     """One class of 86% of the rows: AUC decides, and a method that never says `yes` is named."""
-    write_wards(work / "t.csv", bias=-1.2, rows=300)
+    write_wards(work / "t.csv", bias=-1.7, rows=300)
     done = cli("compare", *TABLE, "--algorithms", "local,fedavg")
     runs = read_runs([work / "run"])
     assert runs.metric == "auc"

@@ -7,6 +7,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, TypeVar
 
 from ..core.effect import IDLE_BELOW
+from ..core.errors import ConfigError, did_you_mean
 from ..core.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -111,16 +112,22 @@ def print_indented(text: "Text", by: int, console: "Console") -> None:
 RowFormatter = Callable[["MethodRow"], str]
 
 
-def _format_accuracy(pick: "Callable[[MethodRow], MeanStd | None]") -> RowFormatter:
-    """Return a function that formats one accuracy of a row: its mean, and its deviation over several seeds."""
+def _format_spread(pick: "Callable[[MethodRow], MeanStd | None]", *, is_metric: bool = False) -> RowFormatter:
+    """Return a function that formats one number of a row: its mean, and its deviation over several runs.
+
+    Args:
+        pick: gives the number.
+        is_metric: the number is of the row's metric; otherwise it is a fraction, shown in percent.
+
+    """
 
     def cell(row: "MethodRow") -> str:
-        accuracy = pick(row)
-        if accuracy is None:
+        spread = pick(row)
+        if spread is None:
             return "-"
-        return format_points(accuracy.mean) + (
-            f" ±{format_points(accuracy.std, 1)}" if row.n_seeds > 1 else ""
-        )
+        if is_metric and not METRICS[row.metric].is_percent:
+            return f"{spread.mean:.4g}" + (f" ±{spread.std:.2g}" if row.n_seeds > 1 else "")
+        return format_points(spread.mean) + (f" ±{format_points(spread.std, 1)}" if row.n_seeds > 1 else "")
 
     return cell
 
@@ -145,25 +152,37 @@ def _format_effect(value: float) -> str:
     return f"{100 * value:.1g}% (idle)" if value < IDLE_BELOW else f"{100 * value:.0f}%"
 
 
+def _format_p(row: "MethodRow") -> str:
+    if row.p_value is None:
+        return "-"
+    return "<0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
+
+
+def get_metric_title(lines: Sequence["MethodRow"]) -> str:
+    """Return the title of the column with the mean of the metric."""
+    metric = METRICS[lines[0].metric if lines else "accuracy"]
+    return f"{metric.label} %" if metric.is_percent else metric.label
+
+
 QUALITY_COLUMNS: dict[str, RowFormatter] = {
-    "model": lambda row: row.point,
-    "mean %": _format_accuracy(lambda row: row.mean),
-    "pooled %": _format_accuracy(lambda row: row.pooled),
-    "std": _format_accuracy(lambda row: row.std),
-    "worst 10%": _format_accuracy(lambda row: row.worst10),
+    "pooled": _format_spread(lambda row: row.pooled, is_metric=True),
+    "std": _format_spread(lambda row: row.std, is_metric=True),
+    "worst 10%": _format_spread(lambda row: row.worst10, is_metric=True),
     "> local": lambda row: format_percent(row.better_than_local, 0),
+    "p": _format_p,
 }
 EXTRA_COLUMNS: dict[str, RowFormatter] = {
     "effect": _format_effects,
-    "global %": _format_accuracy(lambda row: row.global_accuracy),
-    "arrived %": _format_accuracy(lambda row: row.arrived),
-    "new %": _format_accuracy(lambda row: row.newcomers),
+    "global %": _format_spread(lambda row: row.global_accuracy),
+    "arrived %": _format_spread(lambda row: row.arrived),
+    "new %": _format_spread(lambda row: row.newcomers),
 }
 ROUND_COLUMNS: dict[str, RowFormatter] = {
-    "last 10%": _format_accuracy(lambda row: row.mean_last_10pct),
-    "best val.": _format_accuracy(lambda row: row.best_validation),
-    "BMTA*": _format_accuracy(lambda row: row.bmta),
-    "pooled BMTA*": _format_accuracy(lambda row: row.bmta_pooled),
+    "last": _format_spread(lambda row: row.last),
+    "last 10%": _format_spread(lambda row: row.mean_last_10pct),
+    "best val.": _format_spread(lambda row: row.best_validation),
+    "BMTA*": _format_spread(lambda row: row.bmta),
+    "pooled BMTA*": _format_spread(lambda row: row.bmta_pooled),
 }
 COST_COLUMNS: dict[str, RowFormatter] = {
     "up": lambda row: format_bytes(row.bytes_up),
@@ -171,60 +190,128 @@ COST_COLUMNS: dict[str, RowFormatter] = {
     "seconds": lambda row: f"{row.seconds:.1f}",
     "steps": lambda row: f"{row.local_steps:,.0f}",
 }
-METHODS_LEGEND = (
-    "mean, pooled, std, worst 10%: test accuracy over clients, over all samples, its spread and its mean "
-    "over the worst tenth of clients, last round; > local: clients better than alone; last 10%: mean over the "
-    "last tenth of the rounds; best val.: mean at the round with the best validation; BMTA*: best mean test "
-    "accuracy of any round, optimistic, as the test data choose the round; steps: local mini-batch steps per "
-    "client"
-)
-EXTRA_LEGEND = {
+LEGEND = {
+    "pooled": "the same over all test rows together",
+    "std": "its spread over clients",
+    "worst 10%": "its mean over the worst tenth of clients",
+    "> local": "clients better than alone",
+    "p": "Wilcoxon over clients against local, Holm",
     "effect": "distance of what the method's mechanism changes (its weights, steps, ...) from the same without it, at "
     "the end; a note says which method an idle one is",
     "global %": "the one global model on all clients' test samples together",
     "arrived %": "mean over clients that joined after training, with the model that they were sent at first",
     "new %": "the same after rounds of their own",
+    "last": "mean test accuracy after the last round",
+    "last 10%": "mean over the last tenth of the rounds",
+    "best val.": "mean at the round with the best validation",
+    "BMTA*": "best mean test accuracy of any round, optimistic, as the test data choose the round",
+    "steps": "local mini-batch steps per client",
 }
+DEFAULT_COLUMNS = ("worst 10%", "> local", "p", "up", "seconds")
+"""Columns that are shown beside the metric unless others are asked for: they fit 80 characters."""
 
 
 def choose_columns(
     lines: Sequence["MethodRow"], rounds_to: float | None = None
 ) -> list[dict[str, RowFormatter]]:
-    """Choose the columns, in groups that belong together; extra columns only if a method has such a number.
+    """Choose all columns, in groups that belong together; extra columns only if a method has such a number.
 
     Args:
         lines: one row per method.
         rounds_to: the mean test accuracy to reach, a fraction, if the rounds to it are shown.
 
     """
+    quality = {
+        "model": lambda row: row.point,
+        get_metric_title(lines): _format_spread(lambda row: row.mean, is_metric=True),
+    }
     extra = {title: cell for title, cell in EXTRA_COLUMNS.items() if any(cell(row) != "-" for row in lines)}
     rounds = {} if rounds_to is None else {f"rounds to {100 * rounds_to:g}%": _format_rounds}
-    return [QUALITY_COLUMNS, extra | ROUND_COLUMNS | rounds, COST_COLUMNS]
+    return [quality | QUALITY_COLUMNS, extra | ROUND_COLUMNS | rounds, COST_COLUMNS]
 
 
-def write_legend(lines: Sequence["MethodRow"], rounds_to: float | None = None) -> str:
-    """Explain the columns that are shown."""
-    titles = [title for group in choose_columns(lines, rounds_to) for title in group]
-    extra = [f"{title.removesuffix(' %')}: {text}" for title, text in EXTRA_LEGEND.items() if title in titles]
-    if rounds_to is not None:
-        extra.append(
+def select_columns(
+    lines: Sequence["MethodRow"], rounds_to: float | None = None, names: str | None = None
+) -> list[dict[str, RowFormatter]]:
+    """Select columns, in groups.
+
+    Args:
+        lines: one row per method.
+        rounds_to: as for `choose_columns`.
+        names: `all`, or titles with commas between; without it, the columns that fit 80 characters.
+
+    Raises:
+        ConfigError: there is no such column.
+
+    """
+    groups = choose_columns(lines, rounds_to)
+    if names == "all":
+        return groups
+    columns = {title: cell for group in groups for title, cell in group.items()}
+    if names is None:
+        wanted = [
+            get_metric_title(lines),
+            *DEFAULT_COLUMNS,
+            *(title for title in columns if title.startswith("rounds")),
+        ]
+    else:
+        known = {title.removesuffix(" %"): title for title in columns} | {title: title for title in columns}
+        wanted = []
+        for name in (part.strip() for part in names.split(",") if part.strip()):
+            if name not in known:
+                raise ConfigError(
+                    f"--columns {name}: no such column; {did_you_mean(name, list(columns))}, or all"
+                )
+            wanted.append(known[name])
+    return [{title: columns[title] for title in wanted}]
+
+
+def write_legend(
+    lines: Sequence["MethodRow"],
+    rounds_to: float | None = None,
+    columns: Sequence[Mapping[str, RowFormatter]] | None = None,
+) -> str:
+    """Explain the columns that are shown; by default all."""
+    titles = [title for group in columns or choose_columns(lines, rounds_to) for title in group]
+    metric = f"{get_metric_title(lines)}: mean over clients on test rows"
+    if any(row.n_seeds > 1 for row in lines):
+        metric += ", ± over seeds and splits"
+    parts = [metric, *(f"{title.removesuffix(' %')}: {LEGEND[title]}" for title in titles if title in LEGEND)]
+    if rounds_to is not None and any(title.startswith("rounds to") for title in titles):
+        parts.append(
             f"rounds to {100 * rounds_to:g}%: the first evaluated round with that mean or more, of the seeds that "
             "reach it"
         )
-    return "; ".join([METHODS_LEGEND, *extra])
+    return "; ".join(parts)
 
 
 def find_best_row(lines: Sequence["MethodRow"]) -> "MethodRow | None":
-    """Return the method with the best mean; None if no row has one."""
-    known = [row for row in lines if row.mean is not None]
+    """Return the method with the best mean, baselines left out; None if no row has one."""
+    known = [row for row in lines if row.mean is not None and (row.point != "-" or len(lines) == 1)]
     if not known:
         return None
     sign = METRICS[known[0].metric].sign
     return max(known, key=lambda row: sign * row.mean.mean if row.mean else -math.inf)
 
 
-def print_methods(lines: Sequence["MethodRow"], console: "Console", rounds_to: float | None = None) -> None:
-    """Print methods side by side without cutting a number: in several tables if one does not fit the width."""
+def print_methods(
+    lines: Sequence["MethodRow"],
+    console: "Console",
+    rounds_to: float | None = None,
+    columns: str | None = None,
+) -> None:
+    """Print methods side by side without cutting a number: in several tables if one does not fit the width.
+
+    Args:
+        lines: one row per method.
+        console: where to print.
+        rounds_to: the mean test accuracy to reach, a fraction, if the rounds to it are shown.
+        columns: `all`, or titles with commas between; without it, the columns that fit 80 characters.
+
+    Raises:
+        ConfigError: there is no such column.
+
+    """
     best = find_best_row(lines)
     method: dict[str, RowFormatter] = {"method": lambda row: row.algorithm}
 
@@ -237,8 +324,9 @@ def print_methods(lines: Sequence["MethodRow"], console: "Console", rounds_to: f
     def fits(columns: dict[str, RowFormatter]) -> bool:
         return not console.is_terminal or measure_width(make(columns), console) <= console.width
 
+    groups = select_columns(lines, rounds_to, columns)
     parts: list[dict[str, RowFormatter]] = [{}]
-    for group in choose_columns(lines, rounds_to):
+    for group in groups:
         if not fits(parts[-1] | group) and fits(group):
             parts.append({})
         for title, cell in group.items():
@@ -247,4 +335,5 @@ def print_methods(lines: Sequence["MethodRow"], console: "Console", rounds_to: f
             parts[-1][title] = cell
     for part in parts:
         print_whole(make(part), console)
-    console.print(write_legend(lines, rounds_to), style="dim")
+    more = "" if columns else "; --columns all shows the rest"
+    console.print(write_legend(lines, rounds_to, groups) + more, style="dim")

@@ -66,7 +66,9 @@ def train(space: Namespace, problems: list[str]) -> int:
         rounds_to=rounds_to,
         metric=plan.experiment.metric,
     )
-    _print_summary(summary, [*notes, *plan.notes, *plan.federation.notes, *summary.notes], rounds_to)
+    _print_summary(
+        summary, [*notes, *plan.notes, *plan.federation.notes, *summary.notes], rounds_to, output.columns
+    )
     start = f"The report is {summary.report}; all" if summary.report else "All"
     make_console().print(f"{start} numbers are in {out}")
     return FAILED if outcome.failed else 0
@@ -80,10 +82,10 @@ def _check_processes(engine: str, output: OutputOptions) -> None:
         )
 
 
-def _print_summary(summary: Summary, notes: list[str], rounds_to: float | None) -> None:
+def _print_summary(summary: Summary, notes: list[str], rounds_to: float | None, columns: str | None) -> None:
     console = make_console()
     if summary.rows:
-        print_methods(summary.rows, console, rounds_to)
+        print_methods(summary.rows, console, rounds_to, columns)
     for note in dict.fromkeys(notes):
         console.print(f"note: {note}")
     if summary.verdict is not None:

@@ -91,7 +91,8 @@ def _print_conclusion(report: "_LiveReport", console: "Console") -> None:
     runs = read_runs([report.run], running=True)
     report.write()
     if runs.results:
-        print_methods(build_rows(runs.results, runs.rounds_to), console, runs.rounds_to)
+        rows = build_rows(runs.results, runs.rounds_to, metric=runs.metric, baselines=runs.baselines)
+        print_methods(rows, console, runs.rounds_to)
     for failure in runs.failed:
         console.print(f"note: {failure}")
     if len(group_by_algorithm(runs.results)) > 1:

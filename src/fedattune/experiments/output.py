@@ -40,6 +40,10 @@ class OutputOptions(BaseModel):
     )
     json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
     resume: Path | None = Field(None, description="resume the interrupted run in this folder")
+    columns: str | None = Field(
+        None,
+        description="columns of the table: all, or names with commas between (default: what fits 80 characters)",
+    )
     quiet: bool = Field(False, description="show no progress, only the result")
     tensorboard: bool = Field(
         False, description="also write event files; show them by tensorboard --logdir RUN-FOLDER"

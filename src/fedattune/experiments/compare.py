@@ -1,0 +1,145 @@
+"""Compare methods from Python, as `fedattune compare` does on the command line."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..analysis.compare import MethodRow
+from ..analysis.verdict import Verdict, reach_verdict
+from ..core.errors import ConfigError
+from ..core.lock import lock_folder
+from .load import load_experiment
+from .output import OutputOptions, check_run_folder
+from .plan import make_plan, prepare_command
+from .session import InterruptHandler, create_run_folder, train_plan
+from .summary import write_summary
+
+if TYPE_CHECKING:
+    from ..analysis.baseline import Baseline
+    from ..data import Federation
+    from ..training.result import Result
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome of a comparison.
+
+    Attributes:
+        verdict: whether collaborating helps, with which method, and who loses.
+        rows: the table, one row per method and baseline.
+        results: the runs.
+        baselines: the baselines.
+        notes: what a reader of the numbers should know.
+        failed: a sentence for each run without a result.
+        folder: the run folder; None if nothing was kept.
+
+    """
+
+    verdict: Verdict
+    rows: Sequence[MethodRow]
+    results: "Sequence[Result]"
+    baselines: "Sequence[Baseline]"
+    notes: Sequence[str]
+    failed: Sequence[str]
+    folder: Path | None
+
+    def __str__(self) -> str:
+        """Return the table, the notes and the verdict as the command prints them."""
+        import io
+
+        from rich.console import Console
+
+        from ..analysis.tables import print_methods
+
+        console = Console(file=io.StringIO(), highlight=False, markup=False, emoji=False, soft_wrap=True)
+        if self.rows:
+            print_methods(self.rows, console)
+        assert isinstance(console.file, io.StringIO)
+        return "\n".join(
+            [console.file.getvalue().rstrip(), *(f"note: {n}" for n in self.notes), self.verdict.text]
+        )
+
+
+def compare(
+    data: "str | Path | Federation" = "digits",
+    algorithms: Sequence[str] | str = ("local", "fedavg", "fedmcsa"),
+    model: str = "mlr",
+    *,
+    out: Path | str | None = None,
+    processes: Any = "auto",
+    quiet: bool = True,
+    **options: Any,
+) -> Comparison:
+    """Train several methods on the same split, and say whether collaborating helps, and whom.
+
+    Args:
+        data: name of a data set, path of a table, or a federation made in Python.
+        algorithms: names of methods; `local` is added where it is missing.
+        model: name of the model, or "package.module:factory".
+        out: run folder, new or empty, which commands such as `fedattune report` read; without it, nothing is kept.
+        processes: runs to train at the same time.
+        quiet: show no progress.
+        options: everything else that the command takes, with underscores: `metric="auc"`, `splits=5`, `seeds=3`,
+            `tune=5`, `baseline="sklearn"`, `client_column=...`, `target=...`, `rounds=...`, `lr=...`,
+            `set={"fedmcsa.sigma": 20}`.
+
+    Returns:
+        Verdict, table, runs and notes.
+
+    Raises:
+        ConfigError, DataError, ModelError: options are wrong, or the data cannot be used.
+        RunError: the folder is in use.
+
+    Examples:
+        >>> import fedattune
+        >>> found = fedattune.compare("digits", ["fedavg"], partition="dirichlet", clients=6, rounds=3, lr=0.1)
+        >>> found.verdict.answer in ("yes", "no", "undecided"), [row.algorithm for row in found.rows]
+        (True, ['local', 'fedavg', 'majority'])
+
+    """
+    values = {**options, "algorithms": algorithms, "model": model}
+    federation = None if isinstance(data, str | Path) else data
+    if federation is None:
+        values["data"] = str(data)
+    elif options.get("splits", 1) != 1:
+        raise ConfigError(
+            "splits: a federation made in Python has its parts already; give one federation per call"
+        )
+    experiment, notes = prepare_command("compare", load_experiment(None, values))
+    plan = make_plan(experiment, federation)
+    if out is not None:
+        check_run_folder(Path(out), "compare")
+        return _compare(plan, Path(out), notes, OutputOptions.model_validate({"processes": processes, "quiet": quiet}), is_kept=True)
+    with tempfile.TemporaryDirectory(prefix="fedattune-") as folder:
+        output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
+        return _compare(plan, Path(folder) / "run", notes, output, is_kept=False)
+
+
+def _compare(
+    plan: Any, out: Path, notes: Sequence[str], output: OutputOptions, *, is_kept: bool
+) -> Comparison:
+    create_run_folder(plan, out, "compare")
+    with InterruptHandler() as should_stop, lock_folder(out):
+        outcome = train_plan(plan, out, should_stop, output, is_comparison=True)
+    metric = plan.experiment.metric
+    summary = write_summary(
+        outcome,
+        files=[out / "result.json"],
+        report=out / "report.html",
+        rounds_to=plan.experiment.rounds_to,
+        metric=metric,
+    )
+    verdict = reach_verdict(
+        outcome.results, baselines=outcome.baselines, metric=metric, has_failures=bool(outcome.failed)
+    )
+    return Comparison(
+        verdict,
+        summary.rows,
+        outcome.results,
+        outcome.baselines,
+        [*dict.fromkeys([*notes, *plan.notes, *plan.federation.notes, *summary.notes])],
+        [one.error for one in outcome.failed],
+        out if is_kept else None,
+    )
