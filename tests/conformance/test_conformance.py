@@ -146,7 +146,7 @@ def test_deployed_models_are_those_evaluated(case: Case, ragged: Federation) -> 
         index = torch.as_tensor(client.test)
         with torch.no_grad():
             right = model(ragged.features(index, torch.float64)).argmax(1) == ragged.y[index]
-        assert right.double().mean().item() == getattr(result.clients[number], result.headline)
+        assert right.double().mean().item() == result.measure_clients("accuracy")[number]
         changed = start.model(number).state_dict()
         if number in asked:  # one that never trained may still hold the model that it started with
             assert any((v - changed[k]).abs().max() > 1e-6 for k, v in model.state_dict().items())

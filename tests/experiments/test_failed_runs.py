@@ -53,9 +53,9 @@ def test_the_others_go_on(cli: Cli, work: Path) -> None:
 @pytest.mark.parametrize(
     ("runs", "verdict", "rows"),
     [
-        ([("fedavg", 0)], "Nothing to compare: only local finished.", 1),
-        ([("local", 0)], "Nothing to compare: local, with which the others are compared, did not finish.", 1),
-        ([("local", 0), ("fedavg", 0)], "Nothing to compare: no method finished.", 0),
+        ([("fedavg", 0)], "Nothing to compare: only local finished.", 2),
+        ([("local", 0)], "Nothing to compare: local, with which the others are compared, did not finish.", 2),
+        ([("local", 0), ("fedavg", 0)], "Nothing to compare: no method finished.", 1),
     ],
 )
 def test_too_few_finish(
@@ -76,7 +76,7 @@ def test_one_seed_fails(cli: Cli, work: Path, diverge: Callable[..., None]) -> N
     assert done.code == 1
     assert "note: fedavg failed with seed 1: round 1: training diverged" in done.out
     content = json.loads((work / "o" / "result.json").read_text())
-    assert [row["n_seeds"] for row in content["table"]] == [2, 1]
+    assert [row["n_seeds"] for row in content["table"]] == [2, 1, 1]
 
 
 def test_nothing_fails(cli: Cli, work: Path) -> None:

@@ -330,17 +330,17 @@ def test_runs_that_cannot_be_exported(
     [
         (Verdict("", "yes", "fedavg"), "fedavg", "the verdict's"),
         (Verdict("", "no", "fedavg"), "local", "does not help"),
-        (Verdict("", "unclear", "fedavg"), "fedavg", "best one by validation"),
+        (Verdict("", "undecided", "fedavg"), "fedavg", "best one by validation"),
         (Verdict(""), "fedavg", "best one by validation"),
     ],
 )
 def test_the_method_that_is_taken(
     verdict: Verdict, method: str, why: str, ragged: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Choose by validation if the verdict is unclear."""
+    """Choose by validation if the verdict is undecided."""
     runs = [fit(name, ragged, rounds=rounds) for name, rounds in (("local", 1), ("fedavg", 20))]
     assert np.mean([run.validation for run in runs[1:]]) > (runs[0].validation or 0)
-    monkeypatch.setattr("fedattune.analysis.verdict.reach_verdict", lambda _: verdict)
+    monkeypatch.setattr("fedattune.analysis.verdict.reach_verdict", lambda *_, **__: verdict)
     monkeypatch.setattr("fedattune.analysis.verdict.find_excluded", lambda _: {})
     found = command.choose_method(runs)
     assert found[0] == method

@@ -59,7 +59,7 @@ class CellRun(NamedTuple):
     @property
     def id(self) -> str:
         """Twelve hex digits. Runs with equal results have equal ids, in whatever study they are."""
-        excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS | {"early_stopping"}
+        excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS | {"early_stopping", "small_clients"}
         values = self.experiment.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
         (name,) = self.experiment.algorithms
         values["set"] = self.experiment.set | {f"{name}.{key}": value for key, value in self.options.items()}

@@ -225,7 +225,7 @@ class Study(BaseModel):
 
         """
         row = self.source_row(cell)
-        values = {**self.settings, **row.settings, **self.columns[cell.column]}
+        values = {"small_clients": "error", **self.settings, **row.settings, **self.columns[cell.column]}
         if own := values.keys() & {"algorithms", "seed", "seeds"}:
             raise ConfigError(f"{self.name}, {cell}: {', '.join(sorted(own))} cannot be among the settings")
         options = {
