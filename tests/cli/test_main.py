@@ -105,10 +105,6 @@ def nan_feature(rows: list[dict[str, Any]]) -> None:
     rows[3]["age"] = "inf"
 
 
-def nan_target(rows: list[dict[str, Any]]) -> None:
-    rows[3]["outcome"] = ""
-
-
 def one_sample(rows: list[dict[str, Any]]) -> None:
     rows.append(rows[0] | {"hospital": "tiny"})
 
@@ -117,7 +113,6 @@ def one_sample(rows: list[dict[str, Any]]) -> None:
     ("change", "said"),
     [
         (nan_feature, "age"),
-        (nan_target, "outcome"),
         (one_sample, "'tiny' has 1 sample"),
     ],
 )

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 DATA_FIELDS = (
-    "data", "data_dir", "client_column", "target", "partition", "clients", "split_seed", "test", "validation",
+    "data", "data_dir", "client_column", "target", "drop_columns", "missing", "partition",
+    "clients", "split_seed", "test", "validation",
     "stratify", "small_clients", "scaling", "save_partition",
 )  # fmt: skip
 METAVARS = {"algorithms": "A,B,C", "cells": "FILTER", "set": "NAME=VALUE"}

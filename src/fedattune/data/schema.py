@@ -18,11 +18,17 @@ from .types import Array, TargetScale
 Names = tuple[str, ...]
 
 
+TIME_SUFFIX = " %H:%M:%S"
+"""The end of the format of a date column that holds times."""
+
 NestedNumbers = float | list[Any]
 """Numbers in nested lists, as in JSON."""
 
 MISSING_CATEGORY = "missing"
 """The category of cells without a value."""
+
+OTHER_CATEGORY = "other"
+"""The category of rare values where a column has too many, and of values that are new."""
 
 
 class Schema(StrictSchema):
@@ -41,7 +47,10 @@ class Schema(StrictSchema):
         flagged: columns of numbers that may lack values; a further column of 0 and 1 marks each missing value
         categories: columns that hold text, each with all categories that a client may have; cells without a value
             have the category "missing"
-        target: column that holds the class
+        dates: columns of dates, among the numbers as days since 1970, with their formats; sine and cosine of month,
+            weekday and hour follow
+        texts: columns of free text, each with the number of hashed inputs
+        target: column that holds the class, or the number to predict
 
     Of other samples, whose model input is (x - shift) * scale where they have such constants:
 
@@ -59,6 +68,8 @@ class Schema(StrictSchema):
     numbers: Names = ()
     flagged: Names = ()
     categories: dict[str, Names] = Field(default_factory=dict)
+    dates: dict[str, str] = Field(default_factory=dict)
+    texts: dict[str, Annotated[int, Field(ge=1, le=1_000_000)]] = Field(default_factory=dict)
     target: str | None = Field(default=None, validate_default=True)
     input_shape: tuple[int, ...] = Field(default=(), validate_default=True)
     shift: NestedNumbers | None = None
@@ -113,7 +124,7 @@ class Schema(StrictSchema):
     @property
     def columns(self) -> Names:
         """Columns of a table that become features; none for other data."""
-        return (*self.numbers, *self.categories)
+        return (*self.numbers, *self.categories, *self.texts)
 
     def scaling(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return shift and scale as float32 tensors, None where the schema has none."""
@@ -189,10 +200,18 @@ class Schema(StrictSchema):
             cls._check_distinct(values)
         return categories
 
+    @field_validator("dates")
+    @classmethod
+    def _check_dates(cls, dates: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        strange = [name for name in dates if name not in info.data.get("numbers", dates)]
+        if strange:
+            raise ValueError(f"{strange[0]!r} is none of the numbers")
+        return dates
+
     @field_validator("target")
     @classmethod
     def _check_target(cls, target: str | None, info: ValidationInfo) -> str | None:
-        columns = (*info.data.get("numbers", ()), *info.data.get("categories", ()))
+        columns = [name for key in ("numbers", "categories", "texts") for name in info.data.get(key, ())]
         if target in columns:
             raise ValueError("it is one of the features, too")
         if (target is not None) != bool(columns) and {"numbers", "categories"} <= set(info.data):
@@ -206,6 +225,9 @@ class Schema(StrictSchema):
         if not {"numbers", "flagged", "categories"} <= set(values):
             return shape  # an earlier validator has found the mistake
         n = len(values["numbers"]) + len(values["flagged"]) + sum(map(len, values["categories"].values()))
+        n += sum(map(count_date_inputs, values.get("dates", {}).values())) + sum(
+            values.get("texts", {}).values()
+        )
         if n and shape not in ((), (n,)):
             raise ValueError(f"the columns of the table make ({n},); leave it out")
         if not n and (not shape or min(shape) < 1):
@@ -228,6 +250,11 @@ class Schema(StrictSchema):
         if not fits:
             raise ValueError(f"expected numbers in lists that fit the input shape {shape}")
         return _to_nested_numbers(array)
+
+
+def count_date_inputs(format_: str) -> int:
+    """Return the number of inputs of a date column besides its days: month and weekday, and the hour with times."""
+    return 4 + 2 * format_.endswith(TIME_SUFFIX)
 
 
 def describe_target(scale: TargetScale | None) -> dict[str, float]:
@@ -286,6 +313,8 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
                 f"column {name!r} holds numbers in one table and text in another; correct its cells, or write a "
                 "schema by hand that lists its categories"
             )
+    dates = {name: one for schema in schemas for name, one in schema.dates.items()}
+    hashed = {name: n for schema in schemas for name, n in schema.texts.items()}
     lacking = {name for schema in schemas for name in (*numbers, *texts) if name not in schema.columns}
     for name in lacking & set(texts):
         texts[name].add(MISSING_CATEGORY)
@@ -295,6 +324,8 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
         numbers=tuple(numbers),
         flagged=tuple(name for name in numbers if name in lacking),
         categories={name: tuple(sorted(categories)) for name, categories in texts.items()},
+        dates=dates,
+        texts=hashed,
         target=targets[0],
     )
 

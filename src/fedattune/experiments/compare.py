@@ -111,7 +111,13 @@ def compare(
     plan = make_plan(experiment, federation)
     if out is not None:
         check_run_folder(Path(out), "compare")
-        return _compare(plan, Path(out), notes, OutputOptions.model_validate({"processes": processes, "quiet": quiet}), is_kept=True)
+        return _compare(
+            plan,
+            Path(out),
+            notes,
+            OutputOptions.model_validate({"processes": processes, "quiet": quiet}),
+            is_kept=True,
+        )
     with tempfile.TemporaryDirectory(prefix="fedattune-") as folder:
         output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
         return _compare(plan, Path(folder) / "run", notes, output, is_kept=False)

@@ -45,6 +45,12 @@ class Experiment(Settings):
     )
     client_column: str | None = Field(None, description="column of your table that names each row's client")
     target: str | None = Field(None, description="column of your table to predict")
+    drop_columns: str | None = Field(
+        None, description="columns of your table to leave out, separated by commas"
+    )
+    missing: Literal["impute", "drop"] = Field(
+        "impute", description="rows of your table that lack a feature: fill the gaps, or drop the rows"
+    )
     partition: str | None = Field(
         None, description="division of the samples into clients, built-in or saved (default: by the data)"
     )

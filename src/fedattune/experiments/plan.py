@@ -215,12 +215,18 @@ def _assign_all(experiment: Experiment, known_options: KnownOptions, default: st
 
 
 def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Dataset":
-    from ..data import load_data
+    from ..data import is_table, load_data
 
     ((source, names),) = known_options["data"].items()
     options = assign_options(experiment.set, {"data": known_options["data"]}, [])["data"][source]
     if experiment.clients and "clients" in names and experiment.partition in (None, "by_column"):
         options.setdefault("clients", experiment.clients)  # this source makes its own clients
+    if is_table(experiment.data):
+        options |= {"drop_columns": experiment.drop_columns, "missing": experiment.missing}
+    elif experiment.drop_columns is not None:
+        raise ConfigError(
+            f"--drop-columns goes only with a table file (.csv, .parquet), not with {experiment.data!r}"
+        )
     return load_data(
         experiment.data,
         data_dir=experiment.data_dir,

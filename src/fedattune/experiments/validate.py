@@ -15,7 +15,7 @@ ALL_METHODS = "all"
 TABLE_SOURCE = "table"
 """Name of the data source that reads a user's own table."""
 
-TABLE_COLUMN_OPTIONS = {"client_column", "target"}
+TABLE_COLUMN_OPTIONS = {"client_column", "target", "drop_columns", "missing"}
 """Options of that source that the experiment has as fields."""
 
 KnownOptions = Mapping[str, Mapping[str, Collection[str]]]

@@ -127,21 +127,10 @@ def test_targets(tmp_path, target, classes):
     [
         ({"ill": ["yes"] * N}, "single class yes"),
         ({"ill": [1.5] * N}, "single value 1.5"),
-        ({"ill": [None, None] + ["a", "b"] * 19}, "'ill' lacks 2 of 40 values, the first in data row 1"),
-        ({"ill": [float("nan")] + [1.0] * 39}, "'ill' lacks 1 of 40"),
         ({"ill": [dt.date(2020, 1, 1)] * N}, "target column 'ill' has the type date32"),
-        (
-            {"site": ["a"] * 39 + [None]},
-            "client column 'site' lacks 1 of 40 values, the first in data row 40",
-        ),
-        ({"site": pa.nulls(N)}, "'site' lacks 40"),
-        ({"day": [dt.date(2020, 1, 1)] * N}, "column 'day' has the type date32"),
+        ({"site": pa.nulls(N)}, "column 'site' holds no value"),
         ({"age": [1.0] * 4 + [float("inf")] + [1.0] * 35}, "'age' holds inf in data row 5"),
         ({"age": [1e31] + [1.0] * 39}, "at most 1e\\+30"),
-        (
-            {"ward": [f"w{i}" for i in range(101)]},
-            r"'ward' has 101 categories.*--set 'features=\[age,visits,smoker\]'",
-        ),
         ({"ill": [f"{i},5" for i in range(39)] + ["?"]}, "0,5.*which is no number"),
         ({"ill": [f"p{i}" for i in range(N)]}, "40 different texts in 40 rows, 40 of them only once"),
         (
@@ -156,8 +145,6 @@ def test_targets(tmp_path, target, classes):
 )
 def test_refuses_columns(tmp_path, change, message):
     content = columns()
-    if "101" in message:
-        content = {k: (v * 3)[:101] for k, v in content.items()}
     with pytest.raises(DataError, match=message):
         made(parquet(tmp_path, content | change))
 
@@ -232,14 +219,13 @@ def test_clients_and_text_targets_may_be_called_na(tmp_path, name):
     assert sorted(data.owners) == sorted([name, "b"])
     assert sorted(data.classes) == sorted([name, "x"])
     path.write_text("\n".join(["site,age,ill", *rows[:5], f",1,{name}", *rows, ""]))
-    with pytest.raises(DataError, match="client column 'site' lacks 1 of 46 values, the first in data row 6"):
-        made(path)
+    less = made(path)
+    assert "1 of 46 rows have no value in column 'site' and are left out, the first is data row 6." in less.notes
+    assert len(less.y) == 45
     path.write_text("\n".join(["site,age,ill", *rows, "b,1,", ""]))
-    with pytest.raises(DataError, match="target column 'ill' lacks 1 of 41"):
-        made(path)
+    assert "1 of 41 rows have no value in column 'ill' and are left out" in " ".join(made(path).notes)
     text = columns() | {"site": [name] * 20 + [""] * 20}
-    with pytest.raises(DataError, match="'site' lacks 20 of 40 values, the first in data row 21"):
-        made(parquet(tmp_path, text))
+    assert "20 of 40 rows have no value in column 'site'" in " ".join(made(parquet(tmp_path, text)).notes)
 
 
 def test_text_targets_have_at_most_a_hundred_classes(tmp_path):

@@ -1,29 +1,44 @@
 """Tables: CSV or Parquet files with a client column, features and a class to predict."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from ...core.errors import ConfigError, DataError, did_you_mean
+from ...core.options import Count
 from ..dataset import Dataset
 from ..schema import Schema
 from ..types import Array, Index, Scaling
+from .audit import find_revealing, is_index
 from .checks import (
     TargetType,
     check_text_column,
     encode_values,
+    find_missing,
     read_complete_column,
     read_numbers,
     read_target,
     suggest_features,
 )
-from .columns import FeatureColumns, check_schema_columns, read_labels, read_schema_features
-from .file import NO_COLUMN, TableFile, is_categorical, is_numeric, list_columns, read_table
+from .columns import (
+    FeatureColumns,
+    check_schema_columns,
+    number_values,
+    read_labels,
+    read_schema_features,
+)
+from .dates import find_date_format, read_dates
+from .file import NO_COLUMN, TableFile, find_stem, is_categorical, is_numeric, list_columns, read_table
 from .scaling import choose_scaling, fit_all_constants, standardise
+from .text import DEFAULT_TEXT_FEATURES, is_free_text
 
 MAX_CATEGORIES = 100
+ID_SHARE = 0.5
+"""Share of different texts from which on a column of short texts names the rows."""
 
 
 def load_table(
@@ -34,11 +49,17 @@ def load_table(
     target: str,
     features: list[str] | str | None = None,
     target_type: TargetType = "auto",
+    drop_columns: list[str] | str | None = None,
+    missing: Literal["impute", "drop"] = "impute",
+    text_columns: list[str] | str | None = None,
+    text_features: Count = DEFAULT_TEXT_FEATURES,
+    max_categories: Count = MAX_CATEGORIES,
 ) -> Dataset:
     """A CSV or Parquet table whose rows belong to the clients named in one of its columns.
 
     Missing numbers become the median, and all numbers are standardised, by constants of training rows (--scaling).
-    Categories are one-hot.
+    Categories are one-hot, the rare ones of many as one. Dates become days, month, weekday and hour, and free text
+    hashed words. Columns that count or name the rows are left out, unless `features` names them.
 
     Args:
         path: the file.
@@ -49,6 +70,13 @@ def load_table(
         features: columns of numbers or categories, in a list or with commas between; by default all other
             columns except an index that pandas stored.
         target_type: `class` or `number`; `auto` takes fractions, and more than 20 different numbers, as numbers.
+        drop_columns: columns to leave out, in a list or with commas between.
+        missing: `impute` fills missing numbers with the median and gives missing text a category; `drop` leaves out
+            rows that lack a feature.
+        text_columns: columns of free text, in a list or with commas between; by default those with many different
+            texts of three words and more.
+        text_features: inputs that the words of a text column are hashed to.
+        max_categories: categories of a column above which the rare ones are grouped.
 
     Raises:
         DataError: the file cannot be read, or a column cannot be used; the message names it.
@@ -56,27 +84,39 @@ def load_table(
 
     """
     table = read_table(Path(path), NO_COLUMN if client_column is None else client_column, target)
+    is_chosen = features is not None
     if schema is not None:
         features = check_schema_columns(table, schema, target, features)
     feature_names = _choose_features(table, client_column, target, features)
-    owner, owners, notes = None, tuple[str, ...](), list[str]()
+    dropped = _read_names(drop_columns, table, "drop_columns")
+    feature_names = [name for name in feature_names if name not in dropped]
+    notes = [f"A sign such as ? is a missing value in {list_columns(table.signed)}."] if table.signed else []
+    if dropped:
+        notes.append(f"Left out, as --drop-columns says: {list_columns(dropped)}.")
+    table = _drop_incomplete(table, [name for name in (client_column, target) if name is not None], notes)
+    if missing == "drop":
+        table = _drop_rows_with_gaps(table, feature_names, notes)
+    owner, owners = None, tuple[str, ...]()
     if client_column is not None:
         owner, owners = encode_values(read_complete_column(table, client_column, "client").astype(str))
         notes.append(f"Column {client_column!r} names {len(owners)} clients.")
     labels = read_complete_column(table, target, "target")
     if schema is None:
         y, classes = read_target(table.path, target, labels, target_type)
-        columns = _infer_features(table, feature_names)
+        free = _read_names(text_columns, table, "text_columns")
+        reader = FeatureReader(table, free, text_features, max_categories, may_leave_out=not is_chosen)
+        columns = reader.read(feature_names)
+        notes += columns.notes + _warn_of_revealing(columns, y)
     else:
         y, classes = read_labels(table.path, target, labels, schema.classes), schema.classes
         columns = read_schema_features(table, schema)
         strange = [name for name in table.names if name not in (*feature_names, client_column, target)]
         if strange:
             notes.append(f"The schema does not have the columns {', '.join(strange)}; they are left out.")
-    notes += columns.notes
+        notes += columns.notes
     x = columns.matrix()
     return Dataset(
-        name=table.path.stem,
+        name=find_stem(table.path),
         x=x,
         y=y,
         classes=classes,
@@ -88,38 +128,152 @@ def load_table(
     )
 
 
-def _infer_features(table: TableFile, names: Sequence[str]) -> FeatureColumns:
-    """Read columns as they look: numbers, or text and then categories; columns without values are left out."""
-    columns = FeatureColumns()
+def _read_names(given: list[str] | str | None, table: TableFile, option: str) -> list[str]:
+    """Return columns that the user names, after a check that they are there."""
+    if given is None:
+        return []
+    if isinstance(given, str):  # one column whose name may hold a comma, or several columns
+        given = (
+            [given] if given in table.names else [name.strip() for name in given.split(",") if name.strip()]
+        )
+    for name in given:
+        if name not in table.names:
+            raise DataError(
+                f"{table.path} has no column {name!r} of {option}; {did_you_mean(name, table.names)}"
+            )
+    return given
+
+
+def _drop_incomplete(table: TableFile, names: Sequence[str], notes: list[str]) -> TableFile:
+    """Leave out rows without a client or a target, and say how many."""
+    from pyarrow import types
+
+    for name in names:
+        kind = table.column(name).type
+        if not (is_categorical(kind) or is_numeric(kind)) and not types.is_null(kind):
+            continue  # a later check refuses the type
+        values = table.values(name)
+        gaps = find_missing(values) | (values == "" if values.dtype == object else False)
+        n_gaps = int(gaps.sum())
+        if n_gaps == len(values):
+            raise DataError(f"{table.path}: column {name!r} holds no value; name another column")
+        if n_gaps:
+            first = int(np.flatnonzero(gaps)[0])
+            notes.append(
+                f"{n_gaps} of {len(values)} rows have no value in column {name!r} and are left out, the first is data "
+                f"row {table.data_row(first)}."
+            )
+            table = table.select(~gaps)
+    return table
+
+
+def _drop_rows_with_gaps(table: TableFile, names: Sequence[str], notes: list[str]) -> TableFile:
+    """Leave out rows that lack a feature, and say how many; columns without any value do not count."""
+    is_whole = np.ones(table.n_rows, dtype=bool)
     for name in names:
         column = table.column(name)
-        if column.null_count == len(column):
-            columns.notes.append(f"Column {name!r} holds no value and is left out.")
-        elif is_categorical(column.type):
-            values = table.values(name)
-            check_text_column(table, name, values, names)
-            columns.add_text(name, values)
-            if len(columns.categories[name]) > MAX_CATEGORIES:
+        if 0 < column.null_count < len(column):
+            is_whole &= np.asarray(column.is_valid().to_numpy())
+    if not is_whole.any():
+        raise DataError(
+            f"{table.path}: every row lacks a feature; give --missing impute, or leave columns out"
+        )
+    if is_whole.all():
+        return table
+    notes.append(
+        f"{(~is_whole).sum()} of {table.n_rows} rows lack a feature and are left out (--missing drop)."
+    )
+    return table.select(is_whole)
+
+
+def _warn_of_revealing(columns: FeatureColumns, y: Array) -> list[str]:
+    """Warn of columns that predict the target nearly perfectly alone: they may not be known in time."""
+    codes = {
+        name: number_values(values, columns.categories[name]).astype(np.float64)
+        for name, values in columns.texts.items()
+    }
+    found = find_revealing({**columns.numbers, **codes}, y)
+    return [
+        f"Column {name!r} alone predicts the target nearly perfectly ({100 * score:.0f}%): is it known before "
+        f"the target? If not, give --drop-columns {name!r}."
+        for name, score in found.items()
+    ]
+
+
+@dataclass(frozen=True)
+class FeatureReader:
+    """Reads columns as they look.
+
+    Attributes:
+        table: the table.
+        free_texts: columns that are free text, whatever they look like.
+        text_features: inputs of a free text.
+        max_categories: categories of a column above which the rare ones are grouped.
+        may_leave_out: whether columns that count or name the rows are left out.
+
+    """
+
+    table: TableFile
+    free_texts: Sequence[str]
+    text_features: int
+    max_categories: int
+    may_leave_out: bool
+
+    def read(self, names: Sequence[str]) -> FeatureColumns:
+        """Read numbers, dates, categories and free text; columns without values are left out."""
+        columns = FeatureColumns()
+        for name in names:
+            column = self.table.column(name)
+            if column.null_count == len(column):
+                columns.notes.append(f"Column {name!r} holds no value and is left out.")
+            elif name not in self.free_texts and (format_ := find_date_format(self.table, name)):
+                days = read_dates(self.table, name, format_)
+                columns.add_date(name, days, format_, is_flagged=bool(np.isnan(days).any()))
+            elif is_categorical(column.type):
+                self._read_text(columns, name, names)
+            elif is_numeric(column.type):
+                self._read_numbers(columns, name)
+            else:
                 raise DataError(
-                    f"{table.path}: column {name!r} has {len(columns.categories[name])} categories, more than "
-                    f"{MAX_CATEGORIES}; group its values, or {suggest_features(name, names)}"
+                    f"{self.table.path}: column {name!r} has the type {column.type}; features must be numbers, "
+                    f"true/false, dates or text. Turn it into a number, or {suggest_features(name, names)}"
                 )
-        elif is_numeric(column.type):
-            values = read_numbers(table, name)
-            columns.add_numbers(name, values, is_flagged=bool(np.isnan(values).any()))
-        else:
+        if not columns.schema_columns:
             raise DataError(
-                f"{table.path}: column {name!r} has the type {column.type}; features must be numbers, true/false "
-                f"or text. Turn it into a number, or {suggest_features(name, names)}"
+                f"{self.table.path}: no feature column holds any value"
             )
-    if not columns.numbers and not columns.categories:
-        raise DataError(f"{table.path}: no feature column holds any value")
-    if columns.texts:
-        columns.notes += [
-            f"Text became categories in {list_columns(list(columns.texts))}.",
-            "The categories of all rows form one shared list, which every client would have to know.",
-        ]
-    return columns
+        columns.notes += columns.describe()
+        return columns
+
+    def _read_numbers(self, columns: FeatureColumns, name: str) -> None:
+        values = read_numbers(self.table, name)
+        if self.may_leave_out and is_index(name, values):
+            columns.notes.append(
+                f"Column {name!r} counts or names the rows and is left out; to use it, name it in --set features=..."
+            )
+        else:
+            columns.add_numbers(name, values, is_flagged=bool(np.isnan(values).any()))
+
+    def _read_text(self, columns: FeatureColumns, name: str, names: Sequence[str]) -> None:
+        values = self.table.values(name)
+        if name in self.free_texts:
+            columns.add_free_text(name, values, self.text_features)
+            return
+        check_text_column(self.table, name, values, names)
+        present = values[~find_missing(values)]
+        n_values = len(set(present.tolist()))
+        if n_values <= self.max_categories:
+            columns.add_text(name, values)
+        elif is_free_text(values):
+            columns.add_free_text(name, values, self.text_features)
+        elif self.may_leave_out and n_values > ID_SHARE * len(present):
+            columns.notes.append(
+                f"Column {name!r} has {n_values} different names in {len(present)} rows and is left out; to hash its "
+                f"words, give --set text_columns={name}"
+            )
+        else:
+            columns.add_text(name, values)
+            columns.group_rare(name, self.max_categories)
 
 
 def encode_features(

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from ...core.errors import ConfigError, DataError, did_you_mean
-from ..schema import MISSING_CATEGORY, Names, Schema
+from ..schema import MISSING_CATEGORY, OTHER_CATEGORY, Names, Schema
 from ..types import Array
 from .checks import NUMBER_PATTERN, find_missing, read_numbers, read_target
-from .file import TableFile, is_categorical, is_numeric
+from .dates import make_date_inputs, read_dates
+from .file import TableFile, is_categorical, is_numeric, list_columns
+from .text import hash_texts
 
 MEND_OR_EXTEND = "correct the cell, or give all nodes a schema with it"
 """Advice for a value that the schema does not know."""
@@ -24,6 +26,9 @@ class FeatureColumns:
     flagged: list[str] = field(default_factory=list)  # numbers with a further column that marks the missing
     texts: dict[str, Array] = field(default_factory=dict)  # (n,), the category of each row
     categories: dict[str, Names] = field(default_factory=dict)
+    dates: dict[str, str] = field(default_factory=dict)  # formats of the numbers that are days
+    free_texts: dict[str, Array] = field(default_factory=dict)  # (n,), None where missing
+    hashed: dict[str, int] = field(default_factory=dict)  # number of inputs of each free text
     notes: list[str] = field(default_factory=list)
 
     def add_numbers(self, name: str, values: Array, is_flagged: bool) -> None:
@@ -45,6 +50,35 @@ class FeatureColumns:
                 "training part, and a further column of 0 and 1 marks them."
             )
 
+    def add_date(self, name: str, days: Array, format_: str, is_flagged: bool) -> None:
+        """Add a column of dates.
+
+        Args:
+            name: name of the column.
+            days: days since 1970 (n,), NaN where missing.
+            format_: format of the dates.
+            is_flagged: whether a further column marks the missing dates.
+
+        """
+        self.dates[name] = format_
+        self.add_numbers(name, days, is_flagged)
+
+    def add_free_text(self, name: str, values: Array, n_features: int) -> None:
+        """Add a column of free text (n,), None where missing, that is hashed to some inputs."""
+        self.free_texts[name], self.hashed[name] = values, n_features
+
+    def group_rare(self, name: str, most: int) -> None:
+        """Group the rare categories of a column into one, so that at most `most` are left."""
+        values, counts = np.unique(self.texts[name].astype(str), return_counts=True)
+        kept = set(values[np.argsort(-counts, kind="stable")][: most - 1].tolist())
+        is_rare = np.array([value not in kept for value in self.texts[name].tolist()])
+        self.texts[name] = np.where(is_rare, OTHER_CATEGORY, self.texts[name])
+        self.categories[name] = (*sorted(kept), OTHER_CATEGORY)
+        self.notes.append(
+            f"Column {name!r} has {len(values)} categories; the {len(values) - most + 1} rarest, {is_rare.sum()} rows, "
+            f"are one category {OTHER_CATEGORY!r}."
+        )
+
     def add_text(self, name: str, values: Array, categories: Names = ()) -> None:
         """Add a column of text.
 
@@ -62,14 +96,43 @@ class FeatureColumns:
                 f"Column {name!r} lacks {is_missing.sum()} values; they are a category of their own."
             )
 
+    @property
+    def schema_columns(self) -> Names:
+        """Names of the columns that became features."""
+        return (*self.numbers, *self.texts, *self.free_texts)
+
+    def describe(self) -> list[str]:
+        """Say what became of text and dates."""
+        notes = []
+        if self.texts:
+            notes += [
+                f"Text became categories in {list_columns(list(self.texts))}.",
+                "The categories of all rows form one shared list, which every client would have to know.",
+            ]
+        if self.dates:
+            notes.append(
+                f"Dates became days, month, weekday and, with times, the hour: {list_columns(list(self.dates))}."
+            )
+        notes += [
+            f"The words of column {name!r} are hashed to {n} inputs; nothing of them is shared."
+            for name, n in self.hashed.items()
+        ]
+        return notes
+
     def matrix(self) -> Array:
-        """Return all features, float64 (n, F): numbers, marks of missing numbers, then one column per category."""
+        """Return all features, float64 (n, F).
+
+        Numbers come first, then marks of missing numbers, one column per category, waves of dates, and hashed text.
+        """
         flags = [np.isnan(self.numbers[name]) for name in self.flagged]
         one_hot = [
-            np.eye(len(self.categories[name]))[number_values(values, self.categories[name])]
+            np.eye(len(self.categories[name]), dtype=np.float32)[number_values(values, self.categories[name])]
             for name, values in self.texts.items()
         ]
-        return np.column_stack([*self.numbers.values(), *flags, *one_hot])
+        waves = [make_date_inputs(self.numbers[name], format_) for name, format_ in self.dates.items()]
+        hashed = [hash_texts(values, self.hashed[name]) for name, values in self.free_texts.items()]
+        parts = [*self.numbers.values(), *flags, *one_hot, *waves, *hashed]
+        return np.column_stack(parts).astype(np.float64, copy=False)
 
     def schema(self, classes: Names, target: str) -> Schema:
         """Return the schema with which other tables get the same features."""
@@ -78,6 +141,8 @@ class FeatureColumns:
             numbers=tuple(self.numbers),
             flagged=tuple(self.flagged),
             categories=self.categories,
+            dates=self.dates,
+            texts=self.hashed,
             target=target,
         )
 
@@ -160,7 +225,8 @@ def read_schema_features(
     """
     columns = FeatureColumns()
     for name in schema.numbers:
-        values = _read_schema_numbers(table, name)
+        format_ = schema.dates.get(name)
+        values = _read_schema_numbers(table, name) if format_ is None else read_dates(table, name, format_)
         gaps = np.flatnonzero(np.isnan(values))
         if len(gaps) and name not in schema.flagged and not may_lack_numbers:
             raise DataError(
@@ -168,9 +234,20 @@ def read_schema_features(
                 f"{gaps[0] + 1}, but the schema does not flag it; fill them in, or give all nodes a schema that "
                 f"has {name!r} in `flagged`"
             )
-        columns.add_numbers(name, values, name in schema.flagged)
+        if format_ is None:
+            columns.add_numbers(name, values, name in schema.flagged)
+        else:
+            columns.add_date(name, values, format_, name in schema.flagged)
+    for name, n_features in schema.texts.items():
+        columns.add_free_text(name, to_text(table.values(name)), n_features)
     for name, categories in schema.categories.items():
-        columns.add_text(name, _read_schema_texts(table, name, categories), categories)
+        texts = _read_schema_texts(table, name, categories)
+        if OTHER_CATEGORY in categories:
+            known = {*categories, None}
+            texts = np.array(
+                [one if one in known else OTHER_CATEGORY for one in texts.tolist()], dtype=object
+            )
+        columns.add_text(name, texts, categories)
         _check_values(table.path, f"column {name!r}", columns.texts[name], categories, "category", advice)
     return columns
 

@@ -1,27 +1,43 @@
 """Table files, read with pyarrow."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import gzip
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from io import TextIOBase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import DataError, list_some
-from ..types import Array
+from ..types import Array, Index
 
-TABLE_SUFFIXES = (".csv", ".parquet", ".pq")
+CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+TABLE_SUFFIXES = (*CSV_SUFFIXES, ".parquet", ".pq")
 NO_COLUMN = "\0"  # no column has this name
+MISSING_SIGNS = frozenset({"", "?", "-", "--"})
+"""Cells that hold no value in any table, besides the words that pyarrow knows in CSV, such as NA and null."""
 MAX_NAMED_COLUMNS = 10
 """Number of columns that one note names."""
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """The content of a table file: a pyarrow table with at least one row, and the path for messages."""
+    """The content of a table file.
+
+    Attributes:
+        path: the file, for messages.
+        content: a pyarrow table with at least one row.
+        rows: positions of these rows in the file, (n,); None where all rows are there.
+        signed: columns where a sign such as "?" stands for a missing value.
+
+    """
 
     path: Path
     content: Any
+    rows: Index | None = None
+    signed: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -29,21 +45,44 @@ class TableFile:
         return list(self.content.column_names)
 
     @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return int(self.content.num_rows)
+
+    @property
     def is_csv(self) -> bool:
         """True for CSV, where pyarrow guesses the types."""
-        return self.path.suffix.lower() == ".csv"
+        return find_suffix(self.path) in CSV_SUFFIXES
 
     def column(self, name: str) -> Any:
         """Return a column of pyarrow values."""
         return self.content.column(name)
 
+    def data_row(self, row: int) -> int:
+        """Return the number in the file, from 1, of the row at a position here."""
+        return int(row if self.rows is None else self.rows[row]) + 1
+
+    def select(self, is_wanted: Array) -> "TableFile":
+        """Return the table of the rows that `is_wanted` (n,) marks."""
+        rows = np.flatnonzero(is_wanted)
+        content = self.content.filter(_to_arrow(is_wanted))
+        return replace(self, content=content, rows=rows if self.rows is None else self.rows[rows])
+
     def values(self, name: str) -> Array:
-        """Return a column's values (n,): numbers with NaN where missing, or text with None where missing."""
+        """Return a column's values (n,): numbers with NaN where missing, or text with None where missing.
+
+        A time of day is its hour, from 0 to 24.
+        """
         from pyarrow import float64, types
 
         column = self.column(name)
         if is_categorical(column.type):
             return np.array(column.to_pylist(), dtype=object)
+        if types.is_time(column.type):
+            per_hour = {"s": 3600, "ms": 3600e3, "us": 3600e6, "ns": 3600e9}[column.type.unit]
+            ticks = column.cast("int32" if types.is_time32(column.type) else "int64").cast(float64())
+            hours: Array = ticks.to_numpy() / per_hour
+            return hours
         if types.is_decimal(column.type) or (is_numeric(column.type) and column.null_count):
             if types.is_boolean(column.type):
                 column = column.cast("uint8")
@@ -53,19 +92,32 @@ class TableFile:
 
     def with_text(self, names: list[str], missing: Iterable[str]) -> "TableFile":
         """Read columns of a CSV file again as text, where only the words `missing` are missing values."""
-        from pyarrow import csv, string
+        from pyarrow import array, string
 
-        convert = csv.ConvertOptions(
+        texts = _read_csv(
+            self.path,
             include_columns=names,
             column_types=dict.fromkeys(names, string()),
             strings_can_be_null=True,
             null_values=sorted(missing),
         )
-        texts = csv.read_csv(self.path, parse_options=_find_delimiter(self.path), convert_options=convert)
+        if self.rows is not None:
+            texts = texts.take(array(self.rows))
         content = self.content
         for name in names:
             content = content.set_column(content.column_names.index(name), name, texts.column(name))
-        return TableFile(self.path, content)
+        return replace(self, content=content)
+
+
+def find_suffix(path: Path | str) -> str | None:
+    """Return the suffix that makes a file a table, such as .csv.gz; None for any other file."""
+    name = str(path).lower()
+    return next((suffix for suffix in TABLE_SUFFIXES if name.endswith(suffix)), None)
+
+
+def find_stem(path: Path) -> str:
+    """Return the name of a table's file without its suffix."""
+    return path.name.removesuffix(path.name[-len(find_suffix(path) or path.suffix) :]) or path.stem
 
 
 def read_table(path: Path, client_column: str, target: str) -> TableFile:
@@ -74,30 +126,29 @@ def read_table(path: Path, client_column: str, target: str) -> TableFile:
     Args:
         path: the file.
         client_column: column that names each row's client. CSV has it as text, so that the names 007 and NA stay.
-        target: column of the class. A target of text may hold NA, too.
+        target: column to predict. A target of text may hold NA, too.
 
     Raises:
         DataError: the file is missing, empty or unreadable, or two columns have one name.
 
     """
     import pyarrow as pa
-    from pyarrow import csv, parquet
+    from pyarrow import parquet
 
     if not path.is_file():
         raise DataError(f"no such table file: {path}")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
-    is_csv = path.suffix.lower() == ".csv"
+    is_csv = find_suffix(path) in CSV_SUFFIXES
     try:
         if is_csv:
-            convert = csv.ConvertOptions(column_types={client_column: pa.string()}, strings_can_be_null=True)
-            content = csv.read_csv(path, parse_options=_find_delimiter(path), convert_options=convert)
+            content = _read_csv(path, column_types={client_column: pa.string()}, strings_can_be_null=True)
             if any(pa.types.is_binary(kind) for kind in content.schema.types):
                 _check_encoding(path)
             table = _keep_words_for_missing(TableFile(path, content), client_column, target)
         else:  # parquet.read_table would take columns from folder names
             table = TableFile(path, parquet.ParquetFile(path).read())
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError, EOFError) as error:
         if is_csv:
             _check_encoding(path)
         kind = "CSV" if is_csv else "Parquet"
@@ -105,9 +156,20 @@ def read_table(path: Path, client_column: str, target: str) -> TableFile:
     repeated = sorted({name for name in table.names if table.names.count(name) > 1})
     if repeated:
         raise DataError(f"{path} has more than one column called {repeated[0]!r}; rename them")
-    if table.content.num_rows == 0:
+    if table.n_rows == 0:
         raise DataError(f"{path} holds no rows")
-    return table
+    return _find_missing_signs(table, client_column, target)
+
+
+def _read_csv(path: Path, **convert: Any) -> Any:
+    """Read a CSV file, packed or not, as a pyarrow table; `convert` are pyarrow's options of the columns."""
+    from pyarrow import csv
+
+    return csv.read_csv(
+        path,
+        parse_options=csv.ParseOptions(delimiter=_find_delimiter(path), newlines_in_values=True),
+        convert_options=csv.ConvertOptions(**convert),
+    )
 
 
 def _keep_words_for_missing(table: TableFile, *names: str) -> TableFile:
@@ -124,6 +186,59 @@ def _keep_words_for_missing(table: TableFile, *names: str) -> TableFile:
     return table.with_text(text_columns, {""}) if text_columns else table
 
 
+def _find_missing_signs(table: TableFile, client_column: str, target: str) -> TableFile:
+    """Take signs such as "?" for missing values, and read a CSV column as numbers if only they kept it from being so.
+
+    Client names keep such signs, and so does a target that is no number without them.
+    """
+    from pyarrow import compute
+
+    content, signed = table.content, []
+    for i, name in enumerate(table.names):
+        column = content.column(i)
+        if name == client_column or not is_plain_text(column.type):
+            continue
+        is_sign = compute.is_in(
+            compute.utf8_trim_whitespace(column), value_set=_to_arrow(sorted(MISSING_SIGNS), column.type)
+        )
+        if not compute.any(is_sign).as_py():
+            continue
+        others = compute.if_else(is_sign, None, column)
+        numbers = _to_numbers(others) if table.is_csv else None
+        if name != target or numbers is not None:
+            content = content.set_column(i, name, others if numbers is None else numbers)
+            signed.append(name)
+    return replace(table, content=content, signed=tuple(signed))
+
+
+def _to_numbers(column: Any) -> Any:
+    """Return a column of text as whole or other numbers; None if a cell is none, or if all are missing."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if column.null_count == len(column):
+        return None
+    for kind in (pa.int64(), pa.float64()):
+        try:
+            return compute.utf8_trim_whitespace(column).cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return None
+
+
+def _to_arrow(values: Any, kind: Any = None) -> Any:
+    from pyarrow import array
+
+    return array(values, type=kind)
+
+
+def _open_text(path: Path) -> TextIOBase:
+    """Open a CSV file, packed or not, for reading its text; bytes of another encoding become a sign."""
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
+    return path.open(encoding="utf-8-sig", errors="replace")
+
+
 def _check_encoding(path: Path) -> None:
     """Refuse a file of another encoding, which pyarrow would read as bytes, or as one column.
 
@@ -132,39 +247,49 @@ def _check_encoding(path: Path) -> None:
 
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with (
+            gzip.open(path, "rt", encoding="utf-8")
+            if path.name.lower().endswith(".gz")
+            else path.open(encoding="utf-8") as file
+        ):
             while file.read(1 << 20):
                 pass
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as CSV UTF-8") from error
+    except (OSError, EOFError):
+        return  # no packed file: the caller says so
 
 
-def _find_delimiter(path: Path) -> Any:
-    """Return pyarrow's options with the sign that separates the header of a CSV file; a comma comes first."""
-    from pyarrow import csv
-
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        header = file.readline()
-    return csv.ParseOptions(delimiter=next((sign for sign in ",;\t" if sign in header), ","))
+def _find_delimiter(path: Path) -> str:
+    """Return the sign that separates the header of a CSV file; a comma comes first, a tab in .tsv files."""
+    with _open_text(path) as file:
+        header = re.sub(r'"[^"]*"', "", file.readline())
+    signs = "\t,;|" if ".tsv" in path.name.lower() else ",;\t|"
+    return next((sign for sign in signs if sign in header), signs[0])
 
 
 def is_numeric(kind: Any) -> bool:
-    """Return whether a pyarrow type is one of numbers or true/false."""
+    """Return whether a pyarrow type is one of numbers, true/false or times of day."""
     from pyarrow import types
 
-    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_time)
     return any(test(kind) for test in tests)
 
 
-def is_categorical(kind: Any) -> bool:
-    """Return whether a pyarrow type is one of text."""
+def is_plain_text(kind: Any) -> bool:
+    """Return whether a pyarrow type is one of text without declared categories."""
     from pyarrow import types
 
-    if types.is_dictionary(kind):
-        kind = kind.value_type
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def list_columns(names: list[str]) -> str:
+def is_categorical(kind: Any) -> bool:
+    """Return whether a pyarrow type is one of text, with declared categories or without."""
+    from pyarrow import types
+
+    return is_plain_text(kind.value_type if types.is_dictionary(kind) else kind)
+
+
+def list_columns(names: Sequence[str]) -> str:
     """List columns in quotes, at most `MAX_NAMED_COLUMNS` of them."""
     return list_some([repr(name) for name in names], MAX_NAMED_COLUMNS)

@@ -12,7 +12,16 @@ from ..images.decode import decode_image, find_image_columns, find_label_columns
 from ..schema import Schema
 from ..types import Array
 from .columns import number_values, read_schema_features, to_text
-from .file import NO_COLUMN, TABLE_SUFFIXES, TableFile, is_categorical, is_numeric, list_columns, read_table
+from .file import (
+    NO_COLUMN,
+    TABLE_SUFFIXES,
+    TableFile,
+    find_suffix,
+    is_categorical,
+    is_numeric,
+    list_columns,
+    read_table,
+)
 from .scaling import standardise
 
 TARGET_NAMES = ("label", "target")
@@ -42,7 +51,7 @@ def read_rows(path: Path, schema: Schema, constants: Array | None) -> NewRows:
         DataError: the table cannot be read, lacks a column, or holds values that the model does not know.
 
     """
-    if path.suffix.lower() not in TABLE_SUFFIXES:
+    if find_suffix(path) is None:
         raise DataError(f"{path}: expected a table that ends in {', '.join(TABLE_SUFFIXES)}")
     table = read_table(path, NO_COLUMN, schema.target or NO_COLUMN)
     if schema.columns:

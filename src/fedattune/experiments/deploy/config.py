@@ -17,7 +17,8 @@ from ..load import parse_set
 from ..validate import assign_options, expand_names, list_model_options
 
 NODE_OPTIONS = {
-    "data", "data_dir", "client_column", "target", "partition", "clients", "small_clients", "scaling", "stratify",
+    "data", "data_dir", "client_column", "target", "partition", "clients", "small_clients", "scaling",
+    "drop_columns", "missing", "stratify",
     "save_partition", "rounds_to",
 }  # fmt: skip
 """Options of an experiment that each node decides for itself."""
