@@ -6,6 +6,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.tables import make_console, make_table, print_whole
+from ..core.errors import ConfigError
 from ..core.io import write_text
 from .options import ShowOptions, parse_options, read_experiment
 
@@ -42,6 +43,10 @@ def show_data(space: Namespace, problems: list[str]) -> int:
     files = {"--json": output.json_file, "--picture": options.picture, "--schema": options.schema_file}
     check_output_files(files, list_input_files(experiment, config=output.config))
     federation = prepare_data(experiment)
+    if options.picture and not federation.classes:
+        raise ConfigError(
+            f"--picture draws the labels of clients, and the target of {federation.name} is a number"
+        )
     if experiment.save_partition:
         from ..data.manifest import save_manifest
 
@@ -78,13 +83,71 @@ def _to_json(federation: "Federation") -> dict[str, Any]:
             }
             for i, client in enumerate(federation.clients)
         ],
+        "features": list_features(federation),
         "heterogeneity": federation.heterogeneity(),
         "notes": list(federation.notes),
     }
 
 
+def list_features(federation: "Federation") -> list[dict[str, Any]]:
+    """List the columns of a table that became features: name, kind, and number of model inputs."""
+    from ..data.schema import count_date_inputs
+
+    schema = federation.schema
+    if schema is None:
+        return []
+    features: list[dict[str, Any]] = []
+    for name in schema.numbers:
+        kind = "date" if name in schema.dates else "number"
+        inputs = 1 + (name in schema.flagged)
+        inputs += count_date_inputs(schema.dates[name]) if name in schema.dates else 0
+        features.append(
+            {"name": name, "kind": kind, "inputs": inputs, "may lack values": name in schema.flagged}
+        )
+    for name, categories in schema.categories.items():
+        features.append(
+            {"name": name, "kind": "categories", "inputs": len(categories), "may lack values": False}
+        )
+    for name, inputs in schema.texts.items():
+        features.append({"name": name, "kind": "text", "inputs": inputs, "may lack values": False})
+    return features
+
+
 def _print_federation(federation: "Federation", console: "Console") -> None:
-    """Print the table of label counts, then the measures, the notes and the hash."""
+    """Print the clients and features, then the measures, the notes and the hash."""
+    if federation.classes:
+        _print_labels(federation, console)
+    else:
+        _print_targets(federation, console)
+    if features := list_features(federation):
+        words = (f"{one['name']} ({one['kind']}, {one['inputs']})" for one in features)
+        console.print(f"features, with their kinds and numbers of inputs: {', '.join(words)}")
+    for line in _describe_heterogeneity(federation):
+        console.print(line)
+    for note in federation.notes:
+        console.print(f"note: {note}")
+    console.print(f"partition hash: {federation.digest}")
+
+
+def _print_targets(federation: "Federation", console: "Console") -> None:
+    """Print the sizes of clients, and mean and deviation of their targets, which are numbers."""
+    scale = federation.target_scale
+    assert scale is not None
+    y = federation.y.double().cpu().numpy() * scale.deviation + scale.mean
+    table = make_table(
+        "client", "train", "val.", "test", "mean target", "deviation", text_columns=("client",)
+    )
+    for client in federation.clients[:MAX_TABLE_CLIENTS]:
+        mine = y[client.all]
+        sizes = (str(len(part)) for part in (client.train, client.validation, client.test))
+        table.add_row(client.name, *sizes, f"{mine.mean():.4g}", f"{mine.std():.4g}")
+    print_whole(table, console)
+    for line in _describe_omissions(federation, in_full=True):
+        console.print(line)
+
+
+def _print_labels(federation: "Federation", console: "Console") -> None:
+    """Print the table of label counts."""
     import numpy as np
     from rich.style import Style
     from rich.text import Text
@@ -120,11 +183,8 @@ def _print_federation(federation: "Federation", console: "Console") -> None:
     print_whole(table, console)
     if is_numbered and in_full:
         console.print("labels: " + ", ".join(f"{i} {name}" for i, name in enumerate(federation.classes)))
-    for line in (*_describe_omissions(federation, in_full), *_describe_heterogeneity(federation)):
+    for line in _describe_omissions(federation, in_full):
         console.print(line)
-    for note in federation.notes:
-        console.print(f"note: {note}")
-    console.print(f"partition hash: {federation.digest}")
 
 
 def _describe_omissions(federation: "Federation", in_full: bool) -> list[str]:
@@ -145,6 +205,13 @@ def _describe_omissions(federation: "Federation", in_full: bool) -> list[str]:
 
 def _describe_heterogeneity(federation: "Federation") -> list[str]:
     h = federation.heterogeneity()
+    if not federation.classes:
+        return [
+            f"{federation.name}: {federation.n_clients} clients, a number to predict, "
+            f"input {' x '.join(map(str, federation.input_shape))}",
+            f"samples per client: {h['samples_min']} to {h['samples_max']}, median {h['samples_median']:g}",
+            f"distance of the clients' mean targets from the mean of all: {h['target_distance']:.3f} deviations",
+        ]
     return [
         f"{federation.name}: {federation.n_clients} clients, {federation.n_classes} classes, "
         f"input {' x '.join(map(str, federation.input_shape))}",

@@ -220,7 +220,9 @@ def test_clients_and_text_targets_may_be_called_na(tmp_path, name):
     assert sorted(data.classes) == sorted([name, "x"])
     path.write_text("\n".join(["site,age,ill", *rows[:5], f",1,{name}", *rows, ""]))
     less = made(path)
-    assert "1 of 46 rows have no value in column 'site' and are left out, the first is data row 6." in less.notes
+    assert (
+        "1 of 46 rows have no value in column 'site' and are left out, the first is data row 6." in less.notes
+    )
     assert len(less.y) == 45
     path.write_text("\n".join(["site,age,ill", *rows, "b,1,", ""]))
     assert "1 of 41 rows have no value in column 'ill' and are left out" in " ".join(made(path).notes)

@@ -239,9 +239,7 @@ class FeatureReader:
                     f"true/false, dates or text. Turn it into a number, or {suggest_features(name, names)}"
                 )
         if not columns.schema_columns:
-            raise DataError(
-                f"{self.table.path}: no feature column holds any value"
-            )
+            raise DataError(f"{self.table.path}: no feature column holds any value")
         columns.notes += columns.describe()
         return columns
 

@@ -1,0 +1,245 @@
+"""Tables are read as they are: dates, free text, rare categories, ids, gaps, odd files; and new rows likewise."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedattune
+from cli_helpers import Done
+from fedattune import DataError
+from fedattune.data import load_table
+from fedattune.data.dataset import Dataset
+from fedattune.data.schema import OTHER_CATEGORY
+
+N = 240
+TOPICS = (
+    "rain and wind over the coast tonight",
+    "the match ended with a late goal",
+    "shares fell after the report",
+)
+
+
+def rows() -> list[dict[str, str]]:
+    """Visits of four clinics: a date, a diagnosis of many kinds, a note in words, a number of the visit, a result."""
+    random = np.random.default_rng(0)
+    out = []
+    for i in range(N):
+        topic = int(random.integers(3))
+        code = int(random.geometric(0.03))
+        ill = (topic == 1) != (random.random() < 0.2)
+        out.append(
+            {
+                "visit_id": str(1000 + 7 * i),
+                "clinic": f"c{i % 4}",
+                "seen": f"2024-{1 + i % 12:02d}-{1 + i % 28:02d}",
+                "code": f"D{min(code, 120):03d}",
+                "note": f"{TOPICS[topic]}, {random.choice(['good', 'bad', 'odd'])} day {i % 5}",
+                "age": "?" if i % 40 == 3 else f"{random.integers(20, 90)}",
+                "ill": "yes" if ill else "no",
+            }
+        )
+    return out
+
+
+def write(path: Path, lines: list[dict[str, str]], *, quote: str = "") -> Path:
+    text = "\n".join(
+        [
+            ",".join(lines[0]),
+            *(",".join(f"{quote}{v}{quote}" if "," in v else v for v in r.values()) for r in lines),
+        ]
+    )
+    if path.suffix == ".gz":
+        with gzip.open(path, "wt") as file:
+            file.write(text)
+    else:
+        path.write_text(text)
+    return path
+
+
+def load(path: Path, **options: object) -> Dataset:
+    return load_table(path, client_column="clinic", target="ill", **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write(tmp_path / "visits.csv", rows(), quote='"')
+
+
+def test_every_kind_of_column_becomes_features(table: Path) -> None:
+    data = load(table, max_categories=20)
+    schema = data.schema
+    assert schema is not None
+    assert schema.numbers == ("seen", "age")
+    assert schema.dates == {"seen": "%Y-%m-%d"}
+    assert schema.flagged == ("age",)
+    assert len(schema.categories["code"]) == 20
+    assert schema.categories["code"][-1] == OTHER_CATEGORY
+    assert schema.texts == {"note": 256}
+    assert data.x.shape[1] == schema.input_shape[0] == 2 + 1 + 20 + 4 + 256
+    said = " ".join(data.notes)
+    for words in (
+        "'visit_id' counts or names the rows and is left out",
+        "Dates became days, month, weekday and, with times, the hour: 'seen'",
+        "'code' has ",
+        "are one category 'other'",
+        "The words of column 'note' are hashed to 256 inputs",
+        "A sign such as ? is a missing value in 'age'",
+    ):
+        assert words in said, words
+
+
+def test_dates_are_days_and_waves(tmp_path: Path) -> None:
+    """1 January 1970 was a Thursday: day 0, weekday 3; noon is half a turn of the hours."""
+    times = ["1970-01-01 12:00:00", "1970-07-03 00:00:00", "1971-01-04 18:00:00"] * 10
+    lines = [{"clinic": f"c{i % 2}", "when": t, "ill": "yn"[i % 2]} for i, t in enumerate(times)]
+    data = load(write(tmp_path / "t.csv", lines))
+    assert data.schema is not None
+    assert data.schema.dates == {"when": "%Y-%m-%d %H:%M:%S"}
+    days, month, weekday, hour = data.x[:3, 0], data.x[:3, 1:3], data.x[:3, 3:5], data.x[:3, 5:7]
+    assert days.tolist() == [0.5, 183.0, 368.75]
+    np.testing.assert_allclose(month, [[0, 1], [0, -1], [0, 1]], atol=1e-12)
+    angle = 2 * np.pi * np.array([3, 4, 0]) / 7
+    np.testing.assert_allclose(weekday, np.stack([np.sin(angle), np.cos(angle)], 1), atol=1e-12)
+    np.testing.assert_allclose(hour, [[0, -1], [0, 1], [-1, 0]], atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%m/%d/%Y", "%d %b %Y"])
+def test_dates_as_people_write_them(form: str, tmp_path: Path) -> None:
+    days = np.datetime64("2024-01-20") + np.arange(40)
+    lines = [
+        {"clinic": f"c{i % 2}", "when": day.astype("datetime64[s]").item().strftime(form), "ill": "yn"[i % 2]}
+        for i, day in enumerate(days)
+    ]
+    data = load(write(tmp_path / "t.csv", lines))
+    assert data.x[:, 0].tolist() == days.astype(np.int64).tolist()
+
+
+def test_rows_without_client_or_target_are_left_out(tmp_path: Path) -> None:
+    lines = rows()
+    lines[0]["clinic"] = ""
+    lines[5]["ill"] = lines[6]["ill"] = ""
+    data = load(write(tmp_path / "t.csv", lines, quote='"'))
+    assert len(data.y) == N - 3
+    said = " ".join(data.notes)
+    assert "1 of 240 rows have no value in column 'clinic' and are left out, the first is data row 1." in said
+    assert "2 of 239 rows have no value in column 'ill' and are left out, the first is data row 6." in said
+
+
+def test_rows_with_gaps_are_left_out_if_asked_for(table: Path) -> None:
+    data = load(table, missing="drop")
+    assert len(data.y) == N - 6
+    assert "6 of 240 rows lack a feature and are left out (--missing drop)." in data.notes
+    assert data.schema is not None
+    assert not data.schema.flagged
+
+
+def test_columns_are_dropped_by_name(table: Path) -> None:
+    data = load(table, drop_columns="note, code")
+    assert data.schema is not None
+    assert data.schema.columns == ("seen", "age")
+    with pytest.raises(DataError, match="no column 'nota' of drop_columns; did you mean 'note'"):
+        load(table, drop_columns="nota")
+
+
+def test_packed_tables_and_cells_of_several_lines(tmp_path: Path) -> None:
+    lines = rows()
+    for line in lines:
+        line["note"] += "\nsecond line, with a comma"
+    plain = load(write(tmp_path / "plain.csv", lines, quote='"'))
+    packed = load(write(tmp_path / "packed.csv.gz", lines, quote='"'))
+    assert len(plain.y) == N
+    np.testing.assert_array_equal(plain.x, packed.x)
+    assert packed.name == "packed"
+
+
+def test_a_column_that_gives_the_target_away_is_named(tmp_path: Path) -> None:
+    lines = rows()
+    for i, line in enumerate(lines):
+        line["paid"] = str(900 + i % 90) if line["ill"] == "yes" else str(i % 90)
+    data = load(write(tmp_path / "t.csv", lines, quote='"'))
+    (warning,) = [note for note in data.notes if "nearly perfectly" in note]
+    assert warning.startswith("Column 'paid' alone predicts the target nearly perfectly (100%)")
+    assert "--drop-columns 'paid'" in warning
+
+
+def test_new_rows_are_read_in_the_same_way(table: Path, tmp_path: Path) -> None:
+    """A model predicts the rows that it was tested on as the run did, and takes new codes for `other`."""
+    options = {"max_categories": 20}
+    data = fedattune.load_federation(table, client_column="clinic", target="ill", options=options)
+    result = fedattune.fit("fedavg", data, rounds=3, lr=0.1)
+    result.export("c1", tmp_path / "m.safetensors")
+    lines = rows()
+    index = data.part("test")[1]
+    some = write(tmp_path / "new.csv", [lines[i] for i in index], quote='"')
+    found = fedattune.predict(tmp_path / "m.safetensors", some)
+    logits = result.predictions["test"].outputs[result.predictions["test"].rows(1)].astype(float)
+    chance = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(found.probabilities, chance, atol=1e-5)
+    assert found.metrics["accuracy"] == pytest.approx(result.measure_clients("accuracy")[1])
+    lines[0]["code"] = "never seen"
+    assert len(fedattune.predict(tmp_path / "m.safetensors", write(some, lines[:3], quote='"')).labels) == 3
+
+
+def test_features_are_listed(table: Path, cli: Callable[..., Done]) -> None:
+    done = cli(
+        "data",
+        "show",
+        "--data",
+        table,
+        "--client-column",
+        "clinic",
+        "--target",
+        "ill",
+        "--set",
+        "table.max_categories=20",
+    )
+    assert done.code == 0, done.err
+    assert "seen (date, 5), age (number, 2), code (categories, " in done.out
+    assert "note (text, 256)" in done.out
+
+
+def test_words_tell_topics_apart(table: Path, cli: Callable[..., Done]) -> None:
+    """The note of a visit says more of the result than age and date do."""
+    argv = f"compare --data {table} --client-column clinic --target ill --rounds 20 --lr 0.5 --quiet --set table.max_categories=20".split()
+    accuracy = []
+    for name, drop in (("with", "code"), ("without", "code,note")):
+        done = cli(*argv, "--algorithms", "local,fedavg", "--drop-columns", drop, "--out", name)
+        assert done.code == 0, done.err
+        accuracy.append(fedattune.read_runs([name]).results[1].judged["acc_uniform"])
+    assert accuracy[0] > accuracy[1] + 0.1
+
+
+def test_scaling_keeps_what_is_constant_within_clients(tmp_path: Path, cli: Callable[..., Done]) -> None:
+    """The size of a school decides the result: scaled by each school it is 0, scaled by all it is learned."""
+    random = np.random.default_rng(1)
+    lines = [
+        {
+            "clinic": f"s{school}",
+            "size": str(100 + 20 * school),
+            "age": f"{random.normal():.3f}",
+            "ill": "yes" if 100 + 20 * school + 60 * random.normal() > 400 else "no",
+        }
+        for school in range(30)
+        for _ in range(20)
+    ]
+    path = write(tmp_path / "t.csv", lines)
+    data = {
+        scaling: fedattune.load_federation(path, client_column="clinic", target="ill", scaling=scaling)
+        for scaling in ("auto", "client", "global", "federated")
+    }
+    assert data["auto"].partition["scaling"] == "federated"
+    assert data["auto"].digest == data["federated"].digest != data["client"].digest
+    assert not data["client"].x[:, 0].any()
+    train = np.concatenate([client.train for client in data["auto"].clients])
+    sizes = np.array([float(line["size"]) for line in lines])
+    scaled = (sizes - sizes[train].mean()) / sizes[train].std()
+    for scaling in ("global", "federated"):
+        np.testing.assert_allclose(data[scaling].x[:, 0], scaled, atol=1e-5)
+    accuracy = {
+        name: fedattune.fit("fedavg", one, rounds=20, lr=0.5).judged["acc_pooled"]
+        for name, one in data.items()
+    }
+    assert accuracy["auto"] > accuracy["client"] + 0.15
