@@ -130,7 +130,7 @@ def test_of_finished_runs_come_table_verdict_and_report(cli: Cli, work: Path) ->
     done = cli("watch", finished(work / "out"), "-o", "r.html")
     assert done.code == 0
     assert "fedavg: finished, round 2 of 2, mean 62.50%, +10.00 points to local" in done.out
-    assert "BMTA*" in done.out
+    assert "accuracy %: mean over clients on test rows" in done.out
     assert "4 clients are too few to say" in done.out
     assert done.out.endswith("The report is r.html\n")
     assert "<html" in (work / "r.html").read_text()
@@ -260,7 +260,7 @@ def test_a_comparison_is_watched_on_a_real_terminal_to_its_end(start: Any, work:
     assert "\x1b[?25l" in seen  # live: the cursor is hidden while it is
     assert "\x1b[?25h" in seen
     assert "30 of 30" in seen
-    assert "BMTA*" in seen
+    assert "> local: clients better than alone" in seen
 
 
 def test_a_kill_while_it_watches_harms_nothing(start: Any, work: Path) -> None:

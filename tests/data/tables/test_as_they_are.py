@@ -203,7 +203,8 @@ def test_features_are_listed(table: Path, cli: Callable[..., Done]) -> None:
 
 def test_words_tell_topics_apart(table: Path, cli: Callable[..., Done]) -> None:
     """The note of a visit says more of the result than age and date do."""
-    argv = f"compare --data {table} --client-column clinic --target ill --rounds 20 --lr 0.5 --quiet --set table.max_categories=20".split()
+    argv = f"compare --data {table} --client-column clinic --target ill --rounds 20 --lr 0.5 --quiet".split()
+    argv += ["--set", "table.max_categories=20"]
     accuracy = []
     for name, drop in (("with", "code"), ("without", "code,note")):
         done = cli(*argv, "--algorithms", "local,fedavg", "--drop-columns", drop, "--out", name)
