@@ -7,6 +7,7 @@ three steps may cost a third of the budget, so a method with few options takes m
 Only validation data choose, on a split and a seed of their own: the test rows of the reported split are in no part of
 it. Refused: Optuna. Its samplers and pruners serve large spaces and asynchronous trials; for a grid of some ten values
 that train as jobs of a plan, it would need as much code as stands here, a database, and eight more packages.
+Runs go through `train_all`, as the searches of studies do; a study tries the whole grid, because its paper did.
 """
 
 import itertools
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
     from ..training.result import Result
     from .progress import ProgressDisplay
 
-LR_FACTORS = tuple(3 ** (k / 2) for k in range(-4, 5))
-"""Learning rates relative to the given one: from a ninth to nine times it, on a log scale."""
+LR_FACTORS = tuple(3 ** (k / 2) for k in range(-4, 7))
+"""Learning rates relative to the given one: from a ninth to 27 times it, on a log scale.
+
+More of them are larger, because early stopping ends what overfits, and typed rates are careful ones.
+"""
 
 FRACTIONS = (1 / 9, 1 / 3, 1.0)
 """Share of the rounds in each step of the halving."""
@@ -83,7 +87,9 @@ class Tuning:
 def list_combinations(
     method: str, lr: float, limit: int, seed: int, fixed: Mapping[str, Any]
 ) -> list[Combination]:
-    """List the combinations of a method to try: first the given ones, then others drawn from the grid.
+    """List the combinations of a method to try: first the given one, then others drawn from the grid.
+
+    Learning rates take turns, so that few combinations spread over all of the grid.
 
     Args:
         method: name of the method.
@@ -105,7 +111,11 @@ def list_combinations(
     defaults = _get_defaults(method, space)
     others = [one for one in grid if not (math.isclose(one.lr, lr) and dict(one.options) == defaults)]
     order = np.random.default_rng([seed, TUNING_STREAM]).permutation(len(others))
-    return [given, *(others[i] for i in order[: limit - 1])]
+    by_lr: dict[float, list[Combination]] = {}
+    for i in order:
+        by_lr.setdefault(others[i].lr, []).append(others[i])
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*by_lr.values()))
+    return [given, *(one for one in in_turn if one is not None)][:limit]
 
 
 def _get_defaults(method: str, space: Mapping[str, Any]) -> dict[str, Any]:
