@@ -9,6 +9,7 @@ import numpy as np
 
 from fedattune import Settings
 from fedattune.core.effect import Effect
+from fedattune.core.metrics import METRICS
 
 
 @dataclass
@@ -90,6 +91,11 @@ class Fake:
     @property
     def best_validation(self) -> dict[str, float] | None:
         return None if self.validation is None else {"acc_uniform": 0.7}
+
+    curve_metric = METRICS["accuracy"]
+
+    def read_curve(self, metrics: dict[str, float], over: str = "uniform") -> float:
+        return 100 * metrics[f"acc_{over}"]
 
     @property
     def bmta(self) -> dict[str, dict[str, float]]:

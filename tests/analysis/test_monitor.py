@@ -33,7 +33,7 @@ def test_what_is_seen_of_a_running_one_beside_local(tmp_path: Path) -> None:
     assert [line.state for line in lines.values()] == ["finished", "running", "waiting"]
     run = lines["fedavg"]
     assert (run.round, run.rounds, run.bytes, run.seconds) == (2, 10, 2_000, 4.0)
-    assert run.accuracy == pytest.approx((0.9 + 0.6 + 0.5 + 0.5) / 4)
+    assert run.mean == pytest.approx((0.9 + 0.6 + 0.5 + 0.5) / 4)
     assert run.worst10 == 0.5
     assert run.gain == pytest.approx(0.1)  # to local in round 2, not in its last one
     assert run.seconds_left == pytest.approx(16.0)
@@ -50,11 +50,11 @@ def test_only_new_rounds_are_read_and_a_run_that_was_taken_back_is_read_again(tm
     store.commit()
     line = read_statuses(out)[1]
     assert (line.round, line.seconds, line.bytes, line.diverged, line.absent) == (3, 9.0, 1_500, 1, 2)
-    assert line.accuracy == pytest.approx(0.525)  # round 3 was not evaluated
+    assert line.mean == pytest.approx(0.525)  # round 3 was not evaluated
     store.forget_after(1)
     line = read_statuses(out)[1]
     assert (line.round, line.diverged, line.absent) == (1, 0, 0)
-    assert line.accuracy == pytest.approx(0.5)
+    assert line.mean == pytest.approx(0.5)
     assert read_statuses(out)[1] == line or read_statuses(out)[1].quiet > line.quiet
     store.close()
 

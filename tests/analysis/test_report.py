@@ -289,7 +289,7 @@ def test_clients_that_joined_after_training_have_a_table(ragged: Federation, tmp
             for way in ("received", "trained", "local")
         ]
         assert words[row : row + 3] == [f"{100 * mean:.1f}" for mean in means]
-    for head in ("global %", "arrived %", "new %", "last 10%", "rounds to 1%"):
+    for head in ("global", "arrived", "new", "last 10%", "rounds to 1%"):
         assert head in page.text
 
 

@@ -261,3 +261,25 @@ def test_a_method_that_needs_classes_refuses_a_number(cli: Cli, work: Path) -> N
         cli("compare", *TABLE, "--algorithms", "local,fedavg", "--partition", "dirichlet"),
         "the partition dirichlet divides samples by class",
     )
+
+
+def test_the_curves_of_numbers_are_of_rmse(cli: Cli, work: Path) -> None:
+    """Progress, history, clients, newcomers, watch and TensorBoard show RMSE, never an accuracy of 0."""
+    write_wards(work / "t.csv", number=True)
+    argv = [*TABLE, "--algorithms", "local,fedavg", "--rounds", 4, "--held-out", 1, "--columns", "all"]
+    done = cli("compare", *[one for one in argv if one != "--quiet"])
+    assert done.code == 0, done.err
+    assert "fedavg: round 4 of 4, RMSE " in done.err
+    run = read_runs([work / "run"]).results[1]
+    assert {"rmse_uniform", "rmse_pooled", "rmse_std", "rmse_worst10", "loss_uniform"} == set(run.metrics)
+    assert run.metrics["rmse_worst10"] > run.metrics["rmse_uniform"]
+    assert run.metrics["rmse_uniform"] == pytest.approx(np.mean([one.received for one in run.clients]))
+    assert run.best_test["rmse_uniform"] == min(e["received"]["rmse_uniform"] for e in run.history)
+    assert run.bmta is None
+    (newcomer,) = run.newcomers
+    assert newcomer.received > 0.1
+    assert newcomer.local > 0.1
+    assert "mean RMSE" in repr(run)
+    watched = cli("watch", "run")
+    assert "fedavg: finished, round 4 of 4, mean RMSE " in watched.out
+    refused(cli("compare", *TABLE[:-1], "other", "--rounds-to", 0.9), "--rounds-to 0.9 is an accuracy")

@@ -252,7 +252,7 @@ def test_the_command(compared: Path, here: Path, capsys: pytest.CaptureFixture[s
     output = capsys.readouterr()
     assert "exporting fedavg, seed 0: as --algorithm says" in output.err
     assert output.out.startswith("1-fedavg-seed0.safetensors: client 1, safetensors, ")
-    assert "logits differ by at most 0\n" in output.out
+    assert "outputs differ by at most 0\n" in output.out
     assert "\npredict: fedattune predict 1-fedavg-seed0.safetensors --data new.csv\n" in output.out
     model = fedattune.load_model(here / "1-fedavg-seed0.safetensors")
     x = torch.rand(4, 1, 8, 8)

@@ -73,9 +73,9 @@ class MethodRow:
         metrics: metric -> its mean over clients, for all metrics of the target.
         better_than_local: share of the clients that gain over training alone.
         p_value: Holm's adjusted p value of Wilcoxon's test over clients against training alone.
-        last: mean test accuracy after the last round.
+        last: mean test accuracy after the last round; here and below, RMSE if the target is a number.
         best_validation: mean test accuracy at the round with the best validation accuracy.
-        bmta, bmta_pooled: best mean test accuracy of any round.
+        bmta, bmta_pooled: best mean test accuracy of any round; None if the target is a number.
         mean_last_10pct: mean test accuracy in the last tenth of the rounds.
         rounds_to: for each seed, the first round with the accuracy asked for; None if it was not reached.
         global_accuracy: accuracy of the global model on all test samples.
@@ -327,23 +327,25 @@ def _average_effects(runs: "Sequence[RunMetrics]") -> dict[str, float]:
 
 
 def _pick_numbers(run: "RunMetrics") -> dict[str, float | None]:
-    """Pick the accuracies of one run that a row shows over the seeds; none if the target is a number."""
+    """Pick the accuracies, or RMSE, of one run that a row shows over the seeds."""
 
     def average_newcomers(point: "Point") -> float | None:
         accuracies = [getattr(newcomer, point) for newcomer in run.newcomers]
         return float(np.mean(accuracies)) if accuracies else None
 
-    numbers = {
-        "last": run.metrics.get("acc_uniform"),
-        "best_validation": run.best_validation["acc_uniform"] if run.best_validation else None,
+    def read_mean(metrics: Mapping[str, float] | None) -> float | None:
+        return run.read_curve(metrics) / run.curve_metric.scale if metrics else None
+
+    return {
+        "last": read_mean(run.metrics),
+        "best_validation": read_mean(run.best_validation),
         "bmta": run.bmta["uniform"]["accuracy"] if run.bmta else None,
         "bmta_pooled": run.bmta["pooled"]["accuracy"] if run.bmta else None,
-        "mean_last_10pct": run.mean_last_10pct["acc_uniform"] if run.mean_last_10pct else None,
+        "mean_last_10pct": read_mean(run.mean_last_10pct),
         "global_accuracy": run.global_accuracy,
         "arrived": average_newcomers("received"),
         "newcomers": average_newcomers("trained"),
     }
-    return dict.fromkeys(numbers) if run.is_regression else numbers
 
 
 def rows_to_json(table: Sequence[MethodRow]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.io import read_json
+from ..core.metrics import METRICS, MetricName
 from ..training.history import summarize_scores
 from ..training.storage.folder import RunFolder
 from .compare import BASELINE
@@ -29,14 +30,15 @@ class RunStatus:
         method, seed: the run.
         state: `stopped?` if nothing new was seen for long.
         round, rounds: the last round seen, 0 before the first, and all rounds.
-        accuracy: mean test accuracy over clients at the headline point at the last evaluation, a fraction.
+        mean: mean test accuracy over clients at the headline point at the last evaluation, a fraction; or the RMSE.
         worst10: the same over the worst tenth of the clients.
-        gain: difference of the mean to `local` with the same seed in the same round, a fraction.
+        gain: how much better the mean is than of `local` with the same seed in the same round.
         bytes: sent in both directions.
         seconds: trained so far.
         diverged, absent: clients and rounds in which training was not finite, or no answer came.
         quiet: seconds since something new was seen.
         failure: the reason of a failed run.
+        metric: the metric of mean, worst10 and gain: accuracy or rmse.
 
     """
 
@@ -45,7 +47,7 @@ class RunStatus:
     state: RunState
     round: int = 0
     rounds: int = 0
-    accuracy: float | None = None
+    mean: float | None = None
     worst10: float | None = None
     gain: float | None = None
     bytes: int = 0
@@ -54,6 +56,7 @@ class RunStatus:
     absent: int = 0
     quiet: float = 0.0
     failure: str = ""
+    metric: MetricName = "accuracy"
 
     @property
     def seconds_left(self) -> float | None:
@@ -131,11 +134,14 @@ def _read_progress(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
             "diverged": sum(len(record.diverged) for record in records),
             "absent": sum(len(record.absent) for record in records),
         }
-        means = {r: mean for r, mean in store.mean_accuracies(run.headline).items() if r <= last.round}
-        for r, point, (n, correct, loss) in store.scores("test", max(means, default=last.round)):
-            if r in means and point == run.headline:
-                metrics = summarize_scores(n.astype(int), correct.astype(int), loss)
-                progress |= {"accuracy": metrics["acc_uniform"], "worst10": metrics["acc_worst10"]}
+        means: dict[int, float] = {}
+        name = "rmse" if run.is_regression else "acc"
+        for r, point, scores in store.scores("test"):
+            if r <= last.round and point == run.headline and scores[0].any():
+                metrics = summarize_scores(*scores, deviation=run.target_deviation)
+                means[r] = metrics[f"{name}_uniform"]
+                progress |= {"mean": means[r], "worst10": metrics[f"{name}_worst10"]}
+        progress["metric"] = run.curve_metric.name
     return progress, means
 
 
@@ -144,7 +150,8 @@ def _add_gain(status: RunStatus, means: dict[tuple[str, int], dict[int, float]])
     mine, local = means[status.method, status.seed], means.get((BASELINE, status.seed), {})
     last = max(mine, default=0)
     has_gain = status.method != BASELINE and last in mine and last in local
-    return replace(status, gain=mine[last] - local[last]) if has_gain else status
+    sign = METRICS[status.metric].sign
+    return replace(status, gain=sign * (mine[last] - local[last])) if has_gain else status
 
 
 def _read_time(file: Path) -> float:

@@ -21,7 +21,7 @@ CONSTANT_SPREAD = 0.05
 """Deviation of predicted numbers, relative to the deviation of the true ones, below which they are called so."""
 IMBALANCED_SHARE = 0.75
 """Share of one class from which on accuracy says little."""
-MOVING_POINTS = 0.005
+MOVING_POINTS = 0.5
 """Change of the mean validation metric over the last fifth of the rounds from which on a curve still moves."""
 
 
@@ -107,20 +107,28 @@ def _note_moving(results: "Sequence[RunMetrics]") -> list[str]:
     for name, runs in group_by_algorithm(results).items():
         changes = [change for run in runs if (change := _measure_drift(run)) is not None]
         if changes and abs(drift := float(np.mean(changes))) >= MOVING_POINTS:
-            way = "still rises: more rounds may be better" if drift > 0 else "falls: fewer rounds are enough"
-            notes.append(
-                f"{name}: validation accuracy {way} ({100 * drift:+.1f} points over the last fifth of the rounds)"
+            way = (
+                "still gets better: more rounds may help"
+                if drift > 0
+                else "gets worse: fewer rounds are enough"
             )
+            curve = runs[0].curve_metric
+            size = f"{drift:+.1f} points" if curve.is_percent else f"by {abs(drift):.1f}%"
+            notes.append(f"{name}: validation {curve.label} {way} ({size} over the last fifth of the rounds)")
     return notes
 
 
 def _measure_drift(run: "RunMetrics") -> float | None:
-    """Return the change of mean validation accuracy from the fifth before the last one to the last fifth."""
-    curve = [e["validation"][run.headline]["acc_uniform"] for e in run.history if e.get("validation")]
+    """Return how much better validation data find the last fifth of the rounds than the fifth before it.
+
+    In points of accuracy, or in percent of the RMSE; 0 if noise explains the change.
+    """
+    curve = [run.read_curve(e["validation"][run.headline]) for e in run.history if e.get("validation")]
     n = len(curve) // 5
-    if run.is_regression or n < 2:
+    if n < 2:
         return None
     last, before = np.array(curve[-n:]), np.array(curve[-2 * n : -n])
-    drift = float(last.mean() - before.mean())
+    drift = run.curve_metric.sign * float(last.mean() - before.mean())
     noise = float(np.sqrt((last.var() + before.var()) / n))
-    return drift if abs(drift) > 3 * noise else 0.0
+    unit = 1.0 if run.curve_metric.is_percent else max(float(before.mean()), np.finfo(float).tiny) / 100
+    return drift / unit if abs(drift) > 3 * noise else 0.0

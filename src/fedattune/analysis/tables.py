@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..core.effect import IDLE_BELOW
 from ..core.errors import ConfigError, did_you_mean
-from ..core.metrics import METRICS
+from ..core.metrics import METRICS, format_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,7 +117,7 @@ def _format_spread(pick: "Callable[[MethodRow], MeanStd | None]", *, is_metric: 
 
     Args:
         pick: gives the number.
-        is_metric: the number is of the row's metric; otherwise it is a fraction, shown in percent.
+        is_metric: the number is of the row's metric; otherwise it is an accuracy, or RMSE if the target is a number.
 
     """
 
@@ -125,8 +125,11 @@ def _format_spread(pick: "Callable[[MethodRow], MeanStd | None]", *, is_metric: 
         spread = pick(row)
         if spread is None:
             return "-"
-        if is_metric and not METRICS[row.metric].is_percent:
-            return f"{spread.mean:.4g}" + (f" ±{spread.std:.2g}" if row.n_seeds > 1 else "")
+        measure = METRICS[row.metric]
+        if not (measure.is_percent if is_metric else measure.is_for_classes):
+            return format_number(spread.mean) + (
+                f" ±{format_number(spread.std, 2)}" if row.n_seeds > 1 else ""
+            )
         return format_points(spread.mean) + (f" ±{format_points(spread.std, 1)}" if row.n_seeds > 1 else "")
 
     return cell
@@ -173,9 +176,9 @@ QUALITY_COLUMNS: dict[str, RowFormatter] = {
 }
 EXTRA_COLUMNS: dict[str, RowFormatter] = {
     "effect": _format_effects,
-    "global %": _format_spread(lambda row: row.global_accuracy),
-    "arrived %": _format_spread(lambda row: row.arrived),
-    "new %": _format_spread(lambda row: row.newcomers),
+    "global": _format_spread(lambda row: row.global_accuracy),
+    "arrived": _format_spread(lambda row: row.arrived),
+    "new": _format_spread(lambda row: row.newcomers),
 }
 ROUND_COLUMNS: dict[str, RowFormatter] = {
     "last": _format_spread(lambda row: row.last),
@@ -198,10 +201,10 @@ LEGEND = {
     "p": "Wilcoxon over clients against local, Holm",
     "effect": "distance of what the method's mechanism changes (its weights, steps, ...) from the same without it, at "
     "the end; a note says which method an idle one is",
-    "global %": "the one global model on all clients' test samples together",
-    "arrived %": "mean over clients that joined after training, with the model that they were sent at first",
-    "new %": "the same after rounds of their own",
-    "last": "mean test accuracy after the last round",
+    "global": "the one global model on all clients' test samples together",
+    "arrived": "mean over clients that joined after training, with the model that they were sent at first",
+    "new": "the same after rounds of their own",
+    "last": "mean test accuracy (RMSE of numbers) after the last round",
     "last 10%": "mean over the last tenth of the rounds",
     "best val.": "mean at the round with the best validation",
     "BMTA*": "best mean test accuracy of any round, optimistic, as the test data choose the round",

@@ -284,7 +284,7 @@ class Comparison:
 
 
 def _format(interval: tuple[float, float]) -> str:
-    low, high = (f"{value:+.2f}" if abs(value) >= 0.1 else f"{value:+.3g}" for value in interval)
+    low, high = (f"{value:+,.2f}" if abs(value) >= 0.1 else f"{value:+.3g}" for value in interval)
     return f"{low} to {high}"
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..analysis.tables import make_console, make_table, print_whole
 from ..core.errors import ConfigError
 from ..core.io import write_text
+from ..core.metrics import format_number
 from .options import ShowOptions, parse_options, read_experiment
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _print_targets(federation: "Federation", console: "Console") -> None:
     for client in federation.clients[:MAX_TABLE_CLIENTS]:
         mine = y[client.all]
         sizes = (str(len(part)) for part in (client.train, client.validation, client.test))
-        table.add_row(client.name, *sizes, f"{mine.mean():.4g}", f"{mine.std():.4g}")
+        table.add_row(client.name, *sizes, format_number(mine.mean()), format_number(mine.std()))
     print_whole(table, console)
     for line in _describe_omissions(federation, in_full=True):
         console.print(line)

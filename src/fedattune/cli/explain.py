@@ -68,10 +68,10 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
     if waiting := len(explanation.runs.waiting):
         notes.append(f"{waiting} run{'s are' if waiting > 1 else ' is'} not finished and left out.")
     if explanation.mixing.has_mixtures and explanation.mixing.similarity is None:
-        notes.append(
-            "The label counts of the clients are not known here, for example because the data stay on their nodes. So "
-            "agreement with labels is not shown."
-        )
+        why = "The label counts of the clients are not known here, for example because the data stay on their nodes."
+        if run.is_regression:
+            why = "The target is a number, so clients have no label counts."
+        notes.append(f"{why} Agreement with labels is not shown.")
     notes += [f"{effect.sentence[0].upper()}{effect.sentence[1:]}." for effect in run.effects]
     for note in notes:
         console.print(note)

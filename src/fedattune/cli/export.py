@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..analysis.tables import format_bytes
 from ..analysis.verdict import choose_method
 from ..core.errors import ConfigError, RunError, list_some, suggest_name
-from ..core.metrics import METRICS
+from ..core.metrics import METRICS, format_number
 from .main import print_message
 from .options import ExportOptions, PredictOptions, parse_options
 
@@ -123,7 +123,7 @@ def _print_export(client: str, model: "ExportedModel", *, is_brief: bool = False
     size, inputs = format_bytes(model.size_bytes), " and ".join(map(str, CHECK_BATCH_SIZES))
     print(
         f"{model.file}: client {client}, {model.format}, {size}; checked on batches of {inputs} random inputs: "
-        f"the same classes as the run's model, logits differ by at most {model.max_difference:.2g}"
+        f"the run's model gives the same, outputs differ by at most {model.max_difference:.2g}"
     )
     if is_brief:
         return
@@ -156,7 +156,7 @@ def predict(space: Namespace, problems: Sequence[str]) -> int:
             print_message(f"accuracy: {accuracy}")
         else:
             numbers = ", ".join(
-                f"{METRICS[key].label} {value:.4g}" for key, value in predictions.metrics.items()
+                f"{METRICS[key].label} {format_number(value)}" for key, value in predictions.metrics.items()
             )
             print_message(f"{numbers} ({predictions.n_known:,} rows)")
     if options.out:

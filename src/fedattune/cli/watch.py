@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from ..analysis.tables import (
     fill_table,
     format_bytes,
-    format_percent,
     format_points,
     make_console,
     measure_width,
     print_whole,
 )
 from ..core.errors import RunError
+from ..core.metrics import METRICS, format_number
 from .options import WatchOptions, parse_options
 
 if TYPE_CHECKING:
@@ -140,9 +140,9 @@ STATUS_COLUMNS: StatusColumns = {
     "seed": lambda status: str(status.seed),
     "state": lambda status: status.state,
     "round": lambda status: f"{status.round} of {status.rounds}" if status.rounds else "-",
-    "mean %": lambda status: format_points(status.accuracy),
-    "- local": lambda status: format_points(status.gain, sign="+"),
-    "worst 10%": lambda status: format_points(status.worst10),
+    "mean": lambda status: _format_mean(status, status.mean),
+    "- local": lambda status: _format_mean(status, status.gain, "+"),
+    "worst 10%": lambda status: _format_mean(status, status.worst10),
     "bytes": lambda status: format_bytes(status.bytes) if status.round else "-",
     "time": lambda status: _format_duration(status.seconds if status.round else None),
     "left": lambda status: _format_duration(status.seconds_left),
@@ -155,15 +155,22 @@ DROPPABLE_COLUMNS = ("bytes", "time", "absent", "worst 10%", "diverged", "left",
 """Columns that a narrow terminal goes without, the first ones first."""
 STATE_STYLES = {"running": "bold", "failed": "red", "stopped?": "yellow", "waiting": "dim"}
 STATUS_LEGEND = {
-    "mean %": "mean: test accuracy over clients at the last evaluation",
+    "mean": "mean: test accuracy in %, or RMSE, over clients at the last evaluation",
     "worst 10%": "worst 10%: the mean over the worst tenth of them",
-    "- local": "- local: points above local in the same round",
+    "- local": "- local: better than local by, in the same round",
     "left": "left: about how long",
     "absent": "absent: times that a client did not answer",
     "diverged": "diverged: times that a client's training was not finite",
 }
 STATE_ORDER: "tuple[RunState, ...]" = ("running", "stopped?", "failed", "finished", "waiting")
 """Runs that a low terminal shows, the first ones first."""
+
+
+def _format_mean(status: "RunStatus", value: float | None, sign: str = "") -> str:
+    """Format an accuracy in percent without the unit, or an RMSE; a dash for None."""
+    if value is None or METRICS[status.metric].is_percent:
+        return format_points(value, sign=sign)
+    return format_number(value, sign=sign)
 
 
 def _format_duration(seconds: float | None) -> str:
@@ -267,12 +274,15 @@ def print_changes(statuses: "Sequence[RunStatus]", before: "Sequence[RunStatus]"
 def _describe_status(status: "RunStatus") -> str:
     """Describe a run in plain words: `running, round 3 of 9, mean 81.20%, ...`."""
     has_round, seconds_left = bool(status.round), status.seconds_left or 0.0
+    metric = METRICS[status.metric]
+    mean, gain, worst = (value or 0.0 for value in (status.mean, status.gain, status.worst10))
+    name = "" if metric.is_percent else f"{metric.label} "
     parts = {
         status.state: True,
         f"round {status.round} of {status.rounds}": has_round,
-        f"mean {format_percent(status.accuracy, 2)}": status.accuracy is not None,
-        f"{format_points(status.gain, sign='+')} points to local": status.gain is not None,
-        f"worst 10% {format_percent(status.worst10, 2)}": status.worst10 is not None,
+        f"mean {name}{metric.format(mean)}": status.mean is not None,
+        f"{metric.format_gap(gain, signed=True)} to local": status.gain is not None,
+        f"worst 10% {metric.format(worst)}": status.worst10 is not None,
         format_bytes(status.bytes): has_round,
         f"{_format_duration(status.seconds)} so far": has_round,
         f"about {_format_duration(seconds_left)} left": seconds_left >= 1,

@@ -54,13 +54,27 @@ class Metric(NamedTuple):
 
     def format(self, value: float) -> str:
         """Format a stored value for a sentence: 83.21%, or 4.12 with four significant digits."""
-        return f"{100 * value:.2f}%" if self.is_percent else f"{value:.4g}"
+        return f"{100 * value:.2f}%" if self.is_percent else format_number(value)
 
     def format_gap(self, gap: float, *, signed: bool = False) -> str:
         """Format a difference of stored values with its unit."""
         number = self.scale * gap
-        text = f"{number:+.2f}" if self.is_percent and signed else f"{number:.2f}" if self.is_percent else ""
-        return f"{text or format(number, '+.3g' if signed else '.3g')} {self.points}"
+        sign = "+" if signed else ""
+        text = f"{number:{sign}.2f}" if self.is_percent else format_number(number, 3, sign)
+        return f"{text} {self.points}"
+
+
+def format_number(value: float, digits: int = 4, sign: str = "") -> str:
+    """Format a number with significant digits, and numbers up to a billion without a power of ten: 14,562.
+
+    Args:
+        value: the number.
+        digits: significant digits; whole numbers of more digits keep all.
+        sign: "+" to show the sign of positive numbers too.
+
+    """
+    is_long = 10**digits <= abs(value) < 1e9
+    return f"{value:{sign},.0f}" if is_long else f"{value:{sign},.{digits}g}"
 
 
 METRICS: dict[str, Metric] = {

@@ -159,13 +159,18 @@ def settle_metric(experiment: Experiment, federation: "Federation") -> Experimen
     """Choose the metric if none is given.
 
     Raises:
-        ConfigError: the metric does not suit the target.
+        ConfigError: the metric, or the accuracy to reach, does not suit the target.
 
     """
     from ..data.federated import choose_metric
 
     metric = experiment.metric or choose_metric(federation)
     check_metric(metric, is_regression=not federation.classes)
+    if experiment.rounds_to is not None and not federation.classes:
+        raise ConfigError(
+            f"--rounds-to {experiment.rounds_to:g} is an accuracy, and the target of {federation.name} is a number; "
+            "leave it out"
+        )
     return experiment.model_copy(update={"metric": metric})
 
 

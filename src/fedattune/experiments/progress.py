@@ -4,6 +4,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self
 
+from ..core.metrics import format_number
 from .job import ProgressCallback
 
 if TYPE_CHECKING:
@@ -57,9 +58,16 @@ class PlainProgress(ProgressDisplay):
 
 
 def _format_round(progress: "Progress", seconds_left: float) -> str:
-    accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.2f}%"
+    score = _format_score(progress)
     wait = f", about {seconds_left:.0f} s left" if seconds_left >= 1 else ""
-    return f"round {progress.round} of {progress.rounds}{accuracy}{wait}"
+    return f"round {progress.round} of {progress.rounds}{', ' * bool(score)}{score}{wait}"
+
+
+def _format_score(progress: "Progress", *, has_label: bool = True) -> str:
+    """Format the accuracy or RMSE; empty before the first evaluation."""
+    if progress.rmse is not None:
+        return "RMSE " * has_label + format_number(progress.rmse)
+    return "" if progress.accuracy is None else "accuracy " * has_label + f"{100 * progress.accuracy:.2f}%"
 
 
 class ProgressBars(ProgressDisplay):
@@ -75,7 +83,7 @@ class ProgressBars(ProgressDisplay):
             TextColumn("{task.description}"),
             *([BarColumn(bar_width=24)] if console.width >= MIN_COLUMNS_BARS else []),
             MofNCompleteColumn(),
-            TextColumn(f"{{task.fields[accuracy]:>{16 if self._has_label else 7}}}"),
+            TextColumn(f"{{task.fields[score]:>{16 if self._has_label else 7}}}"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
         )
@@ -83,12 +91,11 @@ class ProgressBars(ProgressDisplay):
     def add_run(self, title: str, rounds: int) -> ProgressCallback:
         """Add a run."""
         self._make_room()
-        task = self._bars.add_task(title, total=rounds, accuracy="")
-        label = "accuracy " * self._has_label
+        task = self._bars.add_task(title, total=rounds, score="")
 
         def show(progress: "Progress") -> None:
-            accuracy = "" if progress.accuracy is None else f"{label}{100 * progress.accuracy:.2f}%"
-            self._bars.update(task, completed=progress.round, accuracy=accuracy)
+            score = _format_score(progress, has_label=self._has_label)
+            self._bars.update(task, completed=progress.round, score=score)
 
         return show
 

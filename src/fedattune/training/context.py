@@ -20,8 +20,9 @@ class Progress(NamedTuple):
     Attributes:
         round: number of the last finished round, from 1.
         rounds: number of rounds in all.
-        accuracy: mean test accuracy over clients at the headline point, at the last evaluation.
+        accuracy: mean test accuracy over clients at the headline point, at the last evaluation; None before.
         seconds: wall-clock time since the run began.
+        rmse: in place of the accuracy if the target is a number, in its unit.
 
     """
 
@@ -29,6 +30,7 @@ class Progress(NamedTuple):
     rounds: int
     accuracy: float | None
     seconds: float
+    rmse: float | None = None
 
 
 @dataclass(frozen=True)

@@ -10,33 +10,65 @@ from numpy.typing import NDArray
 from .storage.store import RunStore
 
 Metrics = dict[str, float]
-"""acc_uniform, acc_pooled, acc_std, acc_worst10, loss_uniform; accuracies are fractions."""
+"""acc_uniform, acc_pooled, acc_std, acc_worst10, loss_uniform; accuracies are fractions.
+
+If the target is a number: rmse_uniform, rmse_pooled, rmse_std and rmse_worst10 in its unit, and loss_uniform.
+"""
 
 JsonDict = dict[str, Any]
 
 
-def summarize_scores(n: NDArray[np.int64], correct: NDArray[np.int64], loss: NDArray[np.float64]) -> Metrics:
+def score_clients(
+    n: NDArray[np.int64],
+    correct: NDArray[np.int64],
+    loss: NDArray[np.float64],
+    *,
+    deviation: float | None = None,
+) -> NDArray[np.float64]:
+    """Compute what curves show of each client (N,): its accuracy, or its RMSE in the unit of the target.
+
+    Args:
+        n: (N,) samples of each client, at least one.
+        correct: (N,) samples that were classified rightly.
+        loss: (N,) sum of the losses; of squared errors in deviations of the target if it is a number.
+        deviation: the deviation of a target that is a number; None for classes.
+
+    """
+    return correct / n if deviation is None else deviation * np.sqrt(loss / n)
+
+
+def summarize_scores(
+    n: NDArray[np.int64],
+    correct: NDArray[np.int64],
+    loss: NDArray[np.float64],
+    *,
+    deviation: float | None = None,
+) -> Metrics:
     """Summarise the scores of clients; clients without samples are left out.
 
     Args:
         n: (N,) samples of each client.
         correct: (N,) samples that were classified rightly.
         loss: (N,) sum of the losses.
+        deviation: the deviation of a target that is a number; None for classes.
 
     Returns:
         `acc_uniform` weighs every client alike, `acc_pooled` every sample. `acc_std` is the population standard
         deviation over clients, `acc_worst10` the mean over the worst tenth of the clients (at least one).
+        With a deviation, the same of the RMSE: `rmse_uniform` and so on.
 
     """
     has = n > 0
     n, correct, loss = n[has], correct[has], loss[has]
-    accuracy = correct / n
-    worst = np.sort(accuracy)[: max(1, round(0.1 * len(n)))]
+    values = score_clients(n, correct, loss, deviation=deviation)
+    name, best_last = ("acc", 1) if deviation is None else ("rmse", -1)
+    worst = np.sort(values)[::best_last][: max(1, round(0.1 * len(n)))]
+    pooled = score_clients(n.sum(), correct.sum(), loss.sum(), deviation=deviation)
     return {
-        "acc_uniform": float(accuracy.mean()),
-        "acc_pooled": float(correct.sum() / n.sum()),
-        "acc_std": float(accuracy.std()),
-        "acc_worst10": float(worst.mean()),
+        f"{name}_uniform": float(values.mean()),
+        f"{name}_pooled": float(pooled),
+        f"{name}_std": float(values.std()),
+        f"{name}_worst10": float(worst.mean()),
         "loss_uniform": float((loss / n).mean()),
     }
 
@@ -66,7 +98,9 @@ def replace_nonfinite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
+def build_history(
+    store: RunStore, names: Mapping[int, str], deviation: float | None = None
+) -> list[JsonDict]:
     """List the evaluated rounds: metrics at both points on both parts, traffic and time so far, and missing clients.
 
     `diverged` and `absent` name clients since the evaluation before. Methods with one global model also have `global`.
@@ -74,13 +108,14 @@ def build_history(store: RunStore, names: Mapping[int, str]) -> list[JsonDict]:
     Args:
         store: the rounds of the run.
         names: names of the clients by number.
+        deviation: the deviation of a target that is a number; None for classes.
 
     """
     points: dict[tuple[int, str], dict[str, Metrics]] = {}
     for part in ("test", "validation"):
         for round_, point, (n, correct, loss) in store.scores(part):
             metrics = points.setdefault((round_, part), {})
-            metrics[point] = summarize_scores(n, correct, loss)
+            metrics[point] = summarize_scores(n, correct, loss, deviation=deviation)
     entries: list[JsonDict] = []
     diverged: set[int] = set()
     absent: set[int] = set()

@@ -28,6 +28,7 @@ from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
 from .effects import average_effects, choose_measured, read_last_mixing
 from .evaluation import EVALUATED_PARTS, PointScores
+from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes
 from .predictions import RowPredictions, predict_rows
 from .result import Result
@@ -58,7 +59,7 @@ class RoundLoop:
         backend: trains and evaluates the clients.
         store: scores, traffic and mixing matrices of all rounds.
         record: the last finished round.
-        accuracy: mean test accuracy over clients at the headline point, at the last evaluation.
+        mean: mean test accuracy (or RMSE) over clients at the headline point, at the last evaluation.
         notes: sentences about interruptions of the run.
 
     """
@@ -91,7 +92,7 @@ class RoundLoop:
         self.store = RunStore(folder.metrics if folder else None)
         self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
         self.traffic: dict[str, Traffic] = {"up": Counter(), "down": Counter()}
-        self.accuracy: float | None = None
+        self.mean: float | None = None
         self.notes: list[str] = []
         self.stopping = StoppingRule(self.context.early_stopping)
         if make_backend:
@@ -125,7 +126,7 @@ class RoundLoop:
             now = time.perf_counter()
             self.record = self.record._replace(seconds=now - started)
             self.store.add_round(self.record)
-            watch(Progress(r, rounds, self.accuracy, self.record.seconds))
+            watch(self._describe_progress())
             stopped = not is_last and should_stop()
             if is_last:
                 self._save_models()
@@ -239,10 +240,20 @@ class RoundLoop:
         for point, part, ids, client_scores in scores:
             self.store.add_scores(r, point, part, client_scores, ids)
             if (point, part) == (self.context.algorithm.headline, "test"):
-                has_samples = client_scores.n > 0
-                self.accuracy = float(
-                    (client_scores.correct[has_samples] / client_scores.n[has_samples]).mean()
-                )
+                n, correct, loss = (column.cpu().numpy() for column in client_scores)
+                has = n > 0
+                values = score_clients(n[has], correct[has], loss[has], deviation=self._deviation)
+                self.mean = float(values.mean())
+
+    @property
+    def _deviation(self) -> float | None:
+        scale = self.context.federation.target_scale
+        return None if scale is None else scale.deviation
+
+    def _describe_progress(self) -> Progress:
+        is_rmse, done = self._deviation is not None, self.record
+        accuracy, rmse = (None, self.mean) if is_rmse else (self.mean, None)
+        return Progress(done.round, self.context.settings.rounds, accuracy, done.seconds, rmse)
 
     def _keep_best(self, r: int, scores: Sequence[PointScores]) -> None:
         """Let the backend keep the models for which this round is the best so far."""
@@ -273,7 +284,7 @@ class RoundLoop:
             tree = {"server": self.server.state, "clients": self.backend.state_tree()}
             meta = {
                 "record": self.record,
-                "accuracy": self.accuracy,
+                "mean": self.mean,
                 "notes": [*self.notes, *self.backend.notes],
                 "traffic": self.traffic,
             }
@@ -298,7 +309,7 @@ class RoundLoop:
             self.server.state = cast(ServerState, tree["server"])
             self.backend.load_state_tree(tree["clients"])
             self.record = RoundRecord(*json.loads(saved.meta["record"]))
-            self.accuracy = json.loads(saved.meta["accuracy"])
+            self.mean = json.loads(saved.meta["mean"])
             self.traffic = {way: Counter(parts) for way, parts in json.loads(saved.meta["traffic"]).items()}
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])

@@ -1,6 +1,5 @@
 """The numbers of a run: per client and round, over clients, and the summaries that papers report."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +20,7 @@ from .history import (
     is_in_last_tenth,
     reaches,
     replace_nonfinite,
+    score_clients,
     summarize_scores,
 )
 from .predictions import RowPredictions
@@ -38,7 +38,8 @@ class ClientResult:
     Attributes:
         id: name of the client.
         n_train: its training samples, and `n_test` its test samples.
-        received: its test accuracy after the last communication, and `trained` after the local training before it.
+        received: its test accuracy after the last communication, and `trained` after the local training before it;
+            its RMSE if the target is a number.
 
     """
 
@@ -51,7 +52,7 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class NewcomerResult:
-    """The result of a client that joined after training.
+    """The result of a client that joined after training; RMSE in place of accuracies if the target is a number.
 
     Attributes:
         id: name of the client.
@@ -91,7 +92,9 @@ class RunMetrics:
     predictions: Mapping[str, RowPredictions] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        mean = f", mean accuracy {self.metrics['acc_uniform']:.4f}" if self.metrics else ""
+        key = self._curve_key
+        name = "RMSE" if self.is_regression else "accuracy"
+        mean = f", mean {name} {self.metrics[key]:.4f}" if self.metrics else ""
         state = "" if self.is_finished else f" of {self.config['rounds']}, not finished"
         return f"Result({self.algorithm!r}, {self.n_clients} clients, round {self.rounds}{state}{mean})"
 
@@ -182,7 +185,8 @@ class RunMetrics:
         """The evaluated rounds: test metrics at both points, validation metrics, bytes and seconds so far."""
         ids = [client["id"] for client in self.facts["clients"]]
         missing = {int(number): name for number, name in self.facts.get("missing", {}).items()}
-        return build_history(self.store, {**missing, **dict(zip(self.eval_ids, ids, strict=True))})
+        names = {**missing, **dict(zip(self.eval_ids, ids, strict=True))}
+        return build_history(self.store, names, self.target_deviation)
 
     @property
     def final(self) -> dict[Point, Metrics | None]:
@@ -197,8 +201,8 @@ class RunMetrics:
 
     @property
     def best_test(self) -> JsonDict | None:
-        """Test metrics of the round with the highest mean test accuracy: an optimistic number that papers report."""
-        return self._best(lambda entry: float(entry[self.headline]["acc_uniform"]))
+        """Test metrics of the round with the best mean on test data: an optimistic number that papers report."""
+        return self._best(lambda entry: float(entry[self.headline][self._curve_key]))
 
     @property
     def bmta(self) -> JsonDict | None:
@@ -206,9 +210,9 @@ class RunMetrics:
 
         {"uniform": {"accuracy", "round"}, "pooled": {"accuracy", "round"}}: the maximum over the evaluated rounds of
         the mean over clients, and of the mean over samples, at the headline point. Each has the first round that
-        reaches it.
+        reaches it. None if the target is a number.
         """
-        if not self.history:
+        if not self.history or self.is_regression:
             return None
         maxima = {}
         for mean in ("uniform", "pooled"):
@@ -223,9 +227,11 @@ class RunMetrics:
         The mean is taken over clients at the headline point.
 
         Raises:
-            ConfigError: `accuracy` is no fraction.
+            ConfigError: `accuracy` is no fraction, or the target is a number.
 
         """
+        if self.is_regression:
+            raise ConfigError("rounds_to counts the rounds to an accuracy, and the target is a number")
         if not 0 < accuracy <= 1:
             raise ConfigError(
                 f"rounds_to needs a fraction above 0 and at most 1, such as 0.9, got {accuracy:g}"
@@ -235,8 +241,9 @@ class RunMetrics:
 
     @property
     def global_accuracy(self) -> float | None:
-        """Accuracy of the one global model on all test parts together, at the last evaluation; None without one."""
-        return next((float(e["global"]["acc_pooled"]) for e in reversed(self.history) if "global" in e), None)
+        """Accuracy (or RMSE) of the one global model on all test parts together, at the last evaluation, if any."""
+        key = "rmse_pooled" if self.is_regression else "acc_pooled"
+        return next((float(e["global"][key]) for e in reversed(self.history) if "global" in e), None)
 
     @property
     def newcomers(self) -> list[NewcomerResult]:
@@ -245,10 +252,10 @@ class RunMetrics:
 
     @property
     def best_validation(self) -> JsonDict | None:
-        """Test metrics of the round with the highest mean validation accuracy; None without validation data."""
+        """Test metrics of the round with the best mean on validation data; None without validation data."""
         if not self.history or not self.history[-1]["validation"]:
             return None
-        return self._best(lambda entry: float(entry["validation"][self.headline]["acc_uniform"]))
+        return self._best(lambda entry: float(entry["validation"][self.headline][self._curve_key]))
 
     @property
     def mean_last_10pct(self) -> Metrics | None:
@@ -258,17 +265,21 @@ class RunMetrics:
 
     @property
     def validation(self) -> float | None:
-        """Validation accuracy at the headline point, for choosing between methods.
+        """Validation accuracy (or RMSE) at the headline point, for choosing between methods.
 
         The mean over clients, averaged over the last tenth of the rounds: small validation parts make it jump.
         """
         late = [e["validation"] for e in self._late() if e["validation"]]
-        return float(np.mean([v[self.headline]["acc_uniform"] for v in late])) if late else None
+        return float(np.mean([v[self.headline][self._curve_key] for v in late])) if late else None
 
     @cached_property
     def clients(self) -> list[ClientResult]:
         """The results of all evaluated clients at the last evaluation."""
-        last = self.store.last_accuracies("test")
+        last = {
+            key: float(score_clients(*(np.array(value) for value in scores), deviation=self.target_deviation))
+            for key, scores in self.store.last_scores("test").items()
+            if scores[0]
+        }
         return [
             ClientResult(
                 client["id"],
@@ -311,7 +322,7 @@ class RunMetrics:
         """Test metrics of the judged models; empty before the first evaluation."""
         scores = self.judged_scores("test")
         has = np.isfinite(scores[0]) & (scores[0] > 0)
-        return summarize_scores(*scores[:, has]) if has.any() else {}
+        return summarize_scores(*scores[:, has], deviation=self.target_deviation) if has.any() else {}
 
     def measure_clients(self, metric: MetricName, part: Part = "test") -> NDArray[np.float64]:
         """Measure the judged models on one part: a value for each evaluated client (E,).
@@ -348,11 +359,20 @@ class RunMetrics:
         """The metric of curves over rounds: accuracy, or RMSE of a target that is a number."""
         return METRICS["rmse" if self.is_regression else "accuracy"]
 
-    def read_curve(self, metrics: Metrics) -> float:
-        """Return the value of a curve at one evaluation: accuracy in percent, or RMSE in the unit of the target."""
-        if not self.is_regression:
-            return 100 * metrics["acc_uniform"]
-        return (self.target_deviation or 1.0) * math.sqrt(metrics["loss_uniform"])
+    def read_curve(self, metrics: Mapping[str, float], over: str = "uniform") -> float:
+        """Return the value of a curve at one evaluation: accuracy in percent, or RMSE in the unit of the target.
+
+        Args:
+            metrics: the metrics of an evaluation.
+            over: uniform (mean over clients), pooled, or worst10.
+
+        """
+        name = "rmse" if self.is_regression else "acc"
+        return self.curve_metric.scale * metrics[f"{name}_{over}"]
+
+    @property
+    def _curve_key(self) -> str:
+        return "rmse_uniform" if self.is_regression else "acc_uniform"
 
     @property
     def mixing(self) -> MixingLog:
@@ -397,5 +417,5 @@ class RunMetrics:
     def _best(self, key: Callable[[JsonDict], float]) -> JsonDict | None:
         if not self.history:
             return None
-        best = max(self.history, key=key)
+        best = max(self.history, key=lambda entry: self.curve_metric.sign * key(entry))
         return {**best[self.headline], "round": best["round"]}

@@ -17,6 +17,7 @@ from ..core.payload import Broadcast, Payload, ServerState
 from ..core.settings import RAY_DEFAULTS, Settings
 from ..data import Federation, federation
 from ..models.files import build_algorithm, rebuild_model
+from .history import score_clients
 from .loop import RoundLoop
 from .result import Result, TrainedServer
 from .setup import build_trained_module, init_server, make_run_context
@@ -153,7 +154,9 @@ def train_newcomers(
     alone = RoundLoop(local(), clients, copy.deepcopy(trained_server.module), settings, config)
     trained_alone = alone.run(lambda _: None, lambda: False)
     arrival = next(
-        correct / n for _, point, (n, correct, _) in loop.store.scores("test") if point == "received"
+        score_clients(*scores, deviation=joined.target_deviation)
+        for _, point, scores in loop.store.scores("test")
+        if point == "received"
     )
     newcomers = [
         {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import ConfigError
 from .context import Progress, RunContext
-from .history import summarize_scores
+from .history import score_clients, summarize_scores
 from .storage.store import RoundMixing, RunStore
 
 FLUSH_S = 5
@@ -89,6 +89,8 @@ class _EventLog:
         is_continued = _wait_for_later_file_name(folder)
         self._headline, self._n_clients, self._store = context.algorithm.headline, context.n_clients, store
         self._writer: Any = SummaryWriter(folder, purge_step=0 if is_continued else None, flush_secs=FLUSH_S)
+        scale = context.federation.target_scale
+        self._deviation = None if scale is None else scale.deviation
         self._next = 0
         self._start = time.time() - seconds  # TensorBoard shows the time since then
         self.log_new_rounds()
@@ -100,9 +102,11 @@ class _EventLog:
         for part in ("test", "validation"):
             for round_, point, (n, correct, loss) in store.scores(part, self._next):
                 here = evaluated.setdefault(round_, {})
-                here[f"{part}_{point}"] = summarize_scores(n, correct, loss)
+                here[f"{part}_{point}"] = summarize_scores(n, correct, loss, deviation=self._deviation)
                 if part == "test":
-                    here.setdefault("clients", {})[point] = correct[n > 0] / n[n > 0]
+                    has = n > 0
+                    values = score_clients(n[has], correct[has], loss[has], deviation=self._deviation)
+                    here.setdefault("clients", {})[point] = values
         if not evaluated:
             return
         absent = diverged = 0
@@ -126,10 +130,9 @@ class _EventLog:
             for group, numbers in groups.items():
                 for name, value in numbers.items():
                     self._writer.add_scalar(f"{group}/{name}", value, record.round, walltime=when)
-            for point, accuracies in clients.items():
-                self._writer.add_histogram(
-                    f"clients/{point}", accuracies, record.round, ACCURACY_BINS, walltime=when
-                )
+            bins: Any = ACCURACY_BINS if self._deviation is None else "auto"
+            for point, values in clients.items():
+                self._writer.add_histogram(f"clients/{point}", values, record.round, bins, walltime=when)
             self._next, absent, diverged = record.round + 1, 0, 0
 
     def _mixing(self, round_: int) -> dict[str, dict[str, float]]:

@@ -51,7 +51,7 @@ def consistent(kept: RunStore) -> int:
     """All of every round or nothing of it; the last one."""
     known = [record.round for record in kept.rounds()]
     assert known == list(range(1, len(known) + 1))
-    assert list(kept.mean_accuracies("received")) == known
+    assert [r for r, point, _ in kept.scores("test") if point == "received"] == known
     assert [r for r, point, _ in kept.scores("test") if point == "trained"] == known
     assert list(kept.mixing(CLIENTS)) == known
     return len(known)
@@ -98,8 +98,9 @@ def test_of_a_writer_killed_in_the_middle_all_that_was_committed_is_read(way: An
     assert (tmp_path / "metrics.sqlite-journal").stat().st_size
     with closing(way(path)) as kept:
         assert consistent(kept) == 1
-        assert kept.mean_accuracies("trained")[1] > 0.4  # not what the half commit made of it
-        assert kept.mean_accuracies("received", 2) == {}
+        ((n, correct, _),) = (scores for _, point, scores in kept.scores("test") if point == "trained")
+        assert (correct / n).mean() > 0.4  # not what the half commit made of it
+        assert list(kept.scores("test", 2)) == []
 
 
 def test_a_reader_that_never_ends_is_said_and_the_writer_goes_on_after_it(

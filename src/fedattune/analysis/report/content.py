@@ -44,10 +44,7 @@ def build_curves(groups: Groups) -> list[dict[str, Any]]:
                     "bytes": [e["bytes"]["up"] + e["bytes"]["down"] for e in entries],
                     "seconds": [round(e["seconds"], 2) for e in entries],
                     "mean": [_round(run.read_curve(e[run.headline])) for e in entries],
-                    "worst": [
-                        None if run.is_regression else _round(100 * e[run.headline]["acc_worst10"])
-                        for e in entries
-                    ],
+                    "worst": [_round(run.read_curve(e[run.headline], "worst10")) for e in entries],
                 }
             )
         curves.append({"method": name, "point": runs[0].headline, "seeds": seeds})

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.metrics import METRICS
+from ...core.metrics import METRICS, format_number
 from ...training.metrics import NewcomerResult, RunMetrics
 from ..choice import find_excluded
 from ..compare import (
@@ -18,6 +18,7 @@ from ..compare import (
 )
 from ..load import Runs
 from ..notes import describe_seed_differences
+from ..tables import format_points
 
 ANSWERS = {
     "yes": "Yes: federate.",
@@ -64,7 +65,7 @@ def build_answer(runs: Runs) -> dict[str, Any]:
         facts = [
             (
                 f"Mean gain over {verdict.reference}",
-                f"{float(known.mean()):+.3g} {metric.points}",
+                f"{format_number(float(known.mean()), 3, '+')} {metric.points}",
                 f"{verdict.method}; {over_clients}",
             ),
             ("Over seeds and splits", *over_runs),
@@ -139,7 +140,12 @@ def summarize_newcomers(results: Sequence[RunMetrics]) -> list[dict[str, Any]]:
             sizes = {"id": id_, "n_train": same[0].n_train, "n_test": same[0].n_test, "methods": []}
             points = ("received", "trained", "local")
             means = {point: float(np.mean([getattr(one, point) for one in same])) for point in points}
-            entries.setdefault(id_, sizes)["methods"].append({"name": name, **means})
+            curve = runs[0].curve_metric
+            words = {
+                point: format_points(value, 1) if curve.is_percent else curve.format(value)
+                for point, value in means.items()
+            }
+            entries.setdefault(id_, sizes)["methods"].append({"name": name, **words})
     return list(entries.values())
 
 

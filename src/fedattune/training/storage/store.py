@@ -322,14 +322,6 @@ class RunStore:
         for round_, point, blob in records:
             yield round_, point, *unpack_scores(blob)
 
-    def mean_accuracies(self, point: str, since: int = 0) -> dict[int, float]:
-        """Read the mean test accuracy over clients at one point, by evaluated round, from round `since` on."""
-        means = {}
-        for round_, at, (n, correct, _) in self.scores("test", since):
-            if at == point and (has := n > 0).any():
-                means[round_] = float((correct[has] / n[has]).mean())
-        return means
-
     def last_scores(self, part: str) -> dict[tuple[int, str], tuple[int, int, float]]:
         """Read samples, right predictions and sum of losses at each client's last evaluation, by (client, point)."""
         newest: dict[str, NDArray[np.int64]] = {}  # clients of the newest evaluation at each point
@@ -343,10 +335,6 @@ class RunStore:
             for client, n, correct, loss in zip(clients.tolist(), *scores.tolist(), strict=True):
                 last.setdefault((client, point), (int(n), int(correct), loss))
         return last
-
-    def last_accuracies(self, part: str) -> dict[tuple[int, str], float]:
-        """Read the accuracy on one part at each client's last evaluation, by (client, point)."""
-        return {key: correct / n for key, (n, correct, _) in self.last_scores(part).items() if n}
 
     def mixing(self, n_clients: int) -> MixingLog:
         """Return the mixing matrices, read on access."""
