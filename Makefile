@@ -12,14 +12,14 @@ BENCH ?=
 # One thread per process: the tests run on all cores already, and their models are small.
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50 --lr 0.05 --eval-every 5 \
+DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50 --lr 0.05 --eval-every 5 --tune 3 \
 	--algorithms local,fedavg,fedavg_ft,fedprox,pfedme,heurfedamp,fedmcsa
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test golden coverage deployed bench docs lint types format venv clean
 
 help:
-	@echo "make demo      compare seven methods on real data; write demo/report.html"
+	@echo "make demo      tune and compare seven methods on real data; write demo/report.html"
 	@echo "make test      check lint, types, documentation and all tests"
 	@echo "make golden    compare 371 small runs with recorded numbers, bit for bit, after a change that moves code only"
 	@echo "make docs      build the documentation site into the folder site; a warning is a failure"
