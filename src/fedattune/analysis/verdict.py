@@ -159,7 +159,7 @@ class Comparison:
         reasons: list[str] = []
         answer: Answer = "undecided"
         if rivals:
-            names = " and ".join(f"{name} by {self.metric.format_gap(gap)}" for name, gap in rivals.items())
+            names = " and ".join(f"{name} is {self.metric.format_gap(gap)}" for name, gap in rivals.items())
             reasons.append(f"validation data choose {method}, but on test data {names} better")
         if is_alone_better and is_sure_gain:
             reasons.append(f"{self.reference} is as good on validation data, but not on test data")
