@@ -67,7 +67,7 @@ def test_verdict_where_another_method_is_better_on_test_data() -> None:
     both = reach_verdict(results(local, Fake("a", [0.6, 0.7, 0.8, 0.79] * 2, 0.6), rival))
     assert both.answer == "yes"
     assert (
-        "use a or b: validation data choose a, but on test data b by 17.75 points better; a is 7.25"
+        "use a or b: validation data choose a, but on test data b is 17.75 points better; a is 7.25"
         in both.text
     )
     verdict = reach_verdict(results(local, Fake("a", [0.5, 0.6, 0.7, 0.79] * 2, 0.6), rival))
