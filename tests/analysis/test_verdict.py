@@ -72,7 +72,7 @@ def test_verdict_where_another_method_is_better_on_test_data() -> None:
     )
     verdict = reach_verdict(results(local, Fake("a", [0.5, 0.6, 0.7, 0.79] * 2, 0.6), rival))
     assert verdict.answer == "undecided"
-    assert verdict.text.startswith("Undecided: validation data choose a, but on test data b by")
+    assert verdict.text.startswith("Undecided: validation data choose a, but on test data b is")
 
 
 def test_verdict_chosen_but_worse() -> None:
