@@ -245,9 +245,11 @@ def run_example(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
 
 def test_own_algorithm_is_short_and_runs(run_example: Callable[[str], str]) -> None:
     assert len((EXAMPLES / "own_algorithm.py").read_text("utf-8").splitlines()) <= 40
-    means = dict(re.findall(r"^(\w+) +mean ([\d.]+)", run_example("own_algorithm.py"), re.MULTILINE))
-    assert list(means) == ["local", "fedavg", "own"]
-    assert float(means["own"]) > float(means["fedavg"])  # few classes per client: the personal head must help
+    means = dict(re.findall(r"^ (\w+) +([\d.]+) ", run_example("own_algorithm.py"), re.MULTILINE))
+    assert list(means) == ["local", "fedavg", "robust", "majority"]
+    assert float(means["robust"]) > float(
+        means["fedavg"]
+    )  # few classes per client: the personal head must help
 
 
 def test_own_data_runs(run_example: Callable[[str], str]) -> None:

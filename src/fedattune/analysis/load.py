@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from ..core.errors import RunError, did_you_mean, summarize_error
 from ..core.io import natural_key, read_json, read_yaml
 from ..core.metrics import MetricName
+from ..core.own_code import get_short_name
 from ..training.metrics import RunMetrics
 from ..training.predictions import load_predictions
 from ..training.storage.folder import RESUMABLE_SETTINGS, RunFolder
@@ -254,7 +255,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
 
 def _list_methods(experiment: Mapping[str, Any]) -> list[str]:
     names = experiment.get("algorithms", [])
-    return names.split(",") if isinstance(names, str) else list(names)
+    return [get_short_name(name) for name in (names.split(",") if isinstance(names, str) else names)]
 
 
 def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:

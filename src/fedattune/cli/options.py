@@ -123,7 +123,8 @@ class PredictOptions(StrictSchema):
         None, description="file for the predictions, .csv or .parquet (default: CSV on standard output)"
     )
     factory: str | None = Field(
-        None, description="package.module:factory of the network, if the network is your own"
+        None,
+        description="file.py:factory or package.module:factory of the network, if the network is your own",
     )
 
 

@@ -21,7 +21,6 @@ import numpy as np
 
 from ..core.errors import RunError
 from ..core.io import read_json, write_json
-from ..core.options import build
 from .job import Combination, Job, ShouldStop
 from .plan import Plan
 
@@ -95,7 +94,10 @@ def list_combinations(
     """
     from ..algorithms.table import METHODS
 
-    space = {key: values for key, values in METHODS[method].tune.items() if key not in fixed}
+    tunable = (
+        METHODS[method].tune if method in METHODS else {}
+    )  # of a method of the user's own, the learning rate
+    space = {key: values for key, values in tunable.items() if key not in fixed}
     grid = [
         Combination(lr * factor, dict(zip(space, values, strict=True)))
         for factor in LR_FACTORS
@@ -112,8 +114,11 @@ def _get_defaults(method: str, space: Mapping[str, Any]) -> dict[str, Any]:
     from ..algorithms import ALGORITHMS
     from ..core.options import list_options
 
+    factory = ALGORITHMS.get(method)
     return {
-        option.name: option.default for option in list_options(ALGORITHMS[method]) if option.name in space
+        option.name: option.default
+        for option in (list_options(factory) if factory else ())
+        if option.name in space
     }
 
 
@@ -188,7 +193,7 @@ def tune_plan(
     federation = make_tuning_split(plan.federation, experiment.seed)
     left = {
         name: list_combinations(name, experiment.lr, 3 * budget, experiment.seed, plan.options[name])
-        for name in experiment.algorithms
+        for name in plan.algorithms
     }
     n_tried = {name: len(each) for name, each in left.items()}
     log: dict[str, list[dict[str, Any]]] = {name: [] for name in left}
@@ -245,8 +250,6 @@ def _make_job(
     plan: Plan, federation: "Federation", name: str, one: Combination, rounds: int, folder: Path
 ) -> Job:
     """Make the job of one combination: on the tuning split, with a seed of its own, evaluated now and then."""
-    from ..algorithms import ALGORITHMS
-
     seed = (plan.experiment.seed + TUNING_STREAM) % 2**32
     options = {**plan.options[name], **one.options}
     settings = plan.experiment.settings(seed).model_copy(
@@ -255,13 +258,14 @@ def _make_job(
     return Job(
         title=f"tuning {name}, {rounds} rounds, {one.describe()}",
         name=name,
-        algorithm=build(name, ALGORITHMS[name], options),
+        algorithm=plan.build_method(name, options),
         federation=federation,
         model=plan.experiment.model,
         settings=settings,
         folder=folder,
         options=options,
         model_options=plan.model_options,
+        source=plan.sources.get(name),
     )
 
 
