@@ -72,6 +72,26 @@ class WatchOptions(ReportOptions):
     once: bool = Field(False, description="print the table once, and exit")
 
 
+TableFormat = Literal["text", "latex", "markdown", "csv", "parquet"]
+
+
+class TableOptions(StrictSchema):
+    """Options of `table`."""
+
+    format_: TableFormat | None = Field(
+        None,
+        alias="format",
+        description="latex (booktabs) and markdown for readers; csv and parquet for programs, one row per method, seed "
+        "and split (default: by the ending of the file, else text)",
+    )
+    out: Path | None = Field(None, description="file for the table (default: standard output)")
+    columns: str | None = Field(
+        None,
+        description="columns: all, or names with commas between (default: few for readers, all for programs)",
+    )
+    clients: bool = Field(False, description="for csv and parquet: one row for each client of each run")
+
+
 class PlotOptions(StrictSchema):
     """Options of `plot`."""
 

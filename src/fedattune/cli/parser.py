@@ -134,6 +134,12 @@ COMMANDS = {
         "ReportOptions",
         RUNS,
     ),
+    "table": Command(
+        "print or write the table of runs: text, LaTeX, Markdown, CSV or Parquet",
+        "table:print_table",
+        "TableOptions",
+        RUNS,
+    ),
     "explain": Command(
         "explain from whom clients learn, layer by layer, and their gain", "explain", "ExplainOptions", RUN
     ),

@@ -17,6 +17,8 @@ from .session import InterruptHandler, create_run_folder, train_plan
 from .summary import write_summary
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..analysis.baseline import Baseline
     from ..data import Federation
     from ..training.result import Result
@@ -34,6 +36,7 @@ class Comparison:
         notes: what a reader of the numbers should know.
         failed: a sentence for each run without a result.
         folder: the run folder; None if nothing was kept.
+        rounds_to: the mean test accuracy to reach, if one was given.
 
     """
 
@@ -44,6 +47,23 @@ class Comparison:
     notes: Sequence[str]
     failed: Sequence[str]
     folder: Path | None
+    rounds_to: float | None = None
+
+    def to_pandas(self, *, clients: bool = False) -> "pd.DataFrame":
+        """Return a tidy data frame: one row per method, seed and split, or per client of each.
+
+        Raises:
+            ConfigError: pandas is not installed.
+
+        """
+        from ..analysis.tidy import build_client_table, build_run_table, to_pandas
+
+        metric = self.rows[0].metric if self.rows else None
+        if clients:
+            return to_pandas(build_client_table(self.results, self.baselines, metric=metric))
+        return to_pandas(
+            build_run_table(self.results, self.baselines, metric=metric, rounds_to=self.rounds_to)
+        )
 
     def __str__(self) -> str:
         """Return the table, the notes and the verdict as the command prints them."""
@@ -55,7 +75,7 @@ class Comparison:
 
         console = Console(file=io.StringIO(), highlight=False, markup=False, emoji=False, soft_wrap=True)
         if self.rows:
-            print_methods(self.rows, console)
+            print_methods(self.rows, console, self.rounds_to)
         assert isinstance(console.file, io.StringIO)
         return "\n".join(
             [console.file.getvalue().rstrip(), *(f"note: {n}" for n in self.notes), self.verdict.text]
@@ -148,4 +168,5 @@ def _compare(
         [*dict.fromkeys([*notes, *plan.notes, *plan.federation.notes, *summary.notes])],
         [one.error for one in outcome.failed],
         out if is_kept else None,
+        plan.experiment.rounds_to,
     )
