@@ -38,6 +38,21 @@ class ShowOptions(StrictSchema):
     )
 
 
+class NewOptions(StrictSchema):
+    """Options of `new`."""
+
+
+class CompletionOptions(StrictSchema):
+    """Options of `completion`."""
+
+
+class DoctorOptions(StrictSchema):
+    """Options of `doctor`."""
+
+    json_file: Path | None = Field(None, alias="json", description="also write the findings to this file")
+    quick: bool = Field(False, description="leave out the training run of a second")
+
+
 class CiteOptions(StrictSchema):
     """Options of `cite`."""
 

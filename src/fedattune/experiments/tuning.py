@@ -44,7 +44,7 @@ TUNING_VALIDATION = 0.25
 TUNING_STREAM = 7_919
 """Number of the tuning split, and difference of its seed from the seeds reported."""
 
-TUNING_FOLDER = "tuning"
+TUNING_FOLDER, LOG_FILE = "tuning", "log.json"
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def tune_plan(
     edges = [LR_FACTORS[0] * experiment.lr, LR_FACTORS[-1] * experiment.lr]
     at_edge = [name for name, one in choices.items() if any(math.isclose(one.lr, edge) for edge in edges)]
     tuning = Tuning(budget, choices, n_tried, at_edge)
-    write_json(folder / "log.json", log)
+    write_json(folder / LOG_FILE, log)
     _write_tuning(folder / "chosen.json", tuning)
     _remove_runs(folder)
     return tuning
