@@ -40,6 +40,11 @@ _fedattune_{name}() {{
   compgen -d -- "$1"
 }}
 """
+ZSH_WORDS = """
+_fedattune_{name}() {{
+  _alternative "names:{name}:({words})" "files:file:_files -g '{pattern}'"
+}}
+"""
 FISH_LIST = """
 function _fedattune_{name}
   set -l head (string replace -r '[^,]*$' '' -- (commandline -ct))
@@ -143,22 +148,17 @@ def complete_list(name: str, words: Sequence[str]) -> dict[str, Any]:
 
 def complete_words(name: str, words: Sequence[str], *endings: str) -> dict[str, Any]:
     """Complete one name, or a file with one of these endings."""
-    files = (
-        rf"_files -g \*.\({'|'.join(endings)}\)".replace("|", r"\|")
-        if len(endings) > 1
-        else rf"_files -g \*.{endings[0]}"
-    )
+    text = shlex.join(words)
+    pattern = f"*.({'|'.join(endings)})" if len(endings) > 1 else f"*.{endings[0]}"
     return {
-        "bash": f"_fedattune_{name}",
-        "zsh": f"_alternative 'names:{name}:({' '.join(words)})' 'files:file:{files}'",
+        **dict.fromkeys(("bash", "zsh"), f"_fedattune_{name}"),
         "fish": f"(_fedattune_{name})",
         "tcsh": f"({' '.join(words)})",
         "preamble": {
             "bash": BASH_WORDS.format(
                 name=name, words=shlex.quote(" ".join(words)), endings=" ".join(endings)
             ),
-            "fish": FISH_WORDS.format(
-                name=name, words=shlex.join(words), endings=" ".join(f".{one}" for one in endings)
-            ),
+            "zsh": ZSH_WORDS.format(name=name, words=text, pattern=pattern),
+            "fish": FISH_WORDS.format(name=name, words=text, endings=" ".join(f".{one}" for one in endings)),
         },
     }
