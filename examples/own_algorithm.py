@@ -1,6 +1,6 @@
 """Write a method outside the package: a robust average of the body, and a personal classifier.
 
-Run by: python examples/own_algorithm.py
+Run by: fedattune compare --algorithms fedavg,examples/own_algorithm.py:robust, or python examples/own_algorithm.py
 """
 
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ class TrimmedMean(ServerUpdate):
         return {"w": uploads.params.map(lambda a: torch.sort(a, 0).values[inner].mean(0))}
 
 
-data = fedattune.load_federation("digits", partition="dirichlet", clients=20)
-robust = Algorithm(client=SGD(), server=TrimmedMean(cut=2), personal=Head())
-for method in ("local", "fedavg", robust):
-    result = fedattune.fit(
-        method, data, "dnn", model_options={"hidden": 32}, rounds=20, lr=0.05, eval_every=20
-    )
-    name = method if isinstance(method, str) else "own"
-    print(f"{name:8} mean {result.metrics['acc_uniform']:.4f}  worst 10% {result.metrics['acc_worst10']:.4f}")
+def robust(*, cut: int = 2) -> Algorithm:
+    return Algorithm(client=SGD(), server=TrimmedMean(cut), personal=Head())
+
+
+if __name__ == "__main__":
+    data = fedattune.load_federation("digits", partition="dirichlet", clients=20)
+    options = {"rounds": 20, "lr": 0.05, "eval_every": 20, "set": {"dnn.hidden": 32}}
+    print(fedattune.compare(data, ["local", "fedavg", f"{__file__}:robust"], "dnn", **options))

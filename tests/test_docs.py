@@ -18,6 +18,7 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.cli import options as view_options
 from fedattune.cli.parser import COMMANDS, list_flags, make_parser, parse_arguments
 from fedattune.core.options import StrictSchema, list_options
+from fedattune.core.own_code import get_short_name, is_reference
 from fedattune.data import PARTITIONS, SOURCES, Schema
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.load import load_experiment, parse_set
@@ -35,8 +36,12 @@ VIEWS: dict[str, type[StrictSchema]] = {
     "plot": view_options.PlotOptions,
     "export": view_options.ExportOptions,
     "predict": view_options.PredictOptions,
+    "table": view_options.TableOptions,
+    "new": view_options.NewOptions,
+    "completion": view_options.CompletionOptions,
+    "doctor": view_options.DoctorOptions,
 }
-"""Commands that look at runs, in place of an experiment of their own."""
+"""Commands without an experiment of their own."""
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -59,7 +64,8 @@ def commands(page: Path) -> list[list[str]]:
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words and words[0] == "fedattune":
-                found.append(words[1:])
+                end = words.index(">") if ">" in words else len(words)  # the file that gets the output
+                found.append(words[1:end])
     return found
 
 
@@ -160,8 +166,13 @@ def test_commands_have_options_that_exist_and_values_that_can_be(page: Path) -> 
         given = {key: value for key, value in vars(space).items() if key in Experiment.model_fields}
         given["set"] = parse_set(given.get("set", []))
         experiment = load_experiment(None, given)
+        own = {
+            get_short_name(name) for name in (*experiment.algorithms, experiment.model) if is_reference(name)
+        }
         for key in given["set"]:
             name, _, option = key.rpartition(".")
+            if name in own:  # of a file that the page describes
+                continue
             assert option in {o.name for o in list_options(owned[name])}, key
         if experiment.data not in SOURCES:
             assert (ROOT / experiment.data).is_file()
@@ -198,6 +209,9 @@ def list_commands() -> list[list[str]]:
         "explain": ["R"],
         "watch": ["R"],
         "export": ["R"],
+        "table": ["R"],
+        "new": ["model", "mine"],
+        "completion": ["bash"],
     }
     return [[name, *needs.get(name, ["M"] if name == "predict" else [])] for name in COMMANDS]
 
@@ -245,9 +259,11 @@ def run_example(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
 
 def test_own_algorithm_is_short_and_runs(run_example: Callable[[str], str]) -> None:
     assert len((EXAMPLES / "own_algorithm.py").read_text("utf-8").splitlines()) <= 40
-    means = dict(re.findall(r"^(\w+) +mean ([\d.]+)", run_example("own_algorithm.py"), re.MULTILINE))
-    assert list(means) == ["local", "fedavg", "own"]
-    assert float(means["own"]) > float(means["fedavg"])  # few classes per client: the personal head must help
+    means = dict(re.findall(r"^ (\w+) +([\d.]+) ", run_example("own_algorithm.py"), re.MULTILINE))
+    assert list(means) == ["local", "fedavg", "robust", "majority"]
+    assert float(means["robust"]) > float(
+        means["fedavg"]
+    )  # few classes per client: the personal head must help
 
 
 def test_own_data_runs(run_example: Callable[[str], str]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .core.settings import Settings
     from .data import Federation, federation, load_federation
     from .experiments.compare import Comparison, compare
+    from .experiments.tune import TunedMethod, tune
     from .models.files import load_model
     from .models.predict import Predictions, predict
     from .training.fit import Progress, fit
@@ -38,6 +39,7 @@ _MODULE_OF = {
         "core.payload": ("Broadcast", "Payload"),
         "core.settings": ("Settings",),
         "experiments.compare": ("Comparison", "compare"),
+        "experiments.tune": ("TunedMethod", "tune"),
         "data": ("Federation", "federation", "load_federation"),
         "models.files": ("load_model",),
         "models.predict": ("Predictions", "predict"),
@@ -85,6 +87,7 @@ __all__ = [
     "Runs",
     "ServerUpdate",
     "Settings",
+    "TunedMethod",
     "__version__",
     "algorithms",
     "compare",
@@ -96,5 +99,6 @@ __all__ = [
     "personalize",
     "predict",
     "read_runs",
+    "tune",
     "write_report",
 ]

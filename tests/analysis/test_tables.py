@@ -97,7 +97,7 @@ def test_rounds_to_says_how_many_seeds_got_there(reached: list[int | None], said
     fakes = results(*(Fake("a", LOCAL, reached=one) for one in reached))
     assert cells(fakes, 0.9)[0]["rounds to 90%"] == said
     assert rows_to_json(build_rows(fakes, 0.9))[0]["rounds_to"] == reached
-    assert "; rounds to 90%: the first evaluated round" in printed(fakes, rounds_to=0.9)
+    assert "; rounds to 90%: first round with that mean" in printed(fakes, rounds_to=0.9)
 
 
 def test_columns_that_no_method_has_are_left_out() -> None:
@@ -133,15 +133,37 @@ def test_idle_mechanisms_are_marked() -> None:
     assert "effect" not in cells(results(Fake("a", LOCAL)))[0]
 
 
-def test_the_default_table_and_its_legend_fit_80_characters() -> None:
-    fakes = [Fake(name, [0.5] * 8, seed=seed) for name in ("local", "fedmcsa_no_mcsa") for seed in (0, 1)]
-    text = printed(results(*fakes), 80, terminal=True, columns=None)
+@pytest.mark.parametrize("rounds_to", [None, 0.9])
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa_no_mcsa", "a_method_of_my_own_with_a_long_name"])
+def test_the_default_table_and_its_legend_fit_80_characters(
+    name: str, seeds: int, rounds_to: float | None
+) -> None:
+    fakes = [
+        Fake(one, [0.1 * seed, *[0.99] * 7], seed=seed, reached=seed * 13 + 4)
+        for one in ("local", name)
+        for seed in range(seeds)
+    ]
+    text = printed(results(*fakes), 80, terminal=True, rounds_to=rounds_to, columns=None)
     lines = text.rstrip().splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[1].split("  ")[0] == " method"
+    assert [line.split("  ")[0] for line in lines].count(" method") == 1  # one table, not several parts
     legend = lines[next(i for i, line in enumerate(lines) if line.startswith("accuracy %:")) :]
     assert len(legend) <= 3
-    assert "--columns all shows the rest" in text.replace("\n", " ")
+    assert "--columns all: more" in " ".join(text.split())
+    assert ("rounds to 90%" in text) == (rounds_to is not None)
+
+
+def test_columns_are_left_out_one_by_one_where_they_do_not_fit() -> None:
+    titles = {}
+    for name in ("b", "b" * 26, "b" * 36):
+        fakes = results(Fake("local", LOCAL), Fake(name, LOCAL))
+        titles[len(name)] = printed(fakes, 80, terminal=True, columns=None).splitlines()[1]
+    assert [("seconds" in row, " up " in row, " p " in row) for row in titles.values()] == [
+        (True, True, True),
+        (False, True, True),
+        (False, False, True),
+    ]
 
 
 def test_columns_by_name() -> None:

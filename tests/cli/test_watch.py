@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -260,7 +261,10 @@ def test_a_comparison_is_watched_on_a_real_terminal_to_its_end(start: Any, work:
     assert "\x1b[?25l" in seen  # live: the cursor is hidden while it is
     assert "\x1b[?25h" in seen
     assert "30 of 30" in seen
-    assert "> local: clients better than alone" in seen
+    # After the live table: the table of the comparison, styled and wrapped at the terminal's width.
+    final = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.rpartition("\x1b[?25h")[2]).split())
+    assert re.search(r"method accuracy % .* local \d+\.\d\d .* fedavg \d+\.\d\d ", final)
+    assert "> local: clients better than alone" in final
 
 
 def test_a_kill_while_it_watches_harms_nothing(start: Any, work: Path) -> None:

@@ -17,9 +17,9 @@ def test_room_and_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "memory.max").write_text("1\n")
     (tmp_path / "memory.current").write_text("0\n")
     assert hardware.limit_to_memory(4) == 1
-    monkeypatch.setattr(hardware, "_free_memory_bytes", lambda: None)
+    monkeypatch.setattr(hardware, "count_free_memory_bytes", lambda: None)
     assert hardware.limit_to_memory(4) == 4
-    monkeypatch.setattr(hardware, "_free_memory_bytes", lambda: 3 * hardware._peak_memory_bytes() + 1)
+    monkeypatch.setattr(hardware, "count_free_memory_bytes", lambda: 3 * hardware._peak_memory_bytes() + 1)
     assert hardware.limit_to_memory(4) == 3
 
 

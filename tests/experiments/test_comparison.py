@@ -251,6 +251,39 @@ def test_tuning_is_for_all_and_resumes(cli: Cli, work: Path) -> None:
     assert "not tuned: every method trains with lr 0.1" in untuned.out
 
 
+def test_tune_in_python_is_the_tuning_of_the_command(cli: Cli, work: Path) -> None:
+    """The same grid, split and budget: `--tune` chooses the same."""
+    data = write_wards(work / "t.csv")
+    options = {"client_column": "ward", "target": "outcome", "rounds": 8, "lr": 0.005}
+    chosen = fedattune.tune(["local", "fedprox"], data, budget=1, out="tuned", **options)
+    assert [*chosen] == ["local", "fedprox"]
+    argv = [*TABLE, "--algorithms", "local,fedprox", "--tune", 1, "--lr", 0.005]
+    assert cli("compare", *argv).code == 0
+    by_command = json.loads((work / "run" / "tuning" / "chosen.json").read_text())["choices"]
+    for name, one in chosen.items():
+        assert (one.lr, one.options) == (by_command[name]["lr"], by_command[name]["options"])
+        best = max(trial["score"] for trial in one.trials if trial["rounds"] == 8)
+        assert one.score == best
+        assert one.metric == "accuracy"
+        assert str(one).startswith(f"{name}: lr={one.lr:.3g}")
+    assert json.loads((work / "tuned" / "tuning" / "log.json").read_text())["local"]
+    with pytest.raises(fedattune.RunError, match="not empty"):
+        fedattune.tune("local", data, out="tuned", **options)
+
+
+def test_tune_takes_a_federation_and_a_method_of_ones_own(work: Path) -> None:
+    (work / "own.py").write_text(
+        "from fedattune.algorithms import fedavg\n"
+        "def own(*, weighting='samples'):\n    return fedavg(weighting=weighting)\n"
+    )
+    data = fedattune.load_federation("digits", partition="dirichlet", clients=5)
+    chosen = fedattune.tune("own.py:own", data, budget=1, rounds=3, lr=0.1, metric="log_loss")["own"]
+    assert chosen.options == {}
+    assert len(chosen.trials) == 5
+    assert chosen.score == min(trial["score"] for trial in chosen.trials)
+    assert chosen.score > 0
+
+
 def test_a_method_that_needs_classes_refuses_a_number(cli: Cli, work: Path) -> None:
     write_wards(work / "t.csv", number=True)
     refused(

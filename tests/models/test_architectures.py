@@ -241,7 +241,7 @@ def test_a_factory_of_the_users_own(
         "my_nets:leaves": "failed: SystemExit: 3",
         "my_nets:lazy": "lazy layers",
         "wrong_syntax:net": "cannot import 'wrong_syntax'.*SyntaxError",
-        ":": "cannot import ''",
+        ":": "expected file.py:function or package.module:function",
         ".a:b": "cannot import '.a'",
         "my_nets:text": "returned str",
         "my_nets:nothing": "has no function 'nothing'",

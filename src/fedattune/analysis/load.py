@@ -4,21 +4,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from ..core.errors import RunError, did_you_mean, summarize_error
 from ..core.io import natural_key, read_json, read_yaml
 from ..core.metrics import MetricName
+from ..core.own_code import get_short_name
 from ..training.metrics import RunMetrics
 from ..training.predictions import load_predictions
 from ..training.storage.folder import RESUMABLE_SETTINGS, RunFolder
 from ..training.storage.store import RunStore
 from .baseline import Baseline, read_baselines
-from .compare import BASELINE, describe_failure, get_default_metric
+from .compare import BASELINE, MethodRow, build_rows, describe_failure, get_default_metric
 from .folder import COMMAND_FILE, EXPERIMENT_FILE, PARTITION_FILE, RESULT_FILE, RUN_FOLDERS, make_run_name
+from .tidy import build_client_table, build_run_table, to_pandas
 from .verdict import Verdict, reach_verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,26 @@ class Runs:
             has_failures=bool(self.failed),
             is_final=self.is_finished,
         )
+
+    @cached_property
+    def rows(self) -> list[MethodRow]:
+        """The table of `compare`: one row per method and baseline."""
+        return build_rows(self.results, self.rounds_to, metric=self.metric, baselines=self.baselines)
+
+    def to_table(self, *, clients: bool = False) -> "pa.Table":
+        """Return a tidy table of numbers: one row per method, seed and split, or per client of each."""
+        if clients:
+            return build_client_table(self.results, self.baselines, metric=self.metric)
+        return build_run_table(self.results, self.baselines, metric=self.metric, rounds_to=self.rounds_to)
+
+    def to_pandas(self, *, clients: bool = False) -> "pd.DataFrame":
+        """Return a tidy data frame: one row per method, seed and split, or per client of each.
+
+        Raises:
+            ConfigError: pandas is not installed.
+
+        """
+        return to_pandas(self.to_table(clients=clients))
 
     @property
     def title(self) -> str:
@@ -254,7 +280,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
 
 def _list_methods(experiment: Mapping[str, Any]) -> list[str]:
     names = experiment.get("algorithms", [])
-    return names.split(",") if isinstance(names, str) else list(names)
+    return [get_short_name(name) for name in (names.split(",") if isinstance(names, str) else names)]
 
 
 def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:

@@ -137,7 +137,9 @@ def _format_spread(pick: "Callable[[MethodRow], MeanStd | None]", *, is_metric: 
 
 def _format_rounds(row: "MethodRow") -> str:
     """Format the mean round that reached the accuracy, and the number of seeds if not all reached it."""
-    reached = [round_ for round_ in row.rounds_to or () if round_ is not None]
+    if row.rounds_to is None:  # a baseline
+        return "-"
+    reached = [round_ for round_ in row.rounds_to if round_ is not None]
     if not reached:
         return "never"
     mean = f"{fmean(reached):.0f}" if len(set(reached)) == 1 else f"{fmean(reached):.1f}"
@@ -196,9 +198,9 @@ COST_COLUMNS: dict[str, RowFormatter] = {
 LEGEND = {
     "pooled": "the same over all test rows together",
     "std": "its spread over clients",
-    "worst 10%": "its mean over the worst tenth of clients",
+    "worst 10%": "mean of the worst tenth",
     "> local": "clients better than alone",
-    "p": "Wilcoxon over clients against local, Holm",
+    "p": "Wilcoxon against local, Holm",
     "effect": "distance of what the method's mechanism changes (its weights, steps, ...) from the same without it, at "
     "the end; a note says which method an idle one is",
     "global": "the one global model on all clients' test samples together",
@@ -211,7 +213,11 @@ LEGEND = {
     "steps": "local mini-batch steps per client",
 }
 DEFAULT_COLUMNS = ("worst 10%", "> local", "p", "up", "seconds")
-"""Columns that are shown beside the metric unless others are asked for: they fit 80 characters."""
+"""Columns that are shown beside the metric unless others are asked for."""
+DROPPABLE_COLUMNS = ("seconds", "up", "p", "> local", "worst 10%")
+"""Columns that are left out unless asked for, the first ones first, where the table is wider than `WIDTH`."""
+WIDTH = 80
+"""Characters that fit every terminal."""
 
 
 def choose_columns(
@@ -278,13 +284,10 @@ def write_legend(
     titles = [title for group in columns or choose_columns(lines, rounds_to) for title in group]
     metric = f"{get_metric_title(lines)}: mean over clients on test rows"
     if any(row.n_seeds > 1 for row in lines):
-        metric += ", ± over seeds and splits"
+        metric += ", ± over runs"
     parts = [metric, *(f"{title.removesuffix(' %')}: {LEGEND[title]}" for title in titles if title in LEGEND)]
     if rounds_to is not None and any(title.startswith("rounds to") for title in titles):
-        parts.append(
-            f"rounds to {100 * rounds_to:g}%: the first evaluated round with that mean or more, of the seeds that "
-            "reach it"
-        )
+        parts.append(f"rounds to {100 * rounds_to:g}%: first round with that mean")
     return "; ".join(parts)
 
 
@@ -328,6 +331,10 @@ def print_methods(
         return not console.is_terminal or measure_width(make(columns), console) <= console.width
 
     groups = select_columns(lines, rounds_to, columns)
+    if columns is None:
+        for title in DROPPABLE_COLUMNS:
+            if measure_width(make(groups[0]), console) > WIDTH:
+                groups = [{name: cell for name, cell in groups[0].items() if name != title}]
     parts: list[dict[str, RowFormatter]] = [{}]
     for group in groups:
         if not fits(parts[-1] | group) and fits(group):
@@ -338,5 +345,5 @@ def print_methods(
             parts[-1][title] = cell
     for part in parts:
         print_whole(make(part), console)
-    more = "" if columns else "; --columns all shows the rest"
+    more = "" if columns else "; --columns all: more"
     console.print(write_legend(lines, rounds_to, groups) + more, style="dim")

@@ -28,6 +28,8 @@ def print_list(space: Namespace, problems: Sequence[str]) -> int:
         kind: {name: _describe(name, factory) for name, factory in _get_factories(kind).items()}
         for kind in kinds
     }
+    if "algorithms" in choices:
+        _add_tuned_values(choices["algorithms"])
     if options.json_:
         print(json.dumps(choices, indent=2, default=str))
     else:
@@ -59,6 +61,16 @@ def _describe(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
+def _add_tuned_values(methods: dict[str, dict[str, Any]]) -> None:
+    """Add the values that `--tune` tries for each method, the learning rate relative to --lr."""
+    from ..algorithms import METHODS
+    from ..experiments.tuning import LR_FACTORS
+
+    factors = tuple(round(factor, 3) for factor in LR_FACTORS)
+    for name, entry in methods.items():
+        entry["tune"] = {"lr": factors, **METHODS[name].tune}
+
+
 def _print_choices(choices: Choices, console: "Console") -> None:
     """Print one paragraph per name: the summary, then the options."""
     from rich.text import Text
@@ -73,10 +85,25 @@ def _print_choices(choices: Choices, console: "Console") -> None:
                     f"{option}={_format_default(default)}" for option, default in entry["options"].items()
                 )
                 print_indented(Text(defaults, style="dim"), 6, console)
+            if tuned := {key: values for key, values in entry.get("tune", {}).items() if key != "lr"}:
+                tried = "  ".join(
+                    f"{key}={','.join(map(_format_default, each))}" for key, each in tuned.items()
+                )
+                print_indented(Text(f"--tune: {tried}", style="dim"), 6, console)
         console.print()
     if "data" in choices:
         console.print("A table of your own also needs --client-column and --target.")
     console.print("Set an option by --set name.option=value.")
+    if "algorithms" in choices:
+        first = next(iter(choices["algorithms"].values()))["tune"]["lr"]
+        factors = ", ".join(f"{factor:g}" for factor in first)
+        console.print(
+            f"--tune N tries the learning rate of every method at {factors} times --lr, and the values behind --tune: "
+            "together with it."
+        )
+        console.print(
+            "A method of your own: --algorithms file.py:factory; fedattune new algorithm NAME writes one."
+        )
 
 
 def _format_default(default: Any) -> str:

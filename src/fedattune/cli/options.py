@@ -38,6 +38,21 @@ class ShowOptions(StrictSchema):
     )
 
 
+class NewOptions(StrictSchema):
+    """Options of `new`."""
+
+
+class CompletionOptions(StrictSchema):
+    """Options of `completion`."""
+
+
+class DoctorOptions(StrictSchema):
+    """Options of `doctor`."""
+
+    json_file: Path | None = Field(None, alias="json", description="also write the findings to this file")
+    quick: bool = Field(False, description="leave out the training run of a second")
+
+
 class CiteOptions(StrictSchema):
     """Options of `cite`."""
 
@@ -70,6 +85,26 @@ class WatchOptions(ReportOptions):
 
     every: Annotated[float, Field(ge=0.5, le=86_400)] = Field(5.0, description="seconds between two updates")
     once: bool = Field(False, description="print the table once, and exit")
+
+
+TableFormat = Literal["text", "latex", "markdown", "csv", "parquet"]
+
+
+class TableOptions(StrictSchema):
+    """Options of `table`."""
+
+    format_: TableFormat | None = Field(
+        None,
+        alias="format",
+        description="latex (booktabs) and markdown for readers; csv and parquet for programs, one row per method, seed "
+        "and split (default: by the ending of the file, else text)",
+    )
+    out: Path | None = Field(None, description="file for the table (default: standard output)")
+    columns: str | None = Field(
+        None,
+        description="columns: all, or names with commas between (default: few for readers, all for programs)",
+    )
+    clients: bool = Field(False, description="for csv and parquet: one row for each client of each run")
 
 
 class PlotOptions(StrictSchema):
@@ -123,7 +158,8 @@ class PredictOptions(StrictSchema):
         None, description="file for the predictions, .csv or .parquet (default: CSV on standard output)"
     )
     factory: str | None = Field(
-        None, description="package.module:factory of the network, if the network is your own"
+        None,
+        description="file.py:factory or package.module:factory of the network, if the network is your own",
     )
 
 

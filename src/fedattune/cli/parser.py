@@ -21,6 +21,8 @@ DATA_FIELDS = (
 )  # fmt: skip
 METAVARS = {"algorithms": "A,B,C", "cells": "FILTER", "set": "NAME=VALUE"}
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
+TEMPLATES = ("algorithm", "model", "data")
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 KIND_ALIASES = {"methods": "algorithms"}
 """Other words for a kind of `list`: messages and pages call algorithms methods."""
 DEFAULT_ALGORITHMS = {"run": "fedmcsa", "deploy": "local,fedmcsa"}
@@ -60,14 +62,14 @@ class Command(NamedTuple):
         function: `module:function` in this package, or the name of both. It takes the parsed arguments and the
             problems with them, and returns the exit code.
         options: a schema whose fields are the options, or groups of options.
-        argument: the argument by position, as keywords of `add_argument`.
+        arguments: the arguments by position, as keywords of `add_argument`.
 
     """
 
     help: str
     function: str
     options: str | tuple[Options, ...]
-    argument: Mapping[str, Any] | None = None
+    arguments: tuple[Mapping[str, Any], ...] = ()
 
 
 EXPERIMENT, SETTINGS = "experiments.config:Experiment", "core.settings:Settings"
@@ -109,6 +111,9 @@ KIND = _make_argument("kind", "list only these (default: all)", nargs="?") | {
 }
 NAME = _make_argument("name", "a study, or your own YAML file", nargs="?")
 MODEL = _make_argument("model", "a file that fedattune export wrote", type=Path)
+TEMPLATE = _make_argument("template", "kind of the file") | {"metavar": "{" + ",".join(TEMPLATES) + "}"}
+NEW_NAME = _make_argument("name", "its name; the file is NAME.py in the current folder")
+SHELL = _make_argument("shell", "your shell") | {"metavar": "{" + ",".join(SHELLS) + "}"}
 
 COMMANDS = {
     "compare": Command(
@@ -121,34 +126,59 @@ COMMANDS = {
         "list methods, data sets, models and partitions, with their options",
         "list:print_list",
         "ListOptions",
-        KIND,
+        (KIND,),
     ),
     "data": Command("show how data is distributed over clients", "data:show_data", SHOW),
     "deploy": Command(
         "write a folder that trains over a real network with Flower, TLS and keys", "deploy", DEPLOYMENT
     ),
-    "reproduce": Command("reproduce a paper's table or figure, or list them", "reproduce", STUDY, NAME),
+    "reproduce": Command("reproduce a paper's table or figure, or list them", "reproduce", STUDY, (NAME,)),
     "report": Command(
         "write one HTML page about runs: verdict, gains, curves, who learns from whom",
         "report",
         "ReportOptions",
-        RUNS,
+        (RUNS,),
+    ),
+    "table": Command(
+        "print or write the table of runs: text, LaTeX, Markdown, CSV or Parquet",
+        "table:print_table",
+        "TableOptions",
+        (RUNS,),
     ),
     "explain": Command(
-        "explain from whom clients learn, layer by layer, and their gain", "explain", "ExplainOptions", RUN
+        "explain from whom clients learn, layer by layer, and their gain", "explain", "ExplainOptions", (RUN,)
     ),
-    "watch": Command("watch runs while they train; write their report", "watch", "WatchOptions", RUN),
-    "plot": Command("draw a figure of runs for a paper", "report:plot", "PlotOptions", RUNS),
+    "watch": Command("watch runs while they train; write their report", "watch", "WatchOptions", (RUN,)),
+    "plot": Command("draw a figure of runs for a paper", "report:plot", "PlotOptions", (RUNS,)),
     "export": Command(
-        "export a client's model to a file that predicts the same", "export", "ExportOptions", RUN
+        "export a client's model to a file that predicts the same", "export", "ExportOptions", (RUN,)
     ),
-    "predict": Command("predict new data with a model", "export:predict", "PredictOptions", MODEL),
-    "cite": Command("print the BibTeX of all that runs used", "list:cite", "CiteOptions", ANY_RUNS),
+    "predict": Command("predict new data with a model", "export:predict", "PredictOptions", (MODEL,)),
+    "cite": Command("print the BibTeX of all that runs used", "list:cite", "CiteOptions", (ANY_RUNS,)),
+    "new": Command(
+        "write a commented file that works: a method, a model or data of your own",
+        "new:write_template",
+        "NewOptions",
+        (TEMPLATE, NEW_NAME),
+    ),
+    "completion": Command(
+        "print a script that completes commands, options and names in your shell",
+        "completion:print_completion",
+        "CompletionOptions",
+        (SHELL,),
+    ),
+    "doctor": Command("check the installation, and say what to do", "doctor", "DoctorOptions"),
 }
 
 
-def make_parser(selected_command: str | None) -> ArgumentParser:
-    """Make the parser of all commands; add options only to the selected one, because schemas load slowly."""
+def make_parser(selected_command: str | None, *, is_full: bool = False) -> ArgumentParser:
+    """Make the parser of all commands; add options only to the selected one, because schemas load slowly.
+
+    Args:
+        selected_command: name of the command.
+        is_full: add the options of all commands.
+
+    """
     parser = ArgumentParser(
         prog="fedattune",
         description="Personalized federated learning: should we federate, with which method, and who gains?",
@@ -158,15 +188,15 @@ def make_parser(selected_command: str | None) -> ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         subparser = _add_command(subparsers, name, command.help)
-        if name != selected_command:
+        if name != selected_command and not is_full:
             continue
         if name == "data":
             actions = subparser.add_subparsers(dest="action", metavar="ACTION")
             subparser = _add_command(
                 actions, "show", "show label counts per client and measures of heterogeneity"
             )
-        if command.argument:
-            subparser.add_argument(**command.argument)
+        for argument in command.arguments:
+            subparser.add_argument(**argument)
         groups: dict[str, Any] = {"options": subparser}
         for options in (Options(command.options),) if isinstance(command.options, str) else command.options:
             if options.title not in groups:
@@ -277,10 +307,14 @@ def parse_arguments(
     if space.command == "data" and space.action is None:
         raise ConfigError("give an action: fedattune data show; see fedattune data --help")
     if space.command == "list" and space.kind is not None:
-        from ..core.options import look_up
-
         space.kind = KIND_ALIASES.get(space.kind, space.kind)
-        look_up("kind", space.kind, dict.fromkeys(LIST_KINDS))
+    for command, name, choices in (
+        ("list", "kind", LIST_KINDS),
+        ("new", "template", TEMPLATES),
+        ("completion", "shell", SHELLS),
+    ):
+        if space.command == command and (word := getattr(space, name)) is not None and word not in choices:
+            raise ConfigError(f"unknown {name} {word!r}; {did_you_mean(word, choices)}")
     flags = list_flags(parser, space)
     problems = []
     for i, argument in enumerate(rest):

@@ -165,11 +165,11 @@ def count_available_cores() -> int:
 
 def limit_to_memory(n: int) -> int:
     """Return the number of processes, at most `n`, that fit into memory if each needs this process's peak."""
-    free = _free_memory_bytes()
+    free = count_free_memory_bytes()
     return n if free is None else max(1, min(n, free // _peak_memory_bytes()))
 
 
-def _free_memory_bytes() -> int | None:
+def count_free_memory_bytes() -> int | None:
     """Return the free bytes of the machine or its container, whichever is less; None if the system is silent."""
     sizes = []
     with suppress(OSError, ValueError, IndexError):

@@ -67,6 +67,8 @@ def describe_errors(
             key,
             unknown(key)
             if one["type"] == "extra_forbidden"
+            else f"{where(key)}: it has no default; give a value"
+            if one["type"] == "missing"
             else f"{where(key)}: {reason[:1].lower()}{reason[1:]}, got {_shorten(one['input'])}",
         )
     return list(phrases.values())
@@ -173,7 +175,10 @@ def check_options(name: str, factory: Callable[..., Any], values: Mapping[str, A
 def _schema(name: str, factory: Callable[..., Any]) -> type[StrictSchema]:
     """Return the schema of the factory's options. To make a schema takes a hundred times as long as to use it."""
     hints = inspect.get_annotations(factory, eval_str=True)
-    fields: dict[str, Any] = {o.name: (hints[o.name], o.default) for o in list_options(factory)}
+    fields: dict[str, Any] = {
+        o.name: (hints.get(o.name, Any), ... if o.default is inspect.Parameter.empty else o.default)
+        for o in list_options(factory)
+    }
     return create_model(name, __base__=StrictSchema, **fields)
 
 

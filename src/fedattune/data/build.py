@@ -9,11 +9,13 @@ import torch
 
 from ..core.errors import ConfigError, DataError, list_some
 from ..core.options import check_options, list_options
+from ..core.own_code import get_short_name, is_reference
 from .client_index import PARTS, Client, ClientIndex
 from .dataset import Dataset
 from .federated import Federation
 from .manifest import check_manifest, check_saved_partition, load_manifest
 from .partitions import CLASS_PARTITIONS, DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTITIONS, STRATIFIED
+from .partitions.own import divide_samples, find_partition
 from .schema import describe_target
 from .sources import SOURCES, is_table, load_data, resolve_source_name
 from .splits import check_fractions, compute_part_sizes, split_parts
@@ -49,7 +51,8 @@ def federate(
 
     Args:
         dataset: the samples.
-        partition: name of a partition, or of a saved one; by default the data's own clients, or `dirichlet`.
+        partition: name of a partition, or of a saved one; "file.py:function" names your own. By default the data's
+            own clients, or `dirichlet`.
         options: options of the partition.
         clients: number of clients; by default the number that suits the data.
         test: fraction of a client's samples for testing.
@@ -67,13 +70,13 @@ def federate(
 
     """
     name = partition or dataset.default_partition
-    if name not in PARTITIONS:
+    if name not in PARTITIONS and not is_reference(name):
         if split:
             raise ConfigError(
                 f"the saved partition {name!r} fixes the parts of its clients, so there is one split"
             )
         return _federate_saved(dataset, name, options, clients)
-    checked = check_options(name, PARTITIONS[name], options or {})
+    checked = check_options(get_short_name(name), find_partition(name), options or {})
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
     check_fractions(test, validation, seed)
     names, keys = _find_names_and_keys(dataset, name, clients)
@@ -82,7 +85,7 @@ def federate(
             f"the partition {name} divides samples by class, and the target of {dataset.name} is a number; take "
             "iid, or clients of the data's own"
         )
-    rows = PARTITIONS[name](keys, len(names), seed, **checked)
+    rows = divide_samples(name, keys, len(names), seed, checked)
     usable, notes = select_usable_clients(
         dataset.name,
         names,
@@ -113,7 +116,7 @@ def federate(
         for u in usable
     )
     description: dict[str, Any] = {
-        "name": name,
+        "name": get_short_name(name),
         "options": checked,
         "clients": len(names),
         "seed": seed,
@@ -365,7 +368,8 @@ def load_federation(
 
     Args:
         data: name of the data, or path of a table.
-        partition: name of a partition, or of a saved one; by default the data's own clients, or `dirichlet`.
+        partition: name of a partition, or of a saved one; "file.py:function" names your own. By default the data's
+            own clients, or `dirichlet`.
         clients: number of clients; by default the number that suits the data.
         data_dir: folder to look in for image sets.
         client_column: column of a table that names each row's client.

@@ -1,7 +1,7 @@
 """Compare methods from Python, as `fedattune compare` does on the command line."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,13 @@ from ..core.errors import ConfigError
 from ..core.lock import lock_folder
 from .load import load_experiment
 from .output import OutputOptions, check_run_folder
-from .plan import make_plan, prepare_command
+from .plan import Plan, make_plan, prepare_command
 from .session import InterruptHandler, create_run_folder, train_plan
 from .summary import write_summary
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..analysis.baseline import Baseline
     from ..data import Federation
     from ..training.result import Result
@@ -34,6 +36,7 @@ class Comparison:
         notes: what a reader of the numbers should know.
         failed: a sentence for each run without a result.
         folder: the run folder; None if nothing was kept.
+        rounds_to: the mean test accuracy to reach, if one was given.
 
     """
 
@@ -44,6 +47,23 @@ class Comparison:
     notes: Sequence[str]
     failed: Sequence[str]
     folder: Path | None
+    rounds_to: float | None = None
+
+    def to_pandas(self, *, clients: bool = False) -> "pd.DataFrame":
+        """Return a tidy data frame: one row per method, seed and split, or per client of each.
+
+        Raises:
+            ConfigError: pandas is not installed.
+
+        """
+        from ..analysis.tidy import build_client_table, build_run_table, to_pandas
+
+        metric = self.rows[0].metric if self.rows else None
+        if clients:
+            return to_pandas(build_client_table(self.results, self.baselines, metric=metric))
+        return to_pandas(
+            build_run_table(self.results, self.baselines, metric=metric, rounds_to=self.rounds_to)
+        )
 
     def __str__(self) -> str:
         """Return the table, the notes and the verdict as the command prints them."""
@@ -55,7 +75,7 @@ class Comparison:
 
         console = Console(file=io.StringIO(), highlight=False, markup=False, emoji=False, soft_wrap=True)
         if self.rows:
-            print_methods(self.rows, console)
+            print_methods(self.rows, console, self.rounds_to)
         assert isinstance(console.file, io.StringIO)
         return "\n".join(
             [console.file.getvalue().rstrip(), *(f"note: {n}" for n in self.notes), self.verdict.text]
@@ -76,8 +96,8 @@ def compare(
 
     Args:
         data: name of a data set, path of a table, or a federation made in Python.
-        algorithms: names of methods; `local` is added where it is missing.
-        model: name of the model, or "package.module:factory".
+        algorithms: names of methods, or "file.py:factory" of your own; `local` is added where it is missing.
+        model: name of the model, "file.py:factory", or "package.module:factory".
         out: run folder, new or empty, which commands such as `fedattune report` read; without it, nothing is kept.
         processes: runs to train at the same time.
         quiet: show no progress.
@@ -99,16 +119,7 @@ def compare(
         (True, ['local', 'fedavg', 'majority'])
 
     """
-    values = {**options, "algorithms": algorithms, "model": model}
-    federation = None if isinstance(data, str | Path) else data
-    if federation is None:
-        values["data"] = str(data)
-    elif options.get("splits", 1) != 1:
-        raise ConfigError(
-            "splits: a federation made in Python has its parts already; give one federation per call"
-        )
-    experiment, notes = prepare_command("compare", load_experiment(None, values))
-    plan = make_plan(experiment, federation)
+    plan, notes = plan_from_python(data, {**options, "algorithms": algorithms, "model": model}, "compare")
     if out is not None:
         check_run_folder(Path(out), "compare")
         return _compare(
@@ -121,6 +132,35 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="fedattune-") as folder:
         output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
         return _compare(plan, Path(folder) / "run", notes, output, is_kept=False)
+
+
+def plan_from_python(
+    data: "str | Path | Federation", values: Mapping[str, Any], command: str
+) -> tuple[Plan, list[str]]:
+    """Plan an experiment on named data, a table, or a federation made in Python.
+
+    Args:
+        data: the data.
+        values: options of the experiment.
+        command: the command whose rules on the methods hold: `compare` adds the baseline.
+
+    Returns:
+        The plan, and notes about what was changed.
+
+    Raises:
+        ConfigError, DataError, ModelError: options are wrong, or the data cannot be used.
+
+    """
+    federation = None if isinstance(data, str | Path) else data
+    if federation is not None and values.get("splits", 1) != 1:
+        raise ConfigError(
+            "splits: a federation made in Python has its parts already; give one federation per call"
+        )
+    named = {} if federation is not None else {"data": str(data)}
+    experiment, notes = load_experiment(None, {**values, **named}), list[str]()
+    if command == "compare":
+        experiment, notes = prepare_command(command, experiment)
+    return make_plan(experiment, federation), notes
 
 
 def _compare(
@@ -148,4 +188,5 @@ def _compare(
         [*dict.fromkeys([*notes, *plan.notes, *plan.federation.notes, *summary.notes])],
         [one.error for one in outcome.failed],
         out if is_kept else None,
+        plan.experiment.rounds_to,
     )

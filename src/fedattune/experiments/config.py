@@ -10,6 +10,7 @@ import yaml
 from pydantic import Field, ValidationInfo, field_validator
 
 from ..core.metrics import MetricName
+from ..core.own_code import get_short_name, is_reference, make_absolute, make_portable
 from ..core.settings import MAX_CLIENTS, MAX_COUNT, SEED_LIMIT, Seed, Settings
 from ..data.types import Scaling
 
@@ -25,9 +26,10 @@ def flatten_options(options: Mapping[Any, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, entry in options.items():
         if isinstance(entry, Mapping):
-            flat |= {f"{name}.{option}": value for option, value in entry.items()}
+            flat |= {f"{get_short_name(str(name))}.{option}": value for option, value in entry.items()}
         else:
-            flat[str(name)] = entry
+            owner, _, option = str(name).rpartition(".")
+            flat[f"{get_short_name(owner)}.{option}" if is_reference(owner) else str(name)] = entry
     return flat
 
 
@@ -52,7 +54,8 @@ class Experiment(Settings):
         "impute", description="rows of your table that lack a feature: fill the gaps, or drop the rows"
     )
     partition: str | None = Field(
-        None, description="division of the samples into clients, built-in or saved (default: by the data)"
+        None,
+        description="division of the samples into clients: built-in, saved, or file.py:function (default: by the data)",
     )
     clients: Annotated[int, Field(ge=2, le=MAX_CLIENTS)] | None = Field(
         None, description="number of clients (default: by the data)"
@@ -80,9 +83,14 @@ class Experiment(Settings):
     save_partition: str | None = Field(
         None, description="save the partition under this name, for --partition"
     )
-    model: str = Field("mlr", min_length=1, description="name of a model, or package.module:factory")
+    model: str = Field(
+        "mlr",
+        min_length=1,
+        description="name of a model, or your own: file.py:factory or package.module:factory",
+    )
     algorithms: tuple[str, ...] = Field(
-        ("local", "fedavg", "fedmcsa"), description="methods, separated by commas, or all"
+        ("local", "fedavg", "fedmcsa"),
+        description="methods, separated by commas, or all; your own: file.py:factory",
     )
     set: dict[str, Any] = Field(
         {}, description="hyper-parameter, option=value or name.option=value; repeatable"
@@ -138,7 +146,13 @@ class Experiment(Settings):
         names = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
         if not names:
             raise ValueError("expected at least one name such as fedavg")
-        return names
+        return tuple(make_absolute(name) for name in names)
+
+    @field_validator("model", "partition")
+    @classmethod
+    def _make_absolute(cls, value: str | None) -> str | None:
+        """Let a run find the user's file again when it is resumed from another folder."""
+        return value and make_absolute(value)
 
     @field_validator("set", mode="before")
     @classmethod
@@ -155,6 +169,8 @@ class Experiment(Settings):
         identity = self.model_dump(mode="json", exclude=NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS)
         for key in ("data", "partition"):  # the hash of the partition covers the content of a file
             identity[key] = identity[key] and Path(identity[key]).stem
+        identity["model"] = make_portable(self.model)
+        identity["algorithms"] = [make_portable(name) for name in self.algorithms]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     def settings(self, seed: int) -> Settings:

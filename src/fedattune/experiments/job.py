@@ -68,6 +68,7 @@ class Job:
         algorithm: the method, built with its `options`.
         folder: the run folder; an interrupted run in it is resumed.
         tensorboard: whether to write event files into the folder too.
+        source: reference to the method's factory, if it is the user's own.
 
     """
 
@@ -81,6 +82,7 @@ class Job:
     options: Mapping[str, Any]
     model_options: Mapping[str, Any]
     tensorboard: bool = False
+    source: str | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -98,6 +100,7 @@ class Job:
             self.federation,
             self.model,
             name=self.name,
+            source=self.source,
             options=self.options,
             model_options=self.model_options,
             settings=self.settings,

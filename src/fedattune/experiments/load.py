@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from ..core.errors import ConfigError, suggest_name
 from ..core.io import read_scalar, read_yaml
 from ..core.options import describe_errors
+from ..core.own_code import get_short_name
 from .config import Experiment, flatten_options
 from .output import OutputOptions
 from .validate import find_known_options
@@ -142,7 +143,8 @@ def _is_replaced(key: str, in_file: Mapping[str, Any], overrides: Mapping[str, A
     def list_names(values: Mapping[str, Any]) -> set[str]:
         entries = [values.get(key) for key in ("data", "partition", "model", "algorithms")]
         parts = [part for one in entries for part in (one if isinstance(one, list | tuple) else [one])]
-        return {word.strip() for part in parts if isinstance(part, str) for word in part.split(",")}
+        words = {word.strip() for part in parts if isinstance(part, str) for word in part.split(",")}
+        return words | {get_short_name(word) for word in words}
 
     owner = key.rpartition(".")[0]
     return bool(owner) and owner in list_names(in_file) and owner not in list_names({**in_file, **overrides})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..analysis.compare import BASELINE
 from ..core.errors import ConfigError, FedAttuneError, ModelError
 from ..core.metrics import check_metric
-from ..core.options import build
+from ..core.own_code import get_short_name, is_reference
 from .config import Experiment
 from .job import Combination, Job
 from .validate import (
@@ -32,11 +32,12 @@ class Plan:
     """The checked parts of an experiment.
 
     Attributes:
-        experiment: the experiment, with every method by its name.
+        experiment: the experiment.
         federations: the data, once for each split.
         options: the options of each method, as given.
         model_options: the options of the model, as given.
         algorithms: the methods, built with their options.
+        sources: method of the user's own -> the reference to its factory.
         tuned: learning rate and options that tuning chose for each method; empty without tuning.
         notes: sentences for the user.
 
@@ -47,6 +48,7 @@ class Plan:
     options: Mapping[str, Mapping[str, Any]]
     model_options: Mapping[str, Any]
     algorithms: "Mapping[str, Algorithm]"
+    sources: Mapping[str, str] = field(default_factory=dict)
     tuned: "Mapping[str, Combination]" = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -76,16 +78,20 @@ class Plan:
             folder=folder,
             options=self.options[name],
             model_options=self.model_options,
+            source=self.sources.get(name),
         )
         if name not in self.tuned:
             return job
-        from ..algorithms import ALGORITHMS
-
         lr, tuned_options = self.tuned[name]
         options = {**job.options, **tuned_options}
-        algorithm = build(name, ALGORITHMS[name], options)
         settings = job.settings.model_copy(update={"lr": lr})
-        return replace(job, algorithm=algorithm, options=options, settings=settings)
+        return replace(job, algorithm=self.build_method(name, options), options=options, settings=settings)
+
+    def build_method(self, name: str, options: Mapping[str, Any]) -> "Algorithm":
+        """Build a method of the plan with other options."""
+        from ..algorithms.own import build_method
+
+        return build_method(self.sources.get(name, name), options)
 
 
 def make_plan(experiment: Experiment, federation: "Federation | None" = None) -> Plan:
@@ -100,6 +106,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
 
     """
     from ..algorithms import ALGORITHMS
+    from ..algorithms.own import build_method
     from ..models import make_model
     from ..training.setup import build_trained_module, hold_out_newcomers
 
@@ -107,13 +114,15 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     experiment = experiment.model_copy(update={"algorithms": expand_names(experiment.algorithms, ALGORITHMS)})
     known_options = _collect_known_options(experiment, methods=True)
     dataset = None if federation else _load_dataset(experiment, known_options)
-    partition = dataset.default_partition if dataset else str(federation and federation.partition["name"])
+    partition = dataset.default_partition if dataset else _get_partition_name(federation)
     assignment = _assign_all(experiment, known_options, partition)
     problems: list[str] = []
+    options = {get_short_name(name): given for name, given in assignment["algorithm"].items()}
+    sources = {get_short_name(name): name for name in experiment.algorithms if is_reference(name)}
     algorithms = {}
     for name in experiment.algorithms:
         with collect_errors(problems):
-            algorithms[name] = build(name, ALGORITHMS[name], assignment["algorithm"][name])
+            algorithms[get_short_name(name)] = build_method(name, assignment["algorithm"][name])
     federations = [] if federation is None else [federation]
     with collect_errors(problems):
         if dataset:
@@ -150,9 +159,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             problems.append(f"{name}: {error}")
     if problems:
         raise ModelError("; ".join(problems))
-    return Plan(
-        experiment, federations, assignment["algorithm"], model_options, algorithms, notes=tuple(notes)
-    )
+    return Plan(experiment, federations, options, model_options, algorithms, sources, notes=tuple(notes))
 
 
 def settle_metric(experiment: Experiment, federation: "Federation") -> Experiment:
@@ -214,9 +221,16 @@ def _collect_known_options(experiment: Experiment, *, methods: bool) -> KnownOpt
 def _assign_all(experiment: Experiment, known_options: KnownOptions, default: str) -> AssignedOptions:
     """Assign all options; only the loaded data know the `default` partition."""
     partition = experiment.partition or default
-    return assign_options(
-        experiment.set, {**known_options, "partition": {partition: list_partition_options(partition)}}
-    )
+    options = {partition: list_partition_options(partition)} if partition else {}
+    return assign_options(experiment.set, {**known_options, "partition": options})
+
+
+def _get_partition_name(federation: "Federation | None") -> str:
+    """Return the name of a built-in partition that made a federation; an empty text for any other."""
+    from ..data import PARTITIONS
+
+    name = str(federation.partition.get("name", "")) if federation else ""
+    return name if name in PARTITIONS else ""
 
 
 def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Dataset":

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import DivergedError, RunError, summarize_error
+from ..core.own_code import list_loaded_files, load_files
 from .job import Job, ProgressCallback, ShouldStop, WorkerKilledError
 from .shared_data import make_shared_folder, pack, unpack
 
@@ -94,7 +95,8 @@ class _Worker:
     def __init__(self, threads: int, data: list[bytes]) -> None:
         context = _get_context()
         self.pipe, far_end = context.Pipe()
-        self._executor = ProcessPoolExecutor(1, context, _start_worker, (far_end, threads, data))
+        state = (far_end, threads, data, list_loaded_files())
+        self._executor = ProcessPoolExecutor(1, context, _start_worker, state)
         before = multiprocessing.active_children()
         with _block_interrupts():
             self.future: Future[Any] = self._executor.submit(os.getpid)  # starts the process
@@ -187,9 +189,11 @@ _state: dict[str, Any] = {}
 """State of this worker process: its pipe, the packed data, the current federation, and the event to stop."""
 
 
-def _start_worker(pipe: Connection, threads: int, data: list[bytes]) -> None:
-    """Prepare a worker process."""
+def _start_worker(pipe: Connection, threads: int, data: list[bytes], own_files: list[Path]) -> None:
+    """Prepare a worker process; jobs may hold objects of the user's own files."""
     import torch
+
+    load_files(own_files)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from ..analysis.folder import COMMAND_FILE, EXPERIMENT_FILE, PARTITION_FILE, make_run_name
 from ..core.errors import ConfigError, RunError
 from ..core.io import replace_atomically, write_text
+from ..core.own_code import find_file, get_short_name, is_reference
 from ..core.settings import RAY_DEFAULTS
 from .config import Experiment
 from .job import FailedRun, Job, ShouldStop
@@ -64,8 +65,11 @@ def list_input_files(
     files = {"the data": Path(experiment.data)} if is_table(experiment.data) else {}
     if config:
         files["the configuration"] = config
-    if experiment.partition not in (None, *PARTITIONS):
+    if experiment.partition not in (None, *PARTITIONS) and not is_reference(experiment.partition or ""):
         files["the partition"] = resolve_manifest_path(experiment.partition or "")
+    for name in (*experiment.algorithms, experiment.model, experiment.partition or ""):
+        if code := find_file(name):
+            files[f"the code of {get_short_name(name)}"] = code
     if experiment.save_partition:
         files["the partition to be saved"] = resolve_manifest_path(experiment.save_partition)
     if out:
@@ -174,7 +178,7 @@ def make_jobs(plan: Plan, out: Path) -> list[Job]:
     experiment = plan.experiment
     seeds = range(experiment.seed, experiment.seed + experiment.seeds)
     jobs = []
-    for name in experiment.algorithms:
+    for name in plan.algorithms:
         for split in range(len(plan.federations)):
             for seed in seeds:
                 parts = [f"seed {seed}"] * (len(seeds) > 1) + [f"split {split}"] * (len(plan.federations) > 1)

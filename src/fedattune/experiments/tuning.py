@@ -22,7 +22,6 @@ import numpy as np
 
 from ..core.errors import RunError
 from ..core.io import read_json, write_json
-from ..core.options import build
 from .job import Combination, Job, ShouldStop
 from .plan import Plan
 
@@ -49,7 +48,7 @@ TUNING_VALIDATION = 0.25
 TUNING_STREAM = 7_919
 """Number of the tuning split, and difference of its seed from the seeds reported."""
 
-TUNING_FOLDER = "tuning"
+TUNING_FOLDER, LOG_FILE = "tuning", "log.json"
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,10 @@ def list_combinations(
     """
     from ..algorithms.table import METHODS
 
-    space = {key: values for key, values in METHODS[method].tune.items() if key not in fixed}
+    tunable = (
+        METHODS[method].tune if method in METHODS else {}
+    )  # of a method of the user's own, the learning rate
+    space = {key: values for key, values in tunable.items() if key not in fixed}
     grid = [
         Combination(lr * factor, dict(zip(space, values, strict=True)))
         for factor in LR_FACTORS
@@ -122,8 +124,11 @@ def _get_defaults(method: str, space: Mapping[str, Any]) -> dict[str, Any]:
     from ..algorithms import ALGORITHMS
     from ..core.options import list_options
 
+    factory = ALGORITHMS.get(method)
     return {
-        option.name: option.default for option in list_options(ALGORITHMS[method]) if option.name in space
+        option.name: option.default
+        for option in (list_options(factory) if factory else ())
+        if option.name in space
     }
 
 
@@ -198,7 +203,7 @@ def tune_plan(
     federation = make_tuning_split(plan.federation, experiment.seed)
     left = {
         name: list_combinations(name, experiment.lr, 3 * budget, experiment.seed, plan.options[name])
-        for name in experiment.algorithms
+        for name in plan.algorithms
     }
     n_tried = {name: len(each) for name, each in left.items()}
     log: dict[str, list[dict[str, Any]]] = {name: [] for name in left}
@@ -240,7 +245,7 @@ def tune_plan(
     edges = [LR_FACTORS[0] * experiment.lr, LR_FACTORS[-1] * experiment.lr]
     at_edge = [name for name, one in choices.items() if any(math.isclose(one.lr, edge) for edge in edges)]
     tuning = Tuning(budget, choices, n_tried, at_edge)
-    write_json(folder / "log.json", log)
+    write_json(folder / LOG_FILE, log)
     _write_tuning(folder / "chosen.json", tuning)
     _remove_runs(folder)
     return tuning
@@ -255,8 +260,6 @@ def _make_job(
     plan: Plan, federation: "Federation", name: str, one: Combination, rounds: int, folder: Path
 ) -> Job:
     """Make the job of one combination: on the tuning split, with a seed of its own, evaluated now and then."""
-    from ..algorithms import ALGORITHMS
-
     seed = (plan.experiment.seed + TUNING_STREAM) % 2**32
     options = {**plan.options[name], **one.options}
     settings = plan.experiment.settings(seed).model_copy(
@@ -265,13 +268,14 @@ def _make_job(
     return Job(
         title=f"tuning {name}, {rounds} rounds, {one.describe()}",
         name=name,
-        algorithm=build(name, ALGORITHMS[name], options),
+        algorithm=plan.build_method(name, options),
         federation=federation,
         model=plan.experiment.model,
         settings=settings,
         folder=folder,
         options=options,
         model_options=plan.model_options,
+        source=plan.sources.get(name),
     )
 
 

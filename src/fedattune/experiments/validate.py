@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError, DataError, FedAttuneError, did_you_mean
-from ..core.options import check_options, list_options, look_up
+from ..core.options import check_options, list_options
+from ..core.own_code import get_short_name, is_reference, load_function
 from .config import Experiment
 
 ALL_METHODS = "all"
@@ -51,6 +52,7 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
 
     """
     from ..algorithms import ALGORITHMS
+    from ..algorithms.own import check_distinct_names, find_method
     from ..data import PARTITIONS
 
     known_options: dict[str, dict[str, Collection[str]]] = {}
@@ -58,9 +60,12 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
         from ..core.hardware import check_device
         from ..training.backends.ray import check_ray
 
-        for name in expand_names(experiment.algorithms, ALGORITHMS):
+        names = expand_names(experiment.algorithms, ALGORITHMS)
+        with collect_errors(problems):
+            check_distinct_names(names)
+        for name in names:
             with collect_errors(problems):
-                factory = look_up("algorithm", name, ALGORITHMS)
+                factory = find_method(name)
                 known_options.setdefault("algorithm", {})[name] = _list_option_names(factory)
         with collect_errors(problems):
             known_options["model"] = {experiment.model: list_model_options(experiment.model)}
@@ -76,15 +81,15 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
         problems.append(
             f"--save-partition {experiment.save_partition}: this is a built-in partition; choose another name"
         )
-    names = {name for group in known_options.values() for name in group}
+    owners = {get_short_name(name) for group in known_options.values() for name in group}
     all_known = experiment.partition and not problems  # otherwise an option may belong to an unknown name
-    sure = {k: v for k, v in experiment.set.items() if all_known or k.rpartition(".")[0] in names}
+    sure = {k: v for k, v in experiment.set.items() if all_known or k.rpartition(".")[0] in owners}
     assign_options(sure, known_options, problems)
     if problems:  # otherwise building the methods checks the values
         assignment = assign_options(experiment.set, known_options, [])
         for name, values in assignment.get("algorithm", {}).items():
             with collect_errors(problems):
-                check_options(name, ALGORITHMS[name], values)
+                check_options(get_short_name(name), find_method(name), values)
     return known_options
 
 
@@ -115,18 +120,18 @@ def assign_options(
         matches = [
             (kind, name, own)
             for kind, name, own in candidates
-            if prefix in ("", name) or prefix == kind != "algorithm"
+            if prefix in ("", name, get_short_name(name)) or prefix == kind != "algorithm"
         ]
         owners = [(kind, name) for kind, name, own in matches if option in own]
         if prefix and not matches:
-            hint = did_you_mean(prefix, [name for _, name, _ in candidates])
+            hint = did_you_mean(prefix, [get_short_name(name) for _, name, _ in candidates])
             errors.append(f"--set {key}: nothing called {prefix!r} is used here; {hint}")
         elif not owners:
             lacks = f"{prefix} has no" if prefix else "nothing used here has an"
             hint = did_you_mean(option, {one for _, _, own in matches for one in own})
             errors.append(f"--set {key}: {lacks} option {option!r}; {hint}")
         elif not prefix and len({kind for kind, _ in owners}) > 1:
-            ways = " or ".join(f"{name}.{option}" for _, name in owners)
+            ways = " or ".join(f"{get_short_name(name)}.{option}" for _, name in owners)
             errors.append(f"--set {key}: {option!r} could mean several things; write {ways}")
         for kind, name in owners:
             assignment[kind][name][option] = value
@@ -141,12 +146,14 @@ def list_partition_options(name: str) -> list[str]:
     """List the options of a partition; a saved one has none.
 
     Raises:
-        ConfigError: there is no such partition.
+        ConfigError: there is no such partition, or the user's own cannot be loaded.
 
     """
     from ..data import PARTITIONS
     from ..data.manifest import check_saved_partition
 
+    if is_reference(name):
+        return _list_option_names(load_function(name, "the partition"))
     if name in PARTITIONS:
         return _list_option_names(PARTITIONS[name])
     check_saved_partition(name)

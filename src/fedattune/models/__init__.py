@@ -1,9 +1,6 @@
-"""Build the papers' models by name, and the user's own models by `package.module:factory`."""
+"""Build the papers' models by name, and the user's own models by `file.py:factory` or `package.module:factory`."""
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from ..core.errors import ConfigError, FedAttuneError, ModelError, did_you_mean, summarize_error
 from ..core.options import build
+from ..core.own_code import is_reference, load_function
 from ..core.settings import EngineName
 from ..core.task import Task
 from ..data import Federation
@@ -44,7 +42,7 @@ def make_model(
     """Build a model by name and check it on a federation's data.
 
     Args:
-        name: a name of `MODELS`, or "package.module:factory".
+        name: a name of `MODELS`, "file.py:factory", or "package.module:factory".
         federation: the data, which decide the input shape and the number of classes.
         options: keywords of the factory.
         seed: the initial weights depend on `seed` alone.
@@ -79,7 +77,7 @@ def build_model(
     """Build a model by name.
 
     Args:
-        name: a name of `MODELS`, or "package.module:factory".
+        name: a name of `MODELS`, "file.py:factory", or "package.module:factory".
         input_shape: the shape of one sample.
         n_classes: number of classes; 1 if the target is a number.
         options: keywords of the factory. A user's factory without parameters is called without arguments.
@@ -151,7 +149,7 @@ def check_model(
 
 
 def find_factory(path: str) -> Callable[..., nn.Module]:
-    """Return the factory of a name of `MODELS`, or the function at "package.module:factory".
+    """Return the factory of a name of `MODELS`, or the function at "file.py:factory" or "package.module:factory".
 
     Raises:
         ConfigError: the name is unknown.
@@ -160,21 +158,9 @@ def find_factory(path: str) -> Callable[..., nn.Module]:
     """
     if path in MODELS:
         return MODELS[path]
-    module_name, colon, attribute = path.partition(":")
-    if not colon:
+    if not is_reference(path):
         raise ConfigError(
             f"unknown model {path!r}; {did_you_mean(path, MODELS)}; "
-            "name a model of your own as package.module:factory"
+            "name a model of your own as file.py:factory or package.module:factory"
         )
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the user's folder, as with `python -m`
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ModelError(
-            f"cannot import {module_name!r} for the model {path!r}: {summarize_error(error)}"
-        ) from error
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        raise ModelError(f"{module_name!r} has no function {attribute!r} that makes the model")
-    return factory  # type: ignore[no-any-return]
+    return load_function(path, "the model", ModelError)

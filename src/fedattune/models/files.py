@@ -11,11 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from ..algorithms import ALGORITHMS
+from ..algorithms.own import build_method
 from ..core.algorithm import Algorithm
 from ..core.errors import RunError
 from ..core.io import copy_tensors, load_tensors, save_tensors
 from ..core.network import Network
-from ..core.options import build, describe_errors, look_up
+from ..core.options import describe_errors
+from ..core.own_code import is_reference, make_portable
 from ..core.task import trainable_params
 from . import MODELS, build_model
 
@@ -29,6 +31,9 @@ user's own, reference_logits: its outputs for fixed inputs, which reveal changed
 
 CARD_KEY = "fedattune"
 """The key of the card in a file, as JSON."""
+
+SOURCE_KEY = "algorithm_source"
+"""Key of a run's configuration with the reference to the user's own method. A card in a file never has it."""
 
 
 class _CardSchema(BaseModel):
@@ -172,8 +177,8 @@ def load_model(file: Path | str, module: nn.Module | None = None, *, factory: st
     Args:
         file: the safetensors file.
         module: a model of the same architecture to fill; needed for a module of your own.
-        factory: the "package.module:factory" that the model was trained with. FedAttune runs the factory only if you
-            name it here; the name in the file is not enough.
+        factory: the "file.py:factory" or "package.module:factory" that the model was trained with. FedAttune runs the
+            factory only if you name it here; the name in the file is not enough.
 
     Returns:
         The model in evaluation mode.
@@ -197,13 +202,15 @@ def load_model(file: Path | str, module: nn.Module | None = None, *, factory: st
 def read_model(file: Path, module: nn.Module | None, factory: str | None) -> tuple[nn.Module, ModelCard]:
     """Read a model and its card; see `load_model` for arguments and errors."""
     state, meta = load_tensors(file)
-    card = parse_card(meta.get(CARD_KEY), file)
-    if module is None and ":" in card["model"] and factory != card["model"]:
-        raise RunError(
-            f"{file} was trained with {card['model']!r}, which is code of somebody's own and is not run because a file "
-            f"names it; if it is yours, say so by factory={card['model']!r} (--factory {card['model']}), or export the "
-            "model as onnx"
-        )
+    card = {k: v for k, v in parse_card(meta.get(CARD_KEY), file).items() if k != SOURCE_KEY}
+    if module is None and is_reference(card["model"]):
+        name = make_portable(card["model"])
+        if factory is None or make_portable(factory) != name:
+            raise RunError(
+                f"{file} was trained with {name!r}, which is code of somebody's own and is not run because a file "
+                f"names it; if it is yours, say so by factory={name!r} (--factory {name}), or export the model as onnx"
+            )
+        card = {**card, "model": factory}  # the user's own path, not the path in the file
     model = fill_model(module, state, card)
     check_reference_logits(model, card, card.get("reference_logits"), file)
     return model, card
@@ -225,7 +232,8 @@ def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: Mode
 
     """
     module = rebuild_model(card) if module is None else module
-    network = build_algorithm(card).network if card["algorithm"] in ALGORITHMS else None
+    is_known = card["algorithm"] in ALGORITHMS or SOURCE_KEY in card
+    network = build_algorithm(card).network if is_known else None
     if network and not state.keys() <= {**dict(module.named_parameters()), **module.state_dict()}.keys():
         module = wrap_model(network, module, torch.zeros(2, *card["input_shape"]), card["seed"])
     dtype = next((v.dtype for v in state.values() if v.is_floating_point()), torch.float32)
@@ -264,18 +272,17 @@ def rebuild_model(card: ModelCard) -> nn.Module:
 
 def is_rebuildable(card: ModelCard) -> bool:
     """Tell if the run's model had a name, so that it can be built again."""
-    return card["model"] in MODELS or ":" in card["model"]
+    return card["model"] in MODELS or is_reference(card["model"])
 
 
 def build_algorithm(card: ModelCard) -> Algorithm:
-    """Build the method of a run from its name and options.
+    """Build the method of a run from its name, or the reference to the user's own factory, and its options.
 
     Raises:
-        ConfigError: the method is unknown.
+        ConfigError: the method is unknown, or its code cannot be loaded.
 
     """
-    name = card["algorithm"]
-    return build(name, look_up("algorithm", name, ALGORITHMS), card.get("options", {}))
+    return build_method(card.get(SOURCE_KEY, card["algorithm"]), card.get("options", {}))
 
 
 def wrap_model(network: Network, module: nn.Module, x: Tensor, seed: int) -> nn.Module:

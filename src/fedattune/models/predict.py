@@ -149,8 +149,8 @@ def predict(
         table: a CSV or Parquet file with the columns of training. If the model was not trained on a table, the file
             needs a column of numbers for each value of a sample. A Parquet file may have one column of images instead.
         module: your own model to fill, if the run's model had no name.
-        factory: "package.module:factory" of your own model, if the run named it. FedAttune runs the factory only if
-            you name it here; the name in the file is not enough.
+        factory: "file.py:factory" or "package.module:factory" of your own model, if the run named it. FedAttune runs
+            the factory only if you name it here; the name in the file is not enough.
 
     Returns:
         Probabilities and classes of all rows, or predicted numbers.

@@ -8,15 +8,16 @@ from typing import Any
 
 from torch import nn
 
-from ..algorithms import ALGORITHMS
+from ..algorithms.own import build_method
 from ..core.algorithm import Algorithm
 from ..core.errors import ConfigError, DivergedError
 from ..core.hardware import check_device
 from ..core.lock import lock_folder
-from ..core.options import build, look_up
+from ..core.own_code import get_short_name, is_reference, make_absolute
 from ..core.settings import Settings
 from ..data import Federation
 from ..models import build_seeded_model, check_model
+from ..models.files import SOURCE_KEY
 from .backends.ray import check_ray, open_ray_backend
 from .context import Progress
 from .loop import RoundLoop
@@ -42,6 +43,7 @@ class PreparedRun:
         model_name: name of the model.
         model_options: options of the model, if it was given by name.
         options: the method's options, if it was given by name.
+        source: reference to the method's factory, if it is the user's own.
 
     """
 
@@ -53,12 +55,14 @@ class PreparedRun:
     model_name: str
     model_options: Mapping[str, Any]
     options: Mapping[str, Any]
+    source: str | None = None
 
     @property
     def config(self) -> dict[str, Any]:
         """All that defines the run, as it is stored with the result."""
         return {
             "algorithm": self.name,
+            **({SOURCE_KEY: self.source} if self.source else {}),
             "definition": str(self.algorithm),
             "options": dict(self.options),
             "model": self.model_name,
@@ -89,10 +93,11 @@ def fit(
     """Train one algorithm on a federation.
 
     Args:
-        algorithm: an `Algorithm`, or the name of one with its `options`.
+        algorithm: an `Algorithm`, or the name of one with its `options`; "file.py:factory" or
+            "package.module:factory" names your own.
         federation: the clients' data.
         model: an `nn.Module` (its weights are every client's initial model), the name of a model with its
-            `model_options`, or "package.module:factory".
+            `model_options`, "file.py:factory", or "package.module:factory".
         name: name of the method in tables and in the result; by default the algorithm's name.
         options: options of an algorithm that is given by name.
         model_options: options of a model that is given by name.
@@ -143,6 +148,7 @@ def prepare_run(
     model: str | nn.Module,
     *,
     name: str | None = None,
+    source: str | None = None,
     options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
     settings: Settings,
@@ -150,7 +156,8 @@ def prepare_run(
 ) -> PreparedRun:
     """Build the parts of a run, and check that they fit together.
 
-    Arguments and errors are the same as for `fit`. A plan has checked the parts of its runs: it says `check=False`.
+    Arguments and errors are the same as for `fit`. A plan has checked the parts of its runs: it says `check=False`. It
+    also gives the `source` of a method of the user's own, which it has built.
     """
     if check:
         if not isinstance(federation, Federation):
@@ -162,9 +169,11 @@ def prepare_run(
         check_ray(settings)
         hold_out_newcomers(federation, settings)
     if isinstance(algorithm, str):
-        name = name or algorithm
-        algorithm = build(algorithm, look_up("algorithm", algorithm, ALGORITHMS), options or {})
+        source = make_absolute(algorithm) if is_reference(algorithm) else None
+        name = name or get_short_name(algorithm)
+        algorithm = build_method(algorithm, options or {})
     if isinstance(model, str):
+        model = make_absolute(model)
         module = build_seeded_model(model, federation, options=model_options, seed=settings.seed)
     else:
         module = copy.deepcopy(model)
@@ -179,6 +188,7 @@ def prepare_run(
         model if isinstance(model, str) else type(model).__name__,
         model_options or {},
         options or {},
+        source,
     )
 
 

@@ -14,6 +14,7 @@ from ..data.input_spec import InputSpec
 from ..models import MODELS
 from ..models.export import ExportedModel, ExportFormat, export_model, make_file_name
 from ..models.files import (
+    SOURCE_KEY,
     check_preparation,
     check_reference_logits,
     compute_reference_logits,
@@ -144,7 +145,8 @@ class Result(RunMetrics):
         row = names.index(client) if isinstance(client, str) else ids.index(client)
         one_for_all = isinstance(self.models, Params) and len(next(iter(self.models.values()))) == 1
         state = {**self.models.rows(0 if one_for_all else row), **self.buffers.rows(row)}
-        return fill_model(module or self.module, state, self._card(names[row]))
+        source = {key: self.config[key] for key in (SOURCE_KEY,) if key in self.config}
+        return fill_model(module or self.module, state, {**self._card(names[row]), **source})
 
     def save_models(self, folder: Path | str) -> list[Path]:
         """Write every evaluated client's model to its own safetensors file in `folder`, and return the files.

@@ -1,6 +1,6 @@
 """Options of a deployment, and the configuration of its runs, which Flower carries as flat values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from ...algorithms import ALGORITHMS
 from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError, suggest_name
 from ...core.options import Count, StrictSchema, build, describe_errors, list_options, look_up
+from ...core.own_code import find_file, is_reference, make_portable
 from ...core.settings import RAY_DEFAULTS, Settings
 from ...data.schema import Schema
 from ..config import Experiment
@@ -111,8 +112,9 @@ class DeploymentPlan:
         custom = dict(custom_algorithms or {})
         self.experiment, self.deployment = _parse(run_config)
         names = expand_names(self.experiment.algorithms, ALGORITHMS | custom)
-        factories = {name: look_up("algorithm", name, ALGORITHMS) for name in names if name not in custom}
         model = self.experiment.model
+        _check_reachable(names, model)
+        factories = {name: look_up("algorithm", name, ALGORITHMS) for name in names if name not in custom}
         known_options = {
             "algorithm": {name: [o.name for o in list_options(make)] for name, make in factories.items()},
             "model": {model: list_model_options(model)},
@@ -153,6 +155,26 @@ class DeploymentPlan:
             "input_shape": list(shape),
             "classes": list(classes),
         }
+
+
+def _check_reachable(methods: Sequence[str], model: str) -> None:
+    """Refuse code of the user's own that nodes cannot find.
+
+    Raises:
+        ConfigError: a method is a reference, or the model is in a file.
+
+    """
+    for name in methods:
+        if is_reference(name):
+            raise ConfigError(
+                f"{make_portable(name)}: a deployment takes a method of your own only in Python, by "
+                "make_server_app and make_client_app with custom_algorithms"
+            )
+    if find_file(model):
+        raise ConfigError(
+            f"{make_portable(model)}: nodes have no such file; write package.module:factory, and install the module "
+            "at the server and at every node"
+        )
 
 
 def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOptions]:

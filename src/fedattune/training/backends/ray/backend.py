@@ -11,6 +11,7 @@ from torch import Tensor
 from ...._version import __version__
 from ....core.errors import RunError, list_some
 from ....core.hardware import balance
+from ....core.own_code import list_loaded_modules
 from ....core.params import Params
 from ....core.payload import Payload
 from ....data import Federation
@@ -153,6 +154,8 @@ class RayBackend(RemoteBackend):
             settings = settings.model_copy(update={"device": "cpu"})
         actor = state.actor = self.cluster.acquire(settings.ray_gpus)
         members = state.members.tolist()
+        for module in list_loaded_modules():  # the actor's machine may lack the user's files
+            self.ray.cloudpickle.register_pickle_by_value(module)
         opening = actor.open.remote(
             context.algorithm, pack_federation(data), self._model, settings, members, self.threads
         )

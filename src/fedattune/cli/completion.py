@@ -1,0 +1,164 @@
+"""The command `completion`: a script with which a shell completes commands, options, names and files.
+
+The scripts come from shtab: they are static, so the shell starts no Python while the user types. Refused: argcomplete,
+which runs the command itself at every press of the tab key, and would wait for its imports each time.
+"""
+
+import argparse
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.errors import ConfigError
+from .options import CompletionOptions, parse_options
+from .parser import make_parser
+
+FOLDERS = {
+    "bash": "fedattune completion bash > ~/.local/share/bash-completion/completions/fedattune",
+    "zsh": 'fedattune completion zsh > "${fpath[1]}/_fedattune"',
+    "fish": "fedattune completion fish > ~/.config/fish/completions/fedattune.fish",
+    "tcsh": "fedattune completion tcsh > ~/.fedattune.tcsh, and source ~/.fedattune.tcsh in ~/.tcshrc",
+}
+"""Shell -> the command that installs the script."""
+
+ENDINGS = {"data": ("csv", "parquet", "gz"), "model": ("py",)}
+"""Option -> endings of files that it takes beside names."""
+
+BASH_LIST = """
+_fedattune_{name}() {{
+  local head="" word="$1"
+  case "$word" in *,*) head="${{word%,*}},"; word="${{word##*,}}";; esac
+  compgen -P "$head" -W {words} -- "$word"
+}}
+"""
+BASH_WORDS = """
+_fedattune_{name}() {{
+  compgen -W {words} -- "$1"
+  for ending in {endings}; do compgen -f -X "!*.$ending" -- "$1"; done
+  compgen -d -- "$1"
+}}
+"""
+ZSH_WORDS = """
+_fedattune_{name}() {{
+  _alternative "names:{name}:({words})" "files:file:_files -g '{pattern}'"
+}}
+"""
+FISH_LIST = """
+function _fedattune_{name}
+  set -l head (string replace -r '[^,]*$' '' -- (commandline -ct))
+  printf "$head%s\\n" {words}
+end
+"""
+FISH_WORDS = """
+function _fedattune_{name}
+  printf '%s\\n' {words}
+  __fish_complete_suffix {endings}
+end
+"""
+
+
+def print_completion(space: Namespace, problems: Sequence[str]) -> int:
+    """Print the script for a shell, and on a terminal how to install it.
+
+    Raises:
+        ConfigError: options that cannot be, or shtab is missing.
+
+    """
+    parse_options(CompletionOptions, space, problems)
+    try:
+        import shtab
+    except ImportError as error:
+        raise ConfigError("completion needs shtab, which is not installed: pip install shtab") from error
+    parser = make_parser(None, is_full=True)
+    names = collect_names()
+    for action in _list_actions(parser):
+        _complete_action(action, names)
+    print(shtab.complete(parser, space.shell))
+    if sys.stdout.isatty():
+        print(f"install it by: {FOLDERS[space.shell]}", file=sys.stderr)
+    return 0
+
+
+def collect_names() -> dict[str, list[str]]:
+    """Collect the names that options take: option -> names."""
+    from ..algorithms import ALGORITHMS
+    from ..data import PARTITIONS, SOURCES
+    from ..experiments.studies import STUDIES
+    from ..models import MODELS
+
+    return {
+        "algorithms": [*ALGORITHMS, "all"],
+        "data": [*SOURCES],
+        "partition": [*PARTITIONS],
+        "model": [*MODELS],
+        "baseline": ["majority", "sklearn", "centralized"],
+        "study": [*STUDIES],
+    }
+
+
+def _list_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """List the options and arguments of all commands."""
+    actions: list[argparse.Action] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                actions += _list_actions(child)
+        else:
+            actions.append(action)
+    return actions
+
+
+def _complete_action(action: Any, names: dict[str, list[str]]) -> None:
+    """Say how an option or argument is completed."""
+    from shtab import DIRECTORY, FILE
+
+    metavar = str(action.metavar or "")
+    if action.dest in ("algorithms", "baseline"):
+        action.complete = complete_list(action.dest, names[action.dest])
+    elif action.dest in ("data", "model") and action.option_strings and metavar == "NAME":
+        action.complete = complete_words(action.dest, names[action.dest], *ENDINGS[action.dest])
+    elif action.dest == "partition":
+        action.complete = complete_words(action.dest, names[action.dest], "py", "json")
+    elif action.dest == "name" and not action.option_strings and action.nargs == "?":
+        action.complete = complete_words("study", names["study"], "yaml")
+    elif action.dest in ("run", "runs") or metavar == "DIR":
+        action.complete = DIRECTORY
+    elif metavar == "FILE" or (action.dest in ("model", "data") and metavar != "NAME"):
+        action.complete = FILE
+    elif metavar.startswith("{") and metavar.endswith("}"):
+        action.choices = metavar[1:-1].split(",")
+
+
+def complete_list(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """Complete names with commas between."""
+    text = shlex.join(words)
+    return {
+        "bash": f"_fedattune_{name}",
+        "zsh": f"_values -s , {name} {text}",
+        "fish": f"(_fedattune_{name})",
+        "tcsh": f"({' '.join(words)})",
+        "preamble": {
+            "bash": BASH_LIST.format(name=name, words=shlex.quote(" ".join(words))),
+            "fish": FISH_LIST.format(name=name, words=text),
+        },
+    }
+
+
+def complete_words(name: str, words: Sequence[str], *endings: str) -> dict[str, Any]:
+    """Complete one name, or a file with one of these endings."""
+    text = shlex.join(words)
+    pattern = f"*.({'|'.join(endings)})" if len(endings) > 1 else f"*.{endings[0]}"
+    return {
+        **dict.fromkeys(("bash", "zsh"), f"_fedattune_{name}"),
+        "fish": f"(_fedattune_{name})",
+        "tcsh": f"({' '.join(words)})",
+        "preamble": {
+            "bash": BASH_WORDS.format(
+                name=name, words=shlex.quote(" ".join(words)), endings=" ".join(endings)
+            ),
+            "zsh": ZSH_WORDS.format(name=name, words=text, pattern=pattern),
+            "fish": FISH_WORDS.format(name=name, words=text, endings=" ".join(f".{one}" for one in endings)),
+        },
+    }

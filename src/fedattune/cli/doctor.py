@@ -1,0 +1,64 @@
+"""The command `doctor`: check the installation, and say what to do.
+
+This module imports nothing that needs PyTorch, because it must work where PyTorch does not.
+"""
+
+import json
+import shutil
+import textwrap
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from .options import DoctorOptions, parse_options
+
+if TYPE_CHECKING:
+    from ..experiments.doctor import Finding
+
+SIGNS = {"ok": "ok", "note": "--", "broken": "!!"}
+"""State -> sign at the start of the line."""
+
+
+def doctor(space: Namespace, problems: Sequence[str]) -> int:
+    """Print what was found, and what to do.
+
+    Returns:
+        The exit code: 1 if something that training needs is broken.
+
+    """
+    from ..experiments.doctor import examine
+    from ..experiments.output import check_output_files
+    from .main import FAILED
+
+    options = parse_options(DoctorOptions, space, problems)
+    check_output_files({"--json": options.json_file}, {})
+    findings = examine(quick=options.quick)
+    broken = [one for one in findings if one.state == "broken"]
+    for one in findings:
+        _print_finding(one)
+    print()
+    if broken:
+        print(
+            f"{len(broken)} broken: {', '.join(one.name for one in broken)}; the lines with -> say what to do."
+        )
+    else:
+        print("FedAttune works here.")
+    if options.json_file:
+        content = {"works": not broken, "findings": [asdict(one) for one in findings]}
+        options.json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return FAILED if broken else 0
+
+
+def _print_finding(finding: "Finding") -> None:
+    """Print a finding and its advice, wrapped at the width of the terminal."""
+    width = max(shutil.get_terminal_size().columns, 40)
+    lines = [f"{SIGNS[finding.state]}  {finding.name}: {finding.value}"]
+    if finding.advice:
+        lines.append(f"    -> {finding.advice}")
+    for line in lines:
+        print(
+            textwrap.fill(
+                line, width, subsequent_indent=" " * 7, break_long_words=False, break_on_hyphens=False
+            )
+        )

@@ -1,0 +1,161 @@
+"""Load functions of the user's own: `file.py:function`, or `package.module:function`.
+
+Methods, models and partitions share this loader. A file gets a module name of its own, so that two files of one name
+stand beside each other. Classes of such a module can be pickled; a process that receives them loads the same files
+before, see `list_loaded_files`.
+
+Refused: importlib-based plugin libraries (stevedore, pluggy). They find installed packages by their entry points, and
+a researcher's file is not installed.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import ConfigError, FedAttuneError, did_you_mean, summarize_error
+
+MODULE_PREFIX = "fedattune_own"
+"""Start of the module names of files."""
+
+_loaded: dict[Path, tuple[int, ModuleType]] = {}
+"""File -> time of its last change in nanoseconds, and its module."""
+
+
+def is_reference(name: str) -> bool:
+    """Tell whether a name refers to code of the user's own.
+
+    Examples:
+        >>> is_reference("own.py:robust"), is_reference("package.module:robust"), is_reference("fedavg")
+        (True, True, False)
+
+    """
+    return ":" in name
+
+
+def get_short_name(name: str) -> str:
+    """Return the function's name of a reference; other names stay as they are.
+
+    Examples:
+        >>> get_short_name("folder/own.py:robust"), get_short_name("fedavg")
+        ('robust', 'fedavg')
+
+    """
+    return name.rpartition(":")[2] if is_reference(name) else name
+
+
+def find_file(reference: str) -> Path | None:
+    """Return the absolute path of the file that a reference names; None for a module or for another name."""
+    place, colon, _ = reference.rpartition(":")
+    is_file = colon and (place.endswith(".py") or "/" in place or os.sep in place)
+    return Path(os.path.abspath(Path(place).expanduser())) if is_file else None
+
+
+def make_absolute(name: str) -> str:
+    """Make the file of a reference absolute, so that it is found from every folder; other names stay as they are."""
+    file = find_file(name)
+    return name if file is None else f"{file}:{get_short_name(name)}"
+
+
+def make_portable(name: str) -> str:
+    """Name the file of a reference without its folder, so that it is the same on every machine."""
+    file = find_file(name)
+    return name if file is None else f"{file.name}:{get_short_name(name)}"
+
+
+def load_function(
+    reference: str, purpose: str, error: type[FedAttuneError] = ConfigError
+) -> Callable[..., Any]:
+    """Load the function that a reference names.
+
+    Args:
+        reference: "file.py:function" or "package.module:function"; modules are also looked for in the current folder.
+        purpose: what the function makes, for messages.
+        error: class of the errors.
+
+    Raises:
+        FedAttuneError: the file or module is missing or fails, or has no such function.
+
+    """
+    place, _, attribute = reference.rpartition(":")
+    if not place or not attribute.isidentifier():
+        raise error(f"{reference!r}: expected file.py:function or package.module:function")
+    file = find_file(reference)
+    try:
+        module = _import_module(place) if file is None else load_file(file)
+    except FileNotFoundError as missing:
+        if file is None or file.is_file():  # the code itself looks for a file
+            raise error(
+                f"cannot import {place!r} for {purpose} {reference!r}: {summarize_error(missing)}"
+            ) from missing
+        raise error(f"{reference}: there is no file {file}; give the path of a Python file") from missing
+    except (Exception, SystemExit) as failure:
+        raise error(
+            f"cannot import {place!r} for {purpose} {reference!r}: {summarize_error(failure)}"
+        ) from failure
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        names = [
+            name
+            for name, one in vars(module).items()
+            if callable(one)
+            and getattr(one, "__module__", None) == module.__name__
+            and not name.startswith("_")
+        ]
+        what = (
+            "has no function" if function is None else f"has a {type(function).__name__}, no function, called"
+        )
+        raise error(f"{place!r} {what} {attribute!r} that makes {purpose}; {did_you_mean(attribute, names)}")
+    return function  # type: ignore[no-any-return]
+
+
+def load_file(file: Path) -> ModuleType:
+    """Run a Python file as a module, once until the file changes."""
+    changed = file.stat().st_mtime_ns
+    if file in _loaded and _loaded[file][0] == changed:
+        return _loaded[file][1]
+    name = f"{MODULE_PREFIX}_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file; its name should end in .py")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # the file's neighbours, as with `python file.py`
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module  # dataclasses look here for the module of a class
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    _loaded[file] = changed, module
+    return module
+
+
+def list_loaded_files() -> list[Path]:
+    """List the files that this process loaded; another process loads them before it unpickles their objects."""
+    return list(_loaded)
+
+
+def load_files(files: Sequence[Path]) -> None:
+    """Load files that another process loaded."""
+    for file in files:
+        load_file(file)
+
+
+def list_loaded_modules() -> list[ModuleType]:
+    """List the modules of the loaded files."""
+    return [module for _, module in _loaded.values()]
+
+
+def _import_module(name: str) -> ModuleType:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the user's folder, as with `python -m`
+    return importlib.import_module(name)

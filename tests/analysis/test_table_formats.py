@@ -1,0 +1,128 @@
+"""The table of methods as LaTeX and Markdown, and tidy tables of numbers."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fake_results import LOCAL, Fake, results
+from fedattune import ConfigError, read_runs
+from fedattune.analysis.compare import MeanStd, build_rows
+from fedattune.analysis.table_formats import escape_latex, fill_cells, write_latex, write_markdown
+from fedattune.analysis.tables import select_columns
+from fedattune.analysis.tidy import build_client_table, build_run_table, select_table_columns, write_csv
+
+TWO = [
+    Fake(name, [level + 0.02 * seed] * 4, seed=seed)
+    for name, level in (("local", 0.5), ("pfedme_mcsa", 0.6), ("a&b", 0.55))
+    for seed in (0, 1)
+]
+
+
+def test_latex_has_booktabs_escaped_names_deviations_and_the_best_in_bold() -> None:
+    lines = write_latex(build_rows(results(*TWO)), columns="accuracy,worst 10%,> local").splitlines()
+    assert lines[0].startswith("% needs \\usepackage{booktabs}")
+    assert lines[2:4] == [r"\begin{tabular}{lrrr}", r"\toprule"]
+    assert lines[4] == r"method & accuracy (\%) & worst 10\% & $>$ local \\"
+    assert lines[6] == r"local & $51.00 \pm 1.0$ & $51.00 \pm 1.0$ & -- \\"
+    assert lines[7] == r"pfedme\_mcsa & $\mathbf{61.00} \pm 1.0$ & $\mathbf{61.00} \pm 1.0$ & 100\% \\"
+    assert lines[8] == r"a\&b & $56.00 \pm 1.0$ & $56.00 \pm 1.0$ & 100\% \\"
+    assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    assert all(line.startswith("%") or "%" not in line.replace(r"\%", "") for line in lines)
+
+
+def test_one_run_has_no_deviation() -> None:
+    rows = build_rows(results(Fake("local", [0.5] * 4), Fake("fedavg", [0.25] * 4)))
+    assert r"local & \textbf{50.00} & 0 B \\" in write_latex(rows, columns="accuracy,up").replace(
+        "260.0 kB", "0 B"
+    )
+    assert "| local | **50.00** |\n| fedavg | 25.00 |" in write_markdown(rows, columns="accuracy")
+
+
+def test_markdown_escapes_and_aligns() -> None:
+    text = write_markdown(build_rows(results(*TWO), 0.9), 0.9)
+    head, rule, *_ = text.splitlines()
+    assert head.startswith(r"| method | accuracy % | worst 10% | \> local | p |")
+    assert head.endswith("| rounds to 90% |")
+    assert rule.startswith("|---|---:|---:|")
+    assert r"| pfedme\_mcsa | **61.00 ±1.0** |" in text
+    assert text.endswith("Bold: best method.\n")
+
+
+def test_the_best_is_the_lowest_of_an_error_and_baselines_are_never_bold() -> None:
+    from dataclasses import replace
+
+    first, second = build_rows(results(Fake("a", LOCAL), Fake("b", LOCAL)))
+    lines = [
+        replace(row, metric="rmse", mean=MeanStd(value, 0.0), point=point)
+        for row, value, point in ((first, 3.0, "trained"), (second, 2.0, "trained"), (second, 1.0, "-"))
+    ]
+    (columns,) = select_columns(lines, None, "RMSE")
+    assert [cells[0].is_best for _, cells in fill_cells(lines, columns)] == [False, True, False]
+    equal = [replace(row, mean=MeanStd(2.0, 0.0)) for row in lines]
+    assert not any(cells[0].is_best for _, cells in fill_cells(equal, columns))
+
+
+def test_letters_of_latex() -> None:
+    assert escape_latex(r"a_b^c~{x}\#$") == (
+        r"a\_b\textasciicircum{}c\textasciitilde{}\{x\}\textbackslash{}\#\$"
+    )
+
+
+def test_a_tidy_table_has_one_row_per_method_seed_and_split(comparison: Path) -> None:
+    runs = read_runs([comparison])
+    table = runs.to_table()
+    rows = table.to_pylist()
+    assert [(row["method"], row["seed"], row["split"]) for row in rows[:4]] == [
+        (run.algorithm, run.seed, run.split) for run in runs.results[:4]
+    ]
+    assert len(rows) == len(runs.results) + len(runs.baselines)
+    for row, run in zip(rows, runs.results, strict=False):
+        assert row["mean"] == pytest.approx(run.metrics["acc_uniform"])
+        assert row["accuracy"] == row["mean"]
+        assert (row["bytes_up"], row["lr"], row["clients"]) == (run.bytes_up, run.settings.lr, run.n_clients)
+    means = {row.algorithm: row.mean for row in runs.rows}
+    mine = [row["mean"] for row in rows if row["method"] == "fedmcsa"]
+    assert means["fedmcsa"] is not None
+    assert np.mean(mine) == pytest.approx(means["fedmcsa"].mean)
+    assert np.std(mine) == pytest.approx(means["fedmcsa"].std)
+
+
+def test_a_tidy_table_of_clients_has_their_gains(comparison: Path) -> None:
+    runs = read_runs([comparison])
+    rows = runs.to_table(clients=True).to_pylist()
+    assert len(rows) == sum(len(run.clients) for run in runs.results)
+    value = {(row["method"], row["seed"], row["client"]): row["accuracy"] for row in rows}
+    for row in rows:
+        alone = value["local", row["seed"], row["client"]]
+        expected = None if row["method"] == "local" else pytest.approx(row["accuracy"] - alone)
+        assert row["gain"] == expected
+
+
+def test_data_frames_have_numbers(comparison: Path) -> None:
+    pytest.importorskip("pandas")
+    runs = read_runs([comparison])
+    frame = runs.to_pandas()
+    assert frame.groupby("method")["mean"].count()["local"] == 2
+    assert frame["mean"].dtype == float
+    assert set(runs.to_pandas(clients=True)["client"]) == {client.id for client in runs.results[0].clients}
+
+
+def test_missing_pandas_is_one_sentence(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedattune\[pandas\]'"):
+        read_runs([comparison]).to_pandas()
+
+
+def test_columns_of_a_tidy_table(comparison: Path) -> None:
+    runs = read_runs([comparison])
+    table = build_run_table(runs.results)
+    assert write_csv(select_table_columns(table, "method, seed")).splitlines()[:2] == [
+        "method,seed",
+        "local,0",
+    ]
+    assert select_table_columns(table, "all") is table
+    with pytest.raises(ConfigError, match="--columns methd: no such column; did you mean 'method'"):
+        select_table_columns(table, "methd")
+    assert build_client_table(runs.results).num_rows

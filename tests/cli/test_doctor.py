@@ -1,0 +1,115 @@
+"""`fedattune doctor`: what is there, what is missing, and what to do."""
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import Done, environment
+from fedattune.experiments import doctor
+from fedattune.experiments.doctor import EXTRAS, NEEDED_PACKAGES, examine
+
+Cli = Callable[..., Done]
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def test_this_installation_works(cli: Cli, work: Path) -> None:
+    done = cli("doctor", "--json", "d.json")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.rstrip().endswith("FedAttune works here.")
+    content = json.loads(Path("d.json").read_text())
+    assert content["works"]
+    names = [one["name"] for one in content["findings"]]
+    assert {"version", "packages", "PyTorch", "cores", "memory", "disk", "cache folder", "training"} <= set(
+        names
+    )
+    assert {f"extra {extra}" for extra in EXTRAS} <= set(names)
+
+
+def test_it_prints_no_environment(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdef")
+    monkeypatch.setenv("A_SECRET", "open-sesame")
+    done = cli("doctor", "--quick", "--json", "d.json")
+    for text in (done.out, Path("d.json").read_text()):
+        assert "hf_abcdef" not in text
+        assert "open-sesame" not in text
+
+
+def test_what_is_missing_has_a_command(monkeypatch: pytest.MonkeyPatch, work: Path) -> None:
+    def find(name: str) -> str:
+        if name in ("matplotlib", "ray", "safetensors"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", find)
+    found = {one.name: one for one in examine(quick=True)}
+    assert (found["extra plot"].state, found["extra plot"].advice) == (
+        "note",
+        "pip install 'fedattune[plot]'",
+    )
+    assert found["extra ray"].advice == "pip install 'fedattune[ray]'"
+    assert (found["packages"].state, found["packages"].advice) == ("broken", "pip install safetensors")
+
+
+def test_broken_folders_and_a_failing_run_give_exit_code_1(
+    cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (work / "file").touch()
+    monkeypatch.setenv("FEDATTUNE_HOME", str(work / "file" / "home"))
+    monkeypatch.setenv("FEDATTUNE_DATA", str(work / "nowhere"))
+
+    def fail() -> int:
+        raise RuntimeError("illegal instruction")
+
+    monkeypatch.setattr(doctor, "_run_self_test", fail)
+    monkeypatch.setenv("COLUMNS", "300")
+    done = cli("doctor")
+    assert done.code == 1
+    assert "set FEDATTUNE_HOME to a folder that can be written to" in done.out
+    assert "correct FEDATTUNE_DATA, or unset it" in done.out
+    assert "training: RuntimeError: illegal instruction" in done.out
+    assert "3 broken: cache folder, data folder, training" in done.out
+
+
+def test_it_works_where_pytorch_does_not(work: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from fedattune.cli import main; sys.exit(main(['doctor']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment() | {"COLUMNS": "300"},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "!!  PyTorch: it cannot be imported (ModuleNotFoundError: " in done.stdout
+    assert "-> pip install torch" in done.stdout
+    assert "broken: PyTorch, training" in done.stdout
+
+
+def test_packages_and_extras_are_those_of_the_project() -> None:
+    project = tomllib.loads(PROJECT.read_text("utf-8"))["project"]
+
+    def list_names(requirements: list[str]) -> set[str]:
+        return {re.split(r"[<>=\[ ]", one)[0].lower() for one in requirements}
+
+    assert {name.lower() for name in NEEDED_PACKAGES} == list_names(project["dependencies"])
+    users = project["optional-dependencies"].keys() - {"dev", "docs", "bench"}
+    assert users == set(EXTRAS)
+    for extra, packages in EXTRAS.items():
+        assert {name.lower() for name in packages} == list_names(project["optional-dependencies"][extra])
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(work: Path) -> None:
+    assert doctor._find_write_error(work / "a" / "b") == ""
+    (work / "file").touch()
+    assert doctor._find_write_error(work / "file") == os.strerror(20)
