@@ -202,8 +202,8 @@ LEGEND = {
     "arrived %": "mean over clients that joined after training, with the model that they were sent at first",
     "new %": "the same after rounds of their own",
     "last": "mean test accuracy after the last round",
-    "last 10%": "mean over the last tenth of the rounds",
-    "best val.": "mean at the round with the best validation",
+    "last 10%": "mean test accuracy over the last tenth of the rounds",
+    "best val.": "mean test accuracy at the round with the best validation",
     "BMTA*": "best mean test accuracy of any round, optimistic, as the test data choose the round",
     "steps": "local mini-batch steps per client",
 }
@@ -214,7 +214,7 @@ DEFAULT_COLUMNS = ("worst 10%", "> local", "p", "up", "seconds")
 def choose_columns(
     lines: Sequence["MethodRow"], rounds_to: float | None = None
 ) -> list[dict[str, RowFormatter]]:
-    """Choose all columns, in groups that belong together; extra columns only if a method has such a number.
+    """Choose all columns, in groups that belong together; columns without any number are left out.
 
     Args:
         lines: one row per method.
@@ -226,8 +226,12 @@ def choose_columns(
         get_metric_title(lines): _format_spread(lambda row: row.mean, is_metric=True),
     }
     extra = {title: cell for title, cell in EXTRA_COLUMNS.items() if any(cell(row) != "-" for row in lines)}
+    history = ROUND_COLUMNS
+    if lines and not METRICS[lines[0].metric].is_for_classes:  # they are accuracies
+        history = {}
     rounds = {} if rounds_to is None else {f"rounds to {100 * rounds_to:g}%": _format_rounds}
-    return [quality | QUALITY_COLUMNS, extra | ROUND_COLUMNS | rounds, COST_COLUMNS]
+    groups = [quality | QUALITY_COLUMNS, extra | history | rounds, COST_COLUMNS]
+    return [group for group in groups if group]
 
 
 def select_columns(

@@ -86,7 +86,9 @@ def render_report(runs: Runs) -> str:
         version=__version__,
         date=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         css=Markup((here / "templates" / "report.css").read_text("utf-8")),  # noqa: S704 (our own)
-        script=Markup((here / "templates" / "report.js").read_text("utf-8")),  # noqa: S704
+        script=Markup(  # noqa: S704
+            "".join((here / "templates" / name).read_text("utf-8") for name in ("look.js", "report.js"))
+        ),
         library=Markup((here / "vendor" / "echarts.min.js").read_text("utf-8")),  # noqa: S704
         data=_compress(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
         matrices=matrices,

@@ -123,7 +123,7 @@ def _describe_harm(runs: Runs) -> list[str]:
     others = [f"{method} {count}" for method, count in counts.items() if count and method != name]
     if others:
         text.append(
-            f"Clients that {'other methods harm' if text else 'are worse than alone'}: {', '.join(others)}."
+            f"Clients that are worse than with {BASELINE}{', with other methods' if text else ''}: {', '.join(others)}."
         )
     return text
 
