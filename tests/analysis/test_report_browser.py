@@ -164,7 +164,10 @@ def contrast(one: str, two: str) -> float:
 
 
 PAGE = "getComputedStyle(document.body).backgroundColor"
-STROKES = "[...document.querySelectorAll('#curves path')].map((e) => e.getAttribute('stroke')).filter((c) => c && c[0] === '#')"
+STROKES = (
+    "[...document.querySelectorAll('#curves path')].map((e) => e.getAttribute('stroke'))"
+    ".filter((c) => c && c[0] === '#')"
+)
 
 
 def set_system(page: Any, scheme: str, shown: str | None = None) -> None:
@@ -222,7 +225,10 @@ def test_browser_prints_a_dark_page_light(opened: Any) -> None:
 
 
 def test_browser_uses_a_wide_screen_and_fits_a_phone(opened: Any) -> None:
-    box = "((e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right]; })(document.querySelector('%s'))"
+    box = (
+        "((e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right]; })"
+        "(document.querySelector('%s'))"
+    )
     for width in (1920, 1400, 1280, 400):
         opened.set_viewport_size({"width": width, "height": 900})
         opened.wait_for_timeout(200)

@@ -58,7 +58,8 @@ class RoundLoop:
         backend: trains and evaluates the clients.
         store: scores, traffic and mixing matrices of all rounds.
         record: the last finished round.
-        accuracy: mean test accuracy over clients at the headline point, at the last evaluation.
+        accuracy: mean test accuracy over clients at the headline point, at the last evaluation; None
+            before it, and if the target is a number.
         notes: sentences about interruptions of the run.
 
     """
@@ -238,7 +239,7 @@ class RoundLoop:
     def _record_scores(self, r: int, scores: Sequence[PointScores]) -> None:
         for point, part, ids, client_scores in scores:
             self.store.add_scores(r, point, part, client_scores, ids)
-            if (point, part) == (self.context.algorithm.headline, "test"):
+            if (point, part) == (self.context.algorithm.headline, "test") and self.context.federation.classes:
                 has_samples = client_scores.n > 0
                 self.accuracy = float(
                     (client_scores.correct[has_samples] / client_scores.n[has_samples]).mean()
