@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..core.metrics import METRICS, MetricName
+from ..data.federated import IMBALANCED_SHARE
 from .compare import average_clients, get_default_metric, group_by_algorithm
 
 if TYPE_CHECKING:
@@ -19,8 +20,10 @@ CONSTANT_SHARE = 0.99
 """Share of one class among the predictions from which on these are called nearly constant."""
 CONSTANT_SPREAD = 0.05
 """Deviation of predicted numbers, relative to the deviation of the true ones, below which they are called so."""
-IMBALANCED_SHARE = 0.75
-"""Share of one class from which on accuracy says little."""
+UNIT_RATIO = 10.0
+"""Ratio of the target's deviations at two clients from which on their errors are not of one size."""
+MOVING_SHARE = 0.02
+"""Change of a validation RMSE, relative to itself, from which on a curve still moves."""
 MOVING_POINTS = 0.005
 """Change of the mean validation metric over the last fifth of the rounds from which on a curve still moves."""
 
@@ -41,6 +44,7 @@ def write_prediction_notes(
         if (predictions := runs[0].predictions.get("test")) is not None:
             notes += _note_constant(name, predictions, runs[0].facts["classes"])
     notes += _note_below_constant(results, baselines, metric or get_default_metric(results))
+    notes += _note_units(results, metric or get_default_metric(results))
     return [*notes, *_note_moving(results)]
 
 
@@ -101,26 +105,60 @@ def _note_below_constant(
     ]
 
 
+def _note_units(results: "Sequence[RunMetrics]", metric: MetricName) -> list[str]:
+    """Say that a mean of errors is the mean of few clients if the target varies far more at some than at others."""
+    predictions = results[0].predictions.get("test") if results and METRICS[metric].has_unit else None
+    if predictions is None:
+        return []
+    every = [predictions.y[predictions.rows(i)] for i in range(predictions.n_clients)]
+    spreads = {i: float(np.std(y)) for i, y in enumerate(every) if len(y) > 1 and np.std(y) > 0}
+    if not spreads or max(spreads.values()) < UNIT_RATIO * min(spreads.values()):
+        return []
+    low, high = min(spreads, key=spreads.__getitem__), max(spreads, key=spreads.__getitem__)
+    names = [str(client["id"]) for client in results[0].facts["clients"]]
+    return [
+        f"the target varies {spreads[high] / spreads[low]:,.0f} times as far at client {names[high]} as at client "
+        f"{names[low]}, so the mean {METRICS[metric].label} is that of few clients; --metric r2 counts all alike, and "
+        "clients with different units should have a common one"
+    ]
+
+
 def _note_moving(results: "Sequence[RunMetrics]") -> list[str]:
     """Name the methods whose validation curve still rises or falls at the end, so that other rounds could be better."""
     notes = []
     for name, runs in group_by_algorithm(results).items():
         changes = [change for run in runs if (change := _measure_drift(run)) is not None]
-        if changes and abs(drift := float(np.mean(changes))) >= MOVING_POINTS:
-            way = "still rises: more rounds may be better" if drift > 0 else "falls: fewer rounds are enough"
-            notes.append(
-                f"{name}: validation accuracy {way} ({100 * drift:+.1f} points over the last fifth of the rounds)"
-            )
+        if not changes:
+            continue
+        drift, label, rises = float(np.mean(changes)), "accuracy", ("still rises", "falls")
+        unit = "points"
+        if runs[0].is_regression:
+            label, rises, unit = "RMSE", ("rises", "still falls"), "%"
+        if abs(drift) < (MOVING_SHARE if runs[0].is_regression else MOVING_POINTS):
+            continue
+        is_better = (drift > 0) != runs[0].is_regression
+        way = rises[0 if drift > 0 else 1] + (
+            ": more rounds may be better" if is_better else ": fewer rounds are enough"
+        )
+        notes.append(
+            f"{name}: validation {label} {way} ({100 * drift:+.1f}{' ' * (unit == 'points')}{unit} over the last fifth "
+            "of the rounds)"
+        )
     return notes
 
 
 def _measure_drift(run: "RunMetrics") -> float | None:
-    """Return the change of mean validation accuracy from the fifth before the last one to the last fifth."""
-    curve = [e["validation"][run.headline]["acc_uniform"] for e in run.history if e.get("validation")]
+    """Return the change of the mean validation curve from the fifth before the last one to the last fifth.
+
+    Of accuracy, it is a difference; of RMSE, a share of it.
+    """
+    points = [e["validation"][run.headline] for e in run.history if e.get("validation")]
+    curve = [run.read_curve(e) if run.is_regression else e["acc_uniform"] for e in points]
     n = len(curve) // 5
-    if run.is_regression or n < 2:
+    if n < 2:
         return None
     last, before = np.array(curve[-n:]), np.array(curve[-2 * n : -n])
-    drift = float(last.mean() - before.mean())
-    noise = float(np.sqrt((last.var() + before.var()) / n))
+    size = float(before.mean()) if run.is_regression else 1.0
+    drift = float(last.mean() - before.mean()) / size
+    noise = float(np.sqrt((last.var() + before.var()) / n)) / size
     return drift if abs(drift) > 3 * noise else 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..core.effect import IDLE_BELOW
 from ..core.errors import ConfigError, did_you_mean
-from ..core.metrics import METRICS
+from ..core.metrics import METRICS, format_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -126,7 +126,9 @@ def _format_spread(pick: "Callable[[MethodRow], MeanStd | None]", *, is_metric: 
         if spread is None:
             return "-"
         if is_metric and not METRICS[row.metric].is_percent:
-            return f"{spread.mean:.4g}" + (f" ±{spread.std:.2g}" if row.n_seeds > 1 else "")
+            return format_number(spread.mean) + (
+                f" ±{format_number(spread.std, 2)}" if row.n_seeds > 1 else ""
+            )
         return format_points(spread.mean) + (f" ±{format_points(spread.std, 1)}" if row.n_seeds > 1 else "")
 
     return cell

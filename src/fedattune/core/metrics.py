@@ -54,13 +54,19 @@ class Metric(NamedTuple):
 
     def format(self, value: float) -> str:
         """Format a stored value for a sentence: 83.21%, or 4.12 with four significant digits."""
-        return f"{100 * value:.2f}%" if self.is_percent else f"{value:.4g}"
+        return f"{100 * value:.2f}%" if self.is_percent else format_number(value)
 
     def format_gap(self, gap: float, *, signed: bool = False) -> str:
         """Format a difference of stored values with its unit."""
         number = self.scale * gap
         text = f"{number:+.2f}" if self.is_percent and signed else f"{number:.2f}" if self.is_percent else ""
-        return f"{text or format(number, '+.3g' if signed else '.3g')} {self.points}"
+        return f"{text or format_number(number, 3, '+' if signed else '')} {self.points}"
+
+
+def format_number(value: float, digits: int = 4, sign: str = "") -> str:
+    """Format a number with so many significant digits: 12140, not 1.214e+04, unless it is very large or small."""
+    text = f"{value:{sign}.{digits}g}"
+    return f"{float(text):{sign}.0f}" if "e" in text and 1 <= abs(value) < 1e9 else text
 
 
 METRICS: dict[str, Metric] = {

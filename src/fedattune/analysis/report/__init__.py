@@ -66,6 +66,7 @@ def render_report(runs: Runs) -> str:
         title=runs.title + (f", {len(joined)} of them joining after training" if joined else ""),
         head=findings.build_answer(runs),
         live=not runs.is_finished,
+        reference=runs.verdict.reference,
         warnings=findings.list_warnings(runs),
         tables=[
             {
