@@ -22,6 +22,8 @@ CONSTANT_SPREAD = 0.05
 """Deviation of predicted numbers, relative to the deviation of the true ones, below which they are called so."""
 UNIT_RATIO = 10.0
 """Ratio of the target's deviations at two clients from which on their errors are not of one size."""
+MIN_EVALUATIONS = 4
+"""Evaluations below which a curve is too short to say that it moves."""
 MOVING_SHARE = 0.02
 """Change of a validation RMSE, relative to itself, from which on a curve still moves."""
 MOVING_POINTS = 0.005
@@ -140,9 +142,12 @@ def _note_moving(results: "Sequence[RunMetrics]") -> list[str]:
         way = rises[0 if drift > 0 else 1] + (
             ": more rounds may be better" if is_better else ": fewer rounds are enough"
         )
+        n = min(sum(bool(e.get("validation")) for e in run.history) for run in runs)
+        over = (
+            "over the last fifth of the rounds" if n >= 10 else "from the evaluation before to the last one"
+        )
         notes.append(
-            f"{name}: validation {label} {way} ({100 * drift:+.1f}{' ' * (unit == 'points')}{unit} over the last fifth "
-            "of the rounds)"
+            f"{name}: validation {label} {way} ({100 * drift:+.1f}{' ' * (unit == 'points')}{unit} {over})"
         )
     return notes
 
@@ -150,13 +155,17 @@ def _note_moving(results: "Sequence[RunMetrics]") -> list[str]:
 def _measure_drift(run: "RunMetrics") -> float | None:
     """Return the change of the mean validation curve from the fifth before the last one to the last fifth.
 
-    Of accuracy, it is a difference; of RMSE, a share of it.
+    Of few evaluations, it is the change at the last one. Of accuracy, it is a difference; of RMSE, a share of it.
     """
     points = [e["validation"][run.headline] for e in run.history if e.get("validation")]
     curve = [run.read_curve(e) if run.is_regression else e["acc_uniform"] for e in points]
     n = len(curve) // 5
-    if n < 2:
+    if len(curve) < MIN_EVALUATIONS:
         return None
+    if n < 2:  # two evaluations tell no drift from chance; three that go one way say more
+        steps = np.diff(curve[-3:])
+        size = float(curve[-2]) if run.is_regression else 1.0
+        return float(steps[-1]) / size if (steps > 0).all() or (steps < 0).all() else 0.0
     last, before = np.array(curve[-n:]), np.array(curve[-2 * n : -n])
     size = float(before.mean()) if run.is_regression else 1.0
     drift = float(last.mean() - before.mean()) / size
