@@ -7,6 +7,7 @@ from fake_results import Fake, results
 from fedattune.analysis.choice import score_methods, weigh_clients
 from fedattune.analysis.compare import group_by_algorithm
 from fedattune.analysis.verdict import reach_verdict
+from fedattune.training.predictions import RowPredictions
 
 LARGE, SMALL = 4, 16
 N_TRAIN = [90] * LARGE + [3] * SMALL
@@ -59,3 +60,23 @@ def test_without_fractions_clients_with_rows_count_once() -> None:
     one = fake("a", 1.0, 0.0)
     one.config = {"partition": {"name": "given"}}
     assert weigh_clients(one).tolist() == [float(k > 0) for k in HELD]  # type: ignore[arg-type]
+
+
+def test_a_client_on_which_one_method_has_no_value_counts_for_none() -> None:
+    """`a` diverged on client 1, whose rows are hard: without that client it would look better than it is."""
+    y = np.array([0.0, 1.0, 10.0, 20.0])
+    owner = np.array([0, 0, 1, 1], dtype=np.int32)
+
+    def make(name: str, said: list[float]) -> Fake:
+        rows = RowPredictions(owner, np.arange(4), y, np.array(said, dtype=np.float32)[:, None], 2)
+        made = Fake(name, [1.0, 1.0], is_regression=True, predictions={"validation": rows})
+        made.measure_clients = lambda metric, part="test": rows.by_client[metric]  # type: ignore[method-assign]
+        return made
+
+    runs = results(
+        make("local", [1.0, 2.0, 20.0, 30.0]),  # errors 1 and 10
+        make("a", [2.0, 3.0, np.nan, np.nan]),  # errors 2 and none
+    )
+    choice = score_methods(group_by_algorithm(runs), runs, "rmse")
+    assert choice.scores == pytest.approx({"local": -1.0, "a": -2.0})
+    assert choice.find_best(["local", "a"]) == "local"

@@ -11,7 +11,7 @@ from crafted import ALL, LABELS, LATE, craft
 from fedattune import read_runs
 from fedattune.analysis.mixing import MixingAnalysis
 from fedattune.analysis.plots.figures import plot_clients, plot_curves, plot_traffic
-from fedattune.analysis.plots.heatmap import plot_heatmap
+from fedattune.analysis.plots.heatmap import choose_scale, plot_heatmap
 from fedattune.analysis.plots.style import CaptionedFigure, choose_line_styles, save_figure, use_style
 from fedattune.cli import main
 
@@ -246,3 +246,31 @@ def test_drawing_leaves_matplotlib_as_it_was_and_pyplot_alone(comparison: Path, 
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_one_outlier_does_not_wash_out_the_heat_map() -> None:
+    """One weight of 0.95, all else about 0.005: the others keep three quarters of the colours."""
+    weights = np.full(20 * 19, 0.005)
+    weights[::2] = 0.0025
+    assert not choose_scale(weights, 20).is_broken
+    weights[7] = 0.95
+    scale = choose_scale(weights, 20)
+    assert (scale.low, scale.end, scale.largest) == (0.0, 0.005, 0.95)
+    norm = scale.make_norm()
+    colours = norm(np.ma.masked_invalid([0.0, 0.0025, 0.005, 0.95, np.nan]))
+    assert colours[:4].tolist() == pytest.approx([0, 0.375, 0.75, 1])
+    assert colours.mask.tolist() == [False] * 4 + [True]
+
+
+def test_partners_are_no_outliers_and_noise_is_no_pattern() -> None:
+    """A partner for every client is the pattern itself; weights that are nearly nothing stay faint."""
+    partners = np.full(100 * 99, 0.001)
+    partners[:: 99 * 2] = 0.5
+    assert choose_scale(partners, 100).is_broken  # 50 of 100 rows
+    partners[::99] = 0.5
+    assert not choose_scale(partners, 100).is_broken
+    noise = np.full(20 * 19, 1e-7)
+    noise[0] = 0.6
+    assert choose_scale(noise, 20).end == pytest.approx(0.05 / 20)
+    assert choose_scale(np.array([np.nan, np.nan]), 2).largest == 1
+    assert choose_scale(np.array([-0.2, 0.1, 0.05]), 3).low == -0.2

@@ -72,7 +72,7 @@ def test_the_page_is_one_file_that_asks_for_nothing(folder: Path, tmp_path: Path
     assert page.open == []
     assert page.loads == []
     assert "default-src 'none'" in html  # nor may a script ask
-    assert html.count("</script>") == 4
+    assert html.count("</script>") == 5
     assert "<b>" not in html
     assert "Apache License" in html
     for words in ("Should these clients federate?", "Methods side by side", "Mean gain over local"):

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedattune
 from fedattune import read_runs, write_report
 from fedattune.analysis.mixing import MixingAnalysis
-from reports import train_odd
+from fedattune.analysis.plots.heatmap import choose_scale
+from reports import train, train_odd
 
 
 def browser_path() -> str | None:
@@ -142,3 +144,165 @@ def test_browser_prints_it(opened: Any) -> None:
     pdf = opened.pdf(format="A4")
     assert pdf.startswith(b"%PDF")
     assert len(pdf) > 50_000
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `rgb(r, g, b)` or `#rrggbb`, as WCAG defines it."""
+    if colour.startswith("#"):
+        parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    else:
+        parts = [int(part) for part in re.findall(r"\d+", colour)[:3]]
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (p / 255 for p in parts)
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, two: str) -> float:
+    low, high = sorted((luminance(one), luminance(two)))
+    return (high + 0.05) / (low + 0.05)
+
+
+PAGE = "getComputedStyle(document.body).backgroundColor"
+STROKES = (
+    "[...document.querySelectorAll('#curves path')].map((e) => e.getAttribute('stroke'))"
+    ".filter((c) => c && c[0] === '#')"
+)
+
+
+def set_system(page: Any, scheme: str, shown: str | None = None) -> None:
+    """Let the system prefer light or dark, and wait until the page is shown so."""
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_function("(theme) => document.documentElement.dataset.theme === theme", arg=shown or scheme)
+
+
+def test_browser_follows_the_system_and_the_switch(opened: Any) -> None:
+    assert opened.evaluate(PAGE) == "rgb(255, 255, 255)"
+    light = opened.evaluate("document.querySelector('#heat canvas').toDataURL()")
+    set_system(opened, "dark")
+    assert luminance(opened.evaluate(PAGE)) < 0.02
+    assert opened.evaluate("document.querySelector('#heat canvas').toDataURL()") != light
+    opened.click("#theme")
+    assert opened.inner_text("#theme") == "Dark"
+    assert opened.evaluate(PAGE) == "rgb(255, 255, 255)"
+    set_system(opened, "light")
+    set_system(opened, "dark", "light")  # whoever used the switch has decided
+    opened.evaluate("localStorage.clear()")
+    set_system(opened, "light")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_browser_shows_words_and_lines_that_stand_out(opened: Any, theme: str) -> None:
+    """WCAG asks for a contrast of 4.5 for words and 3 for lines; two light lines of Okabe and Ito's have 2."""
+    set_system(opened, theme)
+    page = opened.evaluate(PAGE)
+    for selector in ("#verdict p", "p.help", ".warn li", "#clients td", "select"):
+        words = opened.evaluate(f"getComputedStyle(document.querySelector('{selector}')).color")
+        ground = opened.evaluate(
+            f"(() => {{ let e = document.querySelector('{selector}'); while (getComputedStyle(e).backgroundColor === "
+            "'rgba(0, 0, 0, 0)') e = e.parentElement; return getComputedStyle(e).backgroundColor; })()"
+        )
+        assert contrast(words, ground) >= 4.5, selector
+    strokes = opened.evaluate("[Look.colours.ink, Look.colours.soft, ...Look.colours.lines]")
+    assert min(contrast(stroke, page) for stroke in strokes) >= (3 if theme == "dark" else 2)
+    assert opened.evaluate(STROKES)  # lines are drawn in colours of the theme
+    assert {one.lower() for one in opened.evaluate(STROKES)} & set(strokes)
+    set_system(opened, "light")
+
+
+def test_browser_prints_a_dark_page_light(opened: Any) -> None:
+    set_system(opened, "dark")
+    opened.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert opened.get_attribute("html", "data-theme") == "light"
+    assert luminance(opened.evaluate(PAGE)) == 1
+    assert opened.evaluate("Look.colours.ink") == "#1c2330"
+    opened.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert opened.get_attribute("html", "data-theme") == "dark"
+    opened.emulate_media(color_scheme="dark", media="print")  # without the events, too
+    assert luminance(opened.evaluate(PAGE)) == 1
+    opened.emulate_media(media="screen")
+    set_system(opened, "light")
+
+
+def test_browser_uses_a_wide_screen_and_fits_a_phone(opened: Any) -> None:
+    box = (
+        "((e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right]; })"
+        "(document.querySelector('%s'))"
+    )
+    for width in (1920, 1400, 1280, 400):
+        opened.set_viewport_size({"width": width, "height": 900})
+        opened.wait_for_timeout(200)
+        assert opened.evaluate("document.documentElement.scrollWidth") <= width
+        gains, curves = opened.evaluate(box % "#gains"), opened.evaluate(box % "#curves")
+        is_beside = gains[2] <= curves[0]
+        assert is_beside == (width >= 1400)
+        if is_beside:
+            assert curves[2] - gains[0] > 0.9 * width
+        drawn = opened.evaluate("document.querySelector('#gains svg').getBoundingClientRect().width")
+        assert drawn == pytest.approx(gains[2] - gains[0], abs=2)
+    opened.set_viewport_size({"width": 1200, "height": 900})
+
+
+def test_browser_has_the_scale_of_the_figure(opened: Any) -> None:
+    """One outlier leaves three quarters of the colours to the others; the legend says so."""
+    weights = [0.005] * 380
+    for outlier in (0.005, 0.95):
+        weights[0] = outlier
+        scale = choose_scale(np.array(weights), 20)
+        assert opened.evaluate("(w) => Scale.make(w, 20)", weights) == {
+            "end": scale.end,
+            "largest": scale.largest,
+        }
+        for weight in (0.0, 0.001, 0.005):
+            share = opened.evaluate("([w, x]) => Scale.share(Scale.make(w, 20), x)", [weights, weight])
+            assert share == pytest.approx(float(scale.make_norm()(weight)))
+    said = opened.inner_text("#heat-scale").split()
+    assert said[0] == "0"
+    assert 0 < float(said[1]) <= 1
+
+
+@pytest.fixture(scope="module")
+def numbers(opened: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The report of a comparison whose target is a number, in small units at one client and large ones at another."""
+    random, lines = np.random.default_rng(0), ["site,a,b,y"]
+    for i, unit in enumerate((0.01, 1.0, 1.0, 1.0, 10.0, 1000.0)):
+        for a, b, noise in random.normal(size=(40, 3)):
+            lines.append(f"plant {i},{a:.4f},{b:.4f},{unit * (a + 2 * b + noise):.6f}")
+    folder = tmp_path_factory.mktemp("numbers")
+    (folder / "plants.csv").write_text("\n".join(lines), "utf-8")
+    data = fedattune.load_federation(folder / "plants.csv", client_column="site", target="y")
+    folder /= "runs"
+    train(folder, data, cohort=1.0)
+    runs = read_runs([folder])
+    file = tmp_path_factory.mktemp("page") / "numbers.html"
+    write_report(file, runs)
+    page = opened.context.browser.new_context(offline=True).new_page()
+    page.said, page.runs = [], runs
+    page.on("pageerror", lambda error: page.said.append(str(error)))
+    page.goto(file.as_uri())
+    page.wait_for_selector("body[data-ready]", timeout=60_000)
+    yield page
+    assert page.said == []
+
+
+def test_browser_shows_numbers_in_the_unit_of_the_target(numbers: Any) -> None:
+    groups: dict[str, Any] = {}
+    for run in numbers.runs.results:
+        groups.setdefault(run.algorithm, []).append(run.measure_clients("rmse"))
+    alone, shared = np.mean(groups["local"], axis=0), np.mean(groups["fedmcsa"], axis=0)
+    numbers.select_option("#client-method", "fedmcsa")
+    numbers.click("#clients button[data-key=client]")
+    heads = [one.strip(" \u25b4") for one in numbers.locator("#clients th").all_inner_texts()]
+    rows = [row.split("\t") for row in numbers.locator("#clients tbody tr").all_inner_texts()]
+    for i, row in enumerate(rows):
+        cells = dict(zip(heads, row, strict=True))
+        assert float(cells["alone"]) == pytest.approx(alone[i], rel=0.01)
+        assert float(cells["judged"]) == pytest.approx(shared[i], rel=0.01)
+        gain = float(cells["gain"].replace("\u2212", "-"))
+        assert gain == pytest.approx(alone[i] - shared[i], abs=0.006 * max(1, abs(alone[i])))
+    text = numbers.inner_text("body")
+    assert "its RMSE is lower" in text
+    assert "BMTA" not in text  # accuracies
+    assert "%" not in numbers.inner_text("#clients thead").replace("own weight %", "")
+    assert numbers.locator("#y").is_hidden()  # no worst tenth is stored of losses
+    assert "The target is a number, so there are no labels" in text

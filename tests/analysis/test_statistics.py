@@ -4,13 +4,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fake_results import Fake, results
+from fedattune.analysis.harm import measure_harm
 from fedattune.analysis.statistics import (
     adjust_by_holm,
+    compute_influences,
     compute_row_p,
     compute_split_interval,
     compute_wilcoxon_p,
     resample_rows,
 )
+from fedattune.core.metrics import METRICS, compute_metrics
 from fedattune.training.predictions import RowPredictions
 
 
@@ -85,3 +89,82 @@ def test_chance_makes_a_small_client_lose() -> None:
     assert compute_row_p(wrong_often, right, 0, "accuracy") == pytest.approx(1 / 1024)
     assert compute_row_p(right, wrong_often, 0, "accuracy") == 1.0
     assert compute_row_p(right, right, 0, "accuracy") == 1.0
+
+
+@pytest.mark.parametrize("metric", ["auc", "balanced_accuracy", "f1"])
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_the_influence_of_rows_gives_the_spread_of_a_metric(metric: str, n_classes: int) -> None:
+    """The deviation over 400 resamples of 300 rows; their own chance is a part in 28."""
+    random = np.random.default_rng(0)
+    y = random.integers(0, n_classes, 300)
+    outputs = 1.5 * np.eye(n_classes)[y] + random.normal(size=(300, n_classes))
+    influence = compute_influences(y, outputs, metric)
+    assert influence.sum() == pytest.approx(0, abs=1e-9)
+    draws = [random.integers(0, 300, 300) for _ in range(400)]
+    spread = np.std([compute_metrics(y[d], outputs[d])[metric] for d in draws])
+    assert np.sqrt((influence**2).sum()) / 300 == pytest.approx(spread, rel=0.15)
+
+
+def test_chance_is_told_by_the_metric_that_is_lost() -> None:
+    """Both models say `no` to all rows, so that no class differs, but one of them has lost the order."""
+    random = np.random.default_rng(0)
+    y = np.repeat([0, 1], 30)
+    order = np.where(y == 1, 1.0, 0.0) + 0.1 * random.normal(size=60)
+    lost = random.normal(size=60)
+    good, bad = (
+        RowPredictions(
+            np.zeros(60, dtype=np.int32),
+            np.arange(60),
+            y,
+            np.column_stack([np.full(60, 9.0), score]).astype(np.float32),
+            1,
+        )
+        for score in (order, lost)
+    )
+    assert compute_row_p(bad, good, 0, "accuracy") == 1
+    assert compute_row_p(bad, good, 0, "auc") < 0.001
+    assert compute_row_p(good, bad, 0, "auc") > 0.999
+
+
+def test_chance_has_its_own_frequency() -> None:
+    """Two models of the same worth: p is below 0.1 for about a tenth of the clients, 400 of them."""
+    random, below = np.random.default_rng(1), 0
+    for _ in range(400):
+        y = random.integers(0, 2, 40)
+        made = [
+            RowPredictions(
+                np.zeros(40, dtype=np.int32),
+                np.arange(40),
+                y,
+                (1.5 * np.eye(2)[y] + random.normal(size=(40, 2))).astype(np.float32),
+                1,
+            )
+            for _ in range(2)
+        ]
+        below += compute_row_p(made[0], made[1], 0, "auc") < 0.1
+    assert 20 <= below <= 62  # 40, and 3.7 deviations of 6
+
+
+def test_a_loss_is_sure_only_among_all_clients_that_could_have_lost() -> None:
+    """Ten clients, one loses 6 of 20 rows: p 1/64 alone, but a tenth of the clients would look so by chance."""
+    n, rows = 10, 20
+    owner = [i for i in range(n) for _ in range(rows)]
+    y = [0] * (n * rows)
+    worse = [1] * 6 + [0] * (n * rows - 6)
+    mine, alone = predicted(y, worse, owner), predicted(y, y, owner)
+    gains = np.array([-30.0] + [0.0] * (n - 1))
+    pair = results(Fake("a", [0.7] + [1.0] * 9), Fake("local", [1.0] * n))
+    pair[0].predictions, pair[1].predictions = {"test": mine}, {"test": alone}
+    harm = measure_harm([(pair[0], pair[1])], gains, METRICS["accuracy"], [f"c{i}" for i in range(n)])
+    assert (harm.n_losing, harm.n_sure) == (1, 0)
+    assert harm.worst_chance == pytest.approx(1 / 64)
+    assert harm.describe() == (
+        "1 of 10 clients would lose, none of them by more than chance explains; client c0 with 6 of 20 test rows more "
+        "wrong (by chance 1 in 64 clients would look so)"
+    )
+
+
+def test_a_loss_of_a_metric_that_should_be_low_is_told_as_higher() -> None:
+    pair = results(Fake("a", [5.0, 1.0], is_regression=True), Fake("local", [2.0, 1.0], is_regression=True))
+    harm = measure_harm([(pair[0], pair[1])], np.array([-3.0, 0.0]), METRICS["rmse"], ["c0", "c1"])
+    assert harm.describe() == "1 of 2 clients would lose; client c0 with RMSE higher by 3"

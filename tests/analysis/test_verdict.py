@@ -8,6 +8,7 @@ from fedattune import Settings
 from fedattune.analysis.notes import merge_notes, write_fairness_notes
 from fedattune.analysis.statistics import bootstrap_interval
 from fedattune.analysis.verdict import reach_verdict
+from fedattune.training.predictions import RowPredictions
 
 
 def test_interval_is_repeatable_and_covers_the_mean() -> None:
@@ -152,3 +153,69 @@ def test_methods_with_equal_losses_are_called_one_method() -> None:
     )
     notes = [note for note in write_fairness_notes(fakes) if "one method" in note]
     assert notes == ["a, b: the same loss at every evaluation, so they are one method under these settings"]
+
+
+def splits(name: str, by_split: list[list[float]], validation: float | None) -> list[Fake]:
+    return [Fake(name, accuracy, validation, split=k) for k, accuracy in enumerate(by_split)]
+
+
+def test_a_gain_and_a_loss_must_hold_over_splits() -> None:
+    """Eight clients always differ by the same; over two splits the mean jumps, so the answer waits for more splits."""
+    alone = splits("local", [[0.5] * 8] * 2, 0.5)
+    gains = splits("a", [[0.51] * 8, [0.7] * 8], 0.6)
+    verdict = reach_verdict(results(*alone, *gains))
+    assert verdict.interval == pytest.approx((10.5, 10.5))
+    assert verdict.split_interval is not None
+    assert verdict.split_interval[0] < 0
+    assert verdict.answer == "undecided"
+    losses = splits("a", [[0.49] * 8, [0.3] * 8], 0.4)
+    verdict = reach_verdict(results(*alone, *losses))
+    assert verdict.split_interval is not None
+    assert verdict.split_interval[1] > 0
+    assert verdict.answer == "undecided"
+    steady = splits("a", [[0.4] * 8, [0.41] * 8, [0.4] * 8], 0.4)
+    verdict = reach_verdict(results(*splits("local", [[0.5] * 8] * 3, 0.5), *steady))
+    assert verdict.answer == "no"
+
+
+def test_a_split_without_a_gain_does_not_shift_the_others() -> None:
+    """Split 0 defines no client's metric: the other two keep their own means."""
+    alone = splits("local", [[float("nan")] * 8, [0.5] * 8, [0.5] * 8], 0.5)
+    method = splits("a", [[0.6] * 8, [0.6] * 8, [0.62] * 8], 0.6)
+    verdict = reach_verdict(results(*alone, *method))
+    assert verdict.by_run == pytest.approx((10, 12))
+    assert verdict.split_interval is not None
+    assert np.mean(verdict.split_interval) == pytest.approx(11)
+
+
+def test_a_lower_error_is_a_gain() -> None:
+    errors = [4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 12.0]
+    alone = Fake("local", errors, 6.0, is_regression=True)
+    better = Fake("a", [0.8 * error for error in errors], 5.0, is_regression=True)
+    worse = Fake("b", [1.2 * error for error in errors], 7.0, is_regression=True)
+    verdict = reach_verdict(results(alone, better, worse))
+    assert (verdict.answer, verdict.method, verdict.metric) == ("yes", "a", "rmse")
+    assert "a (chosen by validation RMSE), which is 1.52 RMSE better than training alone" in verdict.text
+    verdict = reach_verdict(results(alone, worse))
+    assert verdict.answer == "no"
+    assert "8 of 8 clients would lose; most of all client c7 with RMSE higher by 2.4" in verdict.text
+
+
+def test_a_rival_of_few_clients_is_told_by_test_rows() -> None:
+    """Two clients of 200 rows: validation chooses `a`, which gains a little; on test rows `b` is far better."""
+    y = [0] * 400
+    owner = [0] * 200 + [1] * 200
+
+    def make(name: str, wrong: int, validation: float) -> Fake:
+        said = ([1] * wrong + [0] * (200 - wrong)) * 2
+        outputs = 10.0 * np.eye(2, dtype=np.float32)[said]
+        rows = RowPredictions(np.array(owner, dtype=np.int32), np.arange(400), np.array(y), outputs, 2)
+        return Fake(name, [1 - wrong / 200] * 2, validation, predictions={"test": rows})
+
+    verdict = reach_verdict(results(make("local", 60, 0.5), make("a", 55, 0.7), make("b", 5, 0.6)))
+    assert verdict.interval_over == "rows"
+    assert verdict.answer in ("yes", "undecided")
+    assert "validation data choose a, but on test data b by 25.00 points better" in verdict.text
+    alone = reach_verdict(results(make("local", 60, 0.5), make("a", 55, 0.7)))
+    assert "but on test data" not in alone.text
+    assert alone.text.startswith("For these 2 clients: ")

@@ -1,5 +1,8 @@
 """Whatever is wrong: one sentence on stderr, exit code 2, no traceback, nothing written."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,3 +236,22 @@ def test_unknown_options_and_wrong_values_are_said_together(cli: Cli) -> None:
     done = cli("compare", "--algorithms", "fedmcsa", "--set", "fedmcsa.sigma=-1", "--set", "fedmcsa.foo=1")
     refused(done, "fedmcsa.sigma")
     refused(done, "foo")
+
+
+def test_a_pipe_with_few_letters_gets_question_marks(work: Path) -> None:
+    """Windows' pipes know a few hundred letters; the output must not end in an error of encoding."""
+    rows = "\n".join(
+        f"{name},{i},{'yes' if i % 2 else 'no'}" for name in ("北京", "Zürich") for i in range(40)
+    )
+    (work / "t.csv").write_text(f"place,a,outcome\n{rows}\n", "utf-8")
+    words = ["data", "show", "--data", "t.csv", "--client-column", "place", "--target", "outcome"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedattune", *words],
+        capture_output=True,
+        cwd=work,
+        env={**os.environ, "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Zürich" in done.stdout.decode("cp1252")
+    assert "??" in done.stdout.decode("cp1252")

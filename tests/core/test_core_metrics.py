@@ -11,6 +11,7 @@ from fedattune.core.metrics import (
     compute_metrics,
     compute_probabilities,
     compute_row_losses,
+    format_number,
 )
 
 
@@ -85,3 +86,17 @@ def test_values_and_gaps_have_their_unit() -> None:
     assert METRICS["accuracy"].format_gap(-0.0123, signed=True) == "-1.23 points"
     assert METRICS["rmse"].format(4.12345) == "4.123"
     assert METRICS["rmse"].format_gap(0.5) == "0.5 RMSE"
+
+
+def test_numbers_are_written_without_exponents() -> None:
+    numbers = [12140.4, 1.2345678, 0.00012346, 1071.49, 98765.4, 1.5e12, 0.0]
+    assert [format_number(one) for one in numbers] == [
+        "12140",
+        "1.235",
+        "0.0001235",
+        "1071",
+        "98770",
+        "1.5e+12",
+        "0",
+    ]
+    assert METRICS["rmse"].format_gap(1234.5, signed=True) == "+1230 RMSE"

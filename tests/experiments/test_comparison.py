@@ -1,17 +1,21 @@
 """Comparisons by metric, splits, baselines and tuning, through the command."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import fedattune
 from cli_helpers import Done, refused
 from fedattune.analysis.baseline import read_baselines
 from fedattune.analysis.load import read_runs
+from fedattune.experiments.config import Experiment
+from fedattune.experiments.plan import make_plan, settle_local_work
 from fedattune.experiments.tuning import (
     LR_FACTORS,
     TUNING_VALIDATION,
@@ -316,3 +320,51 @@ def test_the_curves_of_numbers_are_of_rmse(cli: Cli, work: Path) -> None:
     watched = cli("watch", "run")
     assert "fedavg: finished, round 4 of 4, mean RMSE " in watched.out
     refused(cli("compare", *TABLE[:-1], "other", "--rounds-to", 0.9), "--rounds-to 0.9 is an accuracy")
+
+
+def test_a_round_of_a_table_is_one_epoch(cli: Cli, work: Path) -> None:
+    """The run folder records the epoch, a resumed run has it, and Python does the same."""
+    write_wards(work / "t.csv")
+    assert cli("compare", *TABLE, "--algorithms", "local,fedavg").code == 0
+    recorded = yaml.safe_load((work / "run" / "experiment.yaml").read_text("utf-8"))
+    assert (recorded["steps"], recorded["epochs"]) == (None, 1)
+    runs = read_runs([work / "run"]).results
+    n_train = [client["n_train"] for client in runs[0].facts["clients"]]
+    assert runs[0].local_steps == 8 * np.mean([-(-n // 20) for n in n_train])
+    shutil.rmtree(work / "run" / "fedavg")  # what is missing is trained again, by the same settings
+    assert cli("compare", "--resume", "run", "--quiet").code == 0
+    again = read_runs([work / "run"]).results[1]
+    assert (again.settings.epochs, again.judged) == (1, runs[1].judged)
+    data = fedattune.load_federation(work / "t.csv", client_column="ward", target="outcome")
+    found = fedattune.compare(data, ["fedavg"], rounds=8, lr=0.1)
+    assert [run.settings.epochs for run in found.results] == [1, 1]
+    assert found.results[1].judged["acc_uniform"] == pytest.approx(runs[1].judged["acc_uniform"])
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "epochs"),
+    [({"steps": 5}, 5, None), ({"epochs": 3}, None, 3), ({"steps": None}, None, None)],
+)
+def test_steps_and_epochs_that_are_given_stay(
+    given: dict[str, int | None], steps: int | None, epochs: int | None
+) -> None:
+    """A folder of an older version has a null for both, and keeps its 20 steps."""
+    experiment = settle_local_work(Experiment(**given), is_table=True)
+    assert (experiment.steps, experiment.epochs) == (steps, epochs)
+
+
+def test_images_and_synthetic_data_keep_twenty_steps() -> None:
+    for name in ("digits", "synthetic"):
+        experiment = make_plan(Experiment(data=name, algorithms=("local", "fedavg"))).experiment
+        assert (experiment.epochs, experiment.settings(0).local_steps) == (None, 20)
+
+
+def test_a_note_tells_which_share_of_the_rows_a_round_sees(cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv", n_clients=6, rows=300)
+    told = "a round of 4 steps of 20 rows sees 80 of the 203 training rows of the largest client, w0 (39%)"
+    done = cli("compare", *TABLE, "--algorithms", "local,fedavg", "--steps", 4)
+    assert done.out.count(told) == 1
+    assert "--epochs 1 sees all rows of every client" in done.out
+    for name, words in (("half", ("--steps", 6)), ("epochs", ("--epochs", 1))):
+        done = cli("compare", *TABLE[:-1], name, "--algorithms", "local,fedavg", *words)
+        assert "rows sees" not in done.out

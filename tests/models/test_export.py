@@ -160,6 +160,20 @@ def test_names_of_files_keep_letters() -> None:
     ]
 
 
+def test_names_of_files_suit_every_system() -> None:
+    """Windows has no file CON, whatever its suffix, none with these letters, and none that ends in a dot."""
+    names = ["CON", "nul.ward", "Com1", "console", "ward.", 'a<b>c:d"e/f\\g|h?i*j']
+    assert [clean_file_name(one) for one in names] == [
+        "_CON",
+        "_nul.ward",
+        "_Com1",
+        "console",
+        "ward_",
+        "a_b_c_d_e_f_g_h_i_j",
+    ]
+    assert clean_file_name("京" * 200) == "京" * 33  # systems count bytes
+
+
 def test_a_network_of_ones_own(ragged: Federation, tmp_path: Path) -> None:
     own = Normed(5, 3)
     fit("fedavg", ragged, own, out=tmp_path / "run")

@@ -124,3 +124,11 @@ def test_more_rounds_do_not_make_training_alone_worse() -> None:
     short, long = (fedattune.fit("local", data, "dnn", rounds=n, lr=0.2) for n in (10, 80))
     assert long.metrics["loss_uniform"] > 1.3 * short.metrics["loss_uniform"]
     assert long.judged["loss_uniform"] < 1.1 * short.judged["loss_uniform"]
+
+
+def test_a_client_that_diverged_does_not_stop_the_others() -> None:
+    """Client 0 never has a finite loss; client 1 gets better until round 3, and client 2 has no validation rows."""
+    rule = StoppingRule("loss")
+    for r, loss in enumerate([30.0, 20.0, 10.0, 40.0], start=1):
+        rule.add_round(r, np.array([[10, 10, 0], [0, 5, 0], [np.inf, loss, 0]], dtype=float))
+    assert rule.rounds.tolist() == [1, 3, 3]

@@ -67,6 +67,7 @@ def score_methods(
     """
     measure = METRICS[metric]
     weights = {run.split: weigh_clients(run) for run in runs}
+    shared = {split: np.ones(len(one), dtype=bool) for split, one in weights.items()}
     n_validated = min(int((one > 0).sum()) for one in weights.values())
     has_rows = all(
         np.isfinite(one.measure_clients(metric, "validation")[weights[one.split] > 0]).any()
@@ -80,11 +81,27 @@ def score_methods(
         reason = f"test {measure.label}, there being no validation data, which favours the method chosen"
         return Choice(scores, reason, False, 0)
     every = [one for group in groups.values() for one in group]
+    # A client on which one method has no value, such as a model that diverged, counts for no method.
+    for one in every:
+        is_defined = np.isfinite(one.measure_clients(metric, "validation"))
+        if "validation" in one.predictions and (is_defined & (weights[one.split] > 0)).any():
+            shared[one.split] = shared[one.split] & is_defined
+    shared = {
+        split: one if (one & (weights[split] > 0)).any() else np.ones_like(one)
+        for split, one in shared.items()
+    }
     is_own = all(_is_defined(one, metric, weights[one.split]) for one in every)
     scores = {
         name: measure.sign
         * float(
-            np.mean([_measure_validation(one, metric, weights[one.split], is_own=is_own) for one in group])
+            np.mean(
+                [
+                    _measure_validation(
+                        one, metric, np.where(shared[one.split], weights[one.split], 0.0), is_own=is_own
+                    )
+                    for one in group
+                ]
+            )
         )
         for name, group in groups.items()
     }

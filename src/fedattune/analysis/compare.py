@@ -72,7 +72,7 @@ class MethodRow:
             clients, and its mean over the worst tenth of the clients, for the judged models.
         metrics: metric -> its mean over clients, for all metrics of the target.
         better_than_local: share of the clients that gain over training alone.
-        p_value: Holm's adjusted p value of Wilcoxon's test over clients against training alone.
+        p_value: Holm's adjusted p value of Wilcoxon's test over clients against training alone; None for few clients.
         last: mean test accuracy after the last round; here and below, RMSE if the target is a number.
         best_validation: mean test accuracy at the round with the best validation accuracy.
         bmta, bmta_pooled: best mean test accuracy of any round; None if the target is a number.
@@ -187,7 +187,7 @@ def build_rows(
         baselines: baselines on the same clients.
 
     """
-    from .statistics import adjust_by_holm, compute_wilcoxon_p
+    from .statistics import MIN_CLIENTS, adjust_by_holm, compute_wilcoxon_p
 
     groups = group_by_algorithm(results)
     metric = metric or get_default_metric(results)
@@ -197,7 +197,7 @@ def build_rows(
     tests = {}
     for row in rows:
         gains = compute_gains_over_local(everybody, row.algorithm, metric)
-        if gains is not None and row.algorithm != BASELINE and np.isfinite(gains).sum() > 1:
+        if gains is not None and row.algorithm != BASELINE and np.isfinite(gains).sum() >= MIN_CLIENTS:
             tests[row.algorithm] = compute_wilcoxon_p(gains[np.isfinite(gains)])
     adjusted = dict(zip(tests, adjust_by_holm([*tests.values()]), strict=True))
     return [replace(row, p_value=adjusted.get(row.algorithm)) for row in rows]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.metrics import Metric, compute_row_losses
+from ..core.metrics import Metric, compute_row_losses, format_number
 from .compare import Contestant, FloatArray
 from .statistics import adjust_by_holm, compute_row_p
 
@@ -74,6 +74,8 @@ def measure_harm(
         return Harm(n_clients, 0)
     worst = int(np.nanargmin(gains))
     loss = f"{gains[worst]:.2f} points" if metric.is_percent else metric.format_gap(gains[worst], signed=True)
+    if not metric.is_higher_better:
+        loss = f"{metric.label} higher by {format_number(-gains[worst], 3)}"
     with_rows = [
         (a.predictions["test"], b.predictions["test"])
         for a, b in pairs
@@ -86,7 +88,10 @@ def measure_harm(
         int(client): float(np.median([compute_row_p(a, b, int(client), metric.name) for a, b in with_rows]))
         for client in losing
     }
-    n_sure = sum(p <= SURE_LOSS for p in adjust_by_holm([*chance.values()]))
+    # Any client could have lost, so all of them are tested, those with a gain with p = 1.
+    n_sure = sum(
+        p <= SURE_LOSS for p in adjust_by_holm([*chance.values(), *[1.0] * (n_clients - len(chance))])
+    )
     if metric.name == "accuracy":
         rows = with_rows[0][0].rows(worst)
         n = rows.stop - rows.start

@@ -13,6 +13,8 @@ FloatArray = NDArray[np.float64]
 if TYPE_CHECKING:
     from ..training.predictions import RowPredictions
 
+MIN_CLIENTS = 6
+"""Clients below which resampling them, or a rank test over them, says nothing; test rows are resampled instead."""
 N_RESAMPLES = 10_000
 N_ROW_RESAMPLES = 2_000
 """Resamples of test rows for a metric that is a mean over rows; other metrics get a fifth of them."""
@@ -162,7 +164,8 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
     """Compute the probability that chance alone makes a client lose as much as it does, from its test rows.
 
     Rows that one model gets right and the other wrong are told apart by a coin: the exact sign test (McNemar). Of
-    numbers and of log loss, Wilcoxon's test compares the rows' errors.
+    numbers and of log loss, Wilcoxon's test compares the rows' errors. AUC, balanced accuracy and F1 are no means over
+    rows; a t test compares the influence of each row on them (for AUC: DeLong et al., Biometrics 44, 1988).
 
     Args:
         mine: predictions of the method.
@@ -171,9 +174,16 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
         metric: name of the metric.
 
     """
-    from scipy.stats import binomtest, wilcoxon
+    from scipy.stats import binomtest, t, wilcoxon
 
     rows = mine.rows(client)
+    if metric in ("auc", "balanced_accuracy", "f1"):
+        both = [(one.y[rows].astype(np.int64), one.outputs[rows].astype(np.float64)) for one in (mine, other)]
+        gap = compute_metrics(*both[0])[metric] - compute_metrics(*both[1])[metric]
+        influence = compute_influences(*both[0], metric) - compute_influences(*both[1], metric)
+        error = float(np.sqrt((influence**2).sum())) / max(1, len(influence))
+        if np.isfinite(gap) and error > 0:
+            return float(t.cdf(gap / error, max(1, len(influence) - 1)))
     losses = [
         compute_row_losses(one.y[rows], one.outputs[rows].astype(np.float64), metric) for one in (mine, other)
     ]
@@ -184,3 +194,46 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
     if METRICS[metric].is_for_classes and metric != "log_loss":
         return float(binomtest(int((difference > 0).sum()), len(difference), 0.5, "greater").pvalue)
     return float(wilcoxon(difference, alternative="greater", method="asymptotic").pvalue)
+
+
+def compute_influences(y: NDArray[np.int64], outputs: FloatArray, metric: str) -> FloatArray:
+    """Compute how much each row moves a metric that is a mean over classes (n,): its variance is their mean square / n.
+
+    Args:
+        y: class numbers (n,).
+        outputs: logits (n, classes).
+        metric: auc, balanced_accuracy or f1.
+
+    """
+    n, predicted = len(y), outputs.argmax(axis=1)
+    total, n_counted = np.zeros(n), 0
+    for label in range(outputs.shape[1]):
+        is_own, is_said = y == label, predicted == label
+        n_own, n_said = int(is_own.sum()), int(is_said.sum())
+        if metric == "f1" and n_own + n_said:
+            hits = (is_own & is_said).astype(np.float64)
+            f1 = 2 * hits.sum() / (n_own + n_said)
+            total += n * (2 * hits - f1 * (is_own.astype(np.float64) + is_said)) / (n_own + n_said)
+        elif metric == "balanced_accuracy" and n_own:
+            total += n * is_own * (is_said - is_said[is_own].mean()) / n_own
+        elif metric == "auc" and 0 < n_own < n:
+            total += n * _compute_auc_influence(is_own, outputs, label)
+        else:
+            continue
+        n_counted += 1
+    return total / max(1, n_counted)
+
+
+def _compute_auc_influence(is_own: NDArray[np.bool_], outputs: FloatArray, label: int) -> FloatArray:
+    """Compute each row's part of the AUC of one class against all others, around 0 (n,)."""
+    from scipy.special import logsumexp
+    from scipy.stats import rankdata
+
+    score = outputs[:, label] - logsumexp(np.delete(outputs, label, axis=1), axis=1)
+    n_own, n_others = int(is_own.sum()), int((~is_own).sum())
+    ranks, share = rankdata(score), np.zeros(len(score))
+    # The share of the other side's rows on which this row is on the right side.
+    share[is_own] = (ranks[is_own] - rankdata(score[is_own])) / n_others
+    share[~is_own] = 1 - (ranks[~is_own] - rankdata(score[~is_own])) / n_own
+    influence: FloatArray = (share - share[is_own].mean()) / np.where(is_own, n_own, n_others)
+    return influence

@@ -223,7 +223,7 @@ WIDTH = 80
 def choose_columns(
     lines: Sequence["MethodRow"], rounds_to: float | None = None
 ) -> list[dict[str, RowFormatter]]:
-    """Choose all columns, in groups that belong together; extra columns only if a method has such a number.
+    """Choose all columns, in groups that belong together; columns without any number are left out.
 
     Args:
         lines: one row per method.
@@ -235,8 +235,12 @@ def choose_columns(
         get_metric_title(lines): _format_spread(lambda row: row.mean, is_metric=True),
     }
     extra = {title: cell for title, cell in EXTRA_COLUMNS.items() if any(cell(row) != "-" for row in lines)}
+    history = ROUND_COLUMNS
+    if lines and not METRICS[lines[0].metric].is_for_classes:  # they are accuracies
+        history = {}
     rounds = {} if rounds_to is None else {f"rounds to {100 * rounds_to:g}%": _format_rounds}
-    return [quality | QUALITY_COLUMNS, extra | ROUND_COLUMNS | rounds, COST_COLUMNS]
+    groups = [quality | QUALITY_COLUMNS, extra | history | rounds, COST_COLUMNS]
+    return [group for group in groups if group]
 
 
 def select_columns(

@@ -23,6 +23,7 @@ from .compare import (
 )
 from .harm import Harm, measure_harm
 from .statistics import (
+    MIN_CLIENTS,
     adjust_by_holm,
     bootstrap_interval,
     compute_split_interval,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from ..training.metrics import RunMetrics
     from .baseline import Baseline
 
-MIN_CLIENTS = 6
-"""Clients below which resampling them, or a rank test over them, says nothing; test rows are resampled instead."""
 SIGNIFICANCE = 0.05
 
 Answer = Literal["yes", "no", "undecided", "nothing"]
@@ -150,10 +149,10 @@ class Comparison:
                 metric=self.metric.name,
             )
         low, high = verdict.interval or (-np.inf, np.inf)
-        split_low = verdict.split_interval[0] if verdict.split_interval else low
-        is_sure_gain = min(low, split_low) > 0 and (
-            verdict.p_value is None or verdict.p_value <= SIGNIFICANCE
-        )
+        split_low, split_high = verdict.split_interval or (low, high)
+        is_tested = verdict.p_value is None or verdict.p_value <= SIGNIFICANCE
+        is_sure_gain = min(low, split_low) > 0 and is_tested
+        is_sure_loss = max(high, split_high) < 0 and is_tested
         is_alone_better = self.choice.scores[self.reference] >= self.choice.scores[method]
         rivals = self._find_rivals(method, methods) if self.choice.is_validated else {}
         reasons: list[str] = []
@@ -163,11 +162,11 @@ class Comparison:
             reasons.append(f"validation data choose {method}, but on test data {names} better")
         if is_alone_better and is_sure_gain:
             reasons.append(f"{self.reference} is as good on validation data, but not on test data")
-        if not is_alone_better and high < 0:
+        if not is_alone_better and is_sure_loss:
             reasons.append(
                 f"{method} is better than {self.reference} on validation data, but worse on test data"
             )
-        if is_alone_better and high < 0:
+        if is_alone_better and is_sure_loss:
             answer = "no"
         elif is_sure_gain and not is_alone_better and not (rivals and not self._all_gain(rivals)):
             answer = "yes"
@@ -180,11 +179,9 @@ class Comparison:
         gains = scale * compute_gains(mine, others, name)
         known = gains[np.isfinite(gains)]
         pairs = pair_runs(mine, others)
-        by_run = tuple(
-            scale * float(np.nanmean(compute_gains([one], [two], name)))
-            for one, two in pairs
-            if np.isfinite(compute_gains([one], [two], name)).any()
-        )
+        each = [(one.split, compute_gains([one], [two], name)) for one, two in pairs]
+        means = [(split, scale * float(np.nanmean(gain))) for split, gain in each if np.isfinite(gain).any()]
+        by_run = tuple(mean for _, mean in means)
         verdict = Verdict("", method=method, reference=other, metric=name, gains=gains, by_run=by_run)
         if len(known) >= MIN_CLIENTS:
             verdict = replace(verdict, interval=bootstrap_interval(known), p_value=compute_wilcoxon_p(known))
@@ -194,12 +191,13 @@ class Comparison:
             )
             verdict = replace(verdict, interval=(scale * low, scale * high), interval_over="rows")
         by_split: dict[int, list[float]] = {}
-        for (one, _), gain in zip(pairs, by_run, strict=False):
-            by_split.setdefault(one.split, []).append(gain)
-        means = [float(np.mean(each)) for each in by_split.values()]
+        for split, mean in means:
+            by_split.setdefault(split, []).append(mean)
         return replace(
             verdict,
-            split_interval=compute_split_interval(means, self.test_share),
+            split_interval=compute_split_interval(
+                [float(np.mean(one)) for one in by_split.values()], self.test_share
+            ),
             harm=measure_harm(pairs, gains, self.metric, self.ids),
         )
 
@@ -212,11 +210,13 @@ class Comparison:
         known = {name: gap[np.isfinite(gap)] for name, gap in gaps.items()}
         tested = [name for name in others if len(known[name]) >= MIN_CLIENTS]
         p_values = adjust_by_holm([compute_wilcoxon_p(known[name]) for name in tested])
-        return {
-            name: float(known[name].mean())
-            for name, p in zip(tested, p_values, strict=True)
-            if p <= SIGNIFICANCE and bootstrap_interval(known[name])[0] > 0
-        }
+        p_of = dict(zip(tested, p_values, strict=True))
+        rivals = {}
+        for name in others:
+            low, _ = self._measure(name, method).interval or (-np.inf, np.inf)
+            if low > 0 and p_of.get(name, 0.0) <= SIGNIFICANCE:  # of few clients, test rows alone say it
+                rivals[name] = float(known[name].mean())
+        return rivals
 
     def _all_gain(self, rivals: Mapping[str, float]) -> bool:
         """Tell whether each of the rivals is surely better than the reference, too."""

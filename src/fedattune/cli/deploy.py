@@ -48,6 +48,9 @@ def deploy(space: Namespace, problems: list[str]) -> int:
             raise ConfigError(f"{key}: only a simulation has this option; leave it out")
     check_run_folder(kit.out)
     federation, data_schema = _load_data(experiment, server, kit, has_data="data" in overrides)
+    from ..experiments.plan import settle_local_work
+
+    experiment = settle_local_work(experiment, is_table=bool(data_schema.columns))
     if federation is not None:
         experiment.cohort_size(federation.n_clients)
         seed = federation.partition.get("seed")  # it draws the evaluated clients

@@ -1,5 +1,6 @@
 """Run a command of `fedattune`, and turn errors into one sentence and an exit code."""
 
+import io
 import os
 import shlex
 import sqlite3
@@ -26,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         130: the user pressed Ctrl-C.
 
     """
+    allow_all_letters()
     space = Namespace(command=None, training_folder=None)  # a training command sets the folder that it writes
     try:
         return run_command(argv, space)
@@ -54,6 +56,13 @@ def main(argv: list[str] | None = None) -> int:
         _report_fault(error, space.training_folder)
         return FAILED
     return BAD_INPUT
+
+
+def allow_all_letters() -> None:
+    """Let letters that the terminal does not know become question marks: Windows' pipes know a few hundred."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def run_command(argv: list[str] | None, space: Namespace) -> int:

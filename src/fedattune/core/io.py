@@ -47,7 +47,7 @@ def write_text(path: Path, text: str) -> None:
         print(text, flush=True)  # a second open would overwrite earlier output
         return
     with replace_atomically(path) as new:
-        new.write_text(text, encoding="utf-8")
+        new.write_text(text, encoding="utf-8", newline="\n")  # the same bytes on every system
 
 
 def _is_stdout(path: Path) -> bool:
@@ -108,9 +108,17 @@ def read_scalar(text: str) -> Any:
         return text
 
 
+RESERVED_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
+"""Names of devices, which no file can have on Windows, whatever its suffix."""
+MAX_NAME_BYTES = 100
+"""Bytes of a client's name in a file name; systems allow 255 for the whole name."""
+
+
 def clean_file_name(client: str) -> str:
-    """Replace all characters of a client's name that a file name cannot hold; keep 100 characters."""
-    return re.sub(r"[^\w.-]", "_", client)[:100]
+    """Replace all characters of a client's name that a file name of any system cannot hold; keep 100 bytes."""
+    name = re.sub(r"[^\w.-]", "_", client).encode()[:MAX_NAME_BYTES].decode(errors="ignore")
+    name = re.sub(r"\.+$", "_", name)
+    return f"_{name}" if RESERVED_NAMES.match(name) else name
 
 
 def flatten_tree(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -144,15 +152,23 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str]
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors and the text of a file of `save_tensors`.
 
+    The tensors are copies: Windows neither replaces nor removes a file that is mapped into memory.
+
     Raises:
         RunError: the file is missing or damaged.
 
     """
     try:
         with safe_open(path, "pt") as file:
-            return {k: file.get_tensor(k) for k in file.keys()}, file.metadata() or {}  # noqa: SIM118 (not a dict)
+            tensors = {k: _copy_bytes(file.get_tensor(k)) for k in file.keys()}  # noqa: SIM118 (not a dict)
+            return tensors, file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot read {path}: {error}") from error
+
+
+def _copy_bytes(tensor: Tensor) -> Tensor:
+    """Copy a tensor bit by bit: `clone` repairs damaged truth values, which a checksum should find."""
+    return tensor.reshape(-1).view(torch.uint8).clone().view(tensor.dtype).reshape(tensor.shape)
 
 
 def unfinished_files(folder: Path) -> list[Path]:

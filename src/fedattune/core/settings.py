@@ -45,7 +45,7 @@ class Settings(StrictSchema):
         "method", description="clients that train in each round: as the method says, only the cohort, or all"
     )
     steps: Count | None = Field(
-        None, description="local mini-batch steps per round (default: 20, unless epochs is given)"
+        None, description="local mini-batch steps per round (default: 20; for a table, one epoch instead)"
     )
     epochs: Count | None = Field(None, description="local epochs per round, instead of steps")
     batch_size: Count = Field(20, description="samples in a mini-batch")

@@ -129,7 +129,8 @@ def compare(
             OutputOptions.model_validate({"processes": processes, "quiet": quiet}),
             is_kept=True,
         )
-    with tempfile.TemporaryDirectory(prefix="fedattune-") as folder:
+    # The results still read their stores, which are open: Windows then keeps the files.
+    with tempfile.TemporaryDirectory(prefix="fedattune-", ignore_cleanup_errors=True) as folder:
         output = OutputOptions.model_validate({"processes": processes, "quiet": quiet})
         return _compare(plan, Path(folder) / "run", notes, output, is_kept=False)
 

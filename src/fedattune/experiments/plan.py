@@ -129,7 +129,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             federations = [_federate(experiment, dataset, assignment, k) for k in range(experiment.splits)]
         for one in federations[:1]:
             hold_out_newcomers(one, experiment)
-            experiment = settle_metric(experiment, one)
+            experiment = settle_local_work(settle_metric(experiment, one), is_table=one.schema is not None)
     if problems or not federations:
         raise ConfigError("; ".join(problems))
     federation = federations[0]
@@ -179,6 +179,17 @@ def settle_metric(experiment: Experiment, federation: "Federation") -> Experimen
             "leave it out"
         )
     return experiment.model_copy(update={"metric": metric})
+
+
+def settle_local_work(experiment: Experiment, *, is_table: bool) -> Experiment:
+    """Let a round be one epoch if the data are a table and the user gives neither steps nor epochs.
+
+    Clients of a table differ in size by orders of magnitude: 20 steps would be a part of the largest client's rows, and
+    many passes over the smallest one's. The run folder records the epoch, so that a resumed run has it, too. A folder
+    of an older version records 20 steps by an explicit null, and keeps them.
+    """
+    is_given = {"steps", "epochs"} & experiment.model_fields_set
+    return experiment if is_given or not is_table else experiment.model_copy(update={"epochs": 1})
 
 
 def prepare_command(command: str, experiment: Experiment) -> tuple[Experiment, list[str]]:

@@ -88,7 +88,10 @@ def create_run_folder(plan: Plan, out: Path, command: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     try:
         write_text(out / COMMAND_FILE, command + "\n")
-        with replace_atomically(out / PARTITION_FILE) as new, new.open("w", encoding="utf-8") as file:
+        with (
+            replace_atomically(out / PARTITION_FILE) as new,
+            new.open("w", encoding="utf-8", newline="\n") as file,
+        ):
             file.writelines(plan.federation.iter_manifest())
         if plan.experiment.save_partition:
             save_manifest(plan.federation, plan.experiment.save_partition)

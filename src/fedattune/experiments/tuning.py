@@ -313,4 +313,4 @@ def _remove_runs(folder: Path) -> None:
 
     for path in folder.iterdir():
         if path.is_dir():
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # Windows keeps a store that is still open

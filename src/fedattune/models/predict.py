@@ -105,7 +105,7 @@ class Predictions:
         check_predictions_file(file)
         if file.suffix.lower() == ".csv":
             with replace_atomically(file) as new:
-                new.write_text(self.to_csv(), encoding="utf-8")
+                new.write_text(self.to_csv(), encoding="utf-8", newline="\n")
             return
         import pyarrow as pa
         from pyarrow import parquet

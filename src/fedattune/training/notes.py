@@ -18,6 +18,8 @@ from .storage.store import RoundRecord, RunStore
 
 MAX_LISTED = 5
 """Names that a sentence lists."""
+MIN_SEEN_SHARE = 0.5
+"""Share of a client's training rows in a round's steps below which a note tells it."""
 
 
 def collect_facts(context: RunContext) -> dict[str, Any]:
@@ -133,6 +135,7 @@ def _note_settings(context: RunContext, records: Sequence[RoundRecord]) -> list[
         notes.append(
             f"numbers are of {n_evaluated:,} of the {n:,} clients, drawn once for all methods (--eval-clients{why})"
         )
+    notes += _note_rows_seen(context)
     if settings.drop_out and any(record.absent for record in records):
         notes.append(
             "clients that were asked dropped out (--drop-out): their work of these rounds was lost; local, which is "
@@ -142,3 +145,19 @@ def _note_settings(context: RunContext, records: Sequence[RoundRecord]) -> list[
     if concerns_norms and not context.task.bn_statistics:
         notes.append("this model has no BatchNorm layers: --bn-affine and --bn-buffers change nothing")
     return notes
+
+
+def _note_rows_seen(context: RunContext) -> list[str]:
+    """Say which share of the largest client's training rows the steps of a round see, if it is less than half."""
+    settings, sizes = context.settings, context.federation.sizes("train")
+    if not settings.local_steps or not len(sizes):
+        return []
+    largest = int(sizes.argmax())
+    n_rows, n_seen = int(sizes[largest]), settings.local_steps * settings.batch_size
+    if n_seen >= MIN_SEEN_SHARE * n_rows:
+        return []
+    return [
+        f"a round of {settings.local_steps} steps of {settings.batch_size} rows sees {n_seen:,} of the {n_rows:,} "
+        f"training rows of the largest client, {context.federation.names[largest]} ({100 * n_seen / n_rows:.2g}%); "
+        "--epochs 1 sees all rows of every client"
+    ]

@@ -51,7 +51,10 @@ def compute_criterion(scores: FloatArray, by: EarlyStopping) -> Criterion:
 
 
 def _add_prior(n: FloatArray, total: FloatArray) -> FloatArray:
-    mean = total.sum() / n.sum()
+    is_finite = np.isfinite(
+        total
+    )  # one client that diverged must not hide what the rounds of the others are worth
+    mean = total[is_finite].sum() / max(n[is_finite].sum(), 1.0)
     mixed: FloatArray = (total + PRIOR_ROWS * mean) / (n + PRIOR_ROWS)
     return mixed
 

@@ -121,3 +121,16 @@ def test_rows_that_wait_to_be_written_are_read(monkeypatch: pytest.MonkeyPatch):
     assert torch.equal(disk.rows(6)["b"], FIRST["b"] + 6)
     go.set()
     assert torch.equal(disk.rows(torch.tensor([6, 3]))["n"], torch.tensor([13, 12]))
+
+
+def test_rows_without_calls_that_read_and_write_at_a_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Windows has neither pwrite nor preadv."""
+    monkeypatch.delattr(os, "pwrite")
+    monkeypatch.delattr(os, "preadv")
+    for path in (None, tmp_path / "a.rows"):
+        disk = DiskRows(FIRST, 5, path)
+        disk.put_rows(torch.tensor([4, 1]), changed(FIRST.copies(2), 3))
+        disk.sync()
+        found = disk.rows(torch.tensor([1, 0, 4]))
+        for name, tensor in FIRST.items():
+            assert torch.equal(found[name], torch.stack([tensor + 3, tensor, tensor + 3]).to(tensor.dtype))

@@ -1,7 +1,7 @@
 """The figure of who learns from whom: a matrix for each component, and the similarity of the clients' labels."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from .style import COLUMN_INCHES, CaptionedFigure, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
 
 MAX_AXIS_NAMES = 24
 """Clients up to which the axes show their names."""
@@ -27,6 +28,69 @@ PANEL_INCHES = 1.45
 """Side of one matrix."""
 MARGIN_INCHES = 0.9
 """Names and the colour bar beside the matrices."""
+OTHERS_COLOURS = 0.75
+"""Share of the colours for all weights but the outliers, where there are outliers."""
+OUTLIER_SHARE = 0.02
+"""Largest share of the weights that are outliers; they are fewer than one in every second row, too."""
+FAINT_SHARE = 0.05
+"""Share that all others have together below which weights keep the faintest colours."""
+OUTLIER_RATIO = 2.0
+"""Largest weight, relative to the end of the others, from which on the scale is broken."""
+
+
+class Scale(NamedTuple):
+    """The scale of a heat map; `look.js` of the report has the same.
+
+    Attributes:
+        low: the weight of the first colour, 0 or a negative weight.
+        end: the weight at which the colours of all but the outliers end.
+        largest: the weight of the last colour; equal to `end` if the scale is not broken.
+
+    """
+
+    low: float
+    end: float
+    largest: float
+
+    @property
+    def is_broken(self) -> bool:
+        """Tell whether outliers have colours of their own."""
+        return self.largest > self.end
+
+    def make_norm(self) -> "Normalize":
+        """Make Matplotlib's map from weights to colours."""
+        from matplotlib.colors import FuncNorm, Normalize
+
+        if not self.is_broken:
+            return Normalize(self.low, self.end)
+        weights, shares = (self.low, self.end, self.largest), (0.0, OTHERS_COLOURS, 1.0)
+
+        def forward(values: FloatArray) -> FloatArray:
+            return np.ma.masked_array(np.interp(values, weights, shares), np.ma.getmask(values))
+
+        def invert(values: FloatArray) -> FloatArray:
+            return np.interp(values, shares, weights)
+
+        return FuncNorm((forward, invert), self.low, self.largest)
+
+
+def choose_scale(weights: FloatArray, n_clients: int) -> Scale:
+    """Choose a scale on which a few weights far above all others do not make the others look alike.
+
+    Args:
+        weights: for other clients, of whole rows in any order; NaN where not known.
+        n_clients: number of clients.
+
+    """
+    known = np.sort(weights[np.isfinite(weights)])[::-1]
+    if not len(known) or known[0] <= 0:
+        return Scale(min(0.0, float(known[-1])) if len(known) else 0.0, 1.0, 1.0)
+    n_rows = len(known) / max(1, n_clients - 1)
+    rank = max(1, int(min(OUTLIER_SHARE * len(known), n_rows / 2)))
+    low, largest = min(0.0, float(known[-1])), float(known[0])
+    end = max(float(known[min(rank, len(known) - 1)]), FAINT_SHARE / n_clients)
+    is_broken = largest > OUTLIER_RATIO * end
+    return Scale(low, end if is_broken else largest, largest)
 
 
 def plot_heatmap(
@@ -38,7 +102,8 @@ def plot_heatmap(
     """Plot the last weights of every client at a round, receiving clients in rows.
 
     Clients with like labels are neighbours; where labels are not known, clients with like weights. All components
-    share one scale, which ends at the largest weight for another client.
+    share one scale, which ends at the largest weight for another client. It is broken where few weights are far above
+    all others.
 
     Args:
         mixing: the matrices of a run.
@@ -50,6 +115,8 @@ def plot_heatmap(
         RunError: there are no mixing matrices, or none of this round or component.
 
     """
+    from matplotlib.colors import Normalize
+
     round_, last = _read_rows(mixing, round_)
     matrices = last.weights
     if component is not None and component not in matrices:
@@ -71,29 +138,30 @@ def plot_heatmap(
         empty.remove()
     others = ~np.eye(n, dtype=bool)
     values = np.concatenate([matrix[others] for matrix in matrices.values()])
-    has_values = np.isfinite(values).any()
-    top = float(np.nanmax(values)) if has_values else 1.0
-    low = min(0.0, float(np.nanmin(values))) if has_values else 0.0
+    scale = choose_scale(values, n)
     largest = max(float(np.nanmax(matrix)) for matrix in matrices.values())
     mappable: Any = None
     for k, (name, matrix) in enumerate(matrices.items()):
-        mappable = _draw_matrix(axes[k], matrix[np.ix_(order, order)], "Blues", low, top or 1.0)
+        mappable = _draw_matrix(axes[k], matrix[np.ix_(order, order)], "Blues", scale.make_norm())
         axes[k].set_title(name)
-    figure.colorbar(
+    bar = figure.colorbar(
         mappable,
         ax=axes[:panels],
-        extend="max" if largest > top * 1.001 else "neither",
+        extend="max" if largest > scale.largest * 1.001 else "neither",
         label="Weight",
         fraction=0.05,
         aspect=25 * down,
         pad=0.02,
     )
+    if scale.is_broken:
+        ticks = sorted({scale.low, 0.0, scale.end / 2, scale.end, scale.largest})
+        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
     if similarity is not None:
-        _draw_matrix(axes[panels - 1], similarity[np.ix_(order, order)], "Greys", 0.0, 1.0)
+        _draw_matrix(axes[panels - 1], similarity[np.ix_(order, order)], "Greys", Normalize(0.0, 1.0))
         axes[panels - 1].set_title("label similarity")
     letters = min(0.85 * NAME_POINTS, 0.85 * 72 * side / n)
     _label_axes(axes[:panels], [_shorten_name(mixing.names[i]) for i in order], across, letters)
-    return CaptionedFigure(figure, _write_caption(mixing, round_, last, matrices))
+    return CaptionedFigure(figure, _write_caption(mixing, round_, last, matrices, scale))
 
 
 def _read_rows(mixing: MixingAnalysis, round_: int | None) -> tuple[int, LastRows]:
@@ -114,7 +182,7 @@ def _read_rows(mixing: MixingAnalysis, round_: int | None) -> tuple[int, LastRow
 
 
 def _write_caption(
-    mixing: MixingAnalysis, round_: int, last: LastRows, matrices: dict[str, FloatArray]
+    mixing: MixingAnalysis, round_: int, last: LastRows, matrices: dict[str, FloatArray], scale: Scale
 ) -> str:
     has_labels = mixing.similarity is not None
     text = (
@@ -122,6 +190,10 @@ def _write_caption(
         f"receives from column; clients in the order of their {'labels' if has_labels else 'weights'}; the scale ends "
         "at the largest weight for another"
     )
+    if scale.is_broken:
+        text += (
+            f" and is broken: three quarters of the colours end at {scale.end:.2g}, as few weights are above"
+        )
     if has_labels:
         text += "; label similarity from 0 (white) to 1 (black): 1 minus the total variation distance"
     if any(one not in (None, round_) for one in last.rounds):
@@ -137,14 +209,14 @@ def _shorten_name(name: str) -> str:
     return line if len(line) <= MAX_NAME_LETTERS else line[: MAX_NAME_LETTERS - 1] + "…"
 
 
-def _draw_matrix(axes: "Axes", matrix: FloatArray, colours: str, low: float, top: float) -> Any:
+def _draw_matrix(axes: "Axes", matrix: FloatArray, colours: str, norm: "Normalize") -> Any:
     """Draw one matrix, the first row on top."""
     from matplotlib import colormaps
 
     n = len(matrix)
     masked = np.ma.masked_invalid(matrix)
     axes.patch.set(facecolor="white", edgecolor="#999999", hatch="////" if masked.mask.any() else "")
-    common: dict[str, Any] = {"cmap": colormaps[colours], "vmin": low, "vmax": top}
+    common: dict[str, Any] = {"cmap": colormaps[colours], "norm": norm}
     if n <= MAX_VECTOR_CLIENTS:
         # Lines of the cell's own colour close the gaps that viewers would show between cells.
         mappable: Any = axes.pcolormesh(masked, edgecolors="face", linewidth=0.1, **common)

@@ -66,6 +66,7 @@ def render_report(runs: Runs) -> str:
         title=runs.title + (f", {len(joined)} of them joining after training" if joined else ""),
         head=findings.build_answer(runs),
         live=not runs.is_finished,
+        reference=runs.verdict.reference,
         warnings=findings.list_warnings(runs),
         tables=[
             {
@@ -86,7 +87,9 @@ def render_report(runs: Runs) -> str:
         version=__version__,
         date=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         css=Markup((here / "templates" / "report.css").read_text("utf-8")),  # noqa: S704 (our own)
-        script=Markup((here / "templates" / "report.js").read_text("utf-8")),  # noqa: S704
+        script=Markup(  # noqa: S704
+            "".join((here / "templates" / name).read_text("utf-8") for name in ("look.js", "report.js"))
+        ),
         library=Markup((here / "vendor" / "echarts.min.js").read_text("utf-8")),  # noqa: S704
         data=_compress(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
         matrices=matrices,

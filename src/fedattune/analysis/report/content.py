@@ -52,11 +52,18 @@ def build_curves(groups: Groups) -> list[dict[str, Any]]:
 
 
 def describe_metric(metric: Metric) -> dict[str, Any]:
-    """Describe a metric for the page: name, unit, the word behind differences, and whether rows are counted."""
+    """Describe a metric for the page: name, unit, the word behind differences, and what it counts."""
     unit = "%" if metric.is_percent else ""
     title = f"Test {metric.label}" + (" in percent" if unit else "")
-    samples = metric.name == "accuracy"
-    return {"label": metric.label, "title": title, "unit": unit, "word": metric.points, "samples": samples}
+    return {
+        "label": metric.label,
+        "title": title,
+        "unit": unit,
+        "word": metric.points,
+        "samples": metric.name == "accuracy",
+        "higher": metric.is_higher_better,
+        "has_unit": metric.has_unit,
+    }
 
 
 def build_clients(

@@ -38,14 +38,18 @@ def build_answer(runs: Runs) -> dict[str, Any]:
     """Build the verdict in words and numbers, for a reader of nothing else."""
     verdict = runs.verdict
     metric = METRICS[verdict.metric]
+
+    def signed(value: float) -> str:
+        return format_number(value, 3, "+")
+
     facts: list[tuple[str, str, str]] = []
     if verdict.gains is not None and verdict.method:
         known = verdict.gains[np.isfinite(verdict.gains)]
         over_clients = ""
         if verdict.interval:
             low, high = verdict.interval
-            over_clients = f"95% over {verdict.interval_over}: {low:+.3g} to {high:+.3g}"
-        runs_text = ", ".join(f"{gain:+.3g}" for gain in verdict.by_run)
+            over_clients = f"95% over {verdict.interval_over}: {signed(low)} to {signed(high)}"
+        runs_text = ", ".join(map(signed, verdict.by_run))
         over_runs = ("one seed and split" if verdict.by_run else "no common seed", "spread is not known")
         if len(verdict.by_run) > 1:
             over_runs = (f"±{np.std(verdict.by_run):.3g}", f"mean gain of each: {runs_text}")
@@ -56,21 +60,24 @@ def build_answer(runs: Runs) -> dict[str, Any]:
             **group_by_algorithm(runs.baselines),
         }
         pairs = pair_runs(groups[verdict.method], groups[verdict.reference])
+        is_known = np.isfinite(verdict.gains)  # both means are of the same clients
         best, alone = (
-            metric.format(float(np.nanmean(average_clients([pair[k] for pair in pairs], verdict.metric))))
+            metric.format(
+                float(average_clients([pair[k] for pair in pairs], verdict.metric)[is_known].mean())
+            )
             if pairs
             else "-"
             for k in (0, 1)
         )
         facts = [
             (
-                f"Mean gain over {verdict.reference}",
-                f"{format_number(float(known.mean()), 3, '+')} {metric.points}",
+                f"Mean gain over {verdict.reference}{'' if metric.is_higher_better else ' (lower is a gain)'}",
+                f"{signed(float(known.mean()))} {metric.points}",
                 f"{verdict.method}; {over_clients}",
             ),
             ("Over seeds and splits", *over_runs),
             ("Clients that gain / lose", f"{better} / {worse}", f"{same} neither" if same else "all others"),
-            (f"Mean {metric.label}", best, f"alone: {alone}"),
+            (f"Mean {metric.label}", best, f"{verdict.reference}: {alone}"),
         ]
     short = (ANSWERS if runs.is_finished else LIVE_ANSWERS)[verdict.answer]
     return {"answer": verdict.answer, "short": short, "text": verdict.text, "facts": facts}
@@ -124,7 +131,7 @@ def _describe_harm(runs: Runs) -> list[str]:
     others = [f"{method} {count}" for method, count in counts.items() if count and method != name]
     if others:
         text.append(
-            f"Clients that {'other methods harm' if text else 'are worse than alone'}: {', '.join(others)}."
+            f"Clients that are worse than with {BASELINE}{', with other methods' if text else ''}: {', '.join(others)}."
         )
     return text
 

@@ -48,7 +48,7 @@ class NodeState:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "last-message.json"
         with FileLock(self.folder / ".lock"):
-            last = json.loads(file.read_text()) if file.exists() else []
+            last = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
             if list(number) <= last:
                 raise StaleMessageError("a message came after a later one, and is not handled any more")
             write_text(file, json.dumps(list(number)))

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +27,12 @@ QUEUE_BYTES = 1 << 26
 """Bytes of rows that wait to be written (at least one row)."""
 
 
+O_BINARY = getattr(os, "O_BINARY", 0)
+"""Flag without which Windows changes line ends."""
+_POSITION_LOCK = threading.Lock()
+"""Guards the position of a file where the system has no calls that read and write at a place."""
+
 SlotIndex = NDArray[np.int32]
-
-
 Bytes = NDArray[np.uint8]
 
 
@@ -103,13 +107,47 @@ def make_disk_error(what: str, where: str, error: OSError) -> RunError:
     return RunError(f"cannot {what} {where}: {error.strerror or error}; {todo}")
 
 
+def _open_temporary() -> int:
+    """Open a file that goes when it is closed."""
+    fd, name = tempfile.mkstemp(prefix="fedattune-", suffix=".rows")
+    if sys.platform == "win32":  # an open file cannot be removed, but can be marked
+        os.close(fd)
+        return os.open(name, os.O_RDWR | os.O_BINARY | os.O_TEMPORARY)
+    os.unlink(name)
+    return fd
+
+
+def _write_at(fd: int, content: memoryview, at: int) -> int:
+    """Write bytes at a place of a file; return their number."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(fd, content, at)
+    with _POSITION_LOCK:
+        os.lseek(fd, at, os.SEEK_SET)
+        return os.write(fd, content)
+
+
+def _read_at(fd: int, into: list[Any], at: int) -> int:
+    """Fill buffers from a place of a file; return the number of bytes."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, into, at)
+    with _POSITION_LOCK:
+        os.lseek(fd, at, os.SEEK_SET)
+        content = os.read(fd, sum(len(one) for one in into))
+    start = 0
+    for one in into:
+        piece = np.frombuffer(content[start : start + len(one)], dtype=np.uint8)
+        one[: len(piece)] = piece
+        start += len(one)
+    return len(content)
+
+
 def _write_rows(fd: int, rows: Bytes, slots: SlotIndex) -> None:
     """Write rows to their slots, adjacent slots in one call."""
     cuts = np.flatnonzero(np.diff(slots) != 1) + 1
     for start, stop in pairwise([0, *cuts.tolist(), len(slots)]):
         remaining, at = rows[start:stop].reshape(-1).data, int(slots[start]) * rows.shape[1]
         while remaining:
-            written = os.pwrite(fd, remaining, at)
+            written = _write_at(fd, remaining, at)
             remaining, at = remaining[written:], at + written
 
 
@@ -144,11 +182,10 @@ class SlotFile:
         self._new: list[SlotIndex] = []  # slots in use since the last checkpoint
         try:
             if path is None:
-                self._fd, name = tempfile.mkstemp(prefix="fedattune-", suffix=".rows")
-                os.unlink(name)
+                self._fd = _open_temporary()
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+                self._fd = os.open(path, os.O_RDWR | os.O_CREAT | O_BINARY, 0o644)
         except OSError as error:
             raise make_disk_error("open", self._where, error) from error
         self._writer = BackgroundWriter(self._fd, self.row_bytes, self._where)
@@ -173,7 +210,7 @@ class SlotFile:
             offset = self._layout[run[0]][0]
             size = sum(self._layout[k][1] for k in run)
             for slot, *row in zip(slots.tolist(), *(into[k] for k in run), strict=True):
-                if (n_bytes := os.preadv(self._fd, row, slot * self.row_bytes + offset)) != size:
+                if (n_bytes := _read_at(self._fd, row, slot * self.row_bytes + offset)) != size:
                     raise RunError(
                         f"{self._where}: got {n_bytes} bytes of a client's row, expected {size}: the file was cut or "
                         "changed; start a new run"

@@ -1,13 +1,8 @@
-"use strict";
 (async () => {
-  // Okabe and Ito's colours, which colour-blind readers tell apart; lines differ in their dashes as well.
-  const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a6f00", "#5b4b8a"];
   const DASHES = ["solid", [8, 3], [2, 3], [8, 3, 2, 3], [12, 4], [4, 4], [2, 6], [10, 2, 2, 2]];
   const SYMBOLS = ["circle", "rect", "triangle", "diamond", "pin", "arrow", "roundRect", "emptyCircle"];
-  const BLUES = ["#ffffff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"];
-  const SIGNED = ["#b35806", "#f1a340", "#fee0b6", "#ffffff", "#d8daeb", "#998ec3", "#542788"];
-  const ALONE = "local", LEVELS = 254, UNKNOWN = 255, ROWS = 500, PARTNERS = 7, LINKS = 2, LITTLE = 0.01, FAINT = 0.05;
-  const INK = "#1c2330", SOFT = "#56606f", RED = "#c1121f", GREY = "#8a93a1";
+  const ALONE = "local", LEVELS = 254, UNKNOWN = 255, ROWS = 500, PARTNERS = 7, LINKS = 2, LITTLE = 0.01;
+  const P = Look.colours;
   const $ = (id) => document.getElementById(id);
 
   async function unpack(id) {
@@ -20,6 +15,8 @@
   const W = await unpack("matrices");
   const C = D.clients, M = D.mixing;
   const { label: METRIC, unit: UNIT, word: WORD, samples: HAS_SAMPLES } = D.metric;
+  // Percent have two decimals; of other metrics, which may be in any unit, four digits count.
+  const number = (v) => (v === null || v === undefined ? "-" : UNIT || v === 0 ? v.toFixed(2) : String(Number(v.toPrecision(4))));
   const titled = (name) => (UNIT ? `${name} ${UNIT}` : name);
   const state = { client: 0, sort: "gain", down: false, shown: ROWS };
 
@@ -34,7 +31,7 @@
   new ResizeObserver(fit).observe(document.body);
   // Pictures keep their size when the page is laid out for paper, so they are drawn as wide as paper before.
   const printing = (on) => () => {
-    document.body.classList.toggle("printing", on);
+    Look.print(on);
     charts.forEach((one) => { one.resize(); one.getZr().flush(); }); // now, for paper does not wait for the next frame
   };
   addEventListener("beforeprint", printing(true));
@@ -42,11 +39,13 @@
 
   const style = (name) => {
     const i = D.methods.filter((m) => m !== ALONE).indexOf(name);
-    return name === ALONE ? { colour: "#000000", dash: [3, 3], symbol: "emptyCircle" }
-      : { colour: COLOURS[i % 8], dash: DASHES[i % 8], symbol: SYMBOLS[i % 8] };
+    return name === ALONE ? { colour: P.ink, dash: [3, 3], symbol: "emptyCircle" }
+      : { colour: P.lines[i % 8], dash: DASHES[i % 8], symbol: SYMBOLS[i % 8] };
   };
   const text = (value) => String(value).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
-  const points = (value) => (value > 0 ? "+" : value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(2);
+  const signed = (value, size) => (value > 0 ? "+" : value < 0 ? "\u2212" : "") + size;
+  const points = (value) => signed(value, number(Math.abs(value)));
+  const samples = (value) => signed(value, String(Number(Math.abs(value).toFixed(1))));
   const bytes = (n) => {
     const units = ["B", "kB", "MB", "GB", "TB"];
     let i = 0;
@@ -56,9 +55,9 @@
   const weight = (w) => (w === null ? "not known" : Math.abs(w) >= 0.1 ? w.toFixed(2) : Number(w.toPrecision(2)).toString());
   const short = (name) => (name.length > 12 ? name.slice(0, 11) + "\u2026" : name);
   const narrow = () => innerWidth < 640;
-  const base = { animation: false, textStyle: { fontFamily: "system-ui, sans-serif", color: INK } };
-  const axis = { axisLine: { lineStyle: { color: "#8a93a1" } }, axisLabel: { color: SOFT }, nameTextStyle: { color: SOFT } };
-  const tip = { backgroundColor: "#ffffff", textStyle: { color: INK, fontSize: 13 }, confine: true };
+  const base = () => ({ animation: false, textStyle: { fontFamily: "system-ui, sans-serif", color: P.ink } });
+  const axis = () => ({ axisLine: { lineStyle: { color: P.grey } }, axisLabel: { color: P.soft }, nameTextStyle: { color: P.soft }, splitLine: { lineStyle: { color: P.grid } } });
+  const tip = () => ({ backgroundColor: P.card, borderColor: P.line, textStyle: { color: P.ink, fontSize: 13 }, confine: true });
 
   function choose(select, names, chosen, changed) {
     select.innerHTML = names.map((n) => `<option>${text(n)}</option>`).join("");
@@ -74,21 +73,20 @@
     const gain = C.methods[$("gain-method").value].gain;
     const order = C.ids.map((_, i) => i).filter((i) => gain[i] !== null).sort((a, b) => gain[a] - gain[b]);
     gainChart.setOption({
-      ...base,
+      ...base(),
       grid: { left: 52, right: 16, top: 30, bottom: order.length > 24 ? 70 : 30 },
-      tooltip: { ...tip, trigger: "axis", formatter: ([p]) => {
+      tooltip: { ...tip(), trigger: "axis", formatter: ([p]) => {
         const i = order[p.dataIndex];
-        const samples = gain[i] * C.test[i] / 100;
-        const also = HAS_SAMPLES ? `, ${points(samples).replace(/\.00$/, "")} of ${C.test[i]} test samples` : "";
+        const also = HAS_SAMPLES ? `, ${samples(gain[i] * C.test[i] / 100)} of ${C.test[i]} test samples` : "";
         return `client ${text(C.ids[i])}<br>${points(gain[i])} ${text(WORD)}${also}`;
       } },
-      xAxis: { ...axis, type: "category", data: order.map((i) => C.ids[i]), axisTick: { show: false },
-        axisLabel: { color: SOFT, rotate: order.length > 24 ? 90 : 0, formatter: short }, axisLine: { onZero: false } },
-      yAxis: { ...axis, type: "value", name: WORD, nameGap: 12, splitLine: { lineStyle: { color: "#eef0f4" } } },
+      xAxis: { ...axis(), type: "category", data: order.map((i) => C.ids[i]), axisTick: { show: false },
+        axisLabel: { color: P.soft, rotate: order.length > 24 ? 90 : 0, formatter: short }, axisLine: { onZero: false } },
+      yAxis: { ...axis(), type: "value", name: WORD, nameGap: 12 },
       series: [{ type: "bar", barMaxWidth: 34, data: order.map((i) => ({ value: gain[i],
-        itemStyle: { color: gain[i] < 0 ? "#d55e00" : "#0072b2",
-          decal: gain[i] < 0 ? { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 4], rotation: 0.8, color: "rgba(255,255,255,.55)" } : { symbol: "none" } } })),
-        markLine: { silent: true, symbol: "none", label: { show: false }, lineStyle: { color: INK, type: "solid" }, data: [{ yAxis: 0 }] } }],
+        itemStyle: { color: gain[i] < 0 ? P.barLoss : P.barGain,
+          decal: gain[i] < 0 ? { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 4], rotation: 0.8, color: P.stripe } : { symbol: "none" } } })),
+        markLine: { silent: true, symbol: "none", label: { show: false }, lineStyle: { color: P.ink, type: "solid" }, data: [{ yAxis: 0 }] } }],
     }, true);
   }
   if (gainChart) {
@@ -99,6 +97,8 @@
 
   // --- curves --------------------------------------------------------------------------------------------
   const curveChart = chart("curves");
+  const curveNumber = (v) => (D.curve.unit ? v.toFixed(2) : String(Number(v.toPrecision(4))));
+  if (!D.curves.some(({ seeds }) => seeds.some((s) => s.worst.some((v) => v !== null)))) $("y").parentElement.hidden = true;
   function drawCurves() {
     const x = $("x").value, y = $("y").value;
     const series = [];
@@ -126,18 +126,18 @@
     }
     const format = x === "bytes" ? bytes : x === "seconds" ? (v) => `${Number(v.toPrecision(3))} s` : (v) => String(v);
     curveChart.setOption({
-      ...base,
-      legend: { type: "scroll", top: 0, itemWidth: 36, textStyle: { color: INK } },
+      ...base(),
+      legend: { type: "scroll", top: 0, itemWidth: 36, textStyle: { color: P.ink } },
       grid: { left: 52, right: 24, top: 44, bottom: 84 },
-      tooltip: { ...tip, trigger: "axis", formatter: (all) => {
+      tooltip: { ...tip(), trigger: "axis", formatter: (all) => {
         const lines = all.filter((p) => series[p.seriesIndex].lineStyle.opacity !== 0);
         return lines.length ? `${x === "rounds" ? "round " : ""}${format(lines[0].value[0])}<br>` + lines
-          .sort((a, b) => b.value[1] - a.value[1]).map((p) => `${p.marker}${text(p.seriesName)} ${p.value[1].toFixed(2)}${D.curve.unit}`).join("<br>") : "";
+          .sort((a, b) => (D.curve.higher ? 1 : -1) * (b.value[1] - a.value[1])).map((p) => `${p.marker}${text(p.seriesName)} ${curveNumber(p.value[1])}${D.curve.unit}`).join("<br>") : "";
       } },
-      xAxis: { ...axis, type: "value", name: { rounds: "round", bytes: "bytes up and down", seconds: "seconds" }[x], nameLocation: "middle", nameGap: 26,
-        axisLabel: { color: SOFT, formatter: format, hideOverlap: true }, splitLine: { show: false }, min: "dataMin" },
-      yAxis: { ...axis, type: "value", name: D.curve.unit || D.curve.label, nameGap: 6, scale: true, splitLine: { lineStyle: { color: "#eef0f4" } } },
-      dataZoom: [{ type: "slider", bottom: 8, height: 20, filterMode: "none", labelFormatter: format, borderColor: "#dfe3ea" }],
+      xAxis: { ...axis(), type: "value", name: { rounds: "round", bytes: "bytes up and down", seconds: "seconds" }[x], nameLocation: "middle", nameGap: 26,
+        axisLabel: { color: P.soft, formatter: format, hideOverlap: true }, splitLine: { show: false }, min: "dataMin", max: "dataMax" },
+      yAxis: { ...axis(), type: "value", name: D.curve.unit || D.curve.label, nameGap: 6, scale: true },
+      dataZoom: [{ type: "slider", bottom: 8, height: 20, filterMode: "none", labelFormatter: format, borderColor: P.line, textStyle: { color: P.soft } }],
       series,
     }, true);
   }
@@ -163,19 +163,22 @@
     const spread = (i) => (((i * 7919) % 101) / 101 - 0.5) * 0.5;
     const dots = groups.flatMap((g, y) => g.values.map((a, i) => (a === null ? null : { value: [a, y + spread(i)], client: i, group: y })).filter((d) => d && d.client !== state.client));
     const marked = groups.map((g, y) => ({ value: [g.values[state.client], y + spread(state.client)], client: state.client, group: y })).filter((d) => d.value[0] !== null);
-    const about = (p) => `client ${text(C.ids[p.data.client])}<br>${text(groups[p.data.group].m)}, ${groups[p.data.group].label}: ${p.data.value[0].toFixed(2)}${UNIT}`;
+    const about = (p) => `client ${text(C.ids[p.data.client])}<br>${text(groups[p.data.group].m)}, ${groups[p.data.group].label}: ${number(p.data.value[0])}${UNIT}`;
+    // Targets may be in other units at every client: a plain axis would show the largest ones alone.
+    const known = groups.flatMap((g) => g.values).filter((a) => a !== null);
+    const isLog = D.metric.has_unit && Math.min(...known) > 0 && Math.max(...known) > 50 * Math.min(...known);
     spreadChart.resize();
     spreadChart.setOption({
-      ...base,
+      ...base(),
       grid: { left: narrow() ? 118 : 170, right: 24, top: 10, bottom: 46 },
-      tooltip: { ...tip, formatter: (p) => (p.seriesType === "scatter" ? about(p) : "") },
-      xAxis: { ...axis, type: "value", scale: true, name: UNIT ? `test ${METRIC}, ${UNIT}` : `test ${METRIC}`, nameLocation: "middle", nameGap: 26, splitLine: { lineStyle: { color: "#eef0f4" } } },
-      yAxis: [{ ...axis, type: "category", inverse: true, data: groups.map((g) => `${g.m}, ${g.label}`), axisTick: { show: false }, axisLabel: { color: SOFT, width: narrow() ? 110 : 160, overflow: "truncate" } },
+      tooltip: { ...tip(), formatter: (p) => (p.seriesType === "scatter" ? about(p) : "") },
+      xAxis: { ...axis(), type: isLog ? "log" : "value", scale: true, name: UNIT ? `test ${METRIC}, ${UNIT}` : `test ${METRIC}`, nameLocation: "middle", nameGap: 26 },
+      yAxis: [{ ...axis(), type: "category", inverse: true, data: groups.map((g) => `${g.m}, ${g.label}`), axisTick: { show: false }, axisLabel: { color: P.soft, width: narrow() ? 110 : 160, overflow: "truncate" } },
         { type: "value", show: false, min: -0.5, max: groups.length - 0.5, inverse: true }],
       series: [
-        { type: "boxplot", data: groups.map((g) => ({ value: quantiles(g.values), itemStyle: { borderColor: style(g.m).colour, color: "#f5f7fa" } })), silent: true, boxWidth: [8, 16] },
-        { type: "scatter", yAxisIndex: 1, data: dots, symbolSize: C.ids.length > 300 ? 3 : 6, itemStyle: { color: "#3b4350", opacity: 0.5 } },
-        { type: "scatter", yAxisIndex: 1, data: marked, symbolSize: 12, symbol: "diamond", itemStyle: { color: RED } },
+        { type: "boxplot", data: groups.map((g) => ({ value: quantiles(g.values), itemStyle: { borderColor: style(g.m).colour, color: P.mild } })), silent: true, boxWidth: [8, 16] },
+        { type: "scatter", yAxisIndex: 1, data: dots, symbolSize: C.ids.length > 300 ? 3 : 6, itemStyle: { color: P.dot, opacity: 0.5 } },
+        { type: "scatter", yAxisIndex: 1, data: marked, symbolSize: 12, symbol: "diamond", itemStyle: { color: P.red } },
       ],
     }, true);
   }
@@ -189,7 +192,6 @@
       { key: "test", title: "test", value: (i) => C.test[i] },
     ];
     if (C.classes) columns.push({ key: "classes", title: "classes", value: (i) => C.classes[i] });
-    const number = (v) => (v === null || v === undefined ? "-" : v.toFixed(2));
     const percent = (key, title, values) => columns.push({ key, title, value: (i) => values[i], html: (i) => number(values[i]) });
     if (C.methods[ALONE] && m !== ALONE) percent("alone", titled("alone"), C.methods[ALONE].headline);
     percent("judged", titled("judged"), at.headline);
@@ -198,7 +200,7 @@
     if (at.gain) {
       const tone = (v) => (v < 0 ? "minus" : v > 0 ? "plus" : "");
       columns.push({ key: "gain", title: "gain", value: (i) => at.gain[i], html: (i) => (at.gain[i] === null ? "-" : `<span class="${tone(at.gain[i])}">${points(at.gain[i])}</span>`) });
-      if (HAS_SAMPLES) columns.push({ key: "samples", title: "in samples", value: (i) => at.gain[i] * C.test[i], html: (i) => points(at.gain[i] * C.test[i] / 100).replace(/\d$/, "") });
+      if (HAS_SAMPLES) columns.push({ key: "samples", title: "in samples", value: (i) => at.gain[i] * C.test[i], html: (i) => (at.gain[i] === null ? "-" : samples(at.gain[i] * C.test[i] / 100)) });
     }
     if (at.own) {
       percent("own", "own weight %", at.own);
@@ -244,7 +246,7 @@
     const network = chart("network"), evolution = chart("evolution");
     const n = M.clients.length, names = M.clients.map((i) => C.ids[i]);
     const mixed = Object.keys(M.methods);
-    if (!labels) $("label-part").innerHTML = "<h3>Labels</h3><p>Label counts are not in the store: they stay with the clients, or an older version made the run.</p>";
+    if (!labels) $("label-part").innerHTML = `<h3>Labels</h3><p>${M.classes.length ? "Label counts are not in the store: they stay with the clients, or an older version made the run." : "The target is a number, so there are no labels to compare."}</p>`;
     $("hidden").textContent = M.hidden ? `${n} of ${n + M.hidden} clients are shown, evenly from all.` : "";
     const method = () => M.methods[$("mix-method").value];
     const component = () => $("component").selectedIndex;
@@ -264,16 +266,9 @@
       const s = b / (LEVELS / 2) - 1;
       return largest * Math.sign(s) * s ** 4;
     }
-    const table = (stops) => { // 256 colours along some stops
-      const rgb = stops.map((c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16)));
-      return Array.from({ length: 256 }, (_, i) => {
-        const at = i / 255 * (rgb.length - 1), k = Math.min(Math.floor(at), rgb.length - 2);
-        return rgb[k].map((c, j) => Math.round(c + (rgb[k + 1][j] - c) * (at - k)));
-      });
-    };
-    const TABLES = { blues: table(BLUES), signed: table(SIGNED) };
     // One pixel a cell: ECharts' own cells, an object each, take seconds where there are ten thousand.
-    function paint(wide, high, low, most, colours, cell) {
+    function paint(wide, high, scale, signed, cell) {
+      const colours = signed ? P.signedTable : P.moreTable;
       const canvas = document.createElement("canvas");
       canvas.width = wide;
       canvas.height = high;
@@ -281,8 +276,9 @@
       for (let y = 0; y < high; y += 1) {
         for (let x = 0; x < wide; x += 1) {
           const v = cell(x, y);
-          const share = v === null ? null : Math.max(0, Math.min(1, (v - low) / (most - low || 1)));
-          image.data.set([...(share === null ? [228, 228, 228] : colours[Math.round(255 * share)]), 255], 4 * (y * wide + x));
+          const share = v === null ? null : Scale.share(scale, v);
+          const at = signed ? (1 + Math.sign(v) * share) / 2 : share;
+          image.data.set([...(share === null ? P.unknownRgb : colours[Math.round(255 * at)]), 255], 4 * (y * wide + x));
         }
       }
       context.putImageData(image, 0, 0);
@@ -297,19 +293,24 @@
       context.drawImage(canvas, 0, 0, large.width, large.height);
       return large;
     }
-    function heatmap(one, { xs, ys, low, most, signed, cell, xname, ends, about }) {
-      const image = enlarged(paint(xs.length, ys.length, low, most, TABLES[signed ? "signed" : "blues"], cell));
-      const ticks = { ...axis, type: "category", axisTick: { show: false }, splitLine: { show: false }, axisLabel: { color: SOFT, fontSize: ys.length > 40 ? 9 : 12, formatter: short } };
+    function heatmap(one, { xs, ys, scale, signed, cell, xname, about }) {
+      const image = enlarged(paint(xs.length, ys.length, scale, signed, cell));
+      const ticks = { ...axis(), type: "category", axisTick: { show: false }, splitLine: { show: false }, axisLabel: { color: P.soft, fontSize: ys.length > 40 ? 9 : 12, formatter: short } };
       one.about = about;
       one.setOption({
-        ...base,
-        grid: { left: 70, right: 12, top: 6, bottom: 104 },
+        ...base(),
+        grid: { left: 70, right: 12, top: 6, bottom: 74 },
         tooltip: { show: false },
         xAxis: { ...ticks, data: xs, axisLabel: { ...ticks.axisLabel, rotate: xs.some((x) => x.length > 1) ? 90 : 0 }, name: xname, nameLocation: "middle", nameGap: 46 },
         yAxis: { ...ticks, data: ys, inverse: true },
-        visualMap: { seriesIndex: [], min: low, max: most, orient: "horizontal", left: "center", bottom: 0, itemHeight: 120, itemWidth: 12, inRange: { color: signed ? SIGNED : BLUES }, text: ends, textStyle: { color: SOFT } },
         series: [{ type: "custom", silent: true, data: [0], renderItem: ({ coordSys: { x, y, width, height } }) => ({ type: "image", style: { image, x, y, width, height } }) }],
       }, true);
+    }
+    function legend(id, { end, largest }, signed, said) { // the colours from left to right, and the weights where they change
+      const colours = signed ? P.signed.slice(3) : P.more;
+      const marks = end === largest ? `<span style="grid-column: 1 / -1"><em>0</em><em>${said(largest)}</em></span>`
+        : `<span><em>0</em><em>${said(end)}</em></span><span><em>${said(largest)}</em></span><small>broken scale: three quarters of the colours end at ${said(end)}, as few weights are above</small>`;
+      $(id).innerHTML = `<i style="background: linear-gradient(90deg, ${colours.join(", ")})"></i>${marks}${signed ? "<small>the other colours: as much below 0</small>" : ""}`;
     }
     function reader(one, output) {
       one.getZr().on("mousemove", (event) => {
@@ -320,41 +321,40 @@
     reader(heat, "heat-said");
     if (labels) reader(labels, "labels-said");
 
+    const scaleOf = (c, r) => Scale.make(names.flatMap((_, i) => names.map((__, k) => (i === k ? NaN : value(c, r, i, k) ?? NaN))), n);
+    const cellOf = (c, r, sorted) => (x, y) => (x === y && !$("own").checked ? null : value(c, r, sorted[y], sorted[x]));
     function drawHeat() {
-      const c = component(), r = round(), sorted = order(), own = $("own").checked, { signed } = method().components[c];
-      const cell = (x, y) => (x === y && !own ? null : value(c, r, sorted[y], sorted[x]));
-      let far = FAINT / n;
-      sorted.forEach((_, y) => sorted.forEach((__, x) => { far = Math.max(far, Math.abs(cell(x, y) ?? 0)); }));
-      const titles = sorted.map((i) => names[i]);
-      heatmap(heat, { xs: titles, ys: titles, low: signed ? -far : 0, most: far, signed, cell, xname: "from", ends: [weight(far), signed ? weight(-far) : "0"],
+      const c = component(), r = round(), sorted = order(), { signed } = method().components[c];
+      const titles = sorted.map((i) => names[i]), scale = scaleOf(c, r);
+      heatmap(heat, { xs: titles, ys: titles, scale, signed, cell: cellOf(c, r, sorted), xname: "from",
         about: (x, y) => `client ${titles[y]} was given ${weight(value(c, r, sorted[y], sorted[x]))} of client ${titles[x]}` });
+      legend("heat-scale", scale, signed, weight);
     }
+    const FULL = { end: 100, largest: 100 };
     function drawLabels() {
       if (!labels) return;
       const sorted = order(), sums = M.labels.map((row) => row.reduce((a, b) => a + b, 0) || 1);
-      heatmap(labels, { xs: M.classes, ys: sorted.map((i) => names[i]), low: 0, most: 100, cell: (x, y) => 100 * M.labels[sorted[y]][x] / sums[sorted[y]], xname: "class", ends: ["100% of its samples", "0"],
+      heatmap(labels, { xs: M.classes, ys: sorted.map((i) => names[i]), scale: FULL, cell: (x, y) => 100 * M.labels[sorted[y]][x] / sums[sorted[y]], xname: "class",
         about: (x, y) => `client ${names[sorted[y]]}, class ${M.classes[x]}: ${M.labels[sorted[y]][x]} samples, ${(100 * M.labels[sorted[y]][x] / sums[sorted[y]]).toFixed(0)}% of its own` });
+      legend("labels-scale", FULL, false, (share) => `${share}% of its samples`);
     }
     function drawThumbs() {
-      const m = method(), r = round(), sorted = order(), own = $("own").checked;
+      const m = method(), r = round(), sorted = order();
       $("thumbs").hidden = m.components.length < 2;
       $("thumbs").replaceChildren(...m.components.map((one, c) => {
-        const cell = (x, y) => (x === y && !own ? null : value(c, r, sorted[y], sorted[x]));
-        let far = FAINT / n;
-        for (let y = 0; y < n; y += 1) for (let x = 0; x < n; x += 1) far = Math.max(far, Math.abs(cell(x, y) ?? 0));
         const button = document.createElement("button");
         button.type = "button";
         button.dataset.component = c;
         button.setAttribute("aria-pressed", String(c === component()));
         const share = m.agreement[one.name]?.share ?? null, said = document.createElement("small");
         if (share !== null) said.textContent = `${(100 * share).toFixed(0)}% from the alike`;
-        button.append(paint(n, n, one.signed ? -far : 0, far, TABLES[one.signed ? "signed" : "blues"], cell), one.name, said);
+        button.append(paint(n, n, scaleOf(c, r), one.signed, cellOf(c, r, sorted)), one.name, said);
         return button;
       }));
     }
     function drawNetwork() {
       const c = component(), r = round(), m = method(), links = [];
-      const sorted = m.order, of = (i) => (m.clusters[i] ? COLOURS[(m.clusters[i] - 1) % 8] : GREY);
+      const sorted = m.order, of = (i) => (m.clusters[i] ? P.lines[(m.clusters[i] - 1) % 8] : P.grey);
       const sizes = M.clients.map((i) => C.train[i]), largest = Math.max(...sizes);
       sorted.forEach((i) => {
         const row = sorted.filter((k) => k !== i).map((k) => [k, value(c, r, i, k)]).filter(([, w]) => w > 1e-4).sort((a, b) => b[1] - a[1]);
@@ -363,14 +363,14 @@
       const strongest = Math.max(...links.map((l) => l.value), 1e-9);
       const marked = names[M.clients.indexOf(state.client)];
       network.setOption({
-        ...base,
-        tooltip: { ...tip, formatter: (p) => (p.dataType === "edge" ? `client ${text(p.data.target)} was given ${weight(p.data.value)}<br>of client ${text(p.data.source)}` : `client ${text(p.name)}, ${p.data.cluster ? `cluster ${p.data.cluster}` : "in no cluster"}<br>${p.data.train} training samples`) },
+        ...base(),
+        tooltip: { ...tip(), formatter: (p) => (p.dataType === "edge" ? `client ${text(p.data.target)} was given ${weight(p.data.value)}<br>of client ${text(p.data.source)}` : `client ${text(p.name)}, ${p.data.cluster ? `cluster ${p.data.cluster}` : "in no cluster"}<br>${p.data.train} training samples`) },
         series: [{ type: "graph", layout: "circular", circular: { rotateLabel: true }, ...(narrow() ? { left: 50, right: 50, top: 50, bottom: 50 } : { left: 80, right: 80, top: 80, bottom: 80 }),
-          label: { show: n <= 60, position: "right", color: INK, formatter: (p) => short(p.name) },
+          label: { show: n <= 60, position: "right", color: P.ink, formatter: (p) => short(p.name) },
           edgeSymbol: ["none", "arrow"], edgeSymbolSize: 6,
           data: sorted.map((i) => ({ name: names[i], cluster: m.clusters[i], train: sizes[i], symbolSize: (n > 60 ? 3 : 9) + (n > 60 ? 5 : 9) * Math.sqrt(sizes[i] / largest),
-            itemStyle: { color: of(i), borderColor: names[i] === marked ? RED : "#fff", borderWidth: names[i] === marked ? 4 : 1 } })),
-          links: links.map((l) => ({ ...l, lineStyle: { width: 0.5 + (n > 60 ? 1.5 : 4) * l.value / strongest, curveness: 0.25, opacity: l.target === marked || l.source === marked ? 0.95 : 0.4, color: l.target === marked ? RED : l.colour } })),
+            itemStyle: { color: of(i), borderColor: names[i] === marked ? P.red : P.page, borderWidth: names[i] === marked ? 4 : 1 } })),
+          links: links.map((l) => ({ ...l, lineStyle: { width: 0.5 + (n > 60 ? 1.5 : 4) * l.value / strongest, curveness: 0.25, opacity: l.target === marked || l.source === marked ? 0.95 : 0.4, color: l.target === marked ? P.red : l.colour } })),
           emphasis: { focus: "adjacency" } }],
       }, true);
     }
@@ -380,16 +380,16 @@
       const rows = m.rounds.map((_, r) => names.map((_, k) => value(c, r, i, k)));
       const total = names.map((_, k) => rows.reduce((sum, row) => sum + Math.abs(row[k] ?? 0), 0));
       const top = names.map((_, k) => k).filter((k) => k !== i && total[k] > 1e-6).sort((a, b) => total[b] - total[a]).slice(0, PARTNERS);
-      const parts = [["own", [i], "#3b4350"], ...top.map((k, j) => [`client ${names[k]}`, [k], COLOURS[j % 8]]),
-        ["all others", names.map((_, k) => k).filter((k) => k !== i && !top.includes(k)), "#c9ced6"]];
+      const parts = [["own", [i], P.dot], ...top.map((k, j) => [`client ${names[k]}`, [k], P.lines[j % 8]]),
+        ["all others", names.map((_, k) => k).filter((k) => k !== i && !top.includes(k)), P.rest]];
       evolution.setOption({
-        ...base,
+        ...base(),
         aria: { enabled: true, decal: { show: true } },
-        legend: { type: "scroll", top: 0, textStyle: { color: INK } },
+        legend: { type: "scroll", top: 0, textStyle: { color: P.ink } },
         grid: { left: 52, right: 24, top: 56, bottom: 48 },
-        tooltip: { ...tip, trigger: "axis", formatter: (all) => `round ${all[0].axisValue}<br>` + all.filter((p) => p.value !== null).map((p) => `${p.marker}${text(p.seriesName)} ${p.value.toFixed(1)}%`).join("<br>") },
-        xAxis: { ...axis, type: "category", data: m.rounds, name: "round", nameLocation: "middle", nameGap: 26, boundaryGap: false },
-        yAxis: { ...axis, type: "value", name: "%", max: m.components[c].signed ? null : 100, splitLine: { lineStyle: { color: "#eef0f4" } } },
+        tooltip: { ...tip(), trigger: "axis", formatter: (all) => `round ${all[0].axisValue}<br>` + all.filter((p) => p.value !== null).map((p) => `${p.marker}${text(p.seriesName)} ${p.value.toFixed(1)}%`).join("<br>") },
+        xAxis: { ...axis(), type: "category", data: m.rounds, name: "round", nameLocation: "middle", nameGap: 26, boundaryGap: false },
+        yAxis: { ...axis(), type: "value", name: "%", max: m.components[c].signed ? null : 100 },
         series: parts.map(([name, members, colour]) => ({ type: "line", name, stack: "all", symbol: "none", lineStyle: { width: 1, color: colour }, itemStyle: { color: colour }, areaStyle: { color: colour, opacity: 0.85 },
           data: rows.map((row) => (row.every((w) => w === null) ? null : 100 * members.reduce((sum, k) => sum + (row[k] ?? 0), 0))) })),
       }, true);
@@ -423,6 +423,7 @@
       $("component").selectedIndex = choosing.indexOf(Math.max(...choosing));
       drawMixing();
     }
+    if (!M.label_order) $("order").querySelector("[value=labels]").remove();
     choose($("mix-method"), mixed, mixed.includes(D.method) ? D.method : mixed[0], picked);
     $("component").addEventListener("change", drawMixing);
     $("order").addEventListener("change", drawMixing);
@@ -454,17 +455,17 @@
   function drawTraffic() {
     const t = D.traffic[$("traffic-method").value];
     const parts = t.parts.length ? t.parts : ["all"], up = t.parts.length ? t.up : [t.total[0]], down = t.parts.length ? t.down : [t.total[1]];
-    $("traffic").style.height = `${120 + parts.length * 34}px`;
+    $("traffic").style.height = `${(narrow() ? 154 : 120) + parts.length * 34}px`;
     trafficChart.resize();
     trafficChart.setOption({
-      ...base,
+      ...base(),
       aria: { enabled: true, decal: { show: true } },
-      legend: { top: 0, textStyle: { color: INK }, formatter: (name) => `${name}: ${bytes(t.total[name === "up" ? 0 : 1])} in ${t.rounds} rounds` },
-      grid: { left: narrow() ? 96 : 150, right: 70, top: 36, bottom: 34 },
-      tooltip: { ...tip, trigger: "axis", formatter: (all) => `${text(all[0].name)}<br>` + all.map((p) => `${p.marker}${p.seriesName} ${bytes(p.value)}`).join("<br>") },
-      xAxis: { ...axis, type: "value", axisLabel: { color: SOFT, formatter: bytes, hideOverlap: true }, splitLine: { lineStyle: { color: "#eef0f4" } } },
-      yAxis: { ...axis, type: "category", name: "layer", nameLocation: "start", nameGap: 8, inverse: true, data: parts, axisTick: { show: false }, axisLabel: { color: SOFT, width: narrow() ? 90 : 140, overflow: "truncate" } },
-      series: [["up", up, "#0072b2"], ["down", down, "#e69f00"]].map(([name, data, color]) => ({ type: "bar", name, data, barMaxWidth: 14, itemStyle: { color }, label: { show: true, position: "right", color: SOFT, formatter: (p) => bytes(p.value) } })),
+      legend: { top: 0, textStyle: { color: P.ink }, formatter: (name) => `${name}: ${bytes(t.total[name === "up" ? 0 : 1])} in ${t.rounds} rounds` },
+      grid: { left: narrow() ? 96 : 150, right: 70, top: narrow() ? 70 : 36, bottom: 34 },
+      tooltip: { ...tip(), trigger: "axis", formatter: (all) => `${text(all[0].name)}<br>` + all.map((p) => `${p.marker}${p.seriesName} ${bytes(p.value)}`).join("<br>") },
+      xAxis: { ...axis(), type: "value", axisLabel: { color: P.soft, formatter: bytes, hideOverlap: true } },
+      yAxis: { ...axis(), type: "category", name: "layer", nameLocation: "start", nameGap: 8, inverse: true, data: parts, axisTick: { show: false }, axisLabel: { color: P.soft, width: narrow() ? 90 : 140, overflow: "truncate" } },
+      series: [["up", up, P.lines[0]], ["down", down, P.lines[1]]].map(([name, data, color]) => ({ type: "bar", name, data, barMaxWidth: 14, itemStyle: { color }, label: { show: true, position: "right", color: P.soft, formatter: (p) => bytes(p.value) } })),
     }, true);
   }
   choose($("traffic-method"), D.methods, first, drawTraffic);
@@ -479,5 +480,6 @@
   }
   const gained = C.methods[first].gain, from = M.methods ? M.clients : C.ids.map((_, i) => i);
   mark(gained ? from.reduce((worst, i) => ((gained[i] ?? 0) < (gained[worst] ?? 0) ? i : worst), from[0]) : from[0]);
+  Look.onChange(() => { if (gainChart) drawGains(); drawCurves(); drawSpread(); drawMixing(); drawTraffic(); });
   document.body.dataset.ready = "yes";
 })();

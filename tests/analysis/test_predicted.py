@@ -1,0 +1,120 @@
+"""Notes on predictions that are hardly any, on units, and on curves that still move."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fake_results import Fake, results
+from fedattune.analysis.predicted import write_prediction_notes
+from fedattune.training.predictions import RowPredictions
+
+RNG = np.random.default_rng(0)
+
+
+def rows(y: Any, outputs: Any, n_clients: int = 2) -> dict[str, RowPredictions]:
+    n = len(y)
+    owner = np.repeat(np.arange(n_clients), n // n_clients).astype(np.int32)
+    return {
+        "test": RowPredictions(owner, np.arange(n), np.asarray(y), np.asarray(outputs, np.float32), n_clients)
+    }
+
+
+def test_predictions_of_one_class_are_named_unless_the_rows_are_so() -> None:
+    half, all_no = [0, 1] * 100, [0] * 200
+    constant = np.tile([5.0, 0.0], (200, 1))
+    (note,) = write_prediction_notes(results(Fake("a", [0.5, 0.5], predictions=rows(half, constant))))
+    assert note == (
+        "a predicts 'no' for 100.0% of the test rows, of which 50.0% are so: it hardly looks at the rows"
+    )
+    assert write_prediction_notes(results(Fake("a", [1.0, 1.0], predictions=rows(all_no, constant)))) == []
+
+
+def test_predictions_of_one_number_are_named() -> None:
+    y = RNG.normal(50, 10, 200)
+    near = (50 + 0.1 * RNG.normal(size=200))[:, None]
+    (note,) = write_prediction_notes(
+        results(Fake("a", [10.0, 10.0], is_regression=True, predictions=rows(y, near)))
+    )
+    assert note.startswith("a predicts nearly the same number everywhere: its predictions spread 1% as far")
+    alike = results(Fake("a", [1.0, 1.0], is_regression=True, predictions=rows(y, y[:, None] + 1)))
+    assert write_prediction_notes(alike) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "bar", "named"),
+    [
+        ("accuracy", [0.6, 0.6], 0.7, True),
+        ("accuracy", [0.8, 0.8], 0.7, False),
+        ("rmse", [9.0, 9.0], 7.0, True),
+        ("rmse", [5.0, 5.0], 7.0, False),
+    ],
+)
+def test_methods_below_the_constant_baseline_are_named(
+    metric: Any, values: list[float], bar: float, named: bool
+) -> None:
+    is_number = metric == "rmse"
+    baseline = Fake("mean" if is_number else "majority", [bar] * 2, is_regression=is_number)
+    object.__setattr__(baseline, "name", baseline.algorithm)
+    fake = Fake("a", values, is_regression=is_number)
+    notes = write_prediction_notes(results(fake), results(baseline), metric)
+    what = "the mean" if is_number else "the most frequent class"
+    assert any(note.startswith(f"no better than {what} of each client") for note in notes) == named
+
+
+def test_an_imbalanced_target_warns_of_accuracy_alone() -> None:
+    fake = Fake("a", [0.9, 0.9], facts={"labels": [[90, 10], [95, 5]]})
+    assert write_prediction_notes(results(fake), metric="accuracy")[0].startswith(
+        "92% of all rows are of class"
+    )
+    assert write_prediction_notes(results(fake), metric="auc") == []
+
+
+def test_targets_in_other_units_are_named() -> None:
+    """Client c1 has a thousand times the spread: the mean RMSE is its RMSE."""
+    y = np.concatenate([RNG.normal(0, 1, 100), RNG.normal(0, 1000, 100)])
+    fake = results(Fake("a", [0.5, 500.0], is_regression=True, predictions=rows(y, y[:, None])))
+    (note,) = write_prediction_notes(fake, metric="rmse")
+    assert "times as far at client c1 as at client c0, so the mean RMSE is that of few clients" in note
+    assert write_prediction_notes(fake, metric="r2") == []
+    same = results(Fake("a", [1.0, 1.0], is_regression=True, predictions=rows(y[:100], y[:100, None])))
+    assert write_prediction_notes(same, metric="rmse") == []
+
+
+class Moving(Fake):
+    """A method whose validation curve is given."""
+
+    curve: Any = ()
+
+    @property
+    def history(self) -> list[Any]:
+        key = "loss_uniform" if self.is_regression else "acc_uniform"
+        return [{"round": r, "validation": {self.headline: {key: v}}} for r, v in enumerate(self.curve)]
+
+    def read_curve(self, metrics: Any) -> float:
+        return float(metrics["loss_uniform"])
+
+
+@pytest.mark.parametrize(
+    ("is_number", "curve", "words"),
+    [
+        (False, np.linspace(0.5, 0.9, 20), "validation accuracy still rises: more rounds may be better (+"),
+        (False, np.linspace(0.9, 0.5, 20), "validation accuracy falls: fewer rounds are enough (-"),
+        (False, [0.8] * 20, None),
+        (True, np.linspace(9, 5, 20), "validation RMSE still falls: more rounds may be better (-"),
+        (True, np.linspace(5, 9, 20), "validation RMSE rises: fewer rounds are enough (+"),
+        (True, 7 + 0.01 * np.cos(np.arange(20)), None),
+        (
+            False,
+            [0.5, 0.7, 0.8, 0.83],
+            "validation accuracy still rises: more rounds may be better (+3.0 points from",
+        ),
+        (False, [0.5, 0.8, 0.7, 0.83], None),  # up and down
+        (False, [0.5, 0.7, 0.8], None),  # too few evaluations
+    ],
+)
+def test_curves_that_still_move_are_named(is_number: bool, curve: Any, words: str | None) -> None:
+    fake = Moving("a", [0.5, 0.5], is_regression=is_number)
+    fake.curve = curve
+    notes = write_prediction_notes(results(fake))
+    assert [note.partition(": ")[2].startswith(words or "") for note in notes] == ([True] if words else [])
