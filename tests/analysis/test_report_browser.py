@@ -304,5 +304,6 @@ def test_browser_shows_numbers_in_the_unit_of_the_target(numbers: Any) -> None:
     assert "its RMSE is lower" in text
     assert "BMTA" not in text  # accuracies
     assert "%" not in numbers.inner_text("#clients thead").replace("own weight %", "")
-    assert numbers.locator("#y").is_hidden()  # no worst tenth is stored of losses
+    numbers.select_option("#y", "worst")  # the clients with the largest errors
+    assert numbers.locator("#curves svg").count() == 1
     assert "The target is a number, so there are no labels" in text

@@ -215,7 +215,7 @@ def test_a_rival_of_few_clients_is_told_by_test_rows() -> None:
     verdict = reach_verdict(results(make("local", 60, 0.5), make("a", 55, 0.7), make("b", 5, 0.6)))
     assert verdict.interval_over == "rows"
     assert verdict.answer in ("yes", "undecided")
-    assert "validation data choose a, but on test data b by 25.00 points better" in verdict.text
+    assert "validation data choose a, but on test data b is 25.00 points better" in verdict.text
     alone = reach_verdict(results(make("local", 60, 0.5), make("a", 55, 0.7)))
     assert "but on test data" not in alone.text
     assert alone.text.startswith("For these 2 clients: ")

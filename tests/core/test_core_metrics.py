@@ -91,12 +91,12 @@ def test_values_and_gaps_have_their_unit() -> None:
 def test_numbers_are_written_without_exponents() -> None:
     numbers = [12140.4, 1.2345678, 0.00012346, 1071.49, 98765.4, 1.5e12, 0.0]
     assert [format_number(one) for one in numbers] == [
-        "12140",
+        "12,140",
         "1.235",
         "0.0001235",
-        "1071",
-        "98770",
+        "1,071",
+        "98,765",
         "1.5e+12",
         "0",
     ]
-    assert METRICS["rmse"].format_gap(1234.5, signed=True) == "+1230 RMSE"
+    assert METRICS["rmse"].format_gap(1234.5, signed=True) == "+1,234 RMSE"
