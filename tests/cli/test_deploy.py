@@ -139,3 +139,14 @@ def test_without_flower_there_is_one_sentence(cli: Cli, work: Path, monkeypatch:
     monkeypatch.setattr("fedattune.experiments.deploy.find_spec", lambda _: None)
     done = cli("deploy", "--out", "d")
     assert (done.code, "pip install 'fedattune[flower]'" in done.err) == (2, True)
+
+
+def test_a_table_is_deployed_with_the_epoch_of_compare(cli: Cli, work: Path) -> None:
+    (work / "t.csv").write_text(TABLE)
+    words = ("--data", "t.csv", "--client-column", "ward", "--target", "outcome", "--nodes", 2)
+    assert cli("deploy", *words, "--out", "d").code == 0
+    assert config(work / "d")["epochs"] == 1
+    assert "steps" not in config(work / "d")
+    assert cli("deploy", *words, "--steps", 7, "--out", "e").code == 0
+    assert config(work / "e")["steps"] == 7
+    assert "epochs" not in config(work / "e")

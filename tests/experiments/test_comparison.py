@@ -14,6 +14,7 @@ import fedattune
 from cli_helpers import Done, refused
 from fedattune.analysis.baseline import read_baselines
 from fedattune.analysis.load import read_runs
+from fedattune.analysis.monitor import read_statuses
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import make_plan, settle_local_work
 from fedattune.experiments.tuning import (
@@ -368,3 +369,25 @@ def test_a_note_tells_which_share_of_the_rows_a_round_sees(cli: Cli, work: Path)
     for name, words in (("half", ("--steps", 6)), ("epochs", ("--epochs", 1))):
         done = cli("compare", *TABLE[:-1], name, "--algorithms", "local,fedavg", *words)
         assert "rows sees" not in done.out
+
+
+def test_watch_and_explain_know_splits_and_numbers(cli: Cli, work: Path) -> None:
+    """Watched runs are compared with `local` of their own split; numbers have no accuracy, and no labels."""
+    write_wards(work / "t.csv")
+    assert cli("compare", *TABLE, "--algorithms", "local,fedavg_ft,fedmcsa", "--splits", 2).code == 0
+    by_split = {
+        (run.algorithm, run.split): run.metrics["acc_uniform"] for run in read_runs([work / "run"]).results
+    }
+    gains = [one.gain for one in read_statuses(work / "run") if one.method == "fedmcsa"]
+    assert gains == pytest.approx([by_split["fedmcsa", k] - by_split["local", k] for k in (0, 1)])
+    said = cli("explain", "run", "--algorithm", "fedmcsa", "--client", "w1").out
+    assert "gains are means over 2 runs (seeds and splits)" in said
+    assert "; by seed and split " in said
+    write_wards(work / "n.csv", number=True)
+    words = [word.replace("t.csv", "n.csv") for word in TABLE[:-1]]
+    done = cli("compare", *words, "numbers", "--algorithms", "local,fedmcsa")
+    assert "accuracy" not in done.out.partition("not tuned")[0]
+    assert [(one.accuracy, one.gain) for one in read_statuses(work / "numbers")] == [(None, None)] * 2
+    assert "0.00" not in cli("watch", "numbers", "--once").out.partition("mean:")[0]
+    said = cli("explain", "numbers", "--algorithm", "fedmcsa").out
+    assert "The target is a number, so there is no agreement with labels to show." in said

@@ -174,6 +174,9 @@ class RunExplanation:
         if self.method == BASELINE or BASELINE not in self.groups or not n_test:
             return None
         mine, alone = (self._measure_by_run(self.groups[name], position) for name in (self.method, BASELINE))
+        mine, alone = ({k: v for k, v in values.items() if np.isfinite(v)} for values in (mine, alone))
+        if not mine or not alone:
+            return None
         common = [key for key in mine if key in alone]
         if common:
             mine, alone = ({key: values[key] for key in common} for values in (mine, alone))

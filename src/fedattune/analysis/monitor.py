@@ -32,7 +32,7 @@ class RunStatus:
         round, rounds: the last round seen, 0 before the first, and all rounds.
         mean: mean test accuracy over clients at the headline point at the last evaluation, a fraction; or the RMSE.
         worst10: the same over the worst tenth of the clients.
-        gain: how much better the mean is than of `local` with the same seed in the same round.
+        gain: how much better the mean is than of `local` with the same seed and split in the same round.
         bytes: sent in both directions.
         seconds: trained so far.
         diverged, absent: clients and rounds in which training was not finite, or no answer came.
@@ -82,13 +82,13 @@ def read_statuses(path: Path) -> list[RunStatus]:
 
     """
     failures, failed_at = read_failures(path), _read_time(path / "result.json")
-    means: dict[tuple[str, int], dict[int, float]] = {}
+    means: dict[tuple[str, str], dict[int, float]] = {}  # by method and folder, which names seed and split
     statuses = []
     for folder, method, seed, rounds in _list_runs(path):
         changed = max(map(_read_time, (RunFolder(folder).metrics, RunFolder(folder).config)))
         # A failed run that goes on is of a comparison that was resumed.
         failure = failures.get(folder, "") if changed <= failed_at else ""
-        progress, means[method, seed] = _read_progress(folder)
+        progress, means[method, folder.name] = _read_progress(folder)
         quiet = max(0.0, time.time() - changed) if changed else 0.0
         status = RunStatus(
             method, seed, "running", **{"rounds": rounds, **progress}, quiet=quiet, failure=failure
@@ -105,8 +105,8 @@ def read_statuses(path: Path) -> list[RunStatus]:
             state = "waiting"
         elif quiet > limit:
             state = "stopped?"
-        statuses.append(replace(status, state=state))
-    return [_add_gain(status, means) for status in statuses]
+        statuses.append((replace(status, state=state), folder.name))
+    return [_add_gain(status, name, means) for status, name in statuses]
 
 
 def _list_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
@@ -145,9 +145,9 @@ def _read_progress(folder: Path) -> tuple[dict[str, Any], dict[int, float]]:
     return progress, means
 
 
-def _add_gain(status: RunStatus, means: dict[tuple[str, int], dict[int, float]]) -> RunStatus:
-    """Compare a run with `local` at its last evaluation."""
-    mine, local = means[status.method, status.seed], means.get((BASELINE, status.seed), {})
+def _add_gain(status: RunStatus, name: str, means: dict[tuple[str, str], dict[int, float]]) -> RunStatus:
+    """Compare a run with `local` of the same seed and split at its last evaluation; `name` is of its folder."""
+    mine, local = means[status.method, name], means.get((BASELINE, name), {})
     last = max(mine, default=0)
     has_gain = status.method != BASELINE and last in mine and last in local
     sign = METRICS[status.metric].sign

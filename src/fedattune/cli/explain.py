@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.partners import N_TOP_PARTNERS
 from ..analysis.tables import fill_table, format_percent, make_console, print_whole
+from ..core.metrics import format_number
 from .options import ExplainOptions, parse_options
 
 if TYPE_CHECKING:
@@ -53,11 +54,13 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
     """Print which run is explained, and notes on it; return the same as JSON values."""
     from ..analysis.notes import describe_seed_differences
 
-    run, seeds = explanation.run, [one.settings.seed for one in explanation.groups[explanation.method]]
+    run, group = explanation.run, explanation.groups[explanation.method]
+    seeds = [one.settings.seed for one in group]
+    over = "runs (seeds and splits)" if len({one.split for one in group}) > 1 else "seeds"
     last = explanation.mixing.rounds[-1] if explanation.mixing.rounds else run.rounds
     console.print(
         f"{explanation.method} on {explanation.runs.title}, seed {run.settings.seed}, round {last} of {run.rounds}"
-        + (f"; gains are means over {len(seeds)} seeds" if len(seeds) > 1 else ""),
+        + (f"; gains are means over {len(seeds)} {over}" if len(seeds) > 1 else ""),
         style="bold",
     )
     notes = [
@@ -68,10 +71,12 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
     if waiting := len(explanation.runs.waiting):
         notes.append(f"{waiting} run{'s are' if waiting > 1 else ' is'} not finished and left out.")
     if explanation.mixing.has_mixtures and explanation.mixing.similarity is None:
-        why = "The label counts of the clients are not known here, for example because the data stay on their nodes."
-        if run.is_regression:
-            why = "The target is a number, so clients have no label counts."
-        notes.append(f"{why} Agreement with labels is not shown.")
+        notes.append(
+            "The target is a number, so there is no agreement with labels to show."
+            if run.is_regression
+            else "The label counts of the clients are not known here, for example because the data stay on their "
+            "nodes. So agreement with labels is not shown."
+        )
     notes += [f"{effect.sentence[0].upper()}{effect.sentence[1:]}." for effect in run.effects]
     for note in notes:
         console.print(note)
@@ -122,11 +127,16 @@ def _describe_gain(explanation: "RunExplanation", client: "ClientSummary") -> st
         text += f", which is {abs(gain.samples):.1f} of its {gain.n_test:,} test samples"
     if len(gain.by_run) > 1:
         by_run = ", ".join(f"{points:+.2f}" for points in gain.by_run.values())
-        text += f"; by seed {by_run} (std {gain.std:.2f})"
+        if not metric.is_percent:
+            by_run = ", ".join(format_number(points, 3, "+") for points in gain.by_run.values())
+        std = f"{gain.std:.2f}" if metric.is_percent else format_number(gain.std or 0.0, 3)
+        runs = "seed and split" if any("split" in key for key in gain.by_run) else "seed"
+        text += f"; by {runs} {by_run} (std {std})"
     if gain.samples is not None and round(abs(gain.samples), 6) < 1 and gain.points:
         text += ". That is less than one sample: too little to tell from chance"
     elif len(gain.by_run) > 1 and min(gain.by_run.values()) < 0 < max(gain.by_run.values()):
-        text += ". Seeds do not agree on whether it gains"
+        several = "Seeds and splits" if any("split" in key for key in gain.by_run) else "Seeds"
+        text += f". {several} do not agree on whether it gains"
     return f"{text}."
 
 
