@@ -42,7 +42,7 @@ def plot_curves(
 ) -> CaptionedFigure:
     """Plot the mean test accuracy over clients at the headline point, with one standard deviation over seeds.
 
-    Of a target that is a number, it is the root of the mean squared error over clients.
+    Of a target that is a number, it is the mean RMSE over clients.
 
     Training alone is a dashed line. Against bytes, it is level at its last accuracy if it sends none.
 
@@ -77,17 +77,15 @@ def plot_curves(
             axes.fill_between(x / scale, mean - std, mean + std, zorder=2, **band)
     label = {"rounds": "Round", "bytes": f"Sent and received ({unit})", "seconds": "Seconds"}[against]
     curve = runs[0].curve_metric
-    title = f"Mean test {curve.label} (%)" if curve.is_percent else f"Test {curve.label} of all clients"
-    axes.set(xlabel=label, ylabel=title)
+    axes.set(xlabel=label, ylabel=f"Mean test {curve.label}" + " (%)" * curve.is_percent)
     axes.margins(x=0.02)
     axes.grid(visible=True)
     add_legend_below(figure, axes, round(width), handlelength=2.6, columnspacing=1.2)
     points = ", ".join(f"{name} {groups[name][0].headline}" for name in lines)
-    how = "mean over clients" if curve.is_percent else "root of the mean squared error over clients"
     band_note = ", band: one standard deviation" if _count_seeds(groups) > 1 else ""
     return CaptionedFigure(
         figure,
-        f"Test {curve.label}, {how} ({_describe_seeds(groups)}{band_note}), of the model at the "
+        f"Test {curve.label}, mean over clients ({_describe_seeds(groups)}{band_note}), of the model at the "
         f"point of each paper: {points}",
     )
 
