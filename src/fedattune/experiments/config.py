@@ -90,7 +90,7 @@ class Experiment(Settings):
     )
     algorithms: tuple[str, ...] = Field(
         ("local", "fedavg", "fedmcsa"),
-        description="methods, separated by commas, or all; your own: file.py:factory",
+        description="methods, separated by commas, your own as file.py:factory, or all",
     )
     set: dict[str, Any] = Field(
         {}, description="hyper-parameter, option=value or name.option=value; repeatable"
