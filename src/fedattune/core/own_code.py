@@ -1,8 +1,8 @@
 """Load functions of the user's own: `file.py:function`, or `package.module:function`.
 
 Methods, models and partitions share this loader. A file gets a module name of its own, so that two files of one name
-stand beside each other. Classes of such a module can be pickled; a process that receives them loads the same files
-before, see `list_loaded_files`.
+stand beside each other. Classes of such a module can be pickled; a process that receives them calls `load_file`
+before.
 
 Refused: importlib-based plugin libraries (stevedore, pluggy). They find installed packages by their entry points, and
 a researcher's file is not installed.
@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -137,17 +137,6 @@ def load_file(file: Path) -> ModuleType:
         raise
     _loaded[file] = changed, module
     return module
-
-
-def list_loaded_files() -> list[Path]:
-    """List the files that this process loaded; another process loads them before it unpickles their objects."""
-    return list(_loaded)
-
-
-def load_files(files: Sequence[Path]) -> None:
-    """Load files that another process loaded."""
-    for file in files:
-        load_file(file)
 
 
 def list_loaded_modules() -> list[ModuleType]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import DivergedError, RunError, summarize_error
-from ..core.own_code import list_loaded_files, load_files
+from ..core.own_code import find_file, load_file
 from .job import Job, ProgressCallback, ShouldStop, WorkerKilledError
 from .shared_data import make_shared_folder, pack, unpack
 
@@ -55,6 +55,8 @@ def run_in_processes(
     with make_shared_folder(scratch) as folder:
         federations = {id(job.federation): job.federation for job in jobs.values()}
         data = [pack(federation, folder) for federation in federations.values()]
+        sources = (find_file(job.source) for job in jobs.values() if job.source)
+        own_files = list(dict.fromkeys(file for file in sources if file))
         positions = {key: position for position, key in enumerate(federations)}
         waiting = [(i, positions[id(job.federation)], job) for i, job in jobs.items()]
         idle: list[_Worker] = []
@@ -64,7 +66,7 @@ def run_in_processes(
         try:
             while busy or (waiting and not is_stopping):
                 while waiting and len(busy) < n_processes and not is_stopping:
-                    busy.append(idle.pop() if idle else _Worker(threads, data))
+                    busy.append(idle.pop() if idle else _Worker(threads, data, own_files))
                     busy[-1].submit(*waiting.pop(0))
                 if not is_stopping and should_stop():
                     is_stopping = True
@@ -92,10 +94,10 @@ def run_in_processes(
 class _Worker:
     """A worker process, the pipe to it, and its current job."""
 
-    def __init__(self, threads: int, data: list[bytes]) -> None:
+    def __init__(self, threads: int, data: list[bytes], own_files: list[Path]) -> None:
         context = _get_context()
         self.pipe, far_end = context.Pipe()
-        state = (far_end, threads, data, list_loaded_files())
+        state = (far_end, threads, data, own_files)
         self._executor = ProcessPoolExecutor(1, context, _start_worker, state)
         before = multiprocessing.active_children()
         with _block_interrupts():
@@ -193,8 +195,8 @@ def _start_worker(pipe: Connection, threads: int, data: list[bytes], own_files: 
     """Prepare a worker process; jobs may hold objects of the user's own files."""
     import torch
 
-    load_files(own_files)
-
+    for file in own_files:
+        load_file(file)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     _state.update(pipe=pipe, data=data, federations={}, stop=threading.Event())
