@@ -64,6 +64,9 @@ class Fake:
         values = self.validations or [np.nan if self.validation is None else self.validation] * len(held)
         return np.where(held > 0, np.array(values, dtype=float), np.nan)
 
+    def measure_for_choice(self, metric: str) -> Any:
+        return self.measure_clients(metric, "validation")
+
     @property
     def judged(self) -> dict[str, float]:
         return self.metrics

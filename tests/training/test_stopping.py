@@ -9,7 +9,7 @@ import torch
 import fedattune
 from fedattune import Federation, Result
 from fedattune.training import stopping
-from fedattune.training.stopping import StoppingRule, compute_criterion
+from fedattune.training.stopping import StoppingRule, compute_criterion, pick_by_others
 from federations import make_federation
 
 RUN = {"rounds": 12, "steps": 5, "batch_size": 8, "lr": 1.0}
@@ -132,3 +132,45 @@ def test_a_client_that_diverged_does_not_stop_the_others() -> None:
     for r, loss in enumerate([30.0, 20.0, 10.0, 40.0], start=1):
         rule.add_round(r, np.array([[10, 10, 0], [0, 5, 0], [np.inf, loss, 0]], dtype=float))
     assert rule.rounds.tolist() == [1, 3, 3]
+
+
+def test_the_choice_between_methods_is_not_flattered_by_own_rows() -> None:
+    """Client 0 has a lucky round 2 of its own; the others choose round 3, in which its score is an ordinary one."""
+    n = np.array([4.0, 10.0, 10.0])
+    losses = [(4.0, 9.0, 9.0), (0.4, 8.0, 9.0), (3.0, 5.0, 5.0)]
+    scores = [np.array([n, n - 1, loss]) for loss in losses]
+    picked = pick_by_others(scores, "loss")
+    assert picked is not None
+    np.testing.assert_allclose(picked[2], [3.0, 5.0, 5.0])
+    rule = StoppingRule("loss")
+    for r, one in enumerate(scores, 1):
+        rule.add_round(r, one)
+    # A client that diverged in a round hides no other one, and has its own score there.
+    scores[2][2, 1] = np.inf
+    assert np.isinf(pick_by_others(scores, "loss")[2, 1])
+    assert pick_by_others(scores, "off") is None
+    assert pick_by_others([np.array([[4.0, 0.0], [1.0, 0.0], [2.0, 0.0]])], "loss") is None
+
+
+def test_noise_over_rounds_does_not_make_a_method_look_better() -> None:
+    """The rounds of 12 clients with 16 validation rows each differ by chance: 80% and no better at any round."""
+    random = np.random.default_rng(0)
+    n = np.full(12, 16.0)
+
+    def measure(jump: float) -> tuple[float, float]:
+        right = [np.clip(0.8 + jump * random.normal(size=12), 0, 1) for _ in range(30)]
+        scores = []
+        for share in right:
+            correct = random.binomial(16, share).astype(float)
+            scores.append(np.array([n, correct, n - correct]))
+        rule = StoppingRule("loss")
+        for r, one in enumerate(scores):
+            rule.add_round(r, one)
+        own = np.mean([scores[r][1, i] / 16 for i, r in enumerate(rule.rounds)])
+        others = pick_by_others(scores, "loss")
+        assert others is not None
+        return float(own), float((others[1] / 16).mean())
+
+    own, others = np.mean([measure(0.1) for _ in range(200)], axis=0)
+    assert own > 0.88  # flattered by eight points
+    assert others == pytest.approx(0.797, abs=0.01)  # mean of the clipped shares

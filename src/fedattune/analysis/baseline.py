@@ -63,6 +63,10 @@ class Baseline:
             return np.full(n, np.nan)
         return self.predictions[part].by_client[metric]
 
+    def measure_for_choice(self, metric: MetricName) -> FloatArray:
+        """Measure validation rows; they chose nothing about a baseline."""
+        return self.measure_clients(metric, "validation")
+
     def save(self, experiment: Path) -> None:
         """Write the baseline into the folder of an experiment; the last file says that it is whole."""
         from ..training.predictions import save_predictions

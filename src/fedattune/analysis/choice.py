@@ -70,7 +70,7 @@ def score_methods(
     shared = {split: np.ones(len(one), dtype=bool) for split, one in weights.items()}
     n_validated = min(int((one > 0).sum()) for one in weights.values())
     has_rows = all(
-        np.isfinite(one.measure_clients(metric, "validation")[weights[one.split] > 0]).any()
+        np.isfinite(one.measure_for_choice(metric)[weights[one.split] > 0]).any()
         for group in groups.values()
         for one in group
     )
@@ -83,7 +83,7 @@ def score_methods(
     every = [one for group in groups.values() for one in group]
     # A client on which one method has no value, such as a model that diverged, counts for no method.
     for one in every:
-        is_defined = np.isfinite(one.measure_clients(metric, "validation"))
+        is_defined = np.isfinite(one.measure_for_choice(metric))
         if "validation" in one.predictions and (is_defined & (weights[one.split] > 0)).any():
             shared[one.split] = shared[one.split] & is_defined
     shared = {
@@ -111,7 +111,7 @@ def score_methods(
 
 def _is_defined(one: Contestant, metric: MetricName, weights: FloatArray) -> bool:
     """Tell whether enough clients have a value of their own; without predictions, all that is known is theirs."""
-    values = one.measure_clients(metric, "validation")
+    values = one.measure_for_choice(metric)
     known = weights[np.isfinite(values)].sum()
     return bool(known >= MIN_DEFINED_SHARE * weights.sum()) or "validation" not in one.predictions
 
@@ -119,7 +119,7 @@ def _is_defined(one: Contestant, metric: MetricName, weights: FloatArray) -> boo
 def _measure_validation(one: Contestant, metric: MetricName, weights: FloatArray, *, is_own: bool) -> float:
     if not is_own and "validation" in one.predictions:
         return one.predictions["validation"].pooled[metric]
-    values = one.measure_clients(metric, "validation")
+    values = one.measure_for_choice(metric)
     known = np.isfinite(values) & (weights > 0)
     return float(np.average(values[known], weights=weights[known])) if known.any() else float("nan")
 

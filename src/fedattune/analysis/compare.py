@@ -43,6 +43,9 @@ class Contestant(Protocol):
     def measure_clients(self, metric: MetricName, part: "Part" = "test") -> FloatArray:
         """Measure one part: a value for each client (E,), NaN where it is not defined."""
 
+    def measure_for_choice(self, metric: MetricName) -> FloatArray:
+        """Measure validation rows for the choice between methods: a value for each client (E,)."""
+
 
 AnyRun = TypeVar("AnyRun", bound=Contestant)
 

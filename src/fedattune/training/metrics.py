@@ -24,7 +24,7 @@ from .history import (
     summarize_scores,
 )
 from .predictions import RowPredictions
-from .stopping import StoppingRule
+from .stopping import StoppingRule, pick_by_others
 from .storage.store import MixingLog, RoundRecord, RunStore
 
 Point = Literal["received", "trained"]
@@ -332,7 +332,32 @@ class RunMetrics:
         """
         if (predictions := self.predictions.get(part)) is not None:
             return predictions.by_client[metric]
-        n, correct, loss = self.judged_scores(part)
+        return self._measure_scores(metric, self.judged_scores(part))
+
+    def measure_for_choice(self, metric: MetricName) -> NDArray[np.float64]:
+        """Measure validation rows for the choice between methods: a value for each evaluated client (E,).
+
+        A client's own rows choose its judged round, which flatters this round. So accuracy, log loss and RMSE are of
+        the round that the other clients' rows choose. Other metrics are not known of every round, so they are of the
+        judged models.
+        """
+        values = (
+            self._measure_scores(metric, self._scores_by_others)
+            if self._scores_by_others is not None
+            else None
+        )
+        if values is None or not np.isfinite(values).any():
+            return self.measure_clients(metric, "validation")
+        return values
+
+    @cached_property
+    def _scores_by_others(self) -> NDArray[np.float64] | None:
+        scores = [v for _, point, v in self.store.scores("validation") if point == self.headline]
+        return pick_by_others(scores, self.facts.get("early_stopping", "off"))
+
+    def _measure_scores(self, metric: MetricName, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Measure clients by their samples, right predictions and sums of losses (3, E); NaN for other metrics."""
+        n, correct, loss = scores
         values: NDArray[np.float64] = np.full(len(n), np.nan)
         with np.errstate(invalid="ignore", divide="ignore"):
             if metric == "accuracy" and not self.is_regression:

@@ -5,6 +5,7 @@ PRIOR_ROWS rows more; a client without validation rows follows the mean alone. T
 also where accuracy is judged: it tells rounds apart in which as many rows are right.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,6 +58,38 @@ def _add_prior(n: FloatArray, total: FloatArray) -> FloatArray:
     mean = total[is_finite].sum() / max(n[is_finite].sum(), 1.0)
     mixed: FloatArray = (total + PRIOR_ROWS * mean) / (n + PRIOR_ROWS)
     return mixed
+
+
+def pick_by_others(scores: Sequence[FloatArray], by: EarlyStopping) -> FloatArray | None:
+    """Pick the scores of each client (3, E) at the round that the other clients' rows choose.
+
+    A client's own rows flatter the round that they chose, most with methods whose rounds differ by chance. Scores at
+    the round of the others are an honest measure for comparing methods.
+
+    Args:
+        scores: for each evaluated round, (3, E) as for `compute_criterion`.
+        by: what rounds are judged by.
+
+    Returns:
+        The scores; None if rounds are not judged, or fewer than two clients have rows.
+
+    """
+    if by == "off" or not len(scores) or (scores[0][0] > 0).sum() < 2:
+        return None
+    n, correct, loss = stacked = np.stack(scores, axis=1)  # (3, R, E)
+
+    def average_others(total: FloatArray) -> FloatArray:
+        is_finite = np.isfinite(total)
+        sums, rows = np.where(is_finite, total, 0.0), np.where(is_finite, n, 0.0)
+        others: FloatArray = (sums.sum(axis=1, keepdims=True) - sums) / np.maximum(
+            rows.sum(axis=1, keepdims=True) - rows, 1.0
+        )
+        return np.round(others, 12)
+
+    main = average_others(loss if by == "loss" else n - correct)
+    best = np.lexsort((average_others(loss), main), axis=0)[0]
+    picked: FloatArray = stacked[:, best, np.arange(n.shape[1])]
+    return picked
 
 
 @dataclass
