@@ -91,7 +91,10 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
     dtype = str(get_dtype(model)).removeprefix("torch.")
     schema, shape = card.get("schema") or {}, ", ".join(map(str, ("batch", *card["input_shape"])))
     preparation = "samples as they are"
-    if schema.get("target"):
+    if tokens := schema.get("tokens"):
+        (column, tokenizer), *_ = tokens.items()
+        preparation = f"token numbers of the text {column!r} by {tokenizer}, -1 where there is no token"
+    elif schema.get("target"):
         preparation = (
             "prepared: the numbers, filled and standardised with `preparation`; 0 or 1 for each missing number of "
             "`flagged`; 0 or 1 for each category"

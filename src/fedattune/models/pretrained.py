@@ -81,10 +81,10 @@ def hf(
         )
     is_text = len(input_shape) == 1
     with _quiet_transformers():
-        net = _load_network(id, revision, n_classes, is_text)
+        net, new = _load_network(id, revision, n_classes, is_text)
         _set_dropout(net, dropout)
         names = None if targets is None else [name.strip() for name in targets.split(",") if name.strip()]
-        _choose_trained(net, tuning, rank, alpha, names)
+        _choose_trained(net, new, tuning, rank, alpha, names)
     if is_text:
         return TextNetwork(net, input_shape[0])
     return ImageNetwork(net, input_shape, pixels, size, _read_normalization(id, revision))
@@ -125,8 +125,8 @@ class TextNetwork(PretrainedNetwork):
         longest = getattr(config, "max_position_embeddings", None)
         if isinstance(longest, int) and length > longest:
             raise ModelError(
-                f"hf: the texts have {length} tokens, and the network takes at most {longest}; give "
-                f"--set table.max_tokens={longest} or less"
+                f"hf: got {length} inputs for each sample, and the network takes at most {longest} tokens; read a text "
+                f"column with --set table.tokens=ID_OR_FOLDER and --set table.max_tokens={longest} or less"
             )
         self.padding = config.pad_token_id
         self.has_square_mask = False
@@ -265,8 +265,10 @@ class FrozenBatchNorm(nn.Module):
         )
 
 
-def _load_network(name: str, revision: str | None, n_classes: int, is_text: bool) -> nn.Module:
-    """Load a network with a new head for `n_classes` outputs."""
+def _load_network(
+    name: str, revision: str | None, n_classes: int, is_text: bool
+) -> tuple[nn.Module, list[nn.Parameter]]:
+    """Load a network with a new head for `n_classes` outputs; return its new weights too, which need training."""
     import transformers
 
     kind = "AutoModelForSequenceClassification" if is_text else "AutoModelForImageClassification"
@@ -275,24 +277,44 @@ def _load_network(name: str, revision: str | None, n_classes: int, is_text: bool
         config.num_labels = n_classes
         if is_text and config.pad_token_id is None:
             config.pad_token_id = 0  # masked in any case
-        net: nn.Module = getattr(transformers, kind).from_pretrained(
+        net, report = getattr(transformers, kind).from_pretrained(
             name,
             config=config,
             revision=revision,
             dtype=torch.float32,
             attn_implementation="eager",
             ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
     except Exception as error:  # the library raises many kinds
         raise ModelError(
             f"hf: the network {name!r} cannot be loaded for {'texts' if is_text else 'images'} "
             f"({summarize_error(error)}); give an id of the Hugging Face hub or a folder that save_pretrained wrote"
         ) from error
-    return net
+    return net, [
+        net.get_parameter(key) for key in report["missing_keys"] if key in dict(net.named_parameters())
+    ]
 
 
-def _choose_trained(net: nn.Module, tuning: Tuning, rank: int, alpha: int, targets: list[str] | None) -> None:
-    """Freeze all weights that are not trained, and add adapters."""
+def _choose_trained(
+    net: nn.Module,
+    new: list[nn.Parameter],
+    tuning: Tuning,
+    rank: int,
+    alpha: int,
+    targets: list[str] | None,
+) -> None:
+    """Freeze all weights that are not trained, and add adapters.
+
+    Args:
+        net: the network.
+        new: weights that were not in the pretrained network's files.
+        tuning: the weights to train.
+        rank: rank of the adapters.
+        alpha: the adapters are scaled by alpha / rank.
+        targets: ends of the names of layers that get adapters; None lets peft choose.
+
+    """
     prefix = str(cast(Any, net).base_model_prefix)
     backbone = getattr(net, prefix, None)
     if not isinstance(backbone, nn.Module):
@@ -301,26 +323,35 @@ def _choose_trained(net: nn.Module, tuning: Tuning, rank: int, alpha: int, targe
         net.requires_grad_(False)
         _freeze_norms(net)
         if tuning == "lora":
-            _add_adapters(backbone, rank, alpha, targets)
+            _add_adapters(backbone, {id(one) for one in new}, rank, alpha, targets)
         for name, parameter in net.named_parameters():
             if not name.startswith(f"{prefix}."):
                 parameter.requires_grad_(True)
+        for parameter in new:
+            parameter.requires_grad_(True)
     elif targets is not None:
         raise ConfigError("hf: targets go with tuning=lora only")
     _freeze_buffers(net)
 
 
-def _add_adapters(backbone: nn.Module, rank: int, alpha: int, targets: list[str] | None) -> None:
-    """Put LoRA adapters into a backbone, beside its frozen layers."""
+def _add_adapters(
+    backbone: nn.Module, trained: set[int], rank: int, alpha: int, targets: list[str] | None
+) -> None:
+    """Put LoRA adapters into a backbone, beside its frozen layers; layers with a weight of `trained` need none."""
     from peft import LoraConfig, inject_adapter_in_model
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     kind = cast(Any, backbone).config.model_type
-    suitable = {
+    frozen = {
         name: module
         for name, module in backbone.named_modules()
+        if not any(id(parameter) in trained for parameter in module.parameters(recurse=False))
+    }
+    suitable = {
+        name: module
+        for name, module in frozen.items()
         if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-    } or {name: module for name, module in backbone.named_modules() if isinstance(module, nn.Conv2d)}
+    } or {name: module for name, module in frozen.items() if isinstance(module, nn.Conv2d)}
     known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(kind)
     chosen = targets or known or sorted(suitable)
     modules = [name for name in suitable if any(f".{name}".endswith(f".{end}") for end in chosen)]
