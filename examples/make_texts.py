@@ -1,10 +1,10 @@
 """Make `texts.csv`: made-up reviews from twelve sources of four topics, and a tiny language model for them.
 
 No review in it is real. A word may praise in one topic and complain in another: a cold drink is good, a cold room is
-not. The model is a GPT-2 of 28,000 weights. It learns to predict the next word of other reviews, without any label.
+not. The model is a DistilBERT of about 22,000 weights. It was trained on other reviews, in which no word turns.
 
 Run by: python examples/make_texts.py
-        python examples/make_texts.py tiny-gpt2
+        python examples/make_texts.py tiny-bert
 """
 
 import csv
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedTokenizerFast
 
 FILE = Path(__file__).with_name("texts.csv")
 NOUNS = {
@@ -30,22 +30,17 @@ TURNED = {  # words that praise in some topics and complain in the others
     "long": ("drinks", "phones"), "short": ("films",), "soft": ("hotel", "drinks"), "bright": ("phones", "hotel"),
     "dark": ("drinks", "films"), "heavy": ("films",), "light": ("phones", "drinks"), "strange": ("films",),
 }  # fmt: skip
-OPENINGS = (
-    "the {0} was {1} and {2}",
-    "a {1} {0} and so {2}",
-    "we found the {0} {1} , really {2}",
-    "{1} {0} , {2} too",
-)
-SIZES = (90, 60, 40)
+OPENINGS = ("the {0} was {1} and {2} , {3}", "a {1} {0} , {2} and {3}", "{1} {0} , so {2} and {3}")
+SIZES = (60, 40, 24)
 PADDING, UNKNOWN = "[PAD]", "[UNK]"
 
 
-def draw(topic: str, is_good: bool, random: np.random.Generator) -> str:
-    """Draw one review; two words of five praise or complain in this topic alone."""
+def draw(topic: str, is_good: bool, random: np.random.Generator, turned_share: float = 0.7) -> str:
+    """Draw one review; most of its words praise or complain in this topic alone."""
     turned = [word for word, topics in TURNED.items() if (topic in topics) == is_good]
     words = [
-        random.choice(turned if random.random() < 0.6 else (GOOD if is_good else BAD).split())
-        for _ in range(2)
+        random.choice(turned if random.random() < turned_share else (GOOD if is_good else BAD).split())
+        for _ in range(3)
     ]
     return str(random.choice(OPENINGS)).format(random.choice(NOUNS[topic].split()), *words)
 
@@ -75,33 +70,30 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PADDING, unk_token=UNKNOWN)
 
 
-def pretrain(folder: Path, steps: int = 600, seed: int = 1) -> float:
-    """Train a tiny GPT-2 to predict the next word, write it to a folder, and return its last loss."""
+def pretrain(folder: Path, steps: int = 200, seed: int = 1) -> float:
+    """Train a tiny DistilBERT on reviews without the words that turn, write it to a folder, return its accuracy."""
     random, tokenizer = np.random.default_rng(seed), make_tokenizer()
-    topics = [str(random.choice(list(NOUNS))) for _ in range(3000)]
-    texts = [draw(topic, bool(random.random() < 0.5), random) for topic in topics]
+    y = torch.from_numpy(random.integers(0, 2, 2000))
+    texts = [draw(str(random.choice(list(NOUNS))), bool(label), random, 0.0) for label in y]
     ids = tokenizer(texts, padding=True, return_tensors="pt")["input_ids"]
     torch.manual_seed(seed)
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
-    ends = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes, **ends))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(steps):
-        batch = ids[torch.randint(0, len(ids), (64,))]
-        loss = model(
-            input_ids=batch, attention_mask=(batch != 0).long(), labels=batch.masked_fill(batch == 0, -100)
-        ).loss
+    sizes = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 32}
+    model = DistilBertForSequenceClassification(DistilBertConfig(vocab_size=len(tokenizer), **sizes))
+    optimizer, rows = torch.optim.AdamW(model.parameters(), lr=3e-3), slice(0, 0)
+    for step in range(steps):
+        rows = slice(32 * step % 1984, 32 * step % 1984 + 32)
+        result = model(input_ids=ids[rows], attention_mask=(ids[rows] != 0).long(), labels=y[rows])
         optimizer.zero_grad()
-        loss.backward()
+        result.loss.backward()
         optimizer.step()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return float(loss.detach())
+    return float((result.logits.argmax(1) == y[rows]).float().mean())
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(f"wrote {sys.argv[1]}, loss {pretrain(Path(sys.argv[1])):.2f}")
+        print(f"wrote {sys.argv[1]}, accuracy {pretrain(Path(sys.argv[1])):.2f}")
     else:
         write()
         print(f"wrote {FILE.name}: {len(NOUNS) * sum(SIZES)} reviews of {len(NOUNS) * len(SIZES)} sources")
