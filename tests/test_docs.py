@@ -19,7 +19,7 @@ from fedattune.cli import options as view_options
 from fedattune.cli.parser import COMMANDS, list_flags, make_parser, parse_arguments
 from fedattune.core.options import StrictSchema, list_options
 from fedattune.core.own_code import get_short_name, is_reference
-from fedattune.data import PARTITIONS, SOURCES, Schema
+from fedattune.data import PARTITIONS, SOURCES, Schema, load_table
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.load import load_experiment, parse_set
 from fedattune.experiments.studies import load_study
@@ -156,7 +156,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @every_page
 def test_commands_have_options_that_exist_and_values_that_can_be(page: Path) -> None:
-    owned = {**ALGORITHMS, **SOURCES, **PARTITIONS, **MODELS}
+    owned = {**ALGORITHMS, **SOURCES, **PARTITIONS, **MODELS, "table": load_table}
     for words in commands(page):
         space, problems = parse_arguments(words)
         assert not problems, words

@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
@@ -27,7 +28,12 @@ PAGES = [
     for file in sorted((ROOT / "docs").rglob("*.md"))  # README.md: see test_docs
     if "```python\n" in file.read_text("utf-8")
 ]
-RUN = ("tutorials/researcher", "tutorials/practitioner", "looking")  # that of deployment: make deployed
+RUN = (
+    "tutorials/researcher",
+    "tutorials/practitioner",
+    "tutorials/text",
+    "looking",
+)  # that of deployment: make deployed
 EXAMPLES_OF = (
     "core/algorithm", "core/options", "core/params", "core/selectors", "core/settings", "data/build",
     "data/from_objects", "models/files", "training/fit", "training/result",
@@ -101,9 +107,13 @@ def lines_of_bash(page: Path) -> list[str]:
 
 
 def run(line: str) -> None:
-    """Run a line of a page: our commands in this process, others in a shell, and skip installations."""
+    """Run a line of a page: our commands in this process, others in a shell; skip what needs a network."""
     words = shlex.split(line, comments=True)
-    if words[0] == "fedattune":
+    if line.endswith("# needs a network"):
+        return
+    if words[0] == "python":
+        subprocess.run([sys.executable, *words[1:]], check=True)
+    elif words[0] == "fedattune":
         fedattune(words[1:])
     elif words[0] != "pip":
         subprocess.run(line, shell=True, check=True)

@@ -111,6 +111,10 @@ def list_features(federation: "Federation") -> list[dict[str, Any]]:
         )
     for name, inputs in schema.texts.items():
         features.append({"name": name, "kind": "text", "inputs": inputs, "may lack values": False})
+    features += [
+        {"name": name, "kind": "tokens", "inputs": schema.max_tokens or 1, "may lack values": False}
+        for name in schema.tokens
+    ]
     return features
 
 

@@ -17,6 +17,7 @@ from ..experiments.deploy.config import (
     Scalar,
 )
 from ..experiments.output import check_run_folder
+from ..experiments.validate import TABLE_SOURCE
 from .options import read_experiment, validate_options
 
 if TYPE_CHECKING:
@@ -65,9 +66,13 @@ def deploy(space: Namespace, problems: list[str]) -> int:
 def make_run_config(experiment: Experiment, server: DeploymentOptions, schema: "Schema") -> dict[str, Scalar]:
     """Make the configuration of the run: flat values for the server and the nodes, by keys with hyphens."""
     excluded = NODE_OPTIONS | SIMULATION_OPTIONS | {"set", "algorithms"}
+    # The data are in the nodes' files and in the schema already.
+    of_data = {TABLE_SOURCE, "data", "partition", experiment.data, experiment.partition}
     values: dict[str, Any] = {
         "algorithms": ",".join(experiment.algorithms),
-        "set": "; ".join(f"{key}={value}" for key, value in experiment.set.items()),
+        "set": "; ".join(
+            f"{key}={value}" for key, value in experiment.set.items() if key.rpartition(".")[0] not in of_data
+        ),
         **experiment.model_dump(mode="json", exclude=excluded),
         "steps": experiment.local_steps,
         **server.model_dump(mode="json", exclude={"data_schema"}),

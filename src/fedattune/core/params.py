@@ -1,12 +1,41 @@
 """Give named tensors arithmetic, so that an update rule reads like the paper."""
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree
+
+ADAPTER_SUFFIX = re.compile(r"\.lora_[A-Za-z_]+(\.\w+)?$")
+"""The end of the name of one of the two small matrices that peft puts beside a layer."""
+
+
+def find_layer(name: str) -> str:
+    """Return the layer that a tensor belongs to; the two matrices of an adapter belong to the layer they adapt.
+
+    Examples:
+        >>> find_layer("0.weight"), find_layer("scale")
+        ('0', 'scale')
+        >>> find_layer("attention.query.lora_A.default.weight")
+        'attention.query'
+
+    """
+    return ADAPTER_SUFFIX.sub("", name.rpartition(".")[0]) or name
+
+
+def find_component(name: str) -> str:
+    """Return the name of a tensor, or for a matrix of an adapter the layer: its two matrices make sense together only.
+
+    Examples:
+        >>> find_component("0.weight"), find_component("query.lora_B.default.weight")
+        ('0.weight', 'query')
+
+    """
+    layer = name.rpartition(".")[0]
+    return ADAPTER_SUFFIX.sub("", layer) if ADAPTER_SUFFIX.search(layer) else name
 
 
 class Params(dict[str, Tensor]):

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from .params import Params, concatenate
+from .params import Params, concatenate, find_layer
 
 Batch: TypeAlias = tuple[Tensor, ...]
 """(x, y) or (x, y, weight): (B, ...) inputs, (B,) labels, (B,) weights that are 0 for padding."""
@@ -40,7 +40,7 @@ def count_traffic(params: Params, times: int = 1) -> Traffic:
     """Count the bytes of `times` copies of some tensors, by layer."""
     count: Traffic = Counter()
     for name, tensor in params.items():
-        count[name.rpartition(".")[0] or name] += tensor.numel() * tensor.element_size() * times
+        count[find_layer(name)] += tensor.numel() * tensor.element_size() * times
     return count
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .errors import ConfigError
+from .params import find_component, find_layer
 
 Unit = Literal["model", "layer", "tensor"]
 """Unit that shares one mixing matrix: the whole model, the tensors of a module, or each tensor."""
@@ -142,6 +143,6 @@ def group_names(names: Iterable[str], unit: Unit) -> dict[str, list[str]]:
         raise ConfigError(f"unit: got {unit!r}, expected {', '.join(get_args(Unit))}")
     out: dict[str, list[str]] = {}
     for name in names:
-        key = {"model": "model", "layer": name.rpartition(".")[0] or name, "tensor": name}[unit]
+        key = {"model": "model", "layer": find_layer(name), "tensor": find_component(name)}[unit]
         out.setdefault(key, []).append(name)
     return out

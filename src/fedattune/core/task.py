@@ -13,6 +13,9 @@ from .network import MethodModule
 from .params import Params
 from .payload import Batch
 
+MAX_ACTIVATIONS = 1 << 27
+"""Activations of one call that predicts with a large model: half a gigabyte."""
+
 
 def compute_loss(outputs: Tensor, batch: Batch) -> Tensor:
     """Return the mean loss: cross-entropy of class numbers, squared error of targets that are numbers.
@@ -50,6 +53,29 @@ def compute_sample_losses(outputs: Tensor, y: Tensor, largest: Tensor | None = N
 def trainable_params(model: nn.Module) -> Params:
     """Return the parameters that training may change; frozen parameters stay in the model, alike for all clients."""
     return Params({k: v.detach() for k, v in model.named_parameters() if v.requires_grad})
+
+
+def count_activations(model: nn.Module) -> int:
+    """Return the numbers that a model keeps for each input value in training, if it declares them; else 1.
+
+    Pretrained networks do: their activations take far more memory than their inputs and trained weights.
+    """
+    return max(int(getattr(m, "activations_per_value", 1)) for m in model.modules())
+
+
+def limit_samples(model: nn.Module, most: int, input_values: int) -> int:
+    """Return how many samples one call may predict, so that large activations fit into memory.
+
+    Args:
+        model: the model.
+        most: samples that are fast for a small model.
+        input_values: numbers in one sample.
+
+    """
+    activations = count_activations(model)
+    if activations == 1:
+        return most
+    return max(1, min(most, MAX_ACTIVATIONS // (activations * max(1, input_values))))
 
 
 @dataclass(frozen=True)
@@ -99,6 +125,20 @@ class Task:
     def has_convolutions(self) -> bool:
         """True if the model has convolutions; a CPU runs them fastest one client at a time."""
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.model.modules())
+
+    @property
+    def activations_per_value(self) -> int:
+        """Numbers that the model keeps for each input value in training; see `count_activations`."""
+        return count_activations(self.model)
+
+    @property
+    def is_fastest_alone(self) -> bool:
+        """True if a CPU trains clients fastest one at a time: with convolutions, and in pretrained networks."""
+        return self.has_convolutions or self.activations_per_value > 1
+
+    def limit_samples(self, most: int, input_values: int) -> int:
+        """Return how many samples one call may predict; see the function of this name."""
+        return limit_samples(self.model, most, input_values)
 
     def predict(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
         """Return logits (B, classes) in evaluation mode.

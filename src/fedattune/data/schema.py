@@ -50,6 +50,8 @@ class Schema(StrictSchema):
         dates: columns of dates, among the numbers as days since 1970, with their formats; sine and cosine of month,
             weekday and hour follow
         texts: columns of free text, each with the number of hashed inputs
+        tokens: the one column whose text is read as token numbers, with its tokenizer; it has no other column beside it
+        max_tokens: token numbers of a row of that column
         target: column that holds the class, or the number to predict
 
     Of other samples, whose model input is (x - shift) * scale where they have such constants:
@@ -70,6 +72,8 @@ class Schema(StrictSchema):
     categories: dict[str, Names] = Field(default_factory=dict)
     dates: dict[str, str] = Field(default_factory=dict)
     texts: dict[str, Annotated[int, Field(ge=1, le=1_000_000)]] = Field(default_factory=dict)
+    tokens: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(default=None, validate_default=True)
     target: str | None = Field(default=None, validate_default=True)
     input_shape: tuple[int, ...] = Field(default=(), validate_default=True)
     shift: NestedNumbers | None = None
@@ -124,7 +128,7 @@ class Schema(StrictSchema):
     @property
     def columns(self) -> Names:
         """Columns of a table that become features; none for other data."""
-        return (*self.numbers, *self.categories, *self.texts)
+        return (*self.numbers, *self.categories, *self.texts, *self.tokens)
 
     def scaling(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return shift and scale as float32 tensors, None where the schema has none."""
@@ -208,10 +212,27 @@ class Schema(StrictSchema):
             raise ValueError(f"{strange[0]!r} is none of the numbers")
         return dates
 
+    @field_validator("tokens")
+    @classmethod
+    def _check_tokens(cls, tokens: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        others = [name for key in ("numbers", "categories", "texts") for name in info.data.get(key, ())]
+        if len(tokens) > 1 or (tokens and others):
+            raise ValueError("one column is read as tokens, and there is no other feature beside it")
+        return tokens
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _check_max_tokens(cls, length: int | None, info: ValidationInfo) -> int | None:
+        if (length is not None) != bool(info.data.get("tokens")) and "tokens" in info.data:
+            raise ValueError("a column of tokens and the number of tokens go together")
+        return length
+
     @field_validator("target")
     @classmethod
     def _check_target(cls, target: str | None, info: ValidationInfo) -> str | None:
-        columns = [name for key in ("numbers", "categories", "texts") for name in info.data.get(key, ())]
+        columns = [
+            name for key in ("numbers", "categories", "texts", "tokens") for name in info.data.get(key, ())
+        ]
         if target in columns:
             raise ValueError("it is one of the features, too")
         if (target is not None) != bool(columns) and {"numbers", "categories"} <= set(info.data):
@@ -228,6 +249,7 @@ class Schema(StrictSchema):
         n += sum(map(count_date_inputs, values.get("dates", {}).values())) + sum(
             values.get("texts", {}).values()
         )
+        n += values.get("max_tokens") or 0
         if n and shape not in ((), (n,)):
             raise ValueError(f"the columns of the table make ({n},); leave it out")
         if not n and (not shape or min(shape) < 1):
@@ -239,6 +261,8 @@ class Schema(StrictSchema):
     def _check_scaling(cls, values: NestedNumbers | None, info: ValidationInfo) -> NestedNumbers | None:
         if values is None or "input_shape" not in info.data:
             return values
+        if info.data.get("tokens"):
+            raise ValueError("token numbers are not scaled; leave it out")
         if info.data.get("numbers") or info.data.get("categories"):
             raise ValueError("each client standardises its own numbers of a table; leave it out")
         shape = info.data["input_shape"]
@@ -314,6 +338,11 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
                 "schema by hand that lists its categories"
             )
     dates = {name: one for schema in schemas for name, one in schema.dates.items()}
+    readings = {(*schema.tokens.items(), schema.max_tokens) for schema in schemas}
+    if len(readings) > 1:
+        raise DataError(
+            "tables must read their text alike: one column of tokens, one tokenizer, one max_tokens"
+        )
     hashed = {name: n for schema in schemas for name, n in schema.texts.items()}
     lacking = {name for schema in schemas for name in (*numbers, *texts) if name not in schema.columns}
     for name in lacking & set(texts):
@@ -326,6 +355,8 @@ def merge_schemas(schemas: Sequence[Schema]) -> Schema:
         categories={name: tuple(sorted(categories)) for name, categories in texts.items()},
         dates=dates,
         texts=hashed,
+        tokens=schemas[0].tokens,
+        max_tokens=schemas[0].max_tokens,
         target=targets[0],
     )
 

@@ -129,6 +129,11 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             federations = [_federate(experiment, dataset, assignment, k) for k in range(experiment.splits)]
         for one in federations[:1]:
             hold_out_newcomers(one, experiment)
+            if "sklearn" in experiment.baseline and one.schema is not None and one.schema.tokens:
+                problems.append(
+                    "--baseline sklearn: token numbers are no features of such a model; leave it out, or take "
+                    "--baseline centralized"
+                )
             experiment = settle_local_work(settle_metric(experiment, one), is_table=one.schema is not None)
     if problems or not federations:
         raise ConfigError("; ".join(problems))

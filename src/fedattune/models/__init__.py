@@ -15,6 +15,8 @@ from ..core.settings import EngineName
 from ..core.task import Task
 from ..data import Federation
 from .architectures import cnn, digit_model, dnn, lenet, mcmahan_cnn, mlr, reddi_cnn, resnet18, tf_cnn
+from .pretrained import PretrainedNetwork, hf
+from .recurrent import char_lstm
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlr": mlr,
@@ -26,8 +28,15 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "reddi_cnn": reddi_cnn,
     "digit_model": digit_model,
     "resnet18": resnet18,
+    "char_lstm": char_lstm,
+    "hf": hf,
 }
 """Name -> factory(input_shape, n_classes, *, options)."""
+
+
+def has_outside_parts(name: str) -> bool:
+    """Tell whether a model depends on more than this package: on the user's code, or on a pretrained network."""
+    return name not in MODELS or name == "hf"
 
 
 def make_model(
@@ -135,6 +144,8 @@ def check_model(
     index = torch.as_tensor(smallest, device=federation.y.device)
     x = federation.features(index, like.dtype).to(like.device)
     y = federation.y[index].to(like.device)
+    if isinstance(model, PretrainedNetwork):
+        model.check_inputs(x)
     task.check(x, federation.n_outputs)
     try:
         task.gradient(task.params, task.buffers, (x, y))

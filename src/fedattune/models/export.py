@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from ..core.errors import ConfigError, RunError, summarize_error
 from ..core.io import clean_file_name, replace_atomically
-from .files import CARD_KEY, ModelCard, describe_model, get_dtype, is_rebuildable, load_model, save_model
+from .files import (
+    CARD_KEY,
+    ModelCard,
+    describe_model,
+    draw_inputs,
+    get_dtype,
+    is_rebuildable,
+    load_model,
+    save_model,
+)
 
 LogitsFunction = Callable[[Tensor], Tensor]
 """Prepared inputs (B, ...) to logits (B, classes)."""
@@ -229,7 +238,7 @@ def _compare_logits(logits: LogitsFunction, model: nn.Module, card: ModelCard, f
     generator, dtype = torch.Generator().manual_seed(0), get_dtype(model)
     largest = 0.0
     for n in CHECK_BATCH_SIZES:
-        x = torch.randn(n, *card["input_shape"], generator=generator, dtype=dtype)
+        x = draw_inputs(model, card, n, generator)
         with torch.no_grad():
             ours, theirs = model(x), logits(x)
         difference = float((ours - theirs).abs().max())

@@ -19,14 +19,14 @@ from ..core.network import Network
 from ..core.options import describe_errors
 from ..core.own_code import is_reference, make_portable
 from ..core.task import trainable_params
-from . import MODELS, build_model
+from . import MODELS, build_model, has_outside_parts
 
 ModelCard = Mapping[str, Any]
 """The description of a model that its file holds beside the weights.
 
 To rebuild the network: model, model_options, algorithm, options, seed. Its purpose: input_shape, classes, client. To
 prepare inputs: schema and, for a table, preparation. For the reader: dtype, input, output. For a network of the
-user's own, reference_logits: its outputs for fixed inputs, which reveal changed code.
+user's own, or a pretrained one, reference_logits: its outputs for fixed inputs, which reveal that it has changed.
 """
 
 CARD_KEY = "fedattune"
@@ -96,7 +96,10 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
     dtype = str(get_dtype(model)).removeprefix("torch.")
     schema, shape = card.get("schema") or {}, ", ".join(map(str, ("batch", *card["input_shape"])))
     preparation = "samples as they are"
-    if schema.get("target"):
+    if tokens := schema.get("tokens"):
+        (column, tokenizer), *_ = tokens.items()
+        preparation = f"token numbers of the text {column!r} by {tokenizer}, -1 where there is no token"
+    elif schema.get("target"):
         preparation = (
             "prepared: the numbers, filled and standardised with `preparation`; 0 or 1 for each missing number of "
             "`flagged`; 0 or 1 for each category"
@@ -108,7 +111,11 @@ def describe_model(model: nn.Module, card: ModelCard) -> ModelCard:
         "dtype": dtype,
         "input": f"{dtype} ({shape}), {preparation}",
         "output": _describe_output(dtype, card),
-        **({} if card["model"] in MODELS else {"reference_logits": compute_reference_logits(model, card)}),
+        **(
+            {"reference_logits": compute_reference_logits(model, card)}
+            if has_outside_parts(card["model"])
+            else {}
+        ),
     }
 
 
@@ -124,7 +131,7 @@ def _describe_output(dtype: str, card: ModelCard) -> str:
 def compute_reference_logits(model: nn.Module, card: ModelCard) -> list[list[float]] | None:
     """Compute the logits of two fixed inputs, (2, classes); None if the network fails or they are not finite."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, *card["input_shape"], generator=generator, dtype=get_dtype(model))
+    x = draw_inputs(model, card, 2, generator)
     try:
         with torch.no_grad():
             logits = model(x).double()
@@ -132,6 +139,17 @@ def compute_reference_logits(model: nn.Module, card: ModelCard) -> list[list[flo
         return None
     rows: list[list[float]] | None = logits.tolist() if bool(logits.isfinite().all()) else None
     return rows
+
+
+def draw_inputs(model: nn.Module, card: ModelCard, n: int, generator: torch.Generator) -> Tensor:
+    """Draw n inputs (n, ...) that the network can take: token numbers if it has a vocabulary, else normal numbers."""
+    shape = (n, *card["input_shape"])
+    vocabularies = [
+        int(size) for m in model.modules() if isinstance(size := getattr(m, "vocabulary", None), int)
+    ]
+    if vocabularies:
+        return torch.randint(0, vocabularies[0], shape, generator=generator).to(get_dtype(model))
+    return torch.randn(*shape, generator=generator, dtype=get_dtype(model))
 
 
 def check_reference_logits(
@@ -167,8 +185,16 @@ def get_dtype(model: nn.Module) -> torch.dtype:
 
 
 def save_model(file: Path, model: nn.Module, card: ModelCard) -> None:
-    """Write a model and its card."""
-    save_tensors(file, copy_tensors(model.state_dict()), {CARD_KEY: json.dumps(describe_model(model, card))})
+    """Write a model and its card. The card rebuilds the frozen weights of a built-in model, so they are left out."""
+    state, frozen = model.state_dict(), set[str]()
+    if card["model"] in MODELS:
+        frozen = {
+            name
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if not parameter.requires_grad
+        }
+    state = {name: value for name, value in state.items() if name not in frozen}
+    save_tensors(file, copy_tensors(state), {CARD_KEY: json.dumps(describe_model(model, card))})
 
 
 def load_model(file: Path | str, module: nn.Module | None = None, *, factory: str | None = None) -> nn.Module:

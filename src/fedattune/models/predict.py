@@ -14,6 +14,7 @@ from torch import nn
 from ..core.errors import ConfigError, DataError, RunError, summarize_error
 from ..core.io import replace_atomically
 from ..core.metrics import compute_metrics
+from ..core.task import limit_samples
 from ..data import Schema
 from ..data.federated import gather
 from ..data.tables.new_rows import read_rows
@@ -24,6 +25,9 @@ from .files import CARD_KEY, ModelCard, check_preparation, parse_card, read_mode
 
 BATCH_ROWS = 4096
 """Rows that the model predicts at once."""
+
+MAX_TEXTS = 256
+"""Rows that the model predicts at once if they are texts of tokens, whose network may be large."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,11 +171,14 @@ def predict(
     dtype: torch.dtype = getattr(torch, card["dtype"])
     shift, scale = (None if one is None else one.to(dtype) for one in schema.scaling())
     x = torch.from_numpy(rows.x)
+    at_once = MAX_TEXTS if schema.tokens else BATCH_ROWS
+    if isinstance(logits, nn.Module):
+        at_once = limit_samples(logits, at_once, x[:1].numel())
     with torch.no_grad():
         outputs = torch.cat(
             [
                 logits(gather(x, index, shift, scale, dtype))
-                for index in torch.split(torch.arange(len(x)), BATCH_ROWS)
+                for index in torch.split(torch.arange(len(x)), at_once)
             ]
         )
     notes = (

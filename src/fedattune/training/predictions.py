@@ -1,5 +1,6 @@
 """The outputs of the judged models for each row of the clients' test and validation parts."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,9 +110,10 @@ def predict_rows(
     if not sum(sizes) or sum(sizes) * width > MAX_OUTPUTS:
         return None
     dtype = next(iter(task.params.values())).dtype
+    at_once = task.limit_samples(PREDICTED_AT_ONCE, math.prod(federation.input_shape))
     outputs = np.empty((sum(sizes), width), dtype=np.float32)
     with torch.no_grad():
-        for samples, row, at in _plan_calls(index, models, buffers):
+        for samples, row, at in _plan_calls(index, models, buffers, at_once):
             x = federation.features(torch.as_tensor(samples, device=federation.y.device), dtype)
             logits = task.predict(_get_row(models, row), _get_row(buffers, row), x)
             outputs[at : at + len(samples)] = logits.float().cpu().numpy()
@@ -132,7 +134,7 @@ def predict_rows(
 
 
 def _plan_calls(
-    index: Sequence[NDArray[Any]], models: RowStack, buffers: RowStack
+    index: Sequence[NDArray[Any]], models: RowStack, buffers: RowStack, at_once: int
 ) -> list[tuple[NDArray[Any], int, int]]:
     """List the samples, the row of the model and the place of the outputs of every call."""
     is_one = (
@@ -144,10 +146,7 @@ def _plan_calls(
     calls: list[tuple[NDArray[Any], int, int]] = []
     place = 0
     for row, samples in enumerate(parts):
-        calls += [
-            (samples[at : at + PREDICTED_AT_ONCE], row, place + at)
-            for at in range(0, len(samples), PREDICTED_AT_ONCE)
-        ]
+        calls += [(samples[at : at + at_once], row, place + at) for at in range(0, len(samples), at_once)]
         place += len(samples)
     return calls
 

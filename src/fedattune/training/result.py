@@ -11,7 +11,7 @@ from ..core.io import load_tensors, read_json, write_json
 from ..core.params import Params, select_prefix
 from ..core.payload import ServerState
 from ..data.input_spec import InputSpec
-from ..models import MODELS
+from ..models import has_outside_parts
 from ..models.export import ExportedModel, ExportFormat, export_model, make_file_name
 from ..models.files import (
     SOURCE_KEY,
@@ -115,7 +115,7 @@ class Result(RunMetrics):
         facts = dict(self.facts)
         if self.predictions:
             save_predictions(folder.predictions, self.predictions)
-        if self.config["model"] not in MODELS and (not isinstance(self.models, Params) or self.models):
+        if has_outside_parts(self.config["model"]) and (not isinstance(self.models, Params) or self.models):
             facts["reference_logits"] = compute_reference_logits(
                 self.model(self.eval_ids[0]), self._card(self.facts["clients"][0]["id"])
             )

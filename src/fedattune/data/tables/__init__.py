@@ -30,11 +30,13 @@ from .columns import (
     number_values,
     read_labels,
     read_schema_features,
+    read_texts,
 )
 from .dates import find_date_format, read_dates
 from .file import NO_COLUMN, TableFile, find_stem, is_categorical, is_numeric, list_columns, read_table
 from .scaling import choose_scaling, fit_all_constants, standardise
 from .text import DEFAULT_TEXT_FEATURES, is_free_text
+from .tokens import DEFAULT_MAX_TOKENS
 
 MAX_CATEGORIES = 100
 ID_SHARE = 0.5
@@ -54,6 +56,8 @@ def load_table(
     text_columns: list[str] | str | None = None,
     text_features: Count = DEFAULT_TEXT_FEATURES,
     max_categories: Count = MAX_CATEGORIES,
+    tokens: str | None = None,
+    max_tokens: Count = DEFAULT_MAX_TOKENS,
 ) -> Dataset:
     """A CSV or Parquet table whose rows belong to the clients named in one of its columns.
 
@@ -77,6 +81,8 @@ def load_table(
             texts of three words and more.
         text_features: inputs that the words of a text column are hashed to.
         max_categories: categories of a column above which the rare ones are grouped.
+        tokens: read the one text column as token numbers, by the tokenizer with this id or folder, or `characters`.
+        max_tokens: token numbers of a row.
 
     Raises:
         DataError: the file cannot be read, or a column cannot be used; the message names it.
@@ -104,8 +110,11 @@ def load_table(
     if schema is None:
         y, classes = read_target(table.path, target, labels, target_type)
         free = _read_names(text_columns, table, "text_columns")
-        reader = FeatureReader(table, free, text_features, max_categories, may_leave_out=not is_chosen)
-        columns = reader.read(feature_names)
+        if tokens is not None:
+            columns = _read_tokens(table, feature_names, tokens, max_tokens)
+        else:
+            reader = FeatureReader(table, free, text_features, max_categories, may_leave_out=not is_chosen)
+            columns = reader.read(feature_names)
         notes += columns.notes + _warn_of_revealing(columns, y)
     else:
         y, classes = read_labels(table.path, target, labels, schema.classes), schema.classes
@@ -126,6 +135,23 @@ def load_table(
         notes=tuple(notes),
         schema=schema or columns.schema(classes, target),
     )
+
+
+def _read_tokens(table: TableFile, names: Sequence[str], tokenizer: str, length: int) -> FeatureColumns:
+    """Read the only feature, a column of text, as token numbers."""
+    if len(names) != 1:
+        example = next((name for name in names if is_categorical(table.column(name).type)), names[0])
+        others = ",".join(name for name in names if name != example)
+        raise DataError(
+            f"{table.path}: tokens read one text column, got {len(names)} features, {list_columns(list(names))}; give "
+            f"--set features={example}, or --drop-columns {others}"
+        )
+    columns = FeatureColumns()
+    columns.add_tokens(names[0], read_texts(table, names[0]), tokenizer, length)
+    if all(value is None for value in columns.tokens[names[0]].tolist()):
+        raise DataError(f"{table.path}: no feature column holds any value")
+    columns.notes += columns.describe()
+    return columns
 
 
 def _read_names(given: list[str] | str | None, table: TableFile, option: str) -> list[str]:

@@ -13,6 +13,7 @@ from .checks import NUMBER_PATTERN, find_missing, read_numbers, read_target
 from .dates import make_date_inputs, read_dates
 from .file import TableFile, is_categorical, is_numeric, list_columns
 from .text import hash_texts
+from .tokens import encode_texts
 
 MEND_OR_EXTEND = "correct the cell, or give all nodes a schema with it"
 """Advice for a value that the schema does not know."""
@@ -29,6 +30,9 @@ class FeatureColumns:
     dates: dict[str, str] = field(default_factory=dict)  # formats of the numbers that are days
     free_texts: dict[str, Array] = field(default_factory=dict)  # (n,), None where missing
     hashed: dict[str, int] = field(default_factory=dict)  # number of inputs of each free text
+    tokens: dict[str, Array] = field(default_factory=dict)  # (n,), None where missing
+    tokenizer: str = ""
+    max_tokens: int | None = None
     notes: list[str] = field(default_factory=list)
 
     def add_numbers(self, name: str, values: Array, is_flagged: bool) -> None:
@@ -67,6 +71,18 @@ class FeatureColumns:
         """Add a column of free text (n,), None where missing, that is hashed to some inputs."""
         self.free_texts[name], self.hashed[name] = values, n_features
 
+    def add_tokens(self, name: str, values: Array, tokenizer: str, length: int) -> None:
+        """Add a column whose text is read as token numbers.
+
+        Args:
+            name: name of the column.
+            values: text (n,), None where missing.
+            tokenizer: id or folder of a tokenizer, or `characters`.
+            length: number of tokens of a row.
+
+        """
+        self.tokens[name], self.tokenizer, self.max_tokens = values, tokenizer, length
+
     def group_rare(self, name: str, most: int) -> None:
         """Group the rare categories of a column into one, so that at most `most` are left."""
         values, counts = np.unique(self.texts[name].astype(str), return_counts=True)
@@ -99,7 +115,7 @@ class FeatureColumns:
     @property
     def schema_columns(self) -> Names:
         """Names of the columns that became features."""
-        return (*self.numbers, *self.texts, *self.free_texts)
+        return (*self.numbers, *self.texts, *self.free_texts, *self.tokens)
 
     def describe(self) -> list[str]:
         """Say what became of text and dates."""
@@ -117,12 +133,17 @@ class FeatureColumns:
             f"The words of column {name!r} are hashed to {n} inputs; nothing of them is shared."
             for name, n in self.hashed.items()
         ]
+        notes += [
+            f"The text of column {name!r} is read as at most {self.max_tokens} tokens ({self.tokenizer})."
+            for name in self.tokens
+        ]
         return notes
 
     def matrix(self) -> Array:
         """Return all features, float64 (n, F).
 
-        Numbers come first, then marks of missing numbers, one column per category, waves of dates, and hashed text.
+        Numbers come first, then marks of missing numbers, one column per category, waves of dates, hashed text, and
+        token numbers.
         """
         flags = [np.isnan(self.numbers[name]) for name in self.flagged]
         one_hot = [
@@ -131,7 +152,10 @@ class FeatureColumns:
         ]
         waves = [make_date_inputs(self.numbers[name], format_) for name, format_ in self.dates.items()]
         hashed = [hash_texts(values, self.hashed[name]) for name, values in self.free_texts.items()]
-        parts = [*self.numbers.values(), *flags, *one_hot, *waves, *hashed]
+        tokens = [
+            encode_texts(values, self.tokenizer, self.max_tokens or 1) for values in self.tokens.values()
+        ]
+        parts = [*self.numbers.values(), *flags, *one_hot, *waves, *hashed, *tokens]
         return np.column_stack(parts).astype(np.float64, copy=False)
 
     def schema(self, classes: Names, target: str) -> Schema:
@@ -143,6 +167,8 @@ class FeatureColumns:
             categories=self.categories,
             dates=self.dates,
             texts=self.hashed,
+            tokens=dict.fromkeys(self.tokens, self.tokenizer),
+            max_tokens=self.max_tokens,
             target=target,
         )
 
@@ -240,6 +266,8 @@ def read_schema_features(
             columns.add_date(name, values, format_, name in schema.flagged)
     for name, n_features in schema.texts.items():
         columns.add_free_text(name, to_text(table.values(name)), n_features)
+    for name, tokenizer in schema.tokens.items():
+        columns.add_tokens(name, read_texts(table, name), tokenizer, schema.max_tokens or 1)
     for name, categories in schema.categories.items():
         texts = _read_schema_texts(table, name, categories)
         if OTHER_CATEGORY in categories:
@@ -294,6 +322,14 @@ def _read_schema_texts(table: TableFile, name: str, categories: Names) -> Array:
         f"{table.path}: column {name!r} has the type {column.type}, but the schema says that it holds text; store it "
         "as text"
     )
+
+
+def read_texts(table: TableFile, name: str) -> Array:
+    """Read a column of text word by word (n,), None where a cell is empty: NA and ? are words here."""
+    column = table.column(name)
+    if not is_categorical(column.type) and not is_numeric(column.type) and column.null_count < len(column):
+        raise DataError(f"{table.path}: column {name!r} has the type {column.type}; tokens need text")
+    return to_text((table.with_text([name], {""}) if table.is_csv else table).values(name))
 
 
 def to_text(values: Array) -> Array:

@@ -25,8 +25,8 @@ def make_engine(
     """Make the engine for a run.
 
     `auto` and the actors of `ray` run clients as one batch of models. They run one client after the other on every core
-    for convolutions on a CPU, where this is faster. They do the same with models that cannot run as one batch, such as
-    models with recurrent layers or branches on values.
+    for convolutions and pretrained networks on a CPU, where this is faster. They do the same with models that cannot
+    run as one batch, such as models with recurrent layers of PyTorch or branches on values.
 
     Args:
         name: the setting `engine`.
@@ -40,7 +40,7 @@ def make_engine(
     """
     if name == "sequential":
         return SequentialEngine(task, federation)
-    slow = task.has_convolutions and federation.y.device.type == "cpu"
+    slow = task.is_fastest_alone and federation.y.device.type == "cpu"
     is_serial = name != "vectorized" and (slow or not _supports_batching(task, federation))
     separate = steps * (cohort_size if is_serial else 1)
     return VectorizedEngine(

@@ -143,7 +143,7 @@ class Engine(ABC):
         """Choose the samples of one evaluation batch: few if activations are large."""
         values = max(1, math.prod(self.federation.input_shape))
         activations = 16 if self.task.has_convolutions else 1
-        return max(64, SHARED_EVALUATION_BYTES // (8 * values * activations))
+        return self.task.limit_samples(max(64, SHARED_EVALUATION_BYTES // (8 * values * activations)), values)
 
     def _batch(self, index: Tensor, padded: bool) -> Batch:
         """Gather the batch of sample numbers `index` (..., B); -1 becomes a sample of weight 0."""

@@ -43,7 +43,7 @@ class Evaluator:
         self.device = federation.y.device
         self._tasks, self._cores = [task], count_parallel_groups(self.device)
         values = max(1, math.prod(federation.input_shape))
-        self._at_once = max(64, min(4096, EVAL_CHUNK_BYTES // (64 * values)))
+        self._at_once = task.limit_samples(max(64, min(4096, EVAL_CHUNK_BYTES // (64 * values))), values)
         self._cache: dict[str, _EvalSamples] = {}
 
     def evaluate(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
@@ -115,7 +115,10 @@ class Evaluator:
                 self._load_part(row, s, keep) for row, s in enumerate(samples) if large[row] and len(s)
             ]
             small = [0 if large[row] else len(s) for row, s in enumerate(samples)]
-            blocks = _group_by_size(small, max(1, EVAL_CHUNK_BYTES // (8 * size)))
+            most = self._tasks[0].limit_samples(
+                max(1, EVAL_CHUNK_BYTES // (8 * size)), math.prod(self.federation.input_shape)
+            )
+            blocks = _group_by_size(small, most)
             cached = _EvalSamples(
                 ids, large_parts, [self._load_block(rows, samples, keep) for rows in blocks]
             )

@@ -84,7 +84,11 @@ class VectorizedEngine(Engine):
         """Cut the clients into chunks that fit into memory, clients with the most steps first."""
         n_values = sum(v.numel() for v in tree_leaves((inputs.sent, inputs.local_state)))
         values = self.task.params.numel() * 6 + n_values // len(batches) * 2
-        values += math.prod(self.federation.input_shape) * max(math.prod(b.shape[1:]) for b in batches) * 8
+        values += (
+            math.prod(self.federation.input_shape)
+            * max(math.prod(b.shape[1:]) for b in batches)
+            * max(8, self.task.activations_per_value)
+        )
         per_chunk = max(1, ENGINE_CHUNK_BYTES // (values * self.dtype.itemsize))
 
         # Padding would change batch statistics, so models with these get batches of one size per chunk.

@@ -1,0 +1,95 @@
+"""Texts as token numbers: by the tokenizer of a pretrained model, or by character.
+
+A row has as many tokens as the table option `max_tokens` says, and -1 where there is none. Token numbers travel as
+float32 like all features, which is exact below 2**24.
+"""
+
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ConfigError, DataError, summarize_error
+from ..types import Array
+
+NO_TOKEN = -1
+"""The number that fills the rest of a row."""
+
+DEFAULT_MAX_TOKENS = 64
+CHARACTERS = "characters"
+"""The value of the table option `tokens` that reads one token per character."""
+
+ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The 80 characters of LEAF's Shakespeare. The list is fixed, so clients share nothing of their texts."""
+
+N_CHARACTERS = len(ALPHABET) + 1
+"""Number of different tokens of characters; token 0 stands for all characters outside ALPHABET."""
+
+MAX_TOKEN_NUMBER = 1 << 24
+"""Number from which on float32 cannot hold every whole number."""
+
+
+def encode_texts(values: Array, tokenizer: str, length: int) -> Array:
+    """Return the token numbers of texts (n,), None where missing; float32 (n, length), NO_TOKEN where there is none.
+
+    Of a text that is too long, a tokenizer keeps the beginning. Characters keep the end, and stand at the end of the
+    row, because a recurrent network predicts from the last one.
+
+    Args:
+        values: the texts.
+        tokenizer: id or folder of a tokenizer, or `characters`.
+        length: number of tokens of a row.
+
+    Raises:
+        ConfigError: transformers is missing, or the tokenizer cannot be loaded.
+        DataError: the tokenizer has more tokens than float32 can number.
+
+    """
+    texts = ["" if value is None else str(value) for value in values.tolist()]
+    out = np.full((len(texts), length), NO_TOKEN, dtype=np.float32)
+    if tokenizer == CHARACTERS:
+        number = {character: k for k, character in enumerate(ALPHABET, 1)}
+        for row, text in zip(out, texts, strict=True):
+            if text:
+                last = [number.get(character, 0) for character in text[-length:]]
+                row[-len(last) :] = last
+        return out
+    loaded = _load_tokenizer(tokenizer)
+    if len(loaded) > MAX_TOKEN_NUMBER:
+        raise DataError(f"the tokenizer {tokenizer!r} has {len(loaded):,} tokens, at most 2**24 can be used")
+    encoded = loaded(texts, truncation=True, max_length=length, padding=False)["input_ids"] if texts else []
+    for row, tokens in zip(out, encoded, strict=True):
+        row[: len(tokens)] = tokens
+    return out
+
+
+def require_transformers(why: str, *more: str) -> None:
+    """Check that the packages for pretrained models are installed.
+
+    Args:
+        why: what needs them, for the message.
+        more: packages besides transformers.
+
+    Raises:
+        ConfigError: a package is missing.
+
+    """
+    missing = [name for name in ("transformers", *more) if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{why} needs {' and '.join(missing)}: pip install 'fedattune[hf]'")
+
+
+@lru_cache(maxsize=4)
+def _load_tokenizer(name: str) -> Any:
+    """Load a tokenizer of the Hugging Face hub, or of a folder that `save_pretrained` wrote."""
+    require_transformers(f"the tokenizer {name!r}")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # the library raises many kinds
+        raise ConfigError(
+            f"the tokenizer {name!r} cannot be loaded ({summarize_error(error)}); give an id of the Hugging Face hub, "
+            "a folder that save_pretrained wrote, or characters"
+        ) from error

@@ -1,0 +1,361 @@
+"""Pretrained networks: what is trained, mixed, sent and saved; texts, images and numbers; files and predictions."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedattune
+from fedattune import ConfigError, Federation, ModelError, Result, RunError
+from fedattune.cli import main
+from fedattune.core.params import find_component, find_layer
+from fedattune.core.selectors import Head, group_names
+from fedattune.core.task import Task, limit_samples
+from fedattune.data.tables import tokens as reading
+from fedattune.models import build_model, pretrained
+from fedattune.models.pretrained import FrozenBatchNorm, ImageNetwork, TextNetwork
+from models.pretrained_files import IMAGE_CONFIGS, TEXT_CONFIGS, make_network, write_texts
+
+RUN: dict[str, Any] = {"rounds": 2, "steps": 2, "batch_size": 8, "lr": 0.1}
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("networks")
+    return {kind: make_network(folder / kind, kind) for kind in (*TEXT_CONFIGS, *IMAGE_CONFIGS)}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("texts") / "texts.csv")
+
+
+def load(table: Path, tokenizer: str, target: str = "label") -> Federation:
+    options = {"tokens": tokenizer, "max_tokens": 8, "features": "text"}
+    return fedattune.load_federation(table, client_column="client", target=target, options=options)
+
+
+@pytest.fixture(scope="module")
+def texts(table: Path, networks: dict[str, str]) -> Federation:
+    return load(table, networks["bert"])
+
+
+@pytest.fixture(scope="module")
+def images() -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    return fedattune.federation(
+        [(torch.rand(24, 1, 6, 6, generator=generator), torch.arange(24) % 3) for _ in range(3)]
+    )
+
+
+def make(data: Federation, name: str, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model("hf", data.input_shape, data.n_outputs, {"id": name, **options})
+
+
+def test_lora_trains_adapters_and_the_head_alone(texts: Federation, networks: dict[str, str]) -> None:
+    model = make(texts, networks["bert"], rank=2)
+    task = Task(model)
+    layers = {find_layer(name) for name in task.params}
+    assert layers == {
+        *(f"pretrained.bert.encoder.layer.{i}.attention.self.{one}" for i in (0, 1) for one in ("query", "value")),
+        "pretrained.classifier",
+    }  # fmt: skip
+    assert task.params.numel() == 4 * 2 * 2 * 8 + 2 * 8 + 2
+    assert not task.buffers  # position ids are constants
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    result = fedattune.fit("fedavg", texts, model, **RUN)
+    after = result.model(0).state_dict()
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed <= set(task.params)
+    # The matrices A hardly move in four steps, because the matrices B begin at zero.
+    assert changed >= {name for name in task.params if "lora_A" not in name}
+
+
+def test_head_and_all(texts: Federation, networks: dict[str, str]) -> None:
+    head = make(texts, networks["distilbert"], tuning="head")
+    assert {find_layer(name) for name in Task(head).params} == {
+        "pretrained.pre_classifier",
+        "pretrained.classifier",
+    }
+    assert Head().names(head) == ("pretrained.classifier.weight", "pretrained.classifier.bias")
+    everything = make(texts, networks["bert"], tuning="all")
+    assert Task(everything).params.numel() > 1000
+    with pytest.raises(ConfigError, match="targets go with tuning=lora"):
+        make(texts, networks["bert"], tuning="all", targets="query")
+
+
+def test_targets_are_chosen_by_the_end_of_their_names(texts: Federation, networks: dict[str, str]) -> None:
+    task = Task(make(texts, networks["distilbert"], targets="q_lin, 1.ffn.lin1"))
+    adapters = {find_layer(name).rpartition("layer.")[2] for name in task.params if "lora_" in name}
+    assert adapters == {"0.attention.q_lin", "1.attention.q_lin", "1.ffn.lin1"}
+    with pytest.raises(ConfigError, match="no layer ends in nothing; the network has k_lin, lin1"):
+        make(texts, networks["distilbert"], targets="nothing")
+
+
+def test_new_weights_of_the_backbone_are_trained(
+    texts: Federation, networks: dict[str, str], tmp_path: Path
+) -> None:
+    """A network that was pretrained without the pooler gets a random one, which must not stay so."""
+    from transformers import AutoModelForMaskedLM
+
+    AutoModelForMaskedLM.from_config(TEXT_CONFIGS["bert"]()).save_pretrained(tmp_path)
+    assert "pretrained.bert.pooler.dense.weight" in Task(make(texts, str(tmp_path))).params
+    assert "pretrained.bert.pooler.dense.weight" not in Task(make(texts, networks["bert"])).params
+
+
+@pytest.mark.parametrize("unit", ["layer", "tensor"])
+def test_fedmcsa_has_one_matrix_per_adapter(unit: str, texts: Federation, networks: dict[str, str]) -> None:
+    options = {"id": networks["bert"]}
+    result = fedattune.fit("fedmcsa", texts, "hf", options={"unit": unit}, model_options=options, **RUN)
+    components = [name for name in result.mixing.last() if "classifier" not in name]
+    assert components == [
+        f"pretrained.bert.encoder.layer.{i}.attention.self.{one}" for i in (0, 1) for one in ("query", "value")
+    ]  # fmt: skip
+    assert result.mixing.last()[components[0]].shape == (4, 4)
+
+
+def test_matrices_of_an_adapter_are_one_component() -> None:
+    names = ["a.lora_A.default.weight", "a.lora_B.default.weight", "b.weight", "b.bias", "scale"]
+    assert list(group_names(names, "tensor")) == ["a", "b.weight", "b.bias", "scale"]
+    assert list(group_names(names, "layer")) == ["a", "b", "scale"]
+    assert find_component("c.lora_embedding_A.default") == "c"
+
+
+@pytest.mark.parametrize("kind", TEXT_CONFIGS)
+def test_engines_agree(kind: str, texts: Federation, networks: dict[str, str]) -> None:
+    options = {"id": networks[kind], "dropout": 0.0}
+    engines: tuple[Any, ...] = ("sequential", "auto", "vectorized")
+    runs = [
+        fedattune.fit("fedavg", texts, "hf", model_options=options, engine=engine, dtype="float64", **RUN)
+        for engine in engines
+    ]
+    for run in runs[1:]:
+        for name, value in runs[0].models.items():
+            torch.testing.assert_close(value, run.models[name], rtol=0, atol=1e-10)  # rounding of float64
+
+
+def test_recorded_steps_are_the_same(texts: Federation, networks: dict[str, str]) -> None:
+    options = {"id": networks["bert"], "dropout": 0.0}
+    more = {**RUN, "rounds": 1, "steps": 20}  # 80 steps of all clients: from 64 on steps are recorded
+    runs = [
+        fedattune.fit("fedavg", texts, "hf", model_options=options, engine=one, dtype="float64", **more)
+        for one in ("auto", "sequential")
+    ]
+    for name, value in runs[0].models.items():
+        torch.testing.assert_close(value, runs[1].models[name], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["local", "fedrep", "pfedme", "ditto"])
+def test_personal_methods(name: str, texts: Federation, networks: dict[str, str]) -> None:
+    result = fedattune.fit(name, texts, "hf", model_options={"id": networks["bert"]}, **RUN)
+    assert 0 <= result.metrics["acc_uniform"] <= 1
+
+
+def test_only_trained_weights_are_sent_and_saved(
+    texts: Federation, networks: dict[str, str], tmp_path: Path
+) -> None:
+    options = {"id": networks["bert"]}
+    result = fedattune.fit("fedavg", texts, "hf", model_options=options, out=tmp_path / "run", **RUN)
+    trained = Task(make(texts, networks["bert"])).params
+    assert result.n_parameters == trained.numel()
+    assert result.bytes_up == RUN["rounds"] * texts.n_clients * trained.nbytes()
+    from safetensors import safe_open
+
+    files = result.save_models(tmp_path / "models")
+    for file in (*files, tmp_path / "run" / "models.safetensors"):
+        with safe_open(file, "pt") as opened:
+            assert {key.removeprefix("params/") for key in opened.keys()} == set(trained)  # noqa: SIM118
+    again = fedattune.load_model(files[0])
+    x = texts.features(torch.arange(5))
+    with torch.no_grad():
+        assert torch.equal(again(x), result.model(0)(x))
+        assert torch.equal(Result.load(tmp_path / "run").model(0)(x), again(x))
+
+
+def test_a_network_that_has_changed_is_refused(
+    texts: Federation, networks: dict[str, str], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    folder = make_network(tmp_path / "net", "bert")
+    result = fedattune.fit("fedavg", texts, "hf", model_options={"id": folder}, **RUN)
+    file = result.save_models(tmp_path / "models")[0]
+    torch.manual_seed(5)
+    AutoModelForSequenceClassification.from_config(TEXT_CONFIGS["bert"]()).save_pretrained(folder)
+    with pytest.raises(RunError, match="gives other outputs than when it was trained"):
+        fedattune.load_model(file)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "onnx", "torch-export"])
+def test_exports_predict_the_same(
+    kind: Any, table: Path, texts: Federation, networks: dict[str, str], tmp_path: Path
+) -> None:
+    result = fedattune.fit("fedavg", texts, "hf", model_options={"id": networks["bert"]}, **RUN)
+    suffix = {"torch-export": "pt2"}.get(kind, kind)
+    file = tmp_path / f"model.{suffix}"
+    written = result.export(0, file, kind)
+    assert written.max_difference <= 1e-6  # other order of sums
+    assert "token numbers of the text 'text'" in written.input
+    if kind == "torch-export":
+        return
+    predictions = fedattune.predict(file, table)
+    with torch.no_grad():
+        expected = result.model(0)(texts.x).softmax(1)
+    torch.testing.assert_close(torch.from_numpy(predictions.probabilities), expected, rtol=0, atol=1e-6)
+    assert predictions.n_known == len(texts.y)
+
+
+def test_numbers_are_predicted_in_their_unit(table: Path, networks: dict[str, str], tmp_path: Path) -> None:
+    data = load(table, networks["bert"], "score")
+    result = fedattune.fit("fedavg", data, "hf", model_options={"id": networks["bert"]}, **RUN)
+    file = result.save_models(tmp_path / "models")[0]
+    predictions = fedattune.predict(file, table)
+    assert predictions.values is not None
+    assert predictions.metrics["rmse"] < 3  # scores lie between -3 and 4
+
+
+@pytest.mark.parametrize("tuning", ["lora", "head", "all"])
+@pytest.mark.parametrize("kind", IMAGE_CONFIGS)
+def test_images(kind: str, tuning: str, images: Federation, networks: dict[str, str], tmp_path: Path) -> None:
+    """Grey images of 6x6 become the three channels and the size that the network wants."""
+    options = {"id": networks[kind], "tuning": tuning}
+    result = fedattune.fit("fedmcsa", images, "hf", model_options=options, **RUN)
+    model = result.model("0")
+    assert isinstance(model, ImageNetwork)
+    assert model.size == ((8, 8) if kind == "vit" else (6, 6))
+    norms = [one for one in model.modules() if isinstance(one, FrozenBatchNorm)]
+    assert bool(norms) == (kind == "resnet" and tuning != "all")
+    assert bool(result.buffers) == (kind == "resnet" and tuning == "all")
+    result.export("0", tmp_path / "model.safetensors")
+
+
+def test_pixels_are_normalised_as_the_network_says(
+    images: Federation, networks: dict[str, str], tmp_path: Path
+) -> None:
+    folder = make_network(tmp_path / "vit", "vit")
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(
+        '{"image_mean": [0.25, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "image_processor_type": "ViTImageProcessor"}'
+    )
+    seen = []
+    for pixels, x in (("unit", 0.75), ("half", 0.5)):
+        model = make(images, folder, pixels=pixels)
+        assert isinstance(model, ImageNetwork)
+        model.pretrained.register_forward_pre_hook(
+            lambda _, __, given: seen.append(given["pixel_values"]), with_kwargs=True
+        )
+        model(torch.full((1, 1, 6, 6), x))
+    for pixel_values in seen:
+        assert pixel_values[0, :, 0, 0].tolist() == pytest.approx([1.0, 0.5, 0.5])
+    model = make(images, folder)
+    assert isinstance(model, ImageNetwork)
+    with pytest.raises(ModelError, match=r"values from -1 to -1, expected 0 to 1; scale them"):
+        model.check_inputs(torch.full((1, 1, 6, 6), -1.0))
+    with pytest.raises(ModelError, match="images of 2 channels, and the network takes 3"):
+        build_model("hf", (2, 8, 8), 3, {"id": folder})
+
+
+def test_missing_tokens_do_not_count(texts: Federation, networks: dict[str, str]) -> None:
+    """The mask follows from the tokens: more padding changes nothing, in either form of the mask."""
+    for kind in TEXT_CONFIGS:
+        model = make(texts, networks[kind]).eval()
+        assert isinstance(model, TextNetwork)
+        assert model.has_square_mask == (kind != "gpt2")  # a causal network looks back only
+        x = torch.tensor([[2.0, 6, 3], [4, 8, -1]])
+        longer = torch.cat([x, torch.full((2, 3), -1.0)], 1)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), model(longer), rtol=0, atol=1e-6)
+
+
+def test_a_network_without_a_client_axis(
+    texts: Federation, networks: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TextNetwork, "_accepts_square_mask", lambda *_: False)
+    options = {"id": networks["bert"]}
+    fedattune.fit("fedavg", texts, "hf", model_options=options, **RUN)
+    with pytest.raises(ModelError, match=r"vectorized engine \(.*use --engine sequential"):
+        fedattune.fit("fedavg", texts, "hf", model_options=options, engine="vectorized", **RUN)
+
+
+def test_wrong_inputs_are_explained(
+    table: Path, texts: Federation, networks: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"give --set hf\.id=ID_OR_FOLDER"):
+        fedattune.fit("fedavg", texts, "hf")
+    with pytest.raises(ModelError, match=r"missing' cannot be loaded for texts .*; give an id"):
+        make(texts, str(tmp_path / "missing"))
+    hashed = fedattune.load_federation(
+        table,
+        client_column="client",
+        target="label",
+        options={"features": "text", "text_columns": "text", "text_features": 10},
+    )
+    with pytest.raises(ModelError, match="got fractions, expected token numbers"):
+        fedattune.fit("fedavg", hashed, "hf", model_options={"id": networks["bert"]})
+    with pytest.raises(ModelError, match="at most 12 tokens"):
+        build_model("hf", (13,), 2, {"id": networks["bert"]})
+    letters = load(table, "characters")
+    with pytest.raises(ModelError, match="but the network knows 12 tokens; give the network's own tokenizer"):
+        fedattune.fit("fedavg", letters, "hf", model_options={"id": networks["bert"]})
+    with pytest.raises(ModelError, match="expected token numbers"):
+        build_model("hf", (3, 4), 2, {"id": networks["bert"]})
+
+
+def test_missing_packages_are_named(
+    texts: Federation, networks: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(reading, "find_spec", lambda name: None if name == "peft" else found(name))
+    with pytest.raises(ConfigError, match=r"the model hf needs peft: pip install 'fedattune\[hf\]'"):
+        make(texts, networks["bert"])
+    make(texts, networks["bert"], tuning="head")
+    monkeypatch.setattr(reading, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="needs transformers and peft"):
+        make(texts, networks["bert"])
+
+
+def test_the_libraries_are_imported_only_where_they_are_used() -> None:
+    code = "import sys, fedattune.models, fedattune.cli; sys.exit(bool({'transformers', 'peft'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_large_activations_limit_the_samples_of_a_call(networks: dict[str, str]) -> None:
+    model = build_model("hf", (8,), 2, {"id": networks["bert"]})
+    assert isinstance(model, TextNetwork)
+    assert limit_samples(model, 4096, 8) == 4096
+    model.activations_per_value = 1 << 20
+    assert limit_samples(model, 4096, 8) == 16
+    assert limit_samples(nn.Linear(2, 2), 4096, 8) == 4096
+    assert Task(model).is_fastest_alone
+
+
+def test_frozen_dropout_rates(texts: Federation, networks: dict[str, str]) -> None:
+    model = make(texts, networks["bert"], dropout=0.25)
+    rates = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+    assert rates == {0.25}
+    assert pretrained.ACTIVATIONS_PER_UNIT > 0
+
+
+def test_the_command_line_from_texts_to_predictions(
+    table: Path, networks: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, model = tmp_path / "run", tmp_path / "model.safetensors"
+    sets = {"table.tokens": networks["bert"], "table.max_tokens": 8, "hf.id": networks["bert"], "hf.rank": 2}
+    flags = {
+        "data": table, "client-column": "client", "target": "label", "drop-columns": "score", "out": run,
+        "model": "hf", "algorithm": "fedmcsa", "rounds": 2, "steps": 2,
+    }  # fmt: skip
+    words = [str(part) for key, value in flags.items() for part in (f"--{key}", value)]
+    options = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    assert main(["run", *words, *options]) == 0
+    assert "is read as at most 8 tokens" in capsys.readouterr().out
+    assert main(["export", str(run), "--client", "sport-0", "--out", str(model)]) == 0
+    assert model.stat().st_size < 10_000
+    capsys.readouterr()
+    assert main(["predict", str(model), "--data", str(table)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4 * 24 + 1
