@@ -31,7 +31,7 @@ from .columns import (
     read_labels,
     read_schema_features,
 )
-from .dates import find_date_format, read_dates
+from .dates import find_date_format, read_dates, read_times
 from .file import NO_COLUMN, TableFile, find_stem, is_categorical, is_numeric, list_columns, read_table
 from .scaling import choose_scaling, fit_all_constants, standardise
 from .text import DEFAULT_TEXT_FEATURES, is_free_text
@@ -123,6 +123,7 @@ def load_table(
         owner=owner,
         owners=owners,
         encode=partial(encode_features, x, len(columns.numbers)),
+        read_times=partial(read_times, table),
         notes=tuple(notes),
         schema=schema or columns.schema(classes, target),
     )
