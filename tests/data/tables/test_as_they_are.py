@@ -13,6 +13,7 @@ from fedattune import DataError
 from fedattune.data import load_table
 from fedattune.data.dataset import Dataset
 from fedattune.data.schema import OTHER_CATEGORY
+from fedattune.data.tables.audit import is_index
 
 N = 240
 TOPICS = (
@@ -270,3 +271,19 @@ def test_a_return_inside_a_cell_is_a_blank(tmp_path: Path) -> None:
     path.write_bytes(text)
     assert b"first\rsecond" in path.read_bytes()
     assert len(load(path).y) == N
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "is_one"),
+    [
+        ("patient_id", np.arange(200) // 1.5, True),  # most patients come once, some twice
+        ("PatientID", np.arange(200) * 7, True),
+        ("hospital_id", np.arange(200) % 4, False),
+        ("paid", np.arange(200) * 7, False),
+        ("age", np.arange(200), True),  # counts the rows one by one
+        ("id", np.arange(200) + 0.5, False),
+    ],
+)
+def test_ids_are_known_by_name_and_number(name: str, values: np.ndarray, is_one: bool) -> None:
+    whole = values if name == "id" else np.floor(values)
+    assert is_index(name, whole.astype(float)) is is_one

@@ -16,6 +16,9 @@ REVEALING_SCORE = 0.95
 MIN_COUNTED_ROWS = 100
 MIN_CLASS_ROWS = 6
 """Rows below which a class is left out of the check."""
+MIN_ID_SHARE = 0.5
+"""Share of different numbers from which on a column that is called an id is one."""
+CALLED_ID = re.compile(r"(^|[_\W])(id|ID|Id)$|[a-z](ID|Id)$")
 ID_PATTERN = re.compile(
     r"(^|[_\W])(id|index|idx|no|nr|number|key|row|rownames?)$|^(unnamed.*|rownames?)$", re.IGNORECASE
 )
@@ -24,14 +27,16 @@ ID_PATTERN = re.compile(
 def is_index(name: str, values: Array) -> bool:
     """Tell whether a column of numbers (n,) counts or names the rows.
 
-    Its whole numbers are all different, and it is called so; or it counts MIN_COUNTED_ROWS rows one by one.
+    Its whole numbers are all different, and it is called so; or it counts MIN_COUNTED_ROWS rows one by one. An id may
+    come back, such as a patient's at each visit.
     """
     if len(values) < 3 or not np.isfinite(values).all() or (values != np.floor(values)).any():
         return False
-    if len(np.unique(values)) < len(values):
-        return False
+    n_different = len(np.unique(values))
+    if n_different < len(values):
+        return CALLED_ID.search(name) is not None and n_different > MIN_ID_SHARE * len(values)
     is_count = len(values) >= MIN_COUNTED_ROWS and bool((np.diff(values) == 1).all())
-    return is_count or ID_PATTERN.search(name) is not None
+    return is_count or ID_PATTERN.search(name) is not None or CALLED_ID.search(name) is not None
 
 
 class Finding(NamedTuple):
