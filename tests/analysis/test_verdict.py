@@ -1,5 +1,7 @@
 """The verdict on made-up results, its interval, and notes on fairness."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -245,3 +247,24 @@ def test_a_rival_of_few_clients_is_told_by_test_rows() -> None:
     alone = reach_verdict(results(make("local", 60, 0.5), make("a", 55, 0.7)))
     assert "but on test data" not in alone.text
     assert alone.text.startswith("For these 2 clients: ")
+
+
+def test_a_better_model_of_everybodys_rows_makes_a_no_undecided() -> None:
+    """Of 1,802 schools, five methods trained too little: the pooled regression shows that others' rows help."""
+    local, method = Fake("local", EIGHT, 0.7), Fake("a", [0.4, 0.5, 0.6, 0.7] * 2, 0.6)
+    pooled = baseline("logistic pooled", [0.6, 0.7, 0.8, 0.85] * 2, 0.75)
+    verdict = reach_verdict(results(local, method), baselines=[pooled])
+    assert verdict.answer == "undecided"
+    assert verdict.text.startswith(
+        "Undecided: logistic pooled, on everybody's rows, is 8.75 points above training alone on test data, so the "
+        "rows of others help, and more rounds, another --lr or --tune may let a method use them; local is the best"
+    )
+    no_better = baseline("logistic pooled", [0.6, 0.5, 0.7, 0.85] * 2, 0.75)
+    assert reach_verdict(results(local, method), baselines=[no_better]).answer == "no"
+
+
+def baseline(name: str, accuracy: list[float], validation: float) -> Any:
+    """A baseline of everybody's rows with these accuracies."""
+    one = Fake(name, accuracy, validation)
+    one.name, one.kind = name, "pooled"  # type: ignore[attr-defined]
+    return one

@@ -6,10 +6,9 @@ import torch
 
 from data.small_sets import images, owned
 from fedattune import ConfigError, DataError, Federation
-from fedattune.data import (
-    federate,
-)
+from fedattune.data import Dataset, federate
 from fedattune.data.client_index import Client
+from fedattune.data.federated import choose_metric
 
 
 def test_federation_properties():
@@ -89,3 +88,23 @@ def test_heterogeneity_of_equal_and_of_disjoint_clients():
     ).heterogeneity()
     assert apart["label_distance"] == pytest.approx(0.5)
     assert apart["label_distance_pairs"] == pytest.approx(1.0)
+
+
+def test_the_metric_follows_the_classes_of_the_test_parts():
+    """COVID tests: most are negative, and a small clinic has no other; AUC says what the few large ones tell apart."""
+
+    def choose(n_mixed: int, n_single: int, share: float) -> str:
+        rare = np.random.default_rng(0).random(40 * n_mixed) < share
+        y = [*np.where(rare, np.arange(len(rare)) % 2, 2), *[2] * (40 * n_single)]
+        owner = np.repeat(np.arange(n_mixed + n_single), 40)
+        names = tuple(f"c{i}" for i in range(n_mixed + n_single))
+        x = np.zeros((len(y), 1), dtype=np.float32)
+        data = Dataset(
+            "clinics", x, np.array(y), ("invalid", "positive", "negative"), owner=owner, owners=names
+        )
+        return choose_metric(federate(data))
+
+    assert choose(8, 12, 0.3) == "auc"
+    assert choose(4, 12, 0.3) == "balanced_accuracy"
+    assert choose(4, 2, 0.2) == "auc"
+    assert choose(8, 0, 0.6) == "accuracy"

@@ -47,11 +47,12 @@ def write_wards(
 TABLE = ("--data t.csv --client-column ward --target outcome --rounds 8 --lr 0.1 --quiet --out run").split()  # noqa: SIM905
 
 
-def test_four_sites_get_an_answer_for_these_sites(cli: Cli, work: Path) -> None:
-    write_wards(work / "t.csv", n_clients=4, rows=150)
+@pytest.mark.parametrize("n_sites", [2, 4])
+def test_few_sites_get_an_answer_for_these_sites(n_sites: int, cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv", n_clients=n_sites, rows=150)
     done = cli("compare", *TABLE, "--algorithms", "local,fedavg")
     assert done.code == 0
-    assert "For these 4 clients: " in done.out
+    assert f"For these {n_sites} clients: " in done.out
     assert "95% interval of the gain over rows" in done.out
     assert "Wilcoxon" not in done.out.splitlines()[-2]
 

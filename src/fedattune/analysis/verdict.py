@@ -132,6 +132,7 @@ class Comparison:
             **group_by_algorithm(baselines),
         }
         alone = [one.name for one in baselines if one.kind == "alone"]
+        self.pooled = list(dict.fromkeys(one.name for one in baselines if one.kind == "pooled"))
         self.choice: Choice = score_methods(self.groups, results, metric)
         self.reference = self.choice.find_best([BASELINE, *dict.fromkeys(alone)])
         self.ids = [str(client["id"]) for client in results[0].facts["clients"]]
@@ -170,6 +171,9 @@ class Comparison:
             answer = "no"
         elif is_sure_gain and not is_alone_better and not (rivals and not self._all_gain(rivals)):
             answer = "yes"
+        if answer != "yes" and (gap := self._describe_pooled_gain()):
+            answer = "undecided"
+            reasons.append(gap)
         return self._phrase(replace(verdict, answer=answer, reasons=tuple(reasons)), is_alone_better, rivals)
 
     def _measure(self, method: str, other: str) -> Verdict:
@@ -217,6 +221,27 @@ class Comparison:
             if low > 0 and p_of.get(name, 0.0) <= SIGNIFICANCE:  # of few clients, test rows alone say it
                 rivals[name] = float(known[name].mean())
         return rivals
+
+    def _describe_pooled_gain(self) -> str:
+        """Describe how much better the best pooled baseline surely is than the reference; empty if it is not.
+
+        Then the rows of others do help, and a method without a gain has not learned what they teach.
+        """
+        if not self.pooled:
+            return ""
+        name = self.choice.find_best(self.pooled)
+        verdict = self._measure(name, self.reference)
+        if verdict.gains is None or not verdict.interval or verdict.interval[0] <= 0:
+            return ""
+        if verdict.p_value is not None and verdict.p_value > SIGNIFICANCE:
+            return ""
+        gap = self.metric.format_gap(float(np.nanmean(verdict.gains)) / self.metric.scale)
+        side = "above" if self.metric.is_percent else "better than"
+        alone = "training alone" if self.reference == BASELINE else self.reference
+        return (
+            f"{name}, on everybody's rows, is {gap} {side} {alone} on test data, so the rows of others help, and more "
+            "rounds, another --lr or --tune may let a method use them"
+        )
 
     def _all_gain(self, rivals: Mapping[str, float]) -> bool:
         """Tell whether each of the rivals is surely better than the reference, too."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DATA_FIELDS = (
     "data", "data_dir", "client_column", "target", "drop_columns", "missing", "partition",
-    "clients", "split_seed", "test", "validation",
+    "clients", "split", "time_column", "split_seed", "test", "validation",
     "stratify", "small_clients", "scaling", "save_partition",
 )  # fmt: skip
 METAVARS = {"algorithms": "A,B,C", "cells": "FILTER", "set": "NAME=VALUE"}

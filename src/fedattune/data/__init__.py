@@ -1,6 +1,6 @@
 """Data: known sets and tables, ways to divide them among clients, and the result, a `Federation`."""
 
-from .build import SmallClients, federate, load_federation, restore_federation
+from .build import federate, load_federation, restore_federation
 from .client_files import deal_clients, export_clients
 from .client_index import Client, ClientIndex, Part, RaggedIndex
 from .dataset import Dataset
@@ -13,6 +13,7 @@ from .schema import Schema
 from .sources import SOURCES, is_table, load_data, resolve_source_name
 from .splits import split_parts
 from .tables import load_table
+from .usable import SmallClients
 
 __all__ = [
     "DEFAULT_SEEDS",

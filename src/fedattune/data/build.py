@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..core.errors import ConfigError, DataError, list_some
+from ..core.errors import ConfigError, DataError
 from ..core.options import check_options, list_options
 from ..core.own_code import get_short_name, is_reference
 from .client_index import PARTS, Client, ClientIndex
@@ -18,18 +18,11 @@ from .partitions import CLASS_PARTITIONS, DEFAULT_CLIENTS, DEFAULT_SEEDS, PARTIT
 from .partitions.own import divide_samples, find_partition
 from .schema import describe_target
 from .sources import SOURCES, is_table, load_data, resolve_source_name
-from .splits import check_fractions, compute_part_sizes, split_parts
+from .splits import SplitKind, check_fractions, compute_part_sizes, split_parts
 from .tables.scaling import SCALING_NOTES
+from .times import describe_cuts, leave_out_timeless, read_times
 from .types import Array, Index, Scaling, TargetScale
-
-SmallClients = Literal["auto", "error", "drop"]
-"""Treatment of clients that are too small: name them in an error, or leave them out with a note.
-
-`auto` leaves out clients of the data's own, which nobody chose so small, and names clients that a partition made.
-"""
-
-MAX_CLIENTS_IN_NOTE = 5
-"""Clients that one message or note names."""
+from .usable import SmallClients, check_two_clients, select_usable_clients, settle_small_clients
 
 
 def federate(
@@ -43,7 +36,9 @@ def federate(
     seed: int | None = None,
     small_clients: SmallClients = "auto",
     stratify: bool | None = None,
-    split: int = 0,
+    split: SplitKind = "random",
+    time_column: str | None = None,
+    split_number: int = 0,
     scaling: Scaling = "auto",
     min_clients: int = 2,
 ) -> Federation:
@@ -60,7 +55,10 @@ def federate(
         seed: seed of the partition and of the split into parts.
         small_clients: treatment of clients that are too small.
         stratify: whether each part of a client has the same share of every class; by default the partition decides.
-        split: number of the split; each has the same clients with other training, validation and test parts.
+        split: what decides the part of a sample: `random`, or `time`, where a client's oldest rows are for training
+            and its newest ones for testing.
+        time_column: column of dates or numbers of a table that says how old a row is; by default the only date column.
+        split_number: number of a random split; each has the same clients with other parts.
         scaling: rows whose constants standardise the numbers of a table; see `tables.scaling`.
         min_clients: least number of clients; a node of a real federation may have a single one.
 
@@ -71,7 +69,7 @@ def federate(
     """
     name = partition or dataset.default_partition
     if name not in PARTITIONS and not is_reference(name):
-        if split:
+        if split_number or split != "random" or time_column:
             raise ConfigError(
                 f"the saved partition {name!r} fixes the parts of its clients, so there is one split"
             )
@@ -79,6 +77,8 @@ def federate(
     checked = check_options(get_short_name(name), find_partition(name), options or {})
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
     check_fractions(test, validation, seed)
+    is_stratified = bool(dataset.classes) and (name in STRATIFIED if stratify is None else stratify)
+    times = read_times(dataset, split, time_column, is_stratified=is_stratified, split_number=split_number)
     names, keys = _find_names_and_keys(dataset, name, clients)
     if not dataset.classes and name in CLASS_PARTITIONS:
         raise ConfigError(
@@ -86,6 +86,7 @@ def federate(
             "iid, or clients of the data's own"
         )
     rows = divide_samples(name, keys, len(names), seed, checked)
+    rows, time_notes = leave_out_timeless(rows, times)
     usable, notes = select_usable_clients(
         dataset.name,
         names,
@@ -93,13 +94,12 @@ def federate(
         dataset.y,
         dataset.classes,
         sizes=[
-            compute_part_sizes(len(mine), test, validation, stream=[seed, u, split])
+            compute_part_sizes(len(mine), test, validation, stream=[seed, u, split_number])
             for u, mine in enumerate(rows)
         ],
-        small_clients=_settle_small_clients(small_clients, is_natural=name == "by_column"),
+        small_clients=settle_small_clients(small_clients, is_natural=name == "by_column"),
         min_clients=min_clients,
     )
-    is_stratified = bool(dataset.classes) and (name in STRATIFIED if stratify is None else stratify)
     members = ClientIndex.from_clients(
         Client(
             names[u],
@@ -110,7 +110,8 @@ def federate(
                 seed=seed,
                 client=u,
                 labels=dataset.y[rows[u]] if is_stratified else None,
-                split=split,
+                split_number=split_number,
+                times=None if times is None else times.values[rows[u]],
             ),
         )
         for u in usable
@@ -124,9 +125,12 @@ def federate(
     }
     if is_stratified:
         description["stratified"] = True
-    if split:
-        description["split"] = split
-    return _assemble(dataset, members, description, notes, scaling)
+    if split_number:
+        description["split"] = split_number
+    if times is not None:
+        description["time_column"] = times.column
+        time_notes += describe_cuts(dataset, times, members)
+    return _assemble(dataset, members, description, (*notes, *time_notes), scaling)
 
 
 def _find_names_and_keys(
@@ -148,96 +152,6 @@ def _find_names_and_keys(
     if n < 1:
         raise ConfigError(f"clients must be at least 1, got {n}")
     return tuple(str(u) for u in range(n)), dataset.y
-
-
-def select_usable_clients(
-    name: str,
-    names: Sequence[str],
-    rows: Sequence[Index],
-    y: Array,
-    classes: Sequence[str],
-    *,
-    sizes: Sequence[tuple[int, int, int]],
-    small_clients: SmallClients,
-    min_clients: int = 2,
-) -> tuple[list[int], tuple[str, ...]]:
-    """Select the clients that have samples to train and to test.
-
-    Args:
-        name: name of the data, for messages.
-        names: names of the clients.
-        rows: samples of each client.
-        y: class numbers of all samples.
-        classes: names of the classes.
-        sizes: sizes of each client's training, validation and test part.
-        small_clients: treatment of the other clients.
-        min_clients: least number of clients.
-
-    Returns:
-        Numbers of the usable clients, and notes for the user.
-
-    Raises:
-        DataError: a client is not usable and `small_clients` is "error", or too few clients are usable.
-        ConfigError: `small_clients` has another value.
-
-    """
-    if small_clients not in ("error", "drop"):
-        raise ConfigError(f"small_clients must be 'error' or 'drop', got {small_clients!r}")
-    single = [u for u, mine in enumerate(rows) if classes and len(mine) and y[mine].min() == y[mine].max()]
-    faults = {}
-    for u, (n_train, _, n_test) in enumerate(sizes):
-        if not n_train or not n_test:
-            plural = "s" * (len(rows[u]) != 1)
-            faults[u] = f"has {len(rows[u])} sample{plural}, {n_train} to train and {n_test} to test"
-    listed = "; ".join(
-        f"client {names[u]!r} {fault}" for u, fault in list(faults.items())[:MAX_CLIENTS_IN_NOTE]
-    )
-    more = f"; and {len(faults) - MAX_CLIENTS_IN_NOTE} more" if len(faults) > MAX_CLIENTS_IN_NOTE else ""
-    if faults and small_clients == "error":
-        drop = ', or leave them out with --small-clients drop (small_clients="drop")' * (min_clients > 1)
-        raise DataError(f"{name}: {listed}{more}; give such clients more data{drop}")
-    usable = [u for u in range(len(rows)) if u not in faults]
-    if not usable:
-        raise DataError(f"{name}: no client is left: {listed}{more}; give the clients more data")
-    if min_clients > 1:
-        check_two_clients(name, [names[u] for u in usable], len(faults))
-    notes = [f"{len(faults)} of {len(rows)} clients are left out: {listed}{more}."] if faults else []
-    alone = [names[u] for u in single if u not in faults]
-    if alone:
-        verb = "holds" if len(alone) == 1 else "hold"
-        notes.append(
-            f"{len(alone)} of {len(usable)} clients {verb} a single class: {list_some(alone, MAX_CLIENTS_IN_NOTE)}."
-        )
-    bare = [names[u] for u in usable if sizes[u][1] == 0]
-    if 0 < len(bare) < len(usable):
-        listing = list_some(bare, MAX_CLIENTS_IN_NOTE)
-        notes.append(f"{len(bare)} of {len(usable)} clients have no validation part: {listing}.")
-    return usable, tuple(notes)
-
-
-def _settle_small_clients(small_clients: SmallClients, *, is_natural: bool) -> SmallClients:
-    if small_clients != "auto":
-        return small_clients
-    return "drop" if is_natural else "error"
-
-
-def check_two_clients(name: str, names: Sequence[str], left_out: int = 0) -> None:
-    """Refuse a federation of a single client.
-
-    Args:
-        name: name of the data, for messages.
-        names: names of the clients.
-        left_out: number of clients that were too small to take part.
-
-    Raises:
-        DataError: there are fewer than two clients.
-
-    """
-    if len(names) < 2:
-        why = f" after {left_out} too small or of one class were left out" if left_out else ""
-        todo = "give these clients more data" if left_out else "divide the data among more clients"
-        who = f"only {names[0]!r}" if names else "none"
-        raise DataError(f"{name}: a federation needs at least two clients, but there is {who}{why}; {todo}")
 
 
 def _federate_saved(
@@ -362,7 +276,9 @@ def load_federation(
     small_clients: SmallClients = "auto",
     stratify: bool | None = None,
     scaling: Scaling = "auto",
-    split: int = 0,
+    split: SplitKind = "random",
+    time_column: str | None = None,
+    split_number: int = 0,
 ) -> Federation:
     """Load data by name or from a table file and divide it among clients.
 
@@ -385,7 +301,10 @@ def load_federation(
         scaling: rows whose constants standardise the numbers of a table: "client" (each client's own training rows),
             "federated" (all training rows, from shared counts, means and variances), "global" (all training rows in
             one place); "auto" takes client unless a column is constant within most clients, then federated.
-        split: number of the split; each has the same clients with other training, validation and test parts.
+        split: what decides the part of a sample: `random`, or `time`, where a client's oldest rows are for training
+            and its newest ones for testing.
+        time_column: column of dates or numbers of a table that says how old a row is; by default the only date column.
+        split_number: number of a random split; each has the same clients with other parts.
 
     Raises:
         ConfigError: unknown names, or options that do not fit.
@@ -419,4 +338,6 @@ def load_federation(
         stratify=stratify,
         scaling=scaling,
         split=split,
+        time_column=time_column,
+        split_number=split_number,
     )

@@ -11,6 +11,27 @@ from ..core.errors import DataError
 from .schema import Schema
 from .types import Array, Index, Scaling
 
+
+@dataclass(frozen=True)
+class Times:
+    """The age of samples.
+
+    Attributes:
+        column: the column of a table that says it.
+        values: days since 1970, or other numbers that grow with time, float64 (n,); NaN where missing.
+        are_dates: whether the values are days since 1970.
+
+    """
+
+    column: str
+    values: Array
+    are_dates: bool
+
+    def show(self, value: float) -> str:
+        """Write a time for people."""
+        return str(np.datetime64(int(np.floor(value)), "D")) if self.are_dates else f"{value:g}"
+
+
 Encoder = Callable[[list[Index], list[Index], Scaling], tuple[Array, list[Array], Scaling]]
 
 
@@ -32,6 +53,7 @@ class Dataset:
         owners: names of the natural clients.
         encode: takes the training rows and all rows of each client, and the scaling; returns features, float32
             (n, F), each client's constants, and the scaling that was chosen (see `tables.scaling`).
+        read_times: of a table, reads the column that says how old rows are; None stands for the only date column.
         notes: sentences for the user.
         known_fingerprint: fingerprint of x and y, where reading them has found it.
         schema: columns and categories of a table.
@@ -50,6 +72,7 @@ class Dataset:
     owner: Array | None = None
     owners: tuple[str, ...] = ()
     encode: Encoder | None = None
+    read_times: Callable[[str | None], Times] | None = None
     notes: tuple[str, ...] = ()
     known_fingerprint: str = ""
     schema: Schema | None = None

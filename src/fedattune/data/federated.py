@@ -248,19 +248,25 @@ IMBALANCED_SHARE = 0.75
 """Share of one class from which on accuracy says little, so that another metric is the default."""
 
 
+MIN_AUC_CLIENTS = 6
+"""Clients with test rows of several classes from which on their mean AUC says enough."""
+
+
 def choose_metric(federation: Federation) -> MetricName:
     """Choose the metric of a verdict by the target: RMSE of a number, accuracy of classes of about equal size.
 
-    Where one class has most rows: AUC of two classes if the test parts of most clients have both, else balanced
-    accuracy.
+    Where one class has most rows: AUC if the test parts of enough clients have two classes or more, else balanced
+    accuracy. Clients with test rows of one class have no AUC; their balanced accuracy would be 0 or 1 by that class
+    alone.
     """
     if not federation.classes:
         return "rmse"
     totals = federation.label_counts().sum(axis=0)
     if totals.max() < IMBALANCED_SHARE * totals.sum():
         return "accuracy"
-    has_both = (federation.label_counts("test") > 0).sum(axis=1) == 2
-    return "auc" if len(totals) == 2 and has_both.mean() > 0.5 else "balanced_accuracy"
+    has_several = (federation.label_counts("test") > 0).sum(axis=1) > 1
+    is_defined = has_several.mean() > 0.5 or has_several.sum() >= MIN_AUC_CLIENTS
+    return "auc" if is_defined else "balanced_accuracy"
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
 """Splitting a client's samples into a training, a validation and a test part."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from ..core.errors import ConfigError, DataError
 from .types import Array, Index
+
+SplitKind = Literal["random", "time"]
+"""What decides the part of a sample: chance, or its age."""
 
 
 def split_parts(
@@ -16,9 +20,10 @@ def split_parts(
     seed: int,
     client: int,
     labels: Array | None = None,
-    split: int = 0,
+    split_number: int = 0,
+    times: Array | None = None,
 ) -> tuple[Index, Index, Index]:
-    """Shuffle a client's indices and cut them into a training, a validation and a test part.
+    """Shuffle a client's indices, or sort them by time, and cut them into a training, a validation and a test part.
 
     Of n samples, m = floor((1 - test) n) are for training; the last floor(validation m) of these become the
     validation part. A client too small for a validation sample has one by chance; see `compute_part_sizes`.
@@ -30,7 +35,9 @@ def split_parts(
         seed: seed of the partition.
         client: number of the client, which gives each client its own random stream.
         labels: class numbers of these samples, (n,). With them, each part has its share of every class, up to rounding.
-        split: number of the split; each gives the client other parts.
+        split_number: number of the split; each gives the client other parts.
+        times: age of these samples, (n,): the oldest are for training and the newest for testing. Samples of one time
+            keep their order, and may come into two parts.
 
     Returns:
         Indices of the three parts.
@@ -39,9 +46,9 @@ def split_parts(
         DataError: the training or the test part would be empty.
 
     """
-    random = np.random.default_rng([seed, client, split] if split else [seed, client])
+    random = np.random.default_rng([seed, client, split_number] if split_number else [seed, client])
     n_train, n_validation, n_test = compute_part_sizes(
-        len(indices), test, validation, stream=[seed, client, split]
+        len(indices), test, validation, stream=[seed, client, split_number]
     )
     if not n_train or not n_test:
         raise DataError(
@@ -49,8 +56,8 @@ def split_parts(
             'leave such clients out with --small-clients drop (small_clients="drop")'
         )
     n_used = n_train + n_validation
-    if labels is None:
-        order = random.permutation(indices)
+    if labels is None or times is not None:
+        order = random.permutation(indices) if times is None else indices[np.argsort(times, kind="stable")]
         return order[:n_train], order[n_train:n_used], order[n_used:]
     _, strata = np.unique(labels, return_inverse=True)
     inside, outside = _draw_stratified(strata, n_used, random)

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from ..core.metrics import MetricName
 from ..core.own_code import get_short_name, is_reference, make_absolute, make_portable
 from ..core.settings import MAX_CLIENTS, MAX_COUNT, SEED_LIMIT, Seed, Settings
+from ..data.splits import SplitKind
 from ..data.types import Scaling
 
 NON_IDENTITY_FIELDS = {"data_dir", "save_partition", "rounds_to", "metric", "baseline"}
@@ -62,6 +63,14 @@ class Experiment(Settings):
     )
     split_seed: Seed | None = Field(
         None, description="seed of the division into clients and parts (default: by the partition)"
+    )
+    split: SplitKind = Field(
+        "random",
+        description="what decides a sample's part: chance, or time (a client's oldest rows train, its newest test)",
+    )
+    time_column: str | None = Field(
+        None,
+        description="column of your table, dates or numbers, that --split time follows (default: the only date column)",
     )
     test: float = Field(0.25, gt=0, lt=1, description="share of each client's samples for the test")
     validation: float = Field(

@@ -272,7 +272,7 @@ def _load_dataset(experiment: Experiment, known_options: KnownOptions) -> "Datas
 
 
 def _federate(
-    experiment: Experiment, dataset: "Dataset", assignment: AssignedOptions, split: int = 0
+    experiment: Experiment, dataset: "Dataset", assignment: AssignedOptions, split_number: int = 0
 ) -> "Federation":
     """Divide the samples among clients."""
     from ..data import federate
@@ -288,6 +288,8 @@ def _federate(
         seed=experiment.split_seed,
         small_clients=experiment.small_clients,
         stratify=experiment.stratify,
-        split=split,
+        split=experiment.split,
+        time_column=experiment.time_column,
+        split_number=split_number,
         scaling=experiment.scaling,
     )

@@ -153,6 +153,8 @@ def plan_steps(n_combinations: int, budget: int, rounds: int) -> list[tuple[int,
 def make_tuning_split(federation: "Federation", seed: int) -> "Federation":
     """Divide the rows outside the test part of each client anew, with a larger validation part.
 
+    Where time decides the parts, the newest rows outside the test part are for validation.
+
     Args:
         federation: the split that is reported.
         seed: seed of the division.
@@ -163,7 +165,10 @@ def make_tuning_split(federation: "Federation", seed: int) -> "Federation":
     clients = []
     for i, client in enumerate(federation.clients):
         rows = np.concatenate([client.train, client.validation])
-        order = np.random.default_rng([seed, i, TUNING_STREAM]).permutation(rows)
+        if "time_column" in federation.partition:
+            order = rows[::-1]  # from new to old
+        else:
+            order = np.random.default_rng([seed, i, TUNING_STREAM]).permutation(rows)
         n = min(max(1, round(TUNING_VALIDATION * len(rows))), len(rows) - 1)
         clients.append(Client(client.name, np.sort(order[n:]), np.sort(order[:n]), client.test))
     fractions = {**federation.partition.get("fractions", {}), "validation": TUNING_VALIDATION}

@@ -13,6 +13,7 @@ from fedattune import DataError
 from fedattune.data import load_table
 from fedattune.data.dataset import Dataset
 from fedattune.data.schema import OTHER_CATEGORY
+from fedattune.data.tables.audit import is_index
 
 N = 240
 TOPICS = (
@@ -162,7 +163,7 @@ def test_a_column_that_gives_the_target_away_is_named(tmp_path: Path) -> None:
     data = load(write(tmp_path / "t.csv", lines, quote='"'))
     (warning,) = [note for note in data.notes if "nearly perfectly" in note]
     assert warning.startswith("Column 'paid' alone predicts the target nearly perfectly (100%)")
-    assert "--drop-columns 'paid'" in warning
+    assert "--drop-columns paid." in warning
 
 
 def test_new_rows_are_read_in_the_same_way(table: Path, tmp_path: Path) -> None:
@@ -244,3 +245,45 @@ def test_scaling_keeps_what_is_constant_within_clients(tmp_path: Path, cli: Call
         for name, one in data.items()
     }
     assert accuracy["auto"] > accuracy["client"] + 0.15
+
+
+def test_a_column_that_gives_one_class_of_three_away_is_named(tmp_path: Path) -> None:
+    """A laboratory value that is written only after a positive test."""
+    random = np.random.default_rng(0)
+    results = random.choice(["negative", "positive", "invalid"], N, p=[0.6, 0.3, 0.1]).tolist()
+    lines = [
+        {"clinic": f"c{i % 4}", "cycle": str(20 + i % 9 if one == "positive" else 45), "ill": one}
+        for i, one in enumerate(results)
+    ]
+    notes = load(write(tmp_path / "t.csv", lines)).notes
+    assert any(
+        "'cycle' alone predicts the class 'positive' nearly perfectly (100%)" in note for note in notes
+    )
+
+
+def test_a_return_inside_a_cell_is_a_blank(tmp_path: Path) -> None:
+    """Pandas writes such cells without quotes; the row must not end there."""
+    lines = rows()
+    lines[7]["note"] = "first\rsecond word here"
+    path = tmp_path / "t.csv"
+    path.write_bytes(write(path, lines, quote='"').read_bytes().replace(b'"first\nsecond', b'"first\rsecond'))
+    text = path.read_bytes().replace(b"first\nsecond", b"first\rsecond")
+    path.write_bytes(text)
+    assert b"first\rsecond" in path.read_bytes()
+    assert len(load(path).y) == N
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "is_one"),
+    [
+        ("patient_id", np.arange(200) // 1.5, True),  # most patients come once, some twice
+        ("PatientID", np.arange(200) * 7, True),
+        ("hospital_id", np.arange(200) % 4, False),
+        ("paid", np.arange(200) * 7, False),
+        ("age", np.arange(200), True),  # counts the rows one by one
+        ("id", np.arange(200) + 0.5, False),
+    ],
+)
+def test_ids_are_known_by_name_and_number(name: str, values: np.ndarray, is_one: bool) -> None:
+    whole = values if name == "id" else np.floor(values)
+    assert is_index(name, whole.astype(float)) is is_one

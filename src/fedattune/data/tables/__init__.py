@@ -1,5 +1,6 @@
 """Tables: CSV or Parquet files with a client column, features and a class to predict."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ from .columns import (
     read_schema_features,
     read_texts,
 )
-from .dates import find_date_format, read_dates
+from .dates import find_date_format, read_dates, read_times
 from .file import NO_COLUMN, TableFile, find_stem, is_categorical, is_numeric, list_columns, read_table
 from .scaling import choose_scaling, fit_all_constants, standardise
 from .text import DEFAULT_TEXT_FEATURES, is_free_text
@@ -115,7 +116,7 @@ def load_table(
         else:
             reader = FeatureReader(table, free, text_features, max_categories, may_leave_out=not is_chosen)
             columns = reader.read(feature_names)
-        notes += columns.notes + _warn_of_revealing(columns, y)
+        notes += columns.notes + _warn_of_revealing(columns, y, classes)
     else:
         y, classes = read_labels(table.path, target, labels, schema.classes), schema.classes
         columns = read_schema_features(table, schema)
@@ -132,6 +133,7 @@ def load_table(
         owner=owner,
         owners=owners,
         encode=partial(encode_features, x, len(columns.numbers)),
+        read_times=partial(read_times, table),
         notes=tuple(notes),
         schema=schema or columns.schema(classes, target),
     )
@@ -212,18 +214,20 @@ def _drop_rows_with_gaps(table: TableFile, names: Sequence[str], notes: list[str
     return table.select(is_whole)
 
 
-def _warn_of_revealing(columns: FeatureColumns, y: Array) -> list[str]:
+def _warn_of_revealing(columns: FeatureColumns, y: Array, classes: Sequence[str]) -> list[str]:
     """Warn of columns that predict the target nearly perfectly alone: they may not be known in time."""
     codes = {
         name: number_values(values, columns.categories[name]).astype(np.float64)
         for name, values in columns.texts.items()
     }
-    found = find_revealing({**columns.numbers, **codes}, y)
-    return [
-        f"Column {name!r} alone predicts the target nearly perfectly ({100 * score:.0f}%): is it known before "
-        f"the target? If not, give --drop-columns {name!r}."
-        for name, score in found.items()
-    ]
+    warnings = []
+    for name, (score, label) in find_revealing({**columns.numbers, **codes}, y).items():
+        what = "the target" if label is None else f"the class {classes[label]!r}"
+        warnings.append(
+            f"Column {name!r} alone predicts {what} nearly perfectly ({100 * score:.0f}%): is it known before the "
+            f"target? If not, give --drop-columns {shlex.quote(name)}."
+        )
+    return warnings
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import DataError
+from ...core.errors import ConfigError, DataError, did_you_mean
+from ..dataset import Times
 from ..schema import TIME_SUFFIX
 from ..types import Array
-from .file import TableFile, is_plain_text
+from .file import TableFile, is_numeric, is_plain_text, list_columns
 
 ISO = "%Y-%m-%d"
 DATE_FORMATS = (
@@ -80,6 +81,47 @@ def read_dates(table: TableFile, name: str, format_: str) -> Array:
             f"store them as dates, or as text such as 2024-12-31"
         )
     return _parse(_clean(column), format_.removesuffix(TIME_SUFFIX))
+
+
+def read_times(table: TableFile, column: str | None) -> Times:
+    """Read how old the rows of a table are.
+
+    Args:
+        table: the table.
+        column: a column of dates or numbers; None for the only column of dates.
+
+    Raises:
+        ConfigError: no column is given, and the table has no column of dates or several.
+        DataError: the column is missing, or holds neither dates nor numbers.
+
+    """
+    if column is None:
+        dated = [
+            name
+            for name in table.names
+            if table.column(name).null_count < table.n_rows and find_date_format(table, name)
+        ]
+        if len(dated) != 1:
+            found = f"several columns of dates, {list_columns(dated)}" if dated else "no column of dates"
+            raise ConfigError(
+                f"--split time: {table.path} has {found}; name the column of dates or numbers that says how old a row "
+                "is with --time-column"
+            )
+        column = dated[0]
+    elif column not in table.names:
+        raise DataError(
+            f"{table.path} has no column {column!r} of --time-column; {did_you_mean(column, table.names)}"
+        )
+    kind = table.column(column).type
+    if is_numeric(kind):
+        return Times(column, np.asarray(table.values(column), dtype=np.float64), are_dates=False)
+    format_ = find_date_format(table, column) if table.column(column).null_count < table.n_rows else None
+    if format_ is None:
+        raise DataError(
+            f"{table.path}: column {column!r} of --time-column holds neither dates nor numbers; write dates such as "
+            "2024-12-31, or name another column"
+        )
+    return Times(column, read_dates(table, column, format_), are_dates=True)
 
 
 def make_date_inputs(days: Array, format_: str) -> Array:

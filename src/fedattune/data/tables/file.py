@@ -163,13 +163,30 @@ def read_table(path: Path, client_column: str, target: str) -> TableFile:
 
 def _read_csv(path: Path, **convert: Any) -> Any:
     """Read a CSV file, packed or not, as a pyarrow table; `convert` are pyarrow's options of the columns."""
-    from pyarrow import csv
+    from pyarrow import ArrowInvalid, BufferReader, csv
 
-    return csv.read_csv(
-        path,
-        parse_options=csv.ParseOptions(delimiter=_find_delimiter(path), newlines_in_values=True),
-        convert_options=csv.ConvertOptions(**convert),
-    )
+    options: dict[str, Any] = {
+        "parse_options": csv.ParseOptions(delimiter=_find_delimiter(path), newlines_in_values=True),
+        "convert_options": csv.ConvertOptions(**convert),
+    }
+    try:
+        return csv.read_csv(path, **options)
+    except ArrowInvalid:
+        content = _replace_lone_returns(path)
+        if content is None:
+            raise
+        return csv.read_csv(BufferReader(content), **options)
+
+
+def _replace_lone_returns(path: Path) -> bytes | None:
+    """Return the content with a blank for every carriage return inside a cell; None if there is none.
+
+    Pandas writes such a cell without quotes, and every reader takes it for the end of a row.
+    """
+    is_packed = path.name.lower().endswith(".gz")
+    content = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
+    mended = re.sub(rb"\r(?!\r?\n)", b" ", content) if b"\n" in content else content
+    return None if mended == content else mended
 
 
 def _keep_words_for_missing(table: TableFile, *names: str) -> TableFile:

@@ -19,7 +19,7 @@ from ..validate import assign_options, expand_names, list_model_options
 
 NODE_OPTIONS = {
     "data", "data_dir", "client_column", "target", "partition", "clients", "small_clients", "scaling",
-    "drop_columns", "missing", "stratify",
+    "drop_columns", "missing", "stratify", "split", "time_column",
     "save_partition", "rounds_to",
 }  # fmt: skip
 """Options of an experiment that each node decides for itself."""
