@@ -206,7 +206,7 @@ def test_whole_columns_without_values(tmp_path: Path) -> None:
     data = made(csv(tmp_path, bare), schema)
     assert data.x[:, 2].all()
     assert data.x[:, 5].all()
-    assert any("'sex' lacks 40 values; they are a category of their own" in note for note in data.notes)
+    assert any("Missing texts are a category of their own: 'sex' (40)" in note for note in data.notes)
 
 
 @pytest.mark.parametrize(

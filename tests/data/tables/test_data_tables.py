@@ -72,8 +72,8 @@ def test_missing_values(tmp_path):
     fed = federate(data)
     assert fed.x.shape == (N, 3 + 2 + 4)
     said = " ".join(data.notes)
-    assert "'age' lacks 1 values; they become the median" in said
-    assert "'ward' lacks 1 values; they are a category of their own" in said
+    assert "marks them: 'age' (1), 'visits' (20)." in said
+    assert "Missing texts are a category of their own: 'ward' (1)." in said
     assert "'nothing' holds no value and is left out" in said
     assert torch.isfinite(fed.x).all()
     assert (fed.x[:20, 1] == 0).all()

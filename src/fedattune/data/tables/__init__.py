@@ -116,14 +116,14 @@ def load_table(
         else:
             reader = FeatureReader(table, free, text_features, max_categories, may_leave_out=not is_chosen)
             columns = reader.read(feature_names)
-        notes += columns.notes + _warn_of_revealing(columns, y, classes)
+        notes += columns.describe_gaps() + columns.notes + _warn_of_revealing(columns, y, classes)
     else:
         y, classes = read_labels(table.path, target, labels, schema.classes), schema.classes
         columns = read_schema_features(table, schema)
         strange = [name for name in table.names if name not in (*feature_names, client_column, target)]
         if strange:
             notes.append(f"The schema does not have the columns {', '.join(strange)}; they are left out.")
-        notes += columns.notes
+        notes += columns.describe_gaps() + columns.notes
     x = columns.matrix()
     return Dataset(
         name=find_stem(table.path),

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.errors import ConfigError, DataError, did_you_mean
+from ...core.errors import ConfigError, DataError, did_you_mean, list_some
 from ..schema import MISSING_CATEGORY, OTHER_CATEGORY, Names, Schema
 from ..types import Array
 from .checks import NUMBER_PATTERN, find_missing, read_numbers, read_target
 from .dates import make_date_inputs, read_dates
-from .file import TableFile, is_categorical, is_numeric, list_columns
+from .file import MAX_NAMED_COLUMNS, TableFile, is_categorical, is_numeric, list_columns
 from .text import hash_texts
 from .tokens import encode_texts
 
@@ -33,6 +33,7 @@ class FeatureColumns:
     tokens: dict[str, Array] = field(default_factory=dict)  # (n,), None where missing
     tokenizer: str = ""
     max_tokens: int | None = None
+    gaps: dict[str, int] = field(default_factory=dict)  # number of missing values, where there are any
     notes: list[str] = field(default_factory=list)
 
     def add_numbers(self, name: str, values: Array, is_flagged: bool) -> None:
@@ -45,14 +46,9 @@ class FeatureColumns:
 
         """
         self.numbers[name] = values
-        n_missing = int(np.isnan(values).sum())
         if is_flagged:
             self.flagged.append(name)
-        if n_missing:
-            self.notes.append(
-                f"Column {name!r} lacks {n_missing} values; they become the median of the client's own "
-                "training part, and a further column of 0 and 1 marks them."
-            )
+        self._count_gaps(name, np.isnan(values))
 
     def add_date(self, name: str, days: Array, format_: str, is_flagged: bool) -> None:
         """Add a column of dates.
@@ -107,10 +103,31 @@ class FeatureColumns:
         is_missing = find_missing(values)
         self.texts[name] = np.where(is_missing, MISSING_CATEGORY, values)
         self.categories[name] = categories or tuple(sorted(set(self.texts[name].tolist())))
+        self._count_gaps(name, is_missing)
+
+    def _count_gaps(self, name: str, is_missing: Array) -> None:
         if is_missing.any():
-            self.notes.append(
-                f"Column {name!r} lacks {is_missing.sum()} values; they are a category of their own."
+            self.gaps[name] = int(is_missing.sum())
+
+    def describe_gaps(self) -> list[str]:
+        """Say which columns lack values, and what they become."""
+        numbers, texts = (
+            [
+                f"{name!r} ({count})"
+                for name, count in self.gaps.items()
+                if (name in self.numbers) == is_number
+            ]
+            for is_number in (True, False)
+        )
+        notes = []
+        if numbers:
+            notes.append(
+                "Missing numbers become the median (the mean, with federated scaling) of the rows that scale them, and "
+                f"a further column of 0 and 1 marks them: {list_some(numbers, MAX_NAMED_COLUMNS)}."
             )
+        if texts:
+            notes.append(f"Missing texts are a category of their own: {list_some(texts, MAX_NAMED_COLUMNS)}.")
+        return notes
 
     @property
     def schema_columns(self) -> Names:
