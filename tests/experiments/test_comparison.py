@@ -251,6 +251,7 @@ def test_tuning_is_for_all_and_resumes(cli: Cli, work: Path) -> None:
     runs = {run.algorithm: run for run in read_runs([work / "run"]).results}
     assert runs["local"].settings.lr == chosen["choices"]["local"]["lr"]
     assert runs["fedprox"].config["options"] == chosen["choices"]["fedprox"]["options"]
+    assert "tuned by validation data" in (work / "run" / "report.html").read_text("utf-8")
     again = cli("compare", "--resume", "run", "--quiet")
     assert again.out.splitlines()[-2] == done.out.splitlines()[-2]
     untuned = cli("compare", *TABLE[:-1], "untuned", "--algorithms", "local,fedprox")

@@ -18,7 +18,15 @@ from ..training.storage.folder import RESUMABLE_SETTINGS, RunFolder
 from ..training.storage.store import RunStore
 from .baseline import Baseline, read_baselines
 from .compare import BASELINE, MethodRow, build_rows, describe_failure, get_default_metric
-from .folder import COMMAND_FILE, EXPERIMENT_FILE, PARTITION_FILE, RESULT_FILE, RUN_FOLDERS, make_run_name
+from .folder import (
+    COMMAND_FILE,
+    EXPERIMENT_FILE,
+    NOTES_FILE,
+    PARTITION_FILE,
+    RESULT_FILE,
+    RUN_FOLDERS,
+    make_run_name,
+)
 from .tidy import build_client_table, build_run_table, to_pandas
 from .verdict import Verdict, reach_verdict
 
@@ -39,6 +47,7 @@ class Runs:
         rounds_to: the mean test accuracy to reach, if the experiment names one.
         metric: the metric that the verdict is about.
         baselines: what clients can do alone with other tools, and what everybody's rows together give.
+        notes: how the methods were tuned, or that they were not.
 
     """
 
@@ -49,6 +58,7 @@ class Runs:
     rounds_to: float | None = None
     metric: MetricName = "accuracy"
     baselines: Sequence[Baseline] = ()
+    notes: Sequence[str] = ()
 
     @property
     def is_finished(self) -> bool:
@@ -210,6 +220,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
         experiment.get("rounds_to"),
         experiment.get("metric") or get_default_metric(results),
         read_baselines(folders),
+        [note for path in folders if (path / NOTES_FILE).is_file() for note in read_json(path / NOTES_FILE)],
     )
 
 

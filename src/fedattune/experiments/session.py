@@ -9,9 +9,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from ..analysis.folder import COMMAND_FILE, EXPERIMENT_FILE, PARTITION_FILE, make_run_name
+from ..analysis.folder import COMMAND_FILE, EXPERIMENT_FILE, NOTES_FILE, PARTITION_FILE, make_run_name
 from ..core.errors import ConfigError, RunError
-from ..core.io import replace_atomically, write_text
+from ..core.io import replace_atomically, write_json, write_text
 from ..core.own_code import find_file, get_short_name, is_reference
 from ..core.settings import RAY_DEFAULTS
 from .config import Experiment
@@ -240,6 +240,8 @@ def train_plan(
                 f"not tuned: every method trains with lr {plan.experiment.lr:g} and its default options; --tune 5 "
                 "tunes each with the budget of 5 runs, local too"
             ]
+        if notes:
+            write_json(out / NOTES_FILE, notes)
         jobs = [replace(job, tensorboard=output.tensorboard) for job in make_jobs(plan, out)]
         results, failed = train_all(
             jobs, should_stop, display, scratch=out, keep_going=is_comparison, processes=output.processes

@@ -127,7 +127,7 @@ def _collect_notes(runs: Runs) -> list[str]:
     """Collect the notes on the data and the methods that are not warnings."""
     data_notes = [note for run in runs.results for note in run.facts.get("data_notes", ())]
     warnings = describe_seed_differences(runs.results).values()
-    notes = [*data_notes, *merge_notes(runs.results, runs.baselines, runs.metric)]
+    notes = [*data_notes, *merge_notes(runs.results, runs.baselines, runs.metric), *runs.notes]
     return [note for note in dict.fromkeys(notes) if note not in warnings]
 
 
