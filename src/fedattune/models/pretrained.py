@@ -247,7 +247,7 @@ def _load_network(
 
     kind = "AutoModelForSequenceClassification" if is_text else "AutoModelForImageClassification"
     try:
-        config = transformers.AutoConfig.from_pretrained(name, revision=revision)
+        config = transformers.AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
         config.num_labels = n_classes
         if is_text and config.pad_token_id is None:
             config.pad_token_id = 0  # masked in any case
@@ -256,6 +256,7 @@ def _load_network(
             config=config,
             revision=revision,
             dtype=torch.float32,
+            trust_remote_code=False,  # else the library may ask to run code of the hub
             attn_implementation="eager",
             ignore_mismatched_sizes=True,
             output_loading_info=True,
