@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from fedattune.core.params import find_component, find_layer
 from fedattune.core.selectors import Head, group_names
 from fedattune.core.task import Task, limit_samples
 from fedattune.data.tables import tokens as reading
-from fedattune.models import build_model, pretrained
-from fedattune.models.pretrained import FrozenBatchNorm, ImageNetwork, TextNetwork
+from fedattune.models import build_model
+from fedattune.models.pretrained import ImageNetwork, TextNetwork
+from fedattune.models.tuning import FrozenBatchNorm
 from models.pretrained_files import IMAGE_CONFIGS, TEXT_CONFIGS, make_network, write_texts
 
 RUN: dict[str, Any] = {"rounds": 2, "steps": 2, "batch_size": 8, "lr": 0.1}
@@ -334,11 +336,10 @@ def test_large_activations_limit_the_samples_of_a_call(networks: dict[str, str])
     assert Task(model).is_fastest_alone
 
 
-def test_frozen_dropout_rates(texts: Federation, networks: dict[str, str]) -> None:
+def test_dropout_rates(texts: Federation, networks: dict[str, str]) -> None:
     model = make(texts, networks["bert"], dropout=0.25)
     rates = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
     assert rates == {0.25}
-    assert pretrained.ACTIVATIONS_PER_UNIT > 0
 
 
 def test_the_command_line_from_texts_to_predictions(
@@ -359,3 +360,53 @@ def test_the_command_line_from_texts_to_predictions(
     capsys.readouterr()
     assert main(["predict", str(model), "--data", str(table)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4 * 24 + 1
+
+
+@pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")  # Flower's
+def test_a_deployment_carries_the_tokens_in_its_schema(
+    table: Path, networks: dict[str, str], tmp_path: Path
+) -> None:
+    from fedattune.experiments.deploy.node import NodeRuntime
+    from fedattune.training.backends.message import WorkerMessage
+
+    kit = tmp_path / "kit"
+    sets = {"table.tokens": networks["bert"], "table.max_tokens": 8, "hf.id": networks["bert"]}
+    options = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    words = [
+        "--data",
+        str(table),
+        "--client-column",
+        "client",
+        "--target",
+        "label",
+        "--drop-columns",
+        "score",
+    ]
+    assert (
+        main(["deploy", *words, *options, "--model", "hf", "--algorithms", "fedavg", "--out", str(kit)]) == 0
+    )
+    config = tomllib.loads((kit / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config["set"] == f"hf.id={networks['bert']}"
+    node = tomllib.loads((kit / "nodes" / "0.toml").read_text())
+    runtime = NodeRuntime({"data": str(kit / node["data"]), "state": str(tmp_path / "state")}, config)
+    assert runtime.answer(WorkerMessage({"kind": "hello"})).head["kind"] == "hello"
+    assert runtime.schema.tokens == {"text": networks["bert"]}
+    assert runtime.federation.input_shape == (8,)
+
+
+def test_baselines_of_features_are_refused(
+    table: Path, networks: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", str(table), "--client-column", "client", "--target", "label", "--baseline", "sklearn"]
+    options = ["--set", "table.tokens=characters", "--set", "features=text", "--model", "char_lstm"]
+    assert main(["compare", *words, *options]) == 2
+    assert "--baseline sklearn: token numbers are no features" in capsys.readouterr().err
+
+
+def test_the_texts_are_those_that_the_script_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    monkeypatch.syspath_prepend(str(examples))
+    import make_texts
+
+    make_texts.write(tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_bytes() == (examples / "texts.csv").read_bytes()

@@ -87,7 +87,7 @@ def _load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds
         raise ConfigError(
             f"the tokenizer {name!r} cannot be loaded ({summarize_error(error)}); give an id of the Hugging Face hub, "
