@@ -11,7 +11,7 @@ from fedattune.algorithms import ALGORITHMS, METHODS
 from fedattune.algorithms.table import Family, method
 
 FOLDER = Path(fedattune.algorithms.__file__).parent
-SHARED = {"__init__", "table", "separation"}
+SHARED = {"__init__", "table", "separation", "own"}
 """Files of no single paper."""
 
 

@@ -120,7 +120,7 @@ def test_refuses_to_export(tmp_path: Path, digits: Federation) -> None:
         ({}, {"kind": "else"}, "is no client of fedattune: expected a file of the kind .*got 'else'"),
         ({"x": None}, {}, "is no client of fedattune: .*with test, train, validation, y;"),
         ({}, {"number": "-1"}, "the client's number must be 0 or more, got '-1'"),
-        ({}, {"schema": "{}"}, "the schema: classes: field required"),
+        ({}, {"schema": "{}"}, "the schema: classes: it has no default"),
         (
             {},
             {"schema": '{"classes":["a","b","c"],"input_shape":[2]}'},

@@ -8,9 +8,9 @@ import torch
 
 from fedattune import ConfigError, Result
 from fedattune.core.payload import MixingMatrices
+from fedattune.training.client_results import NewcomerResult
 from fedattune.training.engine.base import Scores
 from fedattune.training.history import build_history, summarize_scores
-from fedattune.training.metrics import NewcomerResult
 from fedattune.training.storage.store import RoundRecord, RunStore
 
 SIZES = [10, 30]

@@ -54,6 +54,8 @@ MODEL_PAPERS: dict[str, Keys] = {
     "reddi_cnn": ("reddi2021adaptive",),
     "digit_model": ("li2021fedbn",),
     "resnet18": ("he2016deep",),
+    "char_lstm": ("caldas2018leaf",),
+    "hf": ("wolf2020transformers", "hu2022lora"),
 }
 
 

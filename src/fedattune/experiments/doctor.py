@@ -31,6 +31,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "tensorboard": ("tensorboard",),
     "ray": ("ray",),
     "flower": ("flwr", "tomli-w"),
+    "hf": ("transformers", "peft"),
 }
 """Optional extra of the package -> the packages that it installs."""
 
@@ -41,6 +42,7 @@ EXTRA_PURPOSES = {
     "tensorboard": "--tensorboard",
     "ray": "--engine ray, on a cluster",
     "flower": "fedattune deploy",
+    "hf": "--model hf, pretrained networks",
 }
 
 MIN_PYTHON = (3, 11)

@@ -21,8 +21,9 @@ from ..models.files import (
     fill_model,
     save_model,
 )
+from .client_results import ClientResult, NewcomerResult
 from .history import JsonDict
-from .metrics import ClientResult, NewcomerResult, Point, RunMetrics
+from .metrics import Point, RunMetrics
 from .predictions import load_predictions, save_predictions
 from .storage.folder import RunFolder
 from .storage.rows import RowStack

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from ...core.metrics import METRICS, format_number
-from ...training.metrics import NewcomerResult, RunMetrics
+from ...training.client_results import NewcomerResult
+from ...training.metrics import RunMetrics
 from ..choice import find_excluded
 from ..compare import (
     BASELINE,
