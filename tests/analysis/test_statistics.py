@@ -168,3 +168,31 @@ def test_a_loss_of_a_metric_that_should_be_low_is_told_as_higher() -> None:
     pair = results(Fake("a", [5.0, 1.0], is_regression=True), Fake("local", [2.0, 1.0], is_regression=True))
     harm = measure_harm([(pair[0], pair[1])], np.array([-3.0, 0.0]), METRICS["rmse"], ["c0", "c1"])
     assert harm.describe() == "1 of 2 clients would lose; client c0 with RMSE higher by 3"
+
+
+@pytest.mark.parametrize("metric", ["auc", "balanced_accuracy", "f1"])
+def test_a_class_of_few_rows_makes_no_sure_loss(metric: str) -> None:
+    """Two positive rows of ten, first with one model and last with the other: hardly, but not 1 in 1,000."""
+    y = np.array([1, 1, *[0] * 8])
+    found, lost = np.where(y == 1, 2.0, -2.0) + 0.01 * np.arange(10), -2.0 + 0.01 * np.arange(10)
+    good, bad = (make_scored(y, np.column_stack([np.zeros(10), score])) for score in (found, lost))
+    p = compute_row_p(bad, good, 0, metric)
+    assert 0.01 < p < 0.5
+    assert compute_row_p(good, bad, 0, metric) > 0.5
+    assert compute_row_p(good, good, 0, metric) == 1
+
+
+@pytest.mark.parametrize("metric", ["auc", "balanced_accuracy", "f1"])
+def test_chance_has_its_own_frequency_with_few_rows_of_a_class(metric: str) -> None:
+    random, below = np.random.default_rng(2), 0
+    y = np.array([1] * 4 + [0] * 30)
+    for _ in range(200):
+        made = [make_scored(y, 1.5 * np.eye(2)[y] + random.normal(size=(34, 2))) for _ in range(2)]
+        below += compute_row_p(made[0], made[1], 0, metric) < 0.1
+    assert below <= 36  # 20, and 3.7 deviations of 4.2; fewer where values are coarse
+
+
+def make_scored(y: np.ndarray, outputs: np.ndarray) -> RowPredictions:
+    """Predictions of a single client."""
+    n = len(y)
+    return RowPredictions(np.zeros(n, dtype=np.int32), np.arange(n), y, outputs.astype(np.float32), 1)

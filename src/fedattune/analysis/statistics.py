@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 MIN_CLIENTS = 6
 """Clients below which resampling them, or a rank test over them, says nothing; test rows are resampled instead."""
 N_RESAMPLES = 10_000
+MIN_CLASS_ROWS = 10
+"""Test rows of a class below which the influences of single rows say little of the spread of a metric."""
+MAX_SWAPPED_ROWS, MAX_SWAPS_SIZE = 20_000, 2_000_000
 N_ROW_RESAMPLES = 2_000
 """Resamples of test rows for a metric that is a mean over rows; other metrics get a fifth of them."""
 
@@ -165,7 +168,8 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
 
     Rows that one model gets right and the other wrong are told apart by a coin: the exact sign test (McNemar). Of
     numbers and of log loss, Wilcoxon's test compares the rows' errors. AUC, balanced accuracy and F1 are no means over
-    rows; a t test compares the influence of each row on them (for AUC: DeLong et al., Biometrics 44, 1988).
+    rows; a t test compares the influence of each row on them (for AUC: DeLong et al., Biometrics 44, 1988). Where a
+    class has few rows, the influences do not show their spread, and the two models' rows are swapped at random.
 
     Args:
         mine: predictions of the method.
@@ -179,6 +183,9 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
     rows = mine.rows(client)
     if metric in ("auc", "balanced_accuracy", "f1"):
         both = [(one.y[rows].astype(np.int64), one.outputs[rows].astype(np.float64)) for one in (mine, other)]
+        counts = np.unique(both[0][0], return_counts=True)[1]
+        if counts.min() < MIN_CLASS_ROWS and len(both[0][0]) <= MAX_SWAPPED_ROWS:
+            return _compute_swap_p(both[0][0], both[0][1], both[1][1], metric)
         gap = compute_metrics(*both[0])[metric] - compute_metrics(*both[1])[metric]
         influence = compute_influences(*both[0], metric) - compute_influences(*both[1], metric)
         error = float(np.sqrt((influence**2).sum())) / max(1, len(influence))
@@ -194,6 +201,46 @@ def compute_row_p(mine: "RowPredictions", other: "RowPredictions", client: int, 
     if METRICS[metric].is_for_classes and metric != "log_loss":
         return float(binomtest(int((difference > 0).sum()), len(difference), 0.5, "greater").pvalue)
     return float(wilcoxon(difference, alternative="greater", method="asymptotic").pvalue)
+
+
+def _compute_swap_p(y: NDArray[np.int64], mine: FloatArray, other: FloatArray, metric: str) -> float:
+    """Compute how often the metric loses as much if chance decides which model gives which output of a row.
+
+    Args:
+        y: class numbers (n,).
+        mine: logits of the method (n, classes).
+        other: logits of its reference.
+        metric: auc, balanced_accuracy or f1.
+
+    """
+    from scipy.special import logsumexp
+    from scipy.stats import rankdata
+
+    n_swaps = min(999, MAX_SWAPS_SIZE // len(y))
+    is_swapped = np.random.default_rng(0).random((1 + n_swaps, len(y))) < 0.5
+    is_swapped[0] = False  # what is observed
+    gaps, predicted = np.zeros(1 + n_swaps), (mine.argmax(axis=1), other.argmax(axis=1))
+    for label in range(mine.shape[1]):
+        is_own = y == label
+        n_own = int(is_own.sum())
+        # What one row says of this class; ranks, because the two models' logits have no common scale.
+        said = [
+            rankdata(one[:, label] - logsumexp(np.delete(one, label, axis=1), axis=1))
+            if metric == "auc"
+            else (guess == label).astype(np.float64)
+            for one, guess in zip((mine, other), predicted, strict=True)
+        ]
+        if n_own == 0 or (metric == "auc" and n_own == len(y)):
+            continue
+        first, second = (np.where(is_swapped, said[k], said[1 - k]) for k in (1, 0))
+        for sign, one in ((1, first), (-1, second)):
+            if metric == "auc":
+                gaps += sign * rankdata(one, axis=1)[:, is_own].mean(axis=1) / (len(y) - n_own)
+            elif metric == "balanced_accuracy":
+                gaps += sign * one[:, is_own].mean(axis=1)
+            else:
+                gaps += sign * 2 * one[:, is_own].sum(axis=1) / (n_own + one.sum(axis=1))
+    return float((gaps <= gaps[0] + 1e-12).mean())
 
 
 def compute_influences(y: NDArray[np.int64], outputs: FloatArray, metric: str) -> FloatArray:
