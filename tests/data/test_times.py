@@ -76,7 +76,7 @@ def test_rows_of_one_time_keep_their_order_and_rows_without_time_go(tmp_path: Pa
 def test_tuning_chooses_by_the_newest_rows_that_are_not_tested(tmp_path: Path) -> None:
     path = write_visits(tmp_path / "t.csv")
     data, days = load(path, split="time"), read_days(path)
-    for old, new in zip(data.clients, make_tuning_split(data, 0).clients, strict=True):
+    for old, new in zip(data.clients, make_tuning_split([data], 0).clients, strict=True):
         assert days[new.train].max() < days[new.validation].min()
         assert days[new.validation].max() < days[new.test].min()
         assert new.test.tolist() == old.test.tolist()

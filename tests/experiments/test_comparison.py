@@ -12,6 +12,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import fedattune
 from cli_helpers import Done, refused
+from fake_results import Fake
+from fedattune import ConfigError, RunError
 from fedattune.analysis.baseline import read_baselines
 from fedattune.analysis.load import read_runs
 from fedattune.analysis.monitor import read_statuses
@@ -226,7 +228,7 @@ def test_every_tuned_value_can_be_given() -> None:
 
 def test_tuning_sees_no_test_rows_of_the_reported_split() -> None:
     data = fedattune.load_federation("digits", partition="dirichlet", clients=5)
-    tuning = make_tuning_split(data, 0)
+    tuning = make_tuning_split([data], 0)
     for old, new in zip(data.clients, tuning.clients, strict=True):
         assert sorted([*new.train, *new.validation]) == sorted([*old.train, *old.validation])
         assert set(new.test) == set(old.test)
@@ -395,3 +397,68 @@ def test_watch_and_explain_know_splits_and_numbers(cli: Cli, work: Path) -> None
     assert "0.00" not in cli("watch", "numbers", "--once").out.partition("mean:")[0]
     said = cli("explain", "numbers", "--algorithm", "fedmcsa").out
     assert "The target is a number, so there is no agreement with labels to show." in said
+
+
+def test_tuning_sees_no_test_rows_of_any_split_and_no_newcomer(cli: Cli, work: Path) -> None:
+    write_wards(work / "t.csv")
+    words = {"client_column": "ward", "target": "outcome"}
+    splits = [fedattune.load_federation(work / "t.csv", split_number=k, **words) for k in range(3)]
+    tuning = make_tuning_split(splits, 0)
+    for i, client in enumerate(tuning.clients):
+        rows = {*client.train.tolist(), *client.validation.tolist()}
+        assert rows
+        assert not rows & {row for one in splits for row in one.clients[i].test.tolist()}
+    many = [fedattune.load_federation(work / "t.csv", split_number=k, test=0.9, **words) for k in range(40)]
+    with pytest.raises(RunError, match="the 40 splits leave rows without a test to 0 clients"):
+        make_tuning_split(many, 0)
+    argv = [*TABLE, "--algorithms", "local,fedavg", "--tune", 1, "--held-out", 3, "--rounds", 3]
+    assert cli("compare", *argv, "--validation", 0).code == 0
+    log = json.loads((work / "run" / "tuning" / "log.json").read_text())
+    assert len(log["local"]) > 3
+
+
+def test_a_diverging_client_makes_a_method_worse_not_smaller() -> None:
+    """Its infinite loss counts; the method is not judged on the other clients alone."""
+    from fedattune.analysis.choice import score_methods
+
+    steady = Fake("local", [0.5, 0.5, 0.5], validations=[3.0, 3.0, 3.0], is_regression=True)
+    broken = Fake("a", [0.5, 0.5, 0.5], validations=[1.0, 1.0, float("inf")], is_regression=True)
+    scores = score_methods({"local": [steady], "a": [broken]}, [steady, broken], "rmse").scores  # type: ignore[dict-item,list-item]
+    assert scores["local"] == -3.0
+    assert scores["a"] == -float("inf")
+
+
+def test_all_splits_have_the_scaling_of_the_first(work: Path) -> None:
+    """A rare column is constant within half of the clients in some splits only."""
+    random = np.random.default_rng(0)
+    lines = ["ward,a,rare,outcome"]
+    for ward in range(30):
+        rare = np.zeros(30)
+        rare[:2] = 1
+        for a, b in zip(random.normal(size=30), rare, strict=True):
+            lines.append(f"w{ward},{a:.3f},{b:.0f},{'yes' if a + random.normal() > 0 else 'no'}")
+    (work / "t.csv").write_text("\n".join(lines))
+    given = Experiment(
+        data=str(work / "t.csv"), client_column="ward", target="outcome", splits=6, algorithms=("local",)
+    )
+    scalings = {one.partition.get("scaling", "client") for one in make_plan(given).federations}
+    assert len(scalings) == 1
+
+
+def test_options_of_data_are_refused_beside_a_federation() -> None:
+    data = fedattune.load_federation("digits", clients=4)
+    with pytest.raises(
+        ConfigError, match="scaling, test: a federation made in Python has its data and parts"
+    ):
+        fedattune.compare(data, ["fedavg"], scaling="global", test=0.5, rounds=1)
+
+
+def test_the_metric_is_part_of_a_tuned_experiment() -> None:
+    assert Experiment(metric="auc").hash == Experiment(metric="accuracy").hash
+    assert Experiment(metric="auc", tune=2).hash != Experiment(metric="accuracy", tune=2).hash
+
+
+def test_folders_of_pretrained_networks_are_absolute(work: Path) -> None:
+    (work / "bert").mkdir()
+    given = Experiment(set={"hf.id": "bert", "table.tokens": "other"}).set
+    assert given == {"hf.id": str((work / "bert").resolve()), "table.tokens": "other"}

@@ -145,9 +145,17 @@ def test_the_choice_between_methods_is_not_flattered_by_own_rows() -> None:
     rule = StoppingRule("loss")
     for r, one in enumerate(scores, 1):
         rule.add_round(r, one)
-    # A client that diverged in a round hides no other one, and has its own score there.
-    scores[2][2, 1] = np.inf
-    assert np.isinf(pick_by_others(scores, "loss")[2, 1])
+    # A client that diverges counts in every round, but hides no other one.
+    scores = [
+        np.array([n, n - 1, loss]) for loss in [(4.0, 9.0, 900.0), (3.0, 5.0, 800.0), (30.0, 40.0, np.inf)]
+    ]
+    np.testing.assert_allclose(pick_by_others(scores, "loss")[2], [3.0, 5.0, 800.0])
+    rule = StoppingRule("loss")
+    for r, one in enumerate(scores, 1):
+        rule.add_round(r, one)
+    assert rule.rounds.tolist() == [2, 2, 2]
+    both = [np.array([n, n - 1, [1.0, 2.0, np.inf]])] * 2
+    assert np.isinf(pick_by_others(both, "loss")[2, 2])
     assert pick_by_others(scores, "off") is None
     assert pick_by_others([np.array([[4.0, 0.0], [1.0, 0.0], [2.0, 0.0]])], "loss") is None
 

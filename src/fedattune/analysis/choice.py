@@ -70,7 +70,7 @@ def score_methods(
     shared = {split: np.ones(len(one), dtype=bool) for split, one in weights.items()}
     n_validated = min(int((one > 0).sum()) for one in weights.values())
     has_rows = all(
-        np.isfinite(one.measure_for_choice(metric)[weights[one.split] > 0]).any()
+        (~np.isnan(one.measure_for_choice(metric)[weights[one.split] > 0])).any()
         for group in groups.values()
         for one in group
     )
@@ -81,9 +81,9 @@ def score_methods(
         reason = f"test {measure.label}, there being no validation data, which favours the method chosen"
         return Choice(scores, reason, False, 0)
     every = [one for group in groups.values() for one in group]
-    # A client on which one method has no value, such as a model that diverged, counts for no method.
+    # A client on which one method has no value counts for no method; an infinite loss is a value.
     for one in every:
-        is_defined = np.isfinite(one.measure_for_choice(metric))
+        is_defined = ~np.isnan(one.measure_for_choice(metric))
         if "validation" in one.predictions and (is_defined & (weights[one.split] > 0)).any():
             shared[one.split] = shared[one.split] & is_defined
     shared = {
@@ -112,7 +112,7 @@ def score_methods(
 def _is_defined(one: Contestant, metric: MetricName, weights: FloatArray) -> bool:
     """Tell whether enough clients have a value of their own; without predictions, all that is known is theirs."""
     values = one.measure_for_choice(metric)
-    known = weights[np.isfinite(values)].sum()
+    known = weights[~np.isnan(values)].sum()
     return bool(known >= MIN_DEFINED_SHARE * weights.sum()) or "validation" not in one.predictions
 
 
@@ -120,7 +120,7 @@ def _measure_validation(one: Contestant, metric: MetricName, weights: FloatArray
     if not is_own and "validation" in one.predictions:
         return one.predictions["validation"].pooled[metric]
     values = one.measure_for_choice(metric)
-    known = np.isfinite(values) & (weights > 0)
+    known = ~np.isnan(values) & (weights > 0)
     return float(np.average(values[known], weights=weights[known])) if known.any() else float("nan")
 
 

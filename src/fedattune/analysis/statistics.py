@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 MIN_CLIENTS = 6
 """Clients below which resampling them, or a rank test over them, says nothing; test rows are resampled instead."""
 N_RESAMPLES = 10_000
+MAX_DRAWN_ROWS = 10_000_000
+"""Rows that the resamples of one client draw at most, so that large clients take seconds."""
 MIN_CLASS_ROWS = 10
 """Test rows of a class below which the influences of single rows say little of the spread of a metric."""
 MAX_SWAPPED_ROWS, MAX_SWAPS_SIZE = 20_000, 2_000_000
@@ -97,7 +99,11 @@ def resample_rows(
     """
     measure = METRICS[metric]
     is_mean = metric in ("accuracy", "log_loss", "mae", "rmse")
-    draws = N_ROW_RESAMPLES if is_mean else N_ROW_RESAMPLES // 5
+    draws, most = (
+        (N_ROW_RESAMPLES, MAX_DRAWN_ROWS) if is_mean else (N_ROW_RESAMPLES // 5, MAX_DRAWN_ROWS // 5)
+    )
+    n_rows = max(int(np.bincount(one.client).max(initial=1)) for pair in pairs for one in pair[:1])
+    draws = max(100, min(draws, most // n_rows))  # many rows need few draws for their interval
     gap = _measure_means if is_mean else _measure_whole
     per_client = [
         gains
@@ -124,15 +130,19 @@ def _resample_client(
     )
     if not len(samples):
         return None
-    counts = generator.multinomial(len(samples), np.full(len(samples), 1 / len(samples)), size=draws)
     stops = np.cumsum([rows.stop - rows.start for rows in own])
     parts = np.split(places, stops[:-1])
-    differences = [
-        gap(mine, other, rows, counts[:, part].astype(np.float64), metric)
-        for (mine, other), rows, part in zip(pairs, own, parts, strict=True)
-    ]
-    mean: FloatArray = np.nanmean(differences, axis=0)
-    return mean
+    means: list[FloatArray] = []
+    chunk = max(1, MAX_DRAWN_ROWS // 10 // len(samples))  # bounds memory for many rows
+    for start in range(0, draws, chunk):
+        size = min(chunk, draws - start)
+        counts = generator.multinomial(len(samples), np.full(len(samples), 1 / len(samples)), size=size)
+        differences = [
+            gap(mine, other, rows, counts[:, part].astype(np.float64), metric)
+            for (mine, other), rows, part in zip(pairs, own, parts, strict=True)
+        ]
+        means.append(np.nanmean(differences, axis=0))
+    return np.concatenate(means)
 
 
 def _measure_means(

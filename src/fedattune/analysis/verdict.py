@@ -105,9 +105,11 @@ def reach_verdict(
     return verdict if is_final else replace(verdict, text=f"As it stands now: {verdict.text}")
 
 
-def choose_method(results: "Sequence[RunMetrics]", metric: MetricName | None = None) -> tuple[str, str]:
+def choose_method(
+    results: "Sequence[RunMetrics]", metric: MetricName | None = None, baselines: "Sequence[Baseline]" = ()
+) -> tuple[str, str]:
     """Choose the method to use, `local` included, and give the reason."""
-    verdict = reach_verdict(results, metric=metric)
+    verdict = reach_verdict(results, metric=metric, baselines=baselines)
     if verdict.answer == "yes" and verdict.method:
         return verdict.method, "the verdict's method"
     if verdict.answer == "no":

@@ -73,7 +73,7 @@ def federate(
             raise ConfigError(
                 f"the saved partition {name!r} fixes the parts of its clients, so there is one split"
             )
-        return _federate_saved(dataset, name, options, clients)
+        return _federate_saved(dataset, name, options, clients, scaling)
     checked = check_options(get_short_name(name), find_partition(name), options or {})
     seed = DEFAULT_SEEDS.get(name, 0) if seed is None else seed
     check_fractions(test, validation, seed)
@@ -155,7 +155,7 @@ def _find_names_and_keys(
 
 
 def _federate_saved(
-    dataset: Dataset, name: str, options: Mapping[str, Any] | None, clients: int | None
+    dataset: Dataset, name: str, options: Mapping[str, Any] | None, clients: int | None, scaling: Scaling
 ) -> Federation:
     check_saved_partition(name)
     if options:
@@ -165,6 +165,11 @@ def _federate_saved(
         raise ConfigError(
             f"the saved partition {name!r} has {federation.n_clients} clients, not {clients}; "
             "leave the number out"
+        )
+    saved = federation.partition.get("scaling", "client")
+    if dataset.encode is not None and scaling not in ("auto", saved):
+        raise ConfigError(
+            f"the saved partition {name!r} has the scaling {saved}, not {scaling}; leave --scaling out"
         )
     return federation
 

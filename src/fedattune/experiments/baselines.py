@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..analysis.baseline import Baseline, Kind, read_baselines
+from ..analysis.compare import BASELINE
 from ..training.predictions import RowPredictions
 from .job import ShouldStop, StoppedError
 from .plan import Plan
@@ -239,7 +240,7 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
         for part in PARTS
     }
     everybody = Client("everybody", rows.pool("train"), evaluated["validation"], evaluated["test"])
-    changed = {
+    changed: dict[str, Any] = {
         "steps": None,
         "epochs": experiment.epochs or 1,
         "cohort": 1.0,
@@ -251,6 +252,8 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
         "ray_actors": None,
         "ray_gpus": 0.0,
     }
+    if BASELINE in plan.tuned:  # the same rate as for the model on a client's own rows
+        changed["lr"] = plan.tuned[BASELINE].lr
     result = fit(
         "local",
         replace(federation, clients=ClientIndex.from_clients([everybody])),

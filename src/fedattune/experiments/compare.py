@@ -135,6 +135,13 @@ def compare(
         return _compare(plan, Path(folder) / "run", notes, output, is_kept=False)
 
 
+DATA_OPTIONS = {
+    "data", "data_dir", "client_column", "target", "drop_columns", "missing", "partition", "clients", "split",
+    "time_column", "split_seed", "test", "validation", "stratify", "small_clients", "scaling", "save_partition",
+}  # fmt: skip
+"""Options of the experiment that make a federation."""
+
+
 def plan_from_python(
     data: "str | Path | Federation", values: Mapping[str, Any], command: str
 ) -> tuple[Plan, list[str]]:
@@ -156,6 +163,11 @@ def plan_from_python(
     if federation is not None and values.get("splits", 1) != 1:
         raise ConfigError(
             "splits: a federation made in Python has its parts already; give one federation per call"
+        )
+    if federation is not None and (needless := sorted(DATA_OPTIONS & values.keys())):
+        raise ConfigError(
+            f"{', '.join(needless)}: a federation made in Python has its data and parts already; leave it out, or give "
+            "it where the federation is made"
         )
     named = {} if federation is not None else {"data": str(data)}
     experiment, notes = load_experiment(None, {**values, **named}), list[str]()

@@ -19,6 +19,9 @@ NON_IDENTITY_FIELDS = {"data_dir", "save_partition", "rounds_to", "metric", "bas
 """Fields that change no number of a run."""
 
 
+FOLDER_OPTIONS = {"id", "tokens"}
+"""Options that may name a folder."""
+
 BaselineName = Literal["majority", "sklearn", "centralized"]
 
 
@@ -168,14 +171,22 @@ class Experiment(Settings):
     def _flatten_set(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             raise ValueError("expected options such as {fedmcsa.sigma: 50} or {fedmcsa: {sigma: 50}}")
-        return flatten_options(value)
+        options = flatten_options(value)
+        # Folders of pretrained networks are found again when the run is resumed from another folder.
+        for key in options:
+            if key.rpartition(".")[2] in FOLDER_OPTIONS and Path(str(options[key])).is_dir():
+                options[key] = str(Path(str(options[key])).resolve())
+        return options
 
     @property
     def hash(self) -> str:
         """Twelve hex digits; equal experiments have equal digits on every machine."""
         from ..training.storage.folder import RESUMABLE_SETTINGS
 
-        identity = self.model_dump(mode="json", exclude=NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS)
+        excluded = NON_IDENTITY_FIELDS | RESUMABLE_SETTINGS
+        if self.tune:  # the metric chooses
+            excluded = excluded - {"metric"}
+        identity = self.model_dump(mode="json", exclude=excluded)
         for key in ("data", "partition"):  # the hash of the partition covers the content of a file
             identity[key] = identity[key] and Path(identity[key]).stem
         identity["model"] = make_portable(self.model)

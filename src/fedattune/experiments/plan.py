@@ -126,7 +126,13 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     federations = [] if federation is None else [federation]
     with collect_errors(problems):
         if dataset:
-            federations = [_federate(experiment, dataset, assignment, k) for k in range(experiment.splits)]
+            federations = [_federate(experiment, dataset, assignment, 0)]
+            # All splits have the scaling of the first one, which may have been chosen by its rows.
+            scaling = federations[0].partition.get("scaling", "client")
+            same = experiment.model_copy(
+                update={"scaling": scaling if dataset.encode else experiment.scaling}
+            )
+            federations += [_federate(same, dataset, assignment, k) for k in range(1, experiment.splits)]
         for one in federations[:1]:
             hold_out_newcomers(one, experiment)
             if "sklearn" in experiment.baseline and one.schema is not None and one.schema.tokens:

@@ -231,7 +231,6 @@ def train_plan(
 
     notes: list[str] = []
     with make_progress_display(quiet=output.quiet) as display:
-        baselines = train_baselines(plan, out, should_stop, display.print_line) if is_comparison else []
         if plan.experiment.tune:
             tuning = tune_plan(plan, plan.experiment.tune, out, should_stop, display, output.processes)
             plan, notes = apply_tuning(plan, tuning), tuning.write_notes()
@@ -242,6 +241,7 @@ def train_plan(
             ]
         if notes:
             write_json(out / NOTES_FILE, notes)
+        baselines = train_baselines(plan, out, should_stop, display.print_line) if is_comparison else []
         jobs = [replace(job, tensorboard=output.tensorboard) for job in make_jobs(plan, out)]
         results, failed = train_all(
             jobs, should_stop, display, scratch=out, keep_going=is_comparison, processes=output.processes

@@ -4,7 +4,7 @@ Successive halving (Jamieson and Talwalkar, AISTATS 2016; the one bracket s=2 of
 combinations train for a ninth of the rounds, the best of them for a third, and the best of these for all. Each of the
 three steps may cost a third of the budget, so a method with few options takes more of them further.
 
-Only validation data choose, on a split and a seed of their own: the test rows of the reported split are in no part of
+Only validation data choose, on a split and a seed of their own: the test rows of all reported splits are in no part of
 it. Refused: Optuna. Its samplers and pruners serve large spaces and asynchronous trials; for a grid of some ten values
 that train as jobs of a plan, it would need as much code as stands here, a database, and eight more packages.
 Runs go through `train_all`, as the searches of studies do; a study tries the whole grid, because its paper did.
@@ -150,28 +150,41 @@ def plan_steps(n_combinations: int, budget: int, rounds: int) -> list[tuple[int,
     return steps
 
 
-def make_tuning_split(federation: "Federation", seed: int) -> "Federation":
-    """Divide the rows outside the test part of each client anew, with a larger validation part.
+def make_tuning_split(federations: "Sequence[Federation]", seed: int) -> "Federation":
+    """Divide the rows that no reported split tests anew, with a larger validation part.
 
-    Where time decides the parts, the newest rows outside the test part are for validation.
+    Where time decides the parts, the newest of these rows are for validation. Clients without such rows are left out.
 
     Args:
-        federation: the split that is reported.
+        federations: the splits that are reported, of the same clients.
         seed: seed of the division.
+
+    Raises:
+        RunError: fewer than two clients are left.
 
     """
     from ..data.client_index import Client, ClientIndex
 
-    clients = []
+    federation, clients = federations[0], []
     for i, client in enumerate(federation.clients):
+        tested = np.concatenate([one.clients[i].test for one in federations])
         rows = np.concatenate([client.train, client.validation])
+        rows = rows[~np.isin(rows, tested)]
+        if not len(rows):
+            continue
         if "time_column" in federation.partition:
             order = rows[::-1]  # from new to old
         else:
             order = np.random.default_rng([seed, i, TUNING_STREAM]).permutation(rows)
         n = min(max(1, round(TUNING_VALIDATION * len(rows))), len(rows) - 1)
         clients.append(Client(client.name, np.sort(order[n:]), np.sort(order[:n]), client.test))
-    fractions = {**federation.partition.get("fractions", {}), "validation": TUNING_VALIDATION}
+    if len(clients) < 2:
+        raise RunError(
+            f"tuning: the {len(federations)} splits leave rows without a test to {len(clients)} clients; give fewer "
+            "--splits, or tune with one split"
+        )
+    # Every client with rows has a validation part here, none of them by chance.
+    fractions = {k: v for k, v in federation.partition.get("fractions", {}).items() if k != "validation"}
     partition = {**federation.partition, "fractions": fractions, "split": TUNING_STREAM}
     return replace(federation, clients=ClientIndex.from_clients(clients), partition=partition)
 
@@ -187,7 +200,7 @@ def tune_plan(
     """Choose learning rate and options of every method of a plan; what was begun before goes on.
 
     Args:
-        plan: the plan; its first split is tuned on.
+        plan: the plan; the rows that none of its splits tests are tuned on.
         budget: full runs that each method may spend.
         out: folder of the experiment.
         should_stop: tells whether the user asked to stop.
@@ -202,10 +215,12 @@ def tune_plan(
     folder = out / TUNING_FOLDER
     if (folder / "chosen.json").exists():
         return _read_tuning(folder / "chosen.json")
+    from ..training.setup import hold_out_newcomers
     from .runner import train_all
 
     experiment, rounds = plan.experiment, plan.experiment.rounds
-    federation = make_tuning_split(plan.federation, experiment.seed)
+    training = [hold_out_newcomers(one, experiment)[0] for one in plan.federations]
+    federation = make_tuning_split(training, experiment.seed)
     left = {
         name: list_combinations(name, experiment.lr, 3 * budget, experiment.seed, plan.options[name])
         for name in plan.algorithms
@@ -270,6 +285,8 @@ def _make_job(
     settings = plan.experiment.settings(seed).model_copy(
         update={"lr": one.lr, "rounds": rounds, "held_out": 0, "eval_every": max(1, rounds // 10)}
     )
+    if not plan.federation.part("validation").sizes.any():  # what is reported cannot stop early either
+        settings = settings.model_copy(update={"early_stopping": "off"})
     return Job(
         title=f"tuning {name}, {rounds} rounds, {one.describe()}",
         name=name,

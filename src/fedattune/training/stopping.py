@@ -18,6 +18,8 @@ FloatArray = NDArray[np.float64]
 
 PRIOR_ROWS = 20.0
 """Rows that the mean over all clients counts for, beside a client's own validation rows."""
+MAX_ROW_LOSS = 10.0
+"""Mean loss of a client from which on it counts alike for the others: one that diverged must not hide their rounds."""
 
 
 class Criterion(NamedTuple):
@@ -52,10 +54,7 @@ def compute_criterion(scores: FloatArray, by: EarlyStopping) -> Criterion:
 
 
 def _add_prior(n: FloatArray, total: FloatArray) -> FloatArray:
-    is_finite = np.isfinite(
-        total
-    )  # one client that diverged must not hide what the rounds of the others are worth
-    mean = total[is_finite].sum() / max(n[is_finite].sum(), 1.0)
+    mean = _bound(n, total).sum() / max(n.sum(), 1.0)
     mixed: FloatArray = (total + PRIOR_ROWS * mean) / (n + PRIOR_ROWS)
     return mixed
 
@@ -79,10 +78,9 @@ def pick_by_others(scores: Sequence[FloatArray], by: EarlyStopping) -> FloatArra
     n, correct, loss = stacked = np.stack(scores, axis=1)  # (3, R, E)
 
     def average_others(total: FloatArray) -> FloatArray:
-        is_finite = np.isfinite(total)
-        sums, rows = np.where(is_finite, total, 0.0), np.where(is_finite, n, 0.0)
-        others: FloatArray = (sums.sum(axis=1, keepdims=True) - sums) / np.maximum(
-            rows.sum(axis=1, keepdims=True) - rows, 1.0
+        bounded = _bound(n, total)
+        others: FloatArray = (bounded.sum(axis=1, keepdims=True) - bounded) / np.maximum(
+            n.sum(axis=1, keepdims=True) - n, 1.0
         )
         return np.round(others, 12)
 
@@ -90,6 +88,12 @@ def pick_by_others(scores: Sequence[FloatArray], by: EarlyStopping) -> FloatArra
     best = np.lexsort((average_others(loss), main), axis=0)[0]
     picked: FloatArray = stacked[:, best, np.arange(n.shape[1])]
     return picked
+
+
+def _bound(n: FloatArray, total: FloatArray) -> FloatArray:
+    """Bound what each client adds to the mean over clients, so that all of them count in every round."""
+    bounded: FloatArray = np.minimum(np.where(np.isfinite(total), total, np.inf), MAX_ROW_LOSS * n)
+    return bounded
 
 
 @dataclass

@@ -287,3 +287,30 @@ def test_a_return_inside_a_cell_is_a_blank(tmp_path: Path) -> None:
 def test_ids_are_known_by_name_and_number(name: str, values: np.ndarray, is_one: bool) -> None:
     whole = values if name == "id" else np.floor(values)
     assert is_index(name, whole.astype(float)) is is_one
+
+
+def test_rows_with_nan_in_parquet_are_dropped_too(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    numbers = np.arange(40.0)
+    numbers[3] = np.nan
+    content = {"site": ["a", "b"] * 20, "x": numbers, "y": ["no", "no", "yes", "yes"] * 10}
+    parquet.write_table(pa.table(content), tmp_path / "t.parquet")
+    data = load_table(tmp_path / "t.parquet", client_column="site", target="y", missing="drop")
+    assert len(data.y) == 39
+    assert any("1 of 40 rows lack a feature and are left out" in note for note in data.notes)
+
+
+def test_a_gap_among_rare_categories_is_one_of_the_others(tmp_path: Path) -> None:
+    """The table that trained can be read by its schema, although `missing` was rare."""
+    names = [f"k{i // 3}" for i in range(36)] + ["", ""]
+    lines = [
+        "site,name,y",
+        *(f"{'ab'[i % 2]},{name},{'no' if i % 4 < 2 else 'yes'}" for i, name in enumerate(names)),
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    data = load_table(tmp_path / "t.csv", client_column="site", target="y", max_categories=5)
+    assert data.schema is not None
+    again = load_table(tmp_path / "t.csv", data.schema, client_column="site", target="y")
+    np.testing.assert_array_equal(again.x, data.x)

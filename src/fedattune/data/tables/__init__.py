@@ -200,8 +200,13 @@ def _drop_rows_with_gaps(table: TableFile, names: Sequence[str], notes: list[str
     is_whole = np.ones(table.n_rows, dtype=bool)
     for name in names:
         column = table.column(name)
-        if 0 < column.null_count < len(column):
-            is_whole &= np.asarray(column.is_valid().to_numpy())
+        kind = column.type
+        if is_categorical(kind) or is_numeric(kind):
+            is_valid = ~find_missing(table.values(name))
+        else:
+            is_valid = np.asarray(column.is_valid().to_numpy())
+        if is_valid.any():
+            is_whole &= is_valid
     if not is_whole.any():
         raise DataError(
             f"{table.path}: every row lacks a feature; give --missing impute, or leave columns out"

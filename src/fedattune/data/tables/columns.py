@@ -288,7 +288,7 @@ def read_schema_features(
     for name, categories in schema.categories.items():
         texts = _read_schema_texts(table, name, categories)
         if OTHER_CATEGORY in categories:
-            known = {*categories, None}
+            known = {*categories, *([None] if MISSING_CATEGORY in categories else [])}
             texts = np.array(
                 [one if one in known else OTHER_CATEGORY for one in texts.tolist()], dtype=object
             )
