@@ -100,5 +100,9 @@ def measure_harm(
             for one in with_rows[0]
         ]
         is_one = len(with_rows) == 1
-        loss = f"{wrong[0] - wrong[1]} of {n} test rows more wrong" if is_one else f"{loss} on {n} test rows"
+        loss = (
+            f"{wrong[0] - wrong[1]} of {n} test rows more wrong"
+            if is_one
+            else f"{loss} on {n} test row{'s' * (n > 1)}"
+        )
     return Harm(n_clients, len(losing), n_sure, ids[worst], loss, chance[worst])

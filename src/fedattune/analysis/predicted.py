@@ -160,7 +160,7 @@ def _measure_drift(run: "RunMetrics") -> float | None:
     points = [e["validation"][run.headline] for e in run.history if e.get("validation")]
     curve = [run.read_curve(e) if run.is_regression else e["acc_uniform"] for e in points]
     n = len(curve) // 5
-    if len(curve) < MIN_EVALUATIONS:
+    if len(curve) < MIN_EVALUATIONS or not np.isfinite(curve).all():
         return None
     if n < 2:  # two evaluations tell no drift from chance; three that go one way say more
         steps = np.diff(curve[-3:])

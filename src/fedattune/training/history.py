@@ -64,10 +64,12 @@ def summarize_scores(
     name, best_last = ("acc", 1) if deviation is None else ("rmse", -1)
     worst = np.sort(values)[::best_last][: max(1, round(0.1 * len(n)))]
     pooled = score_clients(n.sum(), correct.sum(), loss.sum(), deviation=deviation)
+    with np.errstate(invalid="ignore"):  # the spread of infinite errors is not a number
+        spread = float(values.std())
     return {
         f"{name}_uniform": float(values.mean()),
         f"{name}_pooled": float(pooled),
-        f"{name}_std": float(values.std()),
+        f"{name}_std": spread,
         f"{name}_worst10": float(worst.mean()),
         "loss_uniform": float((loss / n).mean()),
     }
