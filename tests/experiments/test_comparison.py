@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,16 @@ from fedattune.analysis.load import read_runs
 from fedattune.analysis.monitor import read_statuses
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.plan import make_plan, settle_local_work
+from fedattune.experiments.progress import ProgressDisplay
 from fedattune.experiments.tuning import (
     LR_FACTORS,
     TUNING_VALIDATION,
     list_combinations,
     make_tuning_split,
     plan_steps,
+    tune_plan,
 )
+from fedattune.training.setup import hold_out_newcomers
 
 Cli = Callable[..., Done]
 
@@ -399,7 +403,7 @@ def test_watch_and_explain_know_splits_and_numbers(cli: Cli, work: Path) -> None
     assert "The target is a number, so there is no agreement with labels to show." in said
 
 
-def test_tuning_sees_no_test_rows_of_any_split_and_no_newcomer(cli: Cli, work: Path) -> None:
+def test_tuning_sees_no_test_rows_of_any_split(work: Path) -> None:
     write_wards(work / "t.csv")
     words = {"client_column": "ward", "target": "outcome"}
     splits = [fedattune.load_federation(work / "t.csv", split_number=k, **words) for k in range(3)]
@@ -411,10 +415,43 @@ def test_tuning_sees_no_test_rows_of_any_split_and_no_newcomer(cli: Cli, work: P
     many = [fedattune.load_federation(work / "t.csv", split_number=k, test=0.9, **words) for k in range(40)]
     with pytest.raises(RunError, match="the 40 splits leave rows without a test to 0 clients"):
         make_tuning_split(many, 0)
-    argv = [*TABLE, "--algorithms", "local,fedavg", "--tune", 1, "--held-out", 3, "--rounds", 3]
-    assert cli("compare", *argv, "--validation", 0).code == 0
-    log = json.loads((work / "run" / "tuning" / "log.json").read_text())
-    assert len(log["local"]) > 3
+
+
+@pytest.mark.parametrize(("validation", "stopping"), [(0.1, "loss"), (0.0, "off")])
+def test_tuning_trains_no_newcomer_and_stops_as_the_reported_runs_do(
+    validation: float, stopping: str, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wards(work / "t.csv")
+    plan = make_plan(
+        Experiment(
+            data=str(work / "t.csv"),
+            client_column="ward",
+            target="outcome",
+            algorithms=("local", "fedavg"),
+            tune=1,
+            held_out=3,
+            validation=validation,
+        )
+    )
+    training, newcomers = hold_out_newcomers(plan.federation, plan.experiment)
+    assert newcomers is not None
+    jobs: list[Any] = []
+
+    class Seen(Exception):
+        pass
+
+    def see(seen: list[Any], *args: object, **kwargs: object) -> None:
+        jobs.extend(seen)
+        raise Seen
+
+    monkeypatch.setattr("fedattune.experiments.runner.train_all", see)
+    with pytest.raises(Seen):
+        tune_plan(plan, 1, work / "out", lambda: False, ProgressDisplay())
+    assert jobs
+    for job in jobs:
+        assert set(job.federation.names) == set(training.names)
+        assert not set(job.federation.names) & set(newcomers.names)
+        assert job.settings.early_stopping == stopping
 
 
 def test_a_diverging_client_makes_a_method_worse_not_smaller() -> None:

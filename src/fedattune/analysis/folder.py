@@ -3,7 +3,7 @@
 EXPERIMENT_FILE, COMMAND_FILE = "experiment.yaml", "command.txt"
 PARTITION_FILE, RESULT_FILE = "partition.json", "result.json"
 NOTES_FILE = "notes.json"
-"""How the methods of a comparison were tuned, or that they were not: a list of sentences."""
+"""List of sentences on the tuning of a comparison's methods, or on its absence."""
 
 RUN_FOLDERS = "*/seed-*"
 """Pattern of the folders of single runs in the folder of an experiment."""

@@ -9,7 +9,7 @@ from ..core.errors import ConfigError, DataError
 from .types import Array, Index
 
 SplitKind = Literal["random", "time"]
-"""What decides the part of a sample: chance, or its age."""
+"""Rule that gives a sample its part: by chance, or by its age."""
 
 
 def split_parts(

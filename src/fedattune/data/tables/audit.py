@@ -40,7 +40,7 @@ def is_index(name: str, values: Array) -> bool:
 
 
 class Finding(NamedTuple):
-    """What one column alone predicts.
+    """The prediction of the target from one column alone.
 
     Attributes:
         score: cross-validated balanced accuracy, or R2.
