@@ -26,12 +26,14 @@ def all_cases() -> list[Case]:
 
 
 def select_cases(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
-    """Select the cases with these names, or whose names begin so before a hyphen; without names, all cases.
+    """Select the cases with these names, or whose names begin so before a hyphen; without names, all usual cases.
 
     Raises:
         SystemExit: no case has the name.
     """
-    picked = [c for c in cases if not names or any(f"{c.name}-".startswith(f"{name}-") for name in names)]
+    if not names:
+        return [case for case in cases if not case.only_by_name]
+    picked = [c for c in cases if any(f"{c.name}-".startswith(f"{name}-") for name in names)]
     for name in names:
         if not any(f"{c.name}-".startswith(f"{name}-") for c in picked):
             raise SystemExit(

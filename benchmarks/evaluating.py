@@ -74,27 +74,32 @@ def agree(results: dict[str, Any]) -> None:
             raise AssertionError(f"{name} scores differently: {right.tolist()}, the floor {correct.tolist()}")
 
 
-def _run(name: str, about: str, model: str, setting: Setting) -> Figures:
+def evaluated(model: str, setting: Setting) -> Problem:
+    """Make clients whose samples are for tests."""
     n = 120 if setting.quick else 70_000
     data = dirichlet(2 if setting.quick else 20, n, test=0.8 if setting.quick else 0.999)
-    problem = on(Problem(data, model), setting)
+    return on(Problem(data, model), setting)
+
+
+def _run(name: str, about: str, model: str, at_most: float, setting: Setting) -> Figures:
+    problem = evaluated(model, setting)
     models = personal(problem)
     images = sum(len(c.test) for c in problem.data.clients)
     ways = {"floor": lazily(lambda: plain(problem, models))}
     ways["auto"] = lazily(lambda: engine(problem, models, "auto"))
     workload = Workload(
-        name, about, ways, targets=(Target("auto", "floor", 0.5),), repeats=11, check=agree,
+        name, about, ways, targets=(Target("auto", "floor", at_most),), repeats=11, check=agree,
         flops=problem.sample_flops * images,
         bytes=problem.data.x[0].nbytes * images + models.nbytes(),
     )  # fmt: skip
     return measure(workload, setting)
 
 
-def _case(name: str, about: str, model: str) -> Case:
-    return Case(name, about, lambda setting: _run(name, about, model, setting))
+def _case(name: str, about: str, model: str, at_most: float) -> Case:
+    return Case(name, about, lambda setting: _run(name, about, model, at_most, setting))
 
 
 CASES = (
-    _case("W6-mlr", "Evaluation of 20 clients' own MLRs on 70,000 images", "mlr"),
-    _case("W6-dnn", "Evaluation of 20 clients' own DNN-100s on 70,000 images", "dnn"),
+    _case("W6-mlr", "Evaluation of 20 clients' own MLRs on 70,000 images", "mlr", 0.6),
+    _case("W6-dnn", "Evaluation of 20 clients' own DNN-100s on 70,000 images", "dnn", 0.8),
 )

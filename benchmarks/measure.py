@@ -34,6 +34,9 @@ import torch
 
 from . import machine
 
+REST_S = 0.03
+"""Seconds in which threads without work fall asleep."""
+
 Way = Callable[[int], Any]
 """Does one round, given its number; the workload's `check` gets the result."""
 
@@ -158,11 +161,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class Case:
-    """A case of `python -m benchmarks NAME`."""
+    """A case of `python -m benchmarks NAME`; without names, all cases run that are not `only_by_name`."""
 
     name: str
     about: str
     run: Callable[[Setting], Figures]
+    only_by_name: bool = False
 
 
 class Skip(Exception):  # noqa: N818 (it is no error)
@@ -219,6 +223,12 @@ def measure(workload: Workload, setting: Setting) -> Figures:
 def timed(way: Way, round_: int, device: torch.device) -> tuple[float, Any]:
     """Run one round, and return its seconds, including pending work of a GPU, and its result."""
     machine.wait(device)
+    if (
+        device.type == "cpu"
+    ):  # the threads of the way before wait for more work, on the cores that this way needs
+        until = time.perf_counter() + REST_S
+        while time.perf_counter() < until:  # busy, as the main thread of a run is
+            pass
     start = time.perf_counter()
     result = way(round_)
     machine.wait(device)

@@ -12,7 +12,7 @@ memory: the speed of PyTorch's library for matrices with as few rows as there ar
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -190,53 +190,63 @@ def same(results: dict[str, Any]) -> None:
         assert_close(tensor, results["fedattune"][name], rtol=1e-3, atol=1e-4)
 
 
-def case(name: str, about: str, cohort: Cohort, rule: ServerUpdate) -> Case:
-    """Make a case with its least operations and bytes."""
-
-    def run(setting: Setting) -> Figures:
-        group = replace(cohort, clients=min(cohort.clients, 5), model=small) if setting.quick else cohort
-        C, P = group.clients, group.params(torch.device("cpu")).numel()
-        learns = isinstance(rule, PFedLAServer)
-        heads = 0.0
-        if isinstance(rule, PFedLAServer):
-            layers = len(group_names(group.params(torch.device("cpu")), rule.unit))
-            heads = C * C * layers * rule.hidden
-        uploaded = cache(lambda: group.uploads(group.params(setting.device)))
-        floor: Callable[[], Way] = lambda: plain_attention(group, setting.device, uploaded)  # noqa: E731
-        if isinstance(rule, PFedLAServer):
-            lr = rule.hn_lr
-            floor = lambda: plain_learned(group, setting.device, uploaded, lr)  # noqa: E731
-        return measure(
-            Workload(
-                name,
-                about,
-                ways={
-                    "floor": briefly(floor),
-                    "products": briefly(lambda: products(group, setting.device, uploaded)),
-                    "fedattune": briefly(lambda: ours(rule, group, setting.device, uploaded)),
-                },
-                targets=(Target("fedattune", "roofline", 1 / 0.6), Target("fedattune", "floor", 1.0)),
-                flops=4.0 * C * C * P + 6.0 * heads,
-                bytes=4.0 * ((8.0 if learns else 5.0) * C * P + 4.0 * heads),
-                repeats=5,
-                warmup=1,
-                check=same,
-            ),
-            setting,
-        )
-
-    return Case(name, about, run)
-
-
 ATTENTION = Attention("layer", sigma=SIGMA)
 LEARNED = PFedLAServer(embedding=WIDTH, hidden=WIDTH)
 
-CASES = (
-    case("W7-mcsa-resnet", "MCSA over 100 clients of ResNet-18", Cohort(100, resnet18), ATTENTION),
-    case("W7-mcsa-dnn", "MCSA over 1,000 clients of 100k parameters", Cohort(1000, dnn(126)), ATTENTION),
-    case("W7-mcsa-mlr", "MCSA over 5,000 clients of 8k parameters",
-         Cohort(5000, lambda: build_model("mlr", (1, 28, 28), 10, {})), ATTENTION),
-    case("W7-pfedla-100", "pFedLA over 100 clients of 80k parameters", Cohort(100, dnn(100)), LEARNED),
-    case("W7-pfedla-500", "pFedLA over 500 clients of 80k parameters", Cohort(500, dnn(100)), LEARNED),
-    case("W7-pfedla-1000", "pFedLA over 1,000 clients of 80k parameters", Cohort(1000, dnn(100)), LEARNED),
-)  # fmt: skip
+MIXED: dict[str, tuple[str, Cohort, ServerUpdate]] = {
+    "W7-mcsa-resnet": ("MCSA over 100 clients of ResNet-18", Cohort(100, resnet18), ATTENTION),
+    "W7-mcsa-dnn": ("MCSA over 1,000 clients of 100k parameters", Cohort(1000, dnn(126)), ATTENTION),
+    "W7-mcsa-mlr": (
+        "MCSA over 5,000 clients of 8k parameters",
+        Cohort(5000, lambda: build_model("mlr", (1, 28, 28), 10, {})),
+        ATTENTION,
+    ),
+    "W7-pfedla-100": ("pFedLA over 100 clients of 80k parameters", Cohort(100, dnn(100)), LEARNED),
+    "W7-pfedla-500": ("pFedLA over 500 clients of 80k parameters", Cohort(500, dnn(100)), LEARNED),
+    "W7-pfedla-1000": ("pFedLA over 1,000 clients of 80k parameters", Cohort(1000, dnn(100)), LEARNED),
+}
+"""Case -> description, clients, server rule."""
+
+
+def all_ways(name: str, setting: Setting) -> dict[str, Callable[[], Way]]:
+    """Make functions that make the ways of a case; they share the uploads."""
+    _, cohort, rule = MIXED[name]
+    if setting.quick:
+        cohort = replace(cohort, clients=min(cohort.clients, 5), model=small)
+    uploaded, device = cache(lambda: cohort.uploads(cohort.params(setting.device))), setting.device
+    floor: Callable[[], Way] = lambda: plain_attention(cohort, device, uploaded)  # noqa: E731
+    if isinstance(rule, PFedLAServer):
+        lr = rule.hn_lr
+        floor = lambda: plain_learned(cohort, device, uploaded, lr)  # noqa: E731
+    return {
+        "floor": floor,
+        "products": lambda: products(cohort, device, uploaded),
+        "fedattune": lambda: ours(rule, cohort, device, uploaded),
+    }
+
+
+def _run(name: str, setting: Setting) -> Figures:
+    """Measure a case with its least operations and bytes."""
+    about, cohort, rule = MIXED[name]
+    C = min(cohort.clients, 5) if setting.quick else cohort.clients
+    params = (replace(cohort, model=small) if setting.quick else cohort).params(torch.device("cpu"))
+    P, heads = params.numel(), 0.0
+    if isinstance(rule, PFedLAServer):
+        heads = C * C * len(group_names(params, rule.unit)) * rule.hidden
+    return measure(
+        Workload(
+            name,
+            about,
+            ways={way: briefly(make) for way, make in all_ways(name, setting).items()},
+            targets=(Target("fedattune", "roofline", 1 / 0.6), Target("fedattune", "floor", 0.6)),
+            flops=4.0 * C * C * P + 6.0 * heads,
+            bytes=4.0 * ((8.0 if heads else 5.0) * C * P + 4.0 * heads),
+            repeats=5,
+            warmup=1,
+            check=same,
+        ),
+        setting,
+    )
+
+
+CASES = tuple(Case(name, about, partial(_run, name)) for name, (about, *_) in MIXED.items())

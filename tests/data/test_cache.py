@@ -12,7 +12,8 @@ from PIL import Image
 
 from data.image_files import grey_set, pictures, write
 from fedattune import load_federation
-from fedattune.data import cache, load_data
+from fedattune.core.io import find_cache_folder
+from fedattune.data import load_data
 from fedattune.data.cache import find_mapped_file
 from fedattune.data.dataset import hash_arrays
 from fedattune.data.images import decode as images
@@ -171,16 +172,16 @@ def test_nothing_can_be_written(tmp_path, monkeypatch, decoded, source, how):
 
 
 def test_where_it_lies(tmp_path, monkeypatch):
-    assert cache.find_cache_folder() == tmp_path / "cache"
+    assert find_cache_folder() == tmp_path / "cache"
     monkeypatch.setenv("FEDATTUNE_HOME", str(tmp_path / "home"))
-    assert cache.find_cache_folder() == tmp_path / "cache"
+    assert find_cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("FEDATTUNE_CACHE")
-    assert cache.find_cache_folder() == tmp_path / "home" / "cache"
+    assert find_cache_folder() == tmp_path / "home" / "cache"
     monkeypatch.delenv("FEDATTUNE_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache.find_cache_folder() == tmp_path / "xdg" / "fedattune" / "arrays"
+    assert find_cache_folder() == tmp_path / "xdg" / "fedattune" / "arrays"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache.find_cache_folder().is_relative_to(Path.home())
+    assert find_cache_folder().is_relative_to(Path.home())
 
 
 def test_a_federation_of_cached_images_is_the_same(tmp_path, decoded):

@@ -18,8 +18,9 @@ from fedattune.algorithms.fedopt import AdaptiveOptimizer
 from fedattune.algorithms.igfl import GlobalUpdateWrapper, UpdateAttention
 from fedattune.algorithms.mocha import TaskRelationship
 from fedattune.algorithms.pfedla import HeurPFedLAServer, PFedLAServer
+from fedattune.core import dense
 from fedattune.core.payload import ServerState
-from fedattune.server import Average, mixing, products
+from fedattune.server import Average, mixing
 
 C = 10
 LAYERS = 6
@@ -121,8 +122,8 @@ rules = pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pieces that are copied are small beside these layers, as they are beside real ones."""
-    monkeypatch.setattr(products, "BLOCK_VALUES", PIECE)
-    monkeypatch.setattr(products, "MIN_BLOCK_COLUMNS", 8)
+    monkeypatch.setattr(dense, "BLOCK_VALUES", PIECE)
+    monkeypatch.setattr(dense, "MIN_BLOCK_COLUMNS", 8)
     monkeypatch.setattr(sys.modules[PFedLAServer.__module__], "BLOCK_WEIGHTS", 200)
     monkeypatch.setattr(mixing, "BLOCK_CLIENTS", C)
 

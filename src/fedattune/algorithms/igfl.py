@@ -29,12 +29,13 @@ from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
 from ..core.algorithm import Algorithm
+from ..core.dense import column_blocks
 from ..core.effect import Effect, Mechanism, total_variation
 from ..core.options import Fraction
 from ..core.params import Params, as_slice, choose
 from ..core.payload import Broadcast, LocalState, MixingMatrices, Payload, ServerState
 from ..server.average import Average, Weighting, client_weights, mean_update, store_weights
-from ..server.products import column_blocks, flatten
+from ..server.products import flatten
 from ..server.wrapper import ServerWrapper, attach_extra
 from .table import Family, method
 

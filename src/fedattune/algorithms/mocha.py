@@ -25,12 +25,13 @@ from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
 from ..core.algorithm import Algorithm
+from ..core.dense import column_blocks
 from ..core.effect import Mechanism
 from ..core.options import NonNegative
 from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
 from ..server.mixing import UploadStore
-from ..server.products import column_blocks, flatten, mix
+from ..server.products import flatten, mix
 from .table import Family, method
 
 

@@ -6,6 +6,7 @@ A crash leaves the old file or the new one, never half a file.
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,30 @@ from torch import Tensor
 from yaml.constructor import ConstructorError
 
 from .errors import ConfigError, RunError
+
+
+def find_cache_folder() -> Path | None:
+    """Return the folder of all caches; None if FEDATTUNE_CACHE is `off`, or if the user has no home folder.
+
+    FEDATTUNE_CACHE names the folder. Else it is `cache` in FEDATTUNE_HOME, else `fedattune/arrays` in the user's
+    folder for caches (XDG_CACHE_HOME, or the system's).
+    """
+    folder, home = os.environ.get("FEDATTUNE_CACHE"), os.environ.get("FEDATTUNE_HOME")
+    try:
+        if folder:
+            return None if folder.lower() == "off" else Path(folder).expanduser()
+        return Path(home).expanduser() / "cache" if home else _find_user_caches() / "fedattune" / "arrays"
+    except RuntimeError:  # a user without a home
+        return None
+
+
+def _find_user_caches() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME")
+    if folder and Path(folder).is_absolute():  # the specification says to ignore others
+        return Path(folder)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
 
 
 @contextmanager

@@ -7,8 +7,6 @@ made anew. All processes that open an entry share its pages in memory.
 
 import hashlib
 import json
-import os
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..core.io import replace_atomically, write_text
+from ..core.io import find_cache_folder, replace_atomically, write_text
 from .dataset import hash_arrays
 from .types import Array
 
@@ -67,30 +65,6 @@ class CacheEntry(NamedTuple):
     arrays: Mapping[str, Array]
     fingerprints: Mapping[str, str]
     about: Mapping[str, Any]
-
-
-def find_cache_folder() -> Path | None:
-    """Return the folder of all entries; None if FEDATTUNE_CACHE is `off`, or if the user has no home folder.
-
-    FEDATTUNE_CACHE names the folder. Else it is `cache` in FEDATTUNE_HOME, else `fedattune/arrays` in the user's
-    folder for caches (XDG_CACHE_HOME, or the system's).
-    """
-    folder, home = os.environ.get("FEDATTUNE_CACHE"), os.environ.get("FEDATTUNE_HOME")
-    try:
-        if folder:
-            return None if folder.lower() == "off" else Path(folder).expanduser()
-        return Path(home).expanduser() / "cache" if home else _find_user_caches() / "fedattune" / "arrays"
-    except RuntimeError:  # a user without a home
-        return None
-
-
-def _find_user_caches() -> Path:
-    folder = os.environ.get("XDG_CACHE_HOME")
-    if folder and Path(folder).is_absolute():  # the specification says to ignore others
-        return Path(folder)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
 
 
 def make_key(files: Sequence[Path], *options: Any) -> str:

@@ -8,11 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK_VALUES = 1 << 20
-"""Values of a stack to copy at a time: they fit into caches, and their memory is used again."""
-
-MIN_BLOCK_COLUMNS = 512
-"""Minimum columns of a stack to multiply at a time: with fewer, the additions cost more than the products."""
+from ..core.dense import add_dots, column_blocks, multiply
 
 MIN_HALVED_MODELS = 512
 """Number of models from which on half of a symmetric product is copied from the other half."""
@@ -50,13 +46,6 @@ def flatten(tensor: Tensor) -> Tensor:
     return tensor.reshape(len(tensor), -1)
 
 
-def column_blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Cut the columns of a (rows, columns) matrix into blocks."""
-    size = max(MIN_BLOCK_COLUMNS, BLOCK_VALUES // max(1, rows))
-    for start in range(0, columns, size):
-        yield slice(start, start + size)
-
-
 def mix(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tensor:
     """Return sum_k weights[i, k] models[k] (R, ...), from `weights` (R, K) and `models` (K, ...)."""
     shape = (len(weights), *models.shape[1:])
@@ -64,11 +53,11 @@ def mix(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tensor:
     stack, weights = flatten(models), weights.to(models.dtype)
     if (result := _try_offload(_mixture, stack, weights, len(weights), summed=False)) is not None:
         return (result if into is None else into.copy_(result)).view(shape)
-    return torch.mm(weights, stack, out=into).view(shape)
+    return multiply(weights, stack, into).view(shape)
 
 
 def _mixture(models: Tensor, weights: Tensor) -> Tensor:
-    return torch.mm(weights, models)
+    return multiply(weights, models)
 
 
 def dots(parts: Iterable[TensorLoader], rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
@@ -108,14 +97,14 @@ def _dots(models: Tensor, rows: Tensor | slice) -> Tensor:
 
 
 def _add_dots(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a b^T to `out`; if a is b, copy the half above the diagonal from the half below it."""
+    """Add a b' to `out`; if a is b, copy the half above the diagonal from the half below it."""
     n = len(b)
     if n < MIN_HALVED_MODELS or a.data_ptr() != b.data_ptr() or len(a) != n:
-        out.addmm_(a, b.T)
+        add_dots(out, a, b)
         return
     half = n // 2
-    out[:half, :half].addmm_(b[:half], b[:half].T)
-    out[half:].addmm_(b[half:], b.T)
+    add_dots(out[:half, :half], b[:half], b[:half])
+    add_dots(out[half:], b[half:], b)
     out[:half, half:] = out[half:, :half].T
 
 

@@ -29,10 +29,6 @@ LARGE_PART_SAMPLES = 256
 """Samples from which a client's part is evaluated alone: the operations of one model are large enough then."""
 
 
-MAX_PENDING_LOGITS = 1 << 20
-"""Logits that are scored in one call."""
-
-
 class Evaluator:
     """Evaluate one model per client; `is_serial` runs every model without a client axis, also for small parts."""
 
@@ -75,20 +71,16 @@ class Evaluator:
     def _evaluate_part(
         self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores
     ) -> None:
-        """Evaluate models one after the other; score several in one call, as scoring takes many small operations."""
-        pending: list[tuple[int, Tensor, Tensor]] = []
+        """Evaluate models one after the other."""
         for row, samples, x, y in group:
             model, state = params.rows(row), buffers.rows(row)
             for at in range(0, len(y), self._at_once):
                 part = slice(at, at + self._at_once)
                 inputs = self.federation.features(samples[part], self.dtype) if x is None else x[part]
                 with FastPrediction():
-                    pending.append((row, task.predict(model, state, inputs), y[part]))
-                if sum(logits.numel() for _, logits, _ in pending) > MAX_PENDING_LOGITS:
-                    _add_scores(pending, scores)
-                    pending = []
-        if pending:
-            _add_scores(pending, scores)
+                    correct, losses = score_samples(task.predict(model, state, inputs), y[part])
+                scores.correct[row] += correct.sum()
+                scores.loss[row] += losses.sum().double()
 
     def _evaluate_blocks(
         self, params: Params, buffers: Params, blocks: list["_PaddedBlock"], scores: Scores
@@ -143,18 +135,6 @@ class Evaluator:
     def _inputs(self, index: Tensor, keep: bool) -> Tensor | None:
         """Gather model inputs that stay in memory; None if they are gathered in each evaluation."""
         return self.federation.features(index, self.dtype) if keep else None
-
-
-def _add_scores(pending: list[tuple[int, Tensor, Tensor]], scores: Scores) -> None:
-    """Score the logits of several models, given by row, and add the result to `scores`."""
-    rows, logits, y = zip(*pending, strict=True)
-    correct, losses = score_samples(torch.cat(logits), torch.cat(y))
-    sizes = [len(one) for one in y]
-    for row, own_correct, own_losses in zip(
-        rows, torch.split(correct, sizes), torch.split(losses, sizes), strict=True
-    ):
-        scores.correct[row] += own_correct.sum()
-        scores.loss[row] += own_losses.sum().double()
 
 
 class _LargePart(NamedTuple):

@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ...data.federated import gather
 from .product_reuse import reuse_products
-from .rewrites import TRACE_REWRITES, fuse, memory_owner, result_meta, reuse_memory, simplify
+from .rewrites import fuse, memory_owner, result_meta, reuse_memory, simplify
 
 StoredSamples = tuple[Tensor, Tensor | None, Tensor | None]
 """All samples as stored, the shift to subtract, and the scale to multiply with."""
@@ -306,7 +306,7 @@ def _trace_step(
 def _trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> GraphModule:
     # With one mode for all fake tensors: otherwise PyTorch makes one per operation, in a third of the time of tracing.
     with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-        return make_fx(function, TRACE_REWRITES)(*arguments)
+        return make_fx(function)(*arguments)
 
 
 def _mutates(node: Node) -> bool:

@@ -1,0 +1,228 @@
+"""Switch off the engine's rules, one at a time: which of them does this machine need?
+
+`python -m benchmarks ablate` (or `ablate-W4-dnn`). The floor is the package with all its rules; a way of 1.20 x floor
+means that the workload takes 20% longer without the rule. A rule that gains less than 10% on every workload is not
+worth its code.
+
+Rules of the process (how memory is taken) are measured in fresh processes, beside fresh processes with all rules.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+from torch.nn.functional import linear
+
+from fedattune import ClientUpdate
+from fedattune.algorithms.pfedme import pfedme
+from fedattune.client import SGD, Proximal
+from fedattune.core import dense, hardware
+from fedattune.training.engine import evaluator, kernels, recorder, rewrites, runner, vectorized
+from fedattune.training.engine.runner import Lanes
+
+from . import evaluating, machine, mixing
+from .measure import Case, Figures, Setting, Way, Workload, lazily, measure, timed
+from .problems import Problem, even
+from .training import PROBLEMS, engine, on
+
+ALL = "all rules"
+
+MAX_SECONDS = 10.0
+"""Seconds after which a fresh process starts no further round."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of the package, and how to switch it off.
+
+    Attributes:
+        name: what the rule does.
+        off: (object, attribute, value without the rule), several of them.
+        where: beginnings of the names of the workloads that it is for.
+    """
+
+    name: str
+    off: tuple[tuple[Any, str, Any], ...]
+    where: tuple[str, ...]
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """Run the block without the rule."""
+        with ExitStack() as stack:
+            for owner, attribute, value in self.off:
+                stack.enter_context(mock.patch.object(owner, attribute, value))
+            yield
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing: a rewriting rule that never applies."""
+
+
+def _lane_each(counts: Sequence[int], at_once: int = 1) -> list[Lanes]:
+    """Give every client a lane of its own, as long as the longest client's."""
+    clients = [i for i, n in enumerate(counts) if n]
+    groups = [clients[g::at_once] for g in range(min(at_once, len(clients)))]
+    return [runner._build_lanes([[i] for i in group], counts) for group in groups]
+
+
+def _one_group(counts: Sequence[int], at_once: int = 1) -> list[Lanes]:
+    """Put all lanes into one group, whose operations use PyTorch's threads."""
+    del at_once
+    return runner.pack_lanes(counts)
+
+
+def _rewrite(name: str, what: str, *where: str) -> Rule:
+    return Rule(what, ((rewrites, name, _nothing),), where)
+
+
+SMALL = ("W1", "W2", "W3", "W4", "pfedme", "fedprox")
+TRAINED = (*SMALL, "W5")
+
+RULES = (
+    _rewrite("_detach_constants", "constants made once", *TRAINED),
+    _rewrite("_drop_same_views", "views that change nothing", *TRAINED),
+    _rewrite("_drop_double_transposes", "double transposes", *TRAINED),
+    _rewrite("_fuse_scale", "a + c b in one pass", *TRAINED),
+    _rewrite("_fuse_pull", "pull and step in one pass", "pfedme", "fedprox"),
+    _rewrite("_fuse_product", "products that add", *TRAINED),
+    Rule("writing over inputs", ((rewrites, "IN_PLACE", {}),), TRAINED),
+    Rule("product reuse", ((recorder, "reuse_products", _nothing),), ("pfedme",)),
+    _rewrite("_turn_product", "products in the measured order", *SMALL),
+    Rule("TorchScript loop", ((recorder, "_script", lambda step, *_: step),), SMALL),
+    Rule("groups in threads", ((vectorized, "pack_lanes", _one_group),), SMALL),
+    Rule("several clients in a lane", ((vectorized, "pack_lanes", _lane_each),), ("W3", "W4")),
+    Rule("gathering ahead", ((runner, "GATHER_BYTES", 1),), SMALL),
+    Rule("channels-last pooling", ((kernels, "_channels_last", lambda x: x),), ("W5",)),
+    Rule("linear layers by the measured library", ((dense, "linear", linear),), ("W6",)),
+    Rule("large parts alone", ((evaluator, "LARGE_PART_SAMPLES", 1 << 62),), ("W6",)),
+    Rule("inputs in memory", ((evaluator, "INPUT_CACHE_BYTES", 0),), ("W6",)),
+)
+
+FREED_MEMORY, HUGE_PAGES = "keeping freed memory", "huge pages"
+
+PROCESS_RULES = {
+    FREED_MEMORY: ("W1", "W2", "W3", "W4", "W5", "W6", "pfedme", "W7"),
+    HUGE_PAGES: ("W1", "W2", "W4", "W5", "W6", "pfedme", "W7"),
+}
+"""Rule of the whole process -> beginnings of the names of the workloads that it is for."""
+
+MORE: dict[str, tuple[str, Callable[[bool], Problem], ClientUpdate]] = {
+    "pfedme-mlr": (
+        "pFedMe, MLR, MNIST shapes, 20 clients, 20 steps of 20",
+        PROBLEMS["W1"][1],
+        pfedme().client,
+    ),
+    "pfedme-dnn": (
+        "pFedMe, DNN-100, CIFAR10 shapes, 20 clients, 20 steps of 20",
+        lambda quick: (
+            Problem(even(2, 8, (3, 4, 4)), "dnn", batch=4, steps=2)
+            if quick
+            else Problem(even(20, 500, (3, 32, 32)), "dnn")
+        ),
+        pfedme().client,
+    ),
+    "fedprox": (
+        "FedProx, MLR, MNIST shapes, 20 clients, 20 steps of 20",
+        PROBLEMS["W1"][1],
+        SGD((Proximal(0.1),)),
+    ),
+}
+
+EVALUATED = {"W6-mlr": "mlr", "W6-dnn": "dnn"}
+MIXED = ("W7-mcsa-resnet", "W7-mcsa-dnn", "W7-pfedla-100")
+
+
+def make_way(name: str, setting: Setting) -> Callable[[], Way]:
+    """Make a function that makes the package's way of a workload."""
+    if name in EVALUATED:
+        problem = evaluating.evaluated(EVALUATED[name], setting)
+        models = evaluating.personal(problem)
+        return lambda: evaluating.engine(problem, models, "auto")
+    if name in MIXED:
+        return mixing.all_ways(name, setting)["fedattune"]
+    rule: ClientUpdate = SGD()
+    if name in MORE:
+        _, make, rule = MORE[name]
+    else:
+        _, make = PROBLEMS[name]
+    problem = on(make(setting.quick), setting)
+    return lambda: engine(problem, "auto", rule)
+
+
+def without(rule: Rule, make: Callable[[], Way]) -> Way:
+    """Make a way without a rule."""
+    inner = lazily(make)
+
+    def run(round_: int) -> Any:
+        with rule.switched_off():
+            return inner(round_)
+
+    return run
+
+
+def _is_for(where: Sequence[str], name: str) -> bool:
+    return any(name.startswith(start) for start in where)
+
+
+def _run(name: str, about: str, setting: Setting) -> Figures:
+    rules = [rule for rule in RULES if _is_for(rule.where, name)]
+    figures = Figures(name, about, {}, floor=ALL, paired=True)
+    if rules:
+        make = make_way(name, setting)
+        ways = {ALL: lazily(make), **{rule.name: without(rule, make) for rule in rules}}
+        figures = measure(Workload(name, about, ways, floor=ALL), replace(setting, memory=False))
+    values: dict[str, dict[str, float]] = {}
+    for rule in (rule for rule, where in PROCESS_RULES.items() if _is_for(where, name)):
+        alone = [(_median_alone(name, rule, setting), _median_alone(name, "", setting)) for _ in range(3)]
+        values[rule] = {f"x {ALL}, in fresh processes": statistics.median(a / b for a, b in alone)}
+    return replace(figures, values=values)
+
+
+def _median_alone(name: str, rule: str, setting: Setting) -> float:
+    """Return the median seconds of a workload in a fresh process without one of PROCESS_RULES."""
+    quick = ["--quick"] if setting.quick else []
+    environment = {"THP_MEM_ALLOC_ENABLE": "0"} if rule == HUGE_PAGES else {}
+    with mock.patch.dict(os.environ, environment):
+        return float(machine.fresh("benchmarks.ablate", name, rule, *quick)["seconds"])
+
+
+def main() -> None:
+    """Time one workload in this process without one of PROCESS_RULES; print the median seconds."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("rule", choices=("", *PROCESS_RULES))
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    setting = Setting(quick=given.quick)
+    machine.set_threads(None)
+    with ExitStack() as stack:
+        if given.rule == FREED_MEMORY:
+            for module in (hardware, vectorized, mixing):
+                stack.enter_context(mock.patch.object(module, "keep_freed_memory", _nothing))
+        way = make_way(given.name, setting)()
+        times: list[float] = []
+        while len(times) < (2 if given.quick else 4) or (len(times) < 12 and sum(times) < MAX_SECONDS):
+            times.append(timed(way, len(times), setting.device)[0])
+    print(json.dumps({"seconds": statistics.median(times[1:])}))
+
+
+def _case(name: str, about: str) -> Case:
+    return Case(f"ablate-{name}", about, lambda setting: _run(name, about, setting), only_by_name=True)
+
+
+CASES = (
+    *(_case(name, about) for name, (about, _) in PROBLEMS.items()),
+    *(_case(name, about) for name, (about, *_) in MORE.items()),
+    *(_case(case.name, case.about) for case in evaluating.CASES),
+    *(_case(name, mixing.MIXED[name][0]) for name in MIXED),
+)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Choose the fastest of several calls with the same result, by measuring them on this machine.
+
+Which call is fastest depends on the processor and on the libraries behind PyTorch: on one, MKL multiplies matrices
+twice as fast as oneDNN, on another oneDNN is three times as fast as MKL. A choice is measured at first use, in a few
+milliseconds. It is kept in the cache folder under the processor's name and PyTorch's version, so later runs choose
+alike: the calls differ by rounding. FEDATTUNE_MEASURE=off makes the plain call everywhere.
+"""
+
+import json
+import os
+import platform
+import re
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from .io import find_cache_folder, replace_atomically
+
+MIN_GAIN = 1.15
+"""How many times as fast as the plain call another call must be, so that it is chosen."""
+
+REPEATS = 5
+"""Times that each call is measured; the median counts."""
+
+MAX_SECONDS = 0.05
+"""Seconds after which no call is repeated."""
+
+FILE_NAME = "choices.json"
+
+
+class Choice(NamedTuple):
+    """The chosen call, and the median seconds of each call."""
+
+    name: str
+    seconds: dict[str, float]
+
+
+def choose(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], object]]) -> str:
+    """Return the name of the fastest call on this machine.
+
+    Args:
+        what: the operation.
+        sizes: its sizes; sizes between the same powers of two, and so many threads, share a choice.
+        calls: the plain call first, then others with the same result; each may be small, but as in real use.
+
+    Returns:
+        The plain call's name, unless another takes less than 1 / MIN_GAIN of its time.
+
+    """
+    plain = next(iter(calls))
+    if not is_allowed():
+        return plain
+    key = f"{what} {'x'.join(str(1 << max(0, n - 1).bit_length()) for n in sizes)}, {torch.get_num_threads()} threads"
+    known = _known()
+    if key not in known or known[key].name not in calls:
+        with _lock:  # two groups of clients at the same time measure once
+            if key not in known or known[key].name not in calls:
+                known[key] = _measure(calls)
+                _save(known)
+    return known[key].name
+
+
+def is_allowed() -> bool:
+    """Return whether calls may be measured: FEDATTUNE_MEASURE is not `off`."""
+    return os.environ.get("FEDATTUNE_MEASURE", "").lower() != "off"
+
+
+def find_choices() -> dict[str, Choice]:
+    """Return what was chosen on this machine so far, by operation and sizes."""
+    return dict(_known()) if is_allowed() else {}
+
+
+_lock = threading.Lock()
+
+
+def _measure(calls: Mapping[str, Callable[[], object]]) -> Choice:
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    begun = time.perf_counter()
+    for repeat in range(REPEATS + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            took = time.perf_counter() - start
+            if repeat:  # the first call prepares
+                times[name].append(took)
+        if repeat and time.perf_counter() - begun > MAX_SECONDS:
+            break
+    seconds = {name: statistics.median(taken) for name, taken in times.items()}
+    plain, fastest = next(iter(calls)), min(seconds, key=lambda name: seconds[name])
+    return Choice(fastest if seconds[fastest] * MIN_GAIN < seconds[plain] else plain, seconds)
+
+
+@cache
+def describe_machine() -> str:
+    """Describe what choices depend on: processor, cores, and PyTorch's version."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text("utf-8"))
+        name = found[1].strip() if found else name
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores, PyTorch {torch.__version__}"
+
+
+def choices_path() -> Path | None:
+    """Return the file of the choices; None if nothing is cached."""
+    folder = find_cache_folder()
+    return folder / FILE_NAME if folder else None
+
+
+@cache
+def _known() -> dict[str, Choice]:
+    """Read the choices of this machine, once per process; none from a damaged file."""
+    path = choices_path()
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        mine = json.loads(path.read_text("utf-8"))[describe_machine()] if path else {}
+        return {key: Choice(name, dict(seconds)) for key, (name, seconds) in mine.items()}
+    return {}
+
+
+def _save(known: Mapping[str, Choice]) -> None:
+    """Keep the choices beside those of other machines; a folder that cannot be written costs the measuring alone."""
+    path = choices_path()
+    if path is None:
+        return
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        machine, everything, mine = describe_machine(), {}, {}
+        with suppress(OSError, ValueError, TypeError):
+            everything = dict(json.loads(path.read_text("utf-8")))
+            mine = dict(everything.get(machine, {}))
+        everything[machine] = {**mine, **known}
+        with replace_atomically(path) as new:
+            new.write_text(json.dumps(everything, indent=1) + "\n", "utf-8")
