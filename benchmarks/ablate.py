@@ -100,7 +100,7 @@ RULES = (
     Rule("gathering ahead", ((runner, "GATHER_BYTES", 1),), SMALL),
     Rule("channels-last pooling", ((kernels, "_channels_last", lambda x: x),), ("W5",)),
     Rule("linear layers by the measured library", ((dense, "linear", linear),), ("W6",)),
-    Rule("large parts alone", ((evaluator, "LARGE_PART_SAMPLES", 1 << 62),), ("W6",)),
+    Rule("large parts alone", ((evaluator, "LARGE_PART_WORK", 1 << 62),), ("W6",)),
     Rule("inputs in memory", ((evaluator, "INPUT_CACHE_BYTES", 0),), ("W6",)),
 )
 

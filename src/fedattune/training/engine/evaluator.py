@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...core.hardware import balance, count_parallel_groups, run_parallel
+from ...core.hardware import MIN_PARALLEL_WORK, balance, count_parallel_groups, run_parallel, use_threads
 from ...core.params import Params
 from ...core.task import Task
 from ...data import Federation
@@ -25,8 +25,9 @@ INPUT_CACHE_BYTES = 1 << 28
 """Model inputs of an evaluated part that stay in memory between rounds, if they take less than this."""
 
 
-LARGE_PART_SAMPLES = 256
-"""Samples from which a client's part is evaluated alone: the operations of one model are large enough then."""
+LARGE_PART_WORK = 1 << 23
+"""Samples times parameters from which a client's part is evaluated alone: to call a model takes as long as these
+products."""
 
 
 class Evaluator:
@@ -87,12 +88,16 @@ class Evaluator:
     ) -> None:
         """Evaluate clients with small parts: clients with similar numbers of samples form one batch of models."""
         predict = vmap(self._tasks[0].predict, randomness="different")
-        for block in blocks:
-            x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
-            logits = predict(params.rows(block.rows), buffers.rows(block.rows), x)
-            correct, losses = score_samples(logits.flatten(0, 1), block.y.flatten())
-            scores.loss[block.rows] = losses.view_as(block.real).masked_fill(~block.real, 0).sum(1).double()
-            scores.correct[block.rows] = (correct.view_as(block.real) & block.real).sum(1)
+        work = self._tasks[0].params.numel() * max((block.samples.numel() for block in blocks), default=0)
+        with use_threads(1 if work < MIN_PARALLEL_WORK else self._cores):
+            for block in blocks:
+                x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
+                logits = predict(params.rows(block.rows), buffers.rows(block.rows), x)
+                correct, losses = score_samples(logits.flatten(0, 1), block.y.flatten())
+                scores.loss[block.rows] = (
+                    losses.view_as(block.real).masked_fill(~block.real, 0).sum(1).double()
+                )
+                scores.correct[block.rows] = (correct.view_as(block.real) & block.real).sum(1)
 
     def _gather(self, part: EvalPart, ids: list[int]) -> "_EvalSamples":
         """Gather the part's samples of clients `ids`; keep them until other clients are evaluated."""
@@ -102,7 +107,8 @@ class Evaluator:
             samples = [parts[i] for i in ids]
             size = math.prod(self.federation.input_shape) * self.dtype.itemsize
             keep = sum(len(s) for s in samples) * size < INPUT_CACHE_BYTES
-            large = [self.is_serial or len(s) >= LARGE_PART_SAMPLES for s in samples]
+            n_params = self._tasks[0].params.numel()
+            large = [self.is_serial or len(s) * n_params >= LARGE_PART_WORK for s in samples]
             large_parts = [
                 self._load_part(row, s, keep) for row, s in enumerate(samples) if large[row] and len(s)
             ]

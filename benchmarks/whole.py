@@ -1,0 +1,125 @@
+"""W11: the whole of `fedattune compare`, from the start of its process to its report, beside its training steps alone.
+
+A fresh process runs the command in one process of its own. The clock of `training` runs inside `engine.train`, but not
+while a step is recorded, which happens once per method. The rest is the start of Python and PyTorch, data, recording,
+server, evaluation, storage and the report.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from . import machine
+from .measure import Case, Figures, Setting, Skip, Target
+
+METHODS = "local,fedavg,fedmcsa,pfedme"
+
+EXPERIMENTS: dict[str, tuple[str, ...]] = {
+    "digits": ("--data", "digits", "--partition", "dirichlet", "--clients", "20", "--model", "dnn"),
+    "synthetic": ("--data", "synthetic", "--set", "synthetic.clients=100", "--model", "mlr"),
+    "mnist": ("--data", "mnist", "--partition", "dirichlet", "--clients", "20", "--model", "dnn", "--epochs", "1",
+              "--batch-size", "10"),
+}  # fmt: skip
+
+ROUNDS = 100
+
+
+class _Clock:
+    """Sum the seconds inside calls of a function, but not inside calls of another one."""
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+
+    def around(self, function: Callable[..., Any], sign: int = 1) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            wall, cpu = time.perf_counter(), time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.wall += sign * (time.perf_counter() - wall)
+                self.cpu += sign * (time.process_time() - cpu)
+
+        return timed
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command in this process; print the seconds of the process and of its training."""
+    from fedattune.cli import main as run
+    from fedattune.training.engine.recorder import StepRecorder
+    from fedattune.training.engine.vectorized import VectorizedEngine
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--born", type=float)
+    given, command = parser.parse_known_args(arguments)
+    training, recording = _Clock(), _Clock()
+    VectorizedEngine.train = training.around(VectorizedEngine.train)  # type: ignore[method-assign]
+    StepRecorder.step = recording.around(StepRecorder.step)  # type: ignore[method-assign]
+    code = run(command)
+    if code:
+        raise SystemExit(code)
+    times = {
+        "wall": time.time() - given.born,
+        "cpu": time.process_time(),
+        "training": training.wall - recording.wall,
+        "training cpu": training.cpu - recording.cpu,
+        "recording": recording.wall,
+    }
+    print(json.dumps(times))
+
+
+def _run(name: str, setting: Setting) -> Figures:
+    if name == "mnist" and not (os.environ.get("FEDATTUNE_DATA") or setting.quick):
+        raise Skip("FEDATTUNE_DATA names no folder with MNIST")
+    rounds = "2" if setting.quick else str(ROUNDS)
+    line = [
+        "compare",
+        "--algorithms",
+        METHODS,
+        *EXPERIMENTS[name],
+        "--rounds",
+        rounds,
+        "--processes",
+        "1",
+        "--quiet",
+    ]
+    if setting.quick:
+        line = ["compare", "--algorithms", "fedmcsa", "--data", "digits", "--clients", "2", "--rounds", "2",
+                "--processes", "1", "--quiet"]  # fmt: skip
+    found = []
+    for _ in range(setting.repeats or (1 if setting.quick else 3)):
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(
+                machine.fresh("benchmarks.whole", "--born", str(time.time()), *line, "--out", f"{folder}/o")
+            )
+    values = {
+        "compare": {
+            "CPU s": min(one["cpu"] for one in found),
+            "recording s": min(one["recording"] for one in found),
+        },
+        "training": {"CPU s": min(one["training cpu"] for one in found)},
+    }
+    return Figures(
+        f"W11-{name}",
+        f"{' '.join(line[:-3])}: the whole process beside its training",
+        {"training": [one["training"] for one in found], "compare": [one["wall"] for one in found]},
+        floor="training",
+        targets=(Target("compare", "training", 1.5),),
+        values=values,
+        paired=True,
+    )
+
+
+CASES = tuple(
+    Case(f"W11-{name}", f"the whole of compare on {name}, {ROUNDS} rounds", partial(_run, name))
+    for name in EXPERIMENTS
+)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
