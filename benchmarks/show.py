@@ -14,8 +14,7 @@ from rich.table import Table
 from .measure import Figures, Target
 
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
-COLUMNS = ("case", "way", "median", "quartiles", "x floor", "targets", "peak MB", "measured")
-HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
+HEAD = "| case | floor | times the floor | missed targets | measured |\n|---|---|---|---|---|\n"
 
 
 def sort_key(name: str) -> int:
@@ -116,29 +115,44 @@ def as_json(facts: Mapping[str, Any], measured: Sequence[Figures], skipped: Mapp
     return json.dumps({**facts, "cases": cases, "skipped": dict(skipped)}, indent=1) + "\n"
 
 
+def _summarize(figures: Figures, date: str) -> str:
+    """Return one row of the docs: the floor's seconds, how long every way takes beside it, and missed targets."""
+    ours = {target.way for target in figures.targets}
+    ways = [way for way in figures.seconds if way != figures.floor and figures.seconds[way]]
+    known = figures.floor is not None and bool(figures.seconds.get(figures.floor))
+    floor = format_seconds(figures.median(str(figures.floor))) if known else ""
+    if known:
+        times = [f"{way} {figures.ratio(way, str(figures.floor)):.2f}" for way in ways]
+    else:
+        times = [f"{way} {format_seconds(figures.median(way))}" for way in ways]
+    times = [f"**{text}**" if way in ours else text for way, text in zip(ways, times, strict=True)]
+    got = {target: figures.reached(target) for target in figures.targets}
+    missed = [t for t, value in got.items() if value is None or value > t.at_most]
+    verdict = "; ".join(describe_target(figures, target) for target in missed)
+    return f"| {figures.name} | {floor} | {', '.join(times)} | {verdict.replace(', missed', '')} | {date} |"
+
+
 def write_docs(path: Path, facts: Mapping[str, Any], measured: Sequence[Figures]) -> None:
-    """Replace the rows of the measured cases between the markers; other rows keep their dates.
+    """Replace the rows of the measured cases in this machine's table between the markers; other rows keep their dates.
 
     Raises:
         ValueError: the markers are missing.
     """
     text = path.read_text("utf-8")
     before, begin, rest = text.partition(BEGIN)
-    table, end, after = rest.partition(END)
+    tables, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{path} lacks the lines {BEGIN} and {END}; put them where the table belongs")
-    groups: dict[str, list[str]] = {}
-    for line in table.splitlines():
-        name = re.match(r"\| (\S+) \|", line)
-        if name and name[1] != COLUMNS[0]:
-            groups.setdefault(name[1], []).append(line)
+        raise ValueError(f"{path} lacks the lines {BEGIN} and {END}; put them where the tables belong")
+    machines: dict[str, dict[str, str]] = {}
+    for section in tables.split("### ")[1:]:
+        machine, *lines = section.splitlines()
+        found = ((re.match(r"\| (\S+) \|", line), line) for line in lines)
+        machines[machine] = {name[1]: line for name, line in found if name and name[1] != "case"}
     place = facts["cpu"] if facts["device"] == "cpu" else facts["device"]
-    load = f", load {facts['load'][0]:.1f} before" if facts["load"] else ""
-    when = f"{facts['date'][:10]}, {facts['threads']} threads, {place}{load}"
-    for f in measured:
-        lines = [f"| {f.name} | *{f.about}* | | | | | | {when} |"]
-        lines += [f"| {f.name} | {' | '.join(row)} | |" for row in _rows(f)]
-        lines += [f"| {f.name} | {way} | | | | {why} | | |" for way, why in f.skipped.items()]
-        groups[f.name] = lines
-    body = "".join(line + "\n" for name in sorted(groups, key=sort_key) for line in groups[name])
-    path.write_text(f"{before}{BEGIN}\n\n{HEAD}{body}\n{END}{after}", "utf-8")
+    rows = machines.setdefault(f"{place}, {facts['threads']} threads", {})
+    rows |= {f.name: _summarize(f, facts["date"][:10]) for f in measured}
+    body = "".join(
+        f"### {machine}\n\n{HEAD}{''.join(one[name] + chr(10) for name in sorted(one, key=sort_key))}\n"
+        for machine, one in machines.items()
+    )
+    path.write_text(f"{before}{BEGIN}\n\n{body}{END}{after}", "utf-8")

@@ -15,7 +15,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import floors, gpu, in_jax, machine, measure, problems, show, training
+from benchmarks import ablate, floors, gpu, in_jax, machine, measure, problems, show, training
 from benchmarks.__main__ import all_cases, main, select_cases
 from benchmarks.measure import Figures, Setting, Target, Workload
 
@@ -43,11 +43,11 @@ def test_every_workload_runs_and_all_ways_of_training_agree(tmp_path: Path) -> N
     """The cases check by themselves that all ways train the same models from the same batches."""
     file = tmp_path / "figures.json"
     # One process for all: to start one takes longer than most workloads.
-    run("--quick", "--json", str(file), *(f"W{k}" for k in range(1, 8)), "W8-ditto", "W9", "W10")
+    run("--quick", "--json", str(file), *(f"W{k}" for k in range(1, 8)), "W8-ditto", "W9", "W10", "W11")
     said = json.loads(file.read_text("utf-8"))
     cases = {case["name"]: case for case in said["cases"]}
     names = {"W1", "W2", "W3-mlr", "W3-dnn", "W4-mlr", "W4-dnn", "W5-10", "W5-50", "W6-mlr", "W6-dnn"}
-    assert names | {"W7-mcsa-dnn", "W8-ditto", "W9-commands"} <= set(cases)
+    assert names | {"W7-mcsa-dnn", "W8-ditto", "W9-commands", "W11-digits"} <= set(cases)
     assert all(s > 0 for case in cases.values() for samples in case["seconds"].values() for s in samples)
     for name in names:
         ways = {"floor", "auto"}
@@ -62,6 +62,24 @@ def test_every_workload_runs_and_all_ways_of_training_agree(tmp_path: Path) -> N
     assert said["gflops"] > 0
     assert said["versions"]["torch"] == torch.__version__
     assert torch.cuda.is_available() != ("W10-W1" in said["skipped"])
+
+
+def test_every_rule_can_be_switched_off(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    run("--quick", "--json", str(file), "ablate-W1", "ablate-W5-10", "ablate-pfedme-dnn", "ablate-W6-mlr")
+    cases = {case["name"]: case for case in json.loads(file.read_text("utf-8"))["cases"]}
+    ways = {way for case in cases.values() for way in (*case["seconds"], *case["values"])}
+    lanes = "several clients in a lane"  # workloads with clients of unequal size
+    assert {rule.name for rule in ablate.RULES} | set(ablate.PROCESS_RULES) | {ablate.ALL} == ways | {lanes}
+    assert not [case for case in select_cases(all_cases(), []) if case.name.startswith("ablate")]
+
+
+@pytest.mark.parametrize("rule", ablate.RULES, ids=lambda rule: rule.name)
+def test_a_rule_is_off_inside_the_block_alone(rule: ablate.Rule) -> None:
+    before = [getattr(owner, name) for owner, name, _ in rule.off]
+    with rule.switched_off():
+        assert all(getattr(owner, name) is value for owner, name, value in rule.off)
+    assert before == [getattr(owner, name) for owner, name, _ in rule.off]
 
 
 @pytest.mark.deployed
@@ -193,13 +211,17 @@ def test_the_table_in_the_docs_changes_only_where_something_was_measured(tmp_pat
         page, facts, [replace(figures(), name="no-number"), figures(), replace(figures(), name="W10-a")]
     )
     first = page.read_text("utf-8")
-    assert "| W2 | auto | 1.2 s | 500 ms - 4 s | 0.50 | <= 0.45 x floor: 0.5, missed;" in first
+    missed = "<= 0.45 x floor: 0.5; <= 1 x jax: not measured"
+    row = f"| **auto 0.50** | {missed} | 2026-01-02 |"
+    assert row in first
     show.write_docs(page, {**facts, "date": "2026-05-06"}, [replace(figures(), name="W1")])
+    show.write_docs(page, {**facts, "cpu": "Another"}, [replace(figures(), name="W1")])
     second = page.read_text("utf-8")
-    rows = re.findall(r"^\| ([\w-]+) \|", second, re.MULTILINE)[1:]
-    assert rows == ["W1"] * 4 + ["W2"] * 4 + ["W10-a"] * 4 + ["no-number"] * 4
-    assert "| 2026-05-06, 2 threads, A CPU, load 0.2 before |" in second
-    assert second.count("2026-01-02") == 3
+    of_cpu, of_another = second.split("### ")[1:]
+    assert re.findall(r"^\| ([\w-]+) \|", of_cpu, re.MULTILINE) == ["case", "W1", "W2", "W10-a", "no-number"]
+    assert re.findall(r"^\| ([\w-]+) \|", of_another, re.MULTILINE) == ["case", "W1"]
+    assert of_cpu.startswith("A CPU, 2 threads\n")
+    assert (second.count("2026-01-02"), second.count("2026-05-06")) == (4, 1)
     assert second.startswith("before\n")
     assert second.endswith("\nafter\n")
     page.write_text("no marks", "utf-8")

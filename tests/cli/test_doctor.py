@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import Done, environment
+from fedattune.core import measured
 from fedattune.experiments import doctor
 from fedattune.experiments.doctor import EXTRAS, NEEDED_PACKAGES, examine
 
@@ -113,3 +115,22 @@ def test_a_folder_that_cannot_be_written_to_is_named(work: Path) -> None:
     assert doctor._find_write_error(work / "a" / "b") == ""
     (work / "file").touch()
     assert doctor._find_write_error(work / "file") == os.strerror(20)
+
+
+def test_it_tells_which_calls_are_fastest_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def describe() -> doctor.Finding:
+        return next(one for one in examine(quick=True) if one.name == "fastest calls")
+
+    assert "FEDATTUNE_MEASURE is off" in describe().value
+    monkeypatch.setenv("FEDATTUNE_MEASURE", "on")
+    monkeypatch.setenv("FEDATTUNE_CACHE", str(tmp_path))
+    measured._known.cache_clear()
+    assert describe().value.startswith("none measured yet")
+    for size in (1, 2):
+        measured.choose("linear", (size,), {"PyTorch": lambda: time.sleep(0.01), "oneDNN": lambda: None})
+    found = describe()
+    measured._known.cache_clear()
+    assert found.value == "linear by oneDNN (2 sizes)"
+    assert found.facts["machine"] == measured.describe_machine()
+    assert found.facts["file"] == str(tmp_path / "choices.json")
+    assert all(choice["seconds"]["PyTorch"] > 0.009 for choice in found.facts["choices"].values())

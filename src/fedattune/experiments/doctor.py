@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,7 @@ def examine(*, quick: bool = False) -> list[Finding]:
     ]
     if not quick:
         checks.append(_train_tiny_run)
+    checks.append(_describe_choices)  # the run measures some
     findings: list[Finding] = []
     for check in checks:
         try:
@@ -252,6 +254,27 @@ def _check_data_folder() -> Finding:
         else f"{path}: empty"
     )
     return Finding("data folder", "ok", text, facts={"folder": str(path), "names": names})
+
+
+def _describe_choices() -> Finding:
+    """Tell which calls were measured as the fastest on this machine; the facts have the times."""
+    if not _can_import_torch():
+        return Finding("fastest calls", "note", "unknown without PyTorch")
+    from ..core.measured import choices_path, describe_machine, find_choices, is_allowed
+
+    if not is_allowed():
+        return Finding("fastest calls", "ok", "not measured: FEDATTUNE_MEASURE is off")
+    choices = find_choices()
+    counts = Counter((what.partition(" ")[0], choice.name) for what, choice in choices.items())
+    found = ", ".join(f"{what} by {name} ({n} sizes)" for (what, name), n in sorted(counts.items()))
+    facts = {
+        "machine": describe_machine(),
+        "file": str(choices_path() or ""),
+        "choices": {what: choice._asdict() for what, choice in choices.items()},
+    }
+    return Finding(
+        "fastest calls", "ok", found or "none measured yet; a run measures what it needs", facts=facts
+    )
 
 
 def _train_tiny_run() -> Finding:
