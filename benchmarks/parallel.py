@@ -20,7 +20,7 @@ from .measure import Case, Figures, Setting, Target
 
 METHODS = "local,fedavg,fedmcsa,pfedme"
 EXPERIMENTS = {
-    "digits": ("--data", "digits", "--model", "dnn", "--clients", "20", "--rounds", "150"),
+    "digits": ("--data", "digits", "--model", "dnn", "--clients", "20", "--rounds", "150", "--seeds", "3"),
     "synthetic": ("--data", "synthetic", "--set", "synthetic.clients=30", "--model", "mlr", "--rounds", "60"),
     "cnn": (
         "--data",
