@@ -97,7 +97,6 @@ RULES = (
     Rule("TorchScript loop", ((recorder, "_script", lambda step, *_: step),), SMALL),
     Rule("groups in threads", ((vectorized, "pack_lanes", _one_group),), SMALL),
     Rule("several clients in a lane", ((vectorized, "pack_lanes", _lane_each),), ("W3", "W4")),
-    Rule("gathering ahead", ((runner, "GATHER_BYTES", 1),), SMALL),
     Rule("channels-last pooling", ((kernels, "_channels_last", lambda x: x),), ("W5",)),
     Rule("linear layers by the measured library", ((dense, "linear", linear),), ("W6",)),
     Rule("large parts alone", ((evaluator, "LARGE_PART_WORK", 1 << 62),), ("W6",)),

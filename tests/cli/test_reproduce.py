@@ -226,7 +226,7 @@ def test_it_goes_on_where_it_stopped(
 def test_coarser_products_are_runs_of_their_own_and_the_table_says_so(
     cli: Cli, work: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedattune.core.hardware._has_cpu_bfloat16", lambda: True)
+    monkeypatch.setattr("fedattune.core.hardware.has_cpu_bfloat16", lambda: True)
     one = ("reproduce", small, "--cells", "few", "--seeds", 1, "--no-search", "--processes", 1, "--quiet")
     assert cli(*one, "--mixed-precision", "bfloat16").code == 0
     folder = work / "results" / "small"

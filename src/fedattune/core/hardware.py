@@ -126,13 +126,14 @@ def check_device(settings: Settings) -> None:
             f"mixed_precision: {settings.mixed_precision} goes with dtype float32, got {settings.dtype}"
         )
     where = resolve_device(settings).type
-    if not (torch.cuda.is_bf16_supported() if where == "cuda" else _has_cpu_bfloat16()):
+    if not (torch.cuda.is_bf16_supported() if where == "cuda" else has_cpu_bfloat16()):
         raise ConfigError(
             f"mixed_precision: the {where} here has no {settings.mixed_precision} arithmetic; leave it off"
         )
 
 
-def _has_cpu_bfloat16() -> bool:
+def has_cpu_bfloat16() -> bool:
+    """Tell whether the processor multiplies matrices in bfloat16."""
     return any(has_type for name, has_type in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 

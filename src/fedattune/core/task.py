@@ -1,6 +1,7 @@
 """Turn a model and its loss into pure functions of parameters and buffers."""
 
 import copy
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -168,8 +169,11 @@ class Task:
         def loss(w: Params) -> tuple[Tensor, Params]:
             # Modules write buffers in place; a copy keeps this a pure function.
             changed = buffers.map(torch.clone)
-            with torch.autocast(
-                batch[0].device.type, torch.bfloat16, enabled=self.mixed_precision, cache_enabled=False
+            device = batch[0].device.type
+            with (
+                torch.autocast(device, torch.bfloat16, cache_enabled=False)
+                if self.mixed_precision
+                else nullcontext()
             ):
                 output = functional_call(self.model, {**w, **changed}, (batch[0],))
                 return objective(output, batch), changed

@@ -206,8 +206,6 @@ def test_operations_of_a_round_do_not_grow_with_the_clients_and_few_with_the_ste
     assert few.operations.total() == many.operations.total()
     per_step = (longer.operations.total() - few.operations.total()) / 4
     assert 10 <= per_step <= 40, longer.operations  # 38 when this was written, views included
-    # Small batches are gathered several steps ahead.
-    assert longer.operations["aten.index_select.default"] == few.operations["aten.index_select.default"]
 
 
 def test_a_round_never_copies_the_data_set() -> None:

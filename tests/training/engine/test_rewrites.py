@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import grad
+from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedattune.core.task import compute_sample_losses
+from fedattune import Params
+from fedattune.core.task import Task, compute_sample_losses
 from fedattune.training.engine.product_reuse import reuse_products
 from fedattune.training.engine.rewrites import fuse, simplify
 
@@ -135,3 +136,42 @@ def test_a_product_is_taken_in_the_order_that_was_measured(
     assert seen == [("bmm", (3, 20, 60, 10))]
     assert used[aten.bmm.default] == (faster == "plain")
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_rewritten_step_stays_on_the_device_of_its_tensors(device: str) -> None:
+    """Without a GPU, `meta` stands for a device that is not the CPU: it refuses tensors of the CPU."""
+    layers = (
+        nn.Conv2d(1, 8, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(72, 5),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    )
+    task = Task(nn.Sequential(*layers))
+    names = list(task.params)
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        def one(w: Params, *batch: Tensor) -> Params:
+            for _ in range(3):
+                w = w - 0.1 * (task.gradient(w, Params(), batch)[0] + 0.5 * w)
+            return w
+
+        w = Params(dict(zip(names, tensors, strict=False)))
+        return list(vmap(one)(w, *tensors[len(names) :]).values())
+
+    params = [torch.zeros(2, *task.params[name].shape, device=device) for name in names]
+    x = torch.zeros(2, 4, 1, 8, 8, device=device)
+    batch = [x, torch.zeros(2, 4, dtype=torch.int64, device=device), torch.ones(2, 4, device=device)]
+    traced = make_fx(step)(*params, *batch)
+    simplify(traced.graph)
+    reuse_products(traced.graph)
+    fuse(traced.graph)
+    traced.recompile()
+    assert [(new.shape, new.device.type) for new in traced(*params, *batch)] == [
+        (p.shape, device) for p in params
+    ]
+    devices = {n.kwargs["device"].type for n in traced.graph.nodes if "device" in n.kwargs}
+    assert devices == {device}

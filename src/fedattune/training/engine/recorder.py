@@ -43,7 +43,6 @@ class StepLoop(nn.Module):
         self,
         first: int,
         last: int,
-        ahead: int,
         ready: list[Tensor],
         moving: list[Tensor],
         samples: StoredSamples,
@@ -56,7 +55,6 @@ class StepLoop(nn.Module):
         Args:
             first: number of the first step.
             last: number after the last step.
-            ahead: number of steps whose inputs are gathered in one call.
             ready: constant inputs of the body.
             moving: leaves that the steps change.
             samples: all samples.
@@ -68,12 +66,8 @@ class StepLoop(nn.Module):
             The moving leaves after the last step.
         """
         x, shift, scale = samples
-        block = x
         for t in range(first, last):
-            offset = (t - first) % ahead
-            if offset == 0:
-                block = gather(x, index[t : min(t + ahead, last)], shift, scale, self.dtype)
-            batch = [block[offset], labels[t]]
+            batch = [gather(x, index[t], shift, scale, self.dtype), labels[t]]
             if weights is not None:
                 batch.append(weights[t])
             moving = self.body(ready, moving, batch)
@@ -201,7 +195,7 @@ def _replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors)
     twice = [torch.stack([t, t]) for t in (index, y, *weights)]
     samples = (x.flatten(0, y.dim() - 1), None, None)
     results: Sequence[Tensor] = step.run_steps(
-        0, 2, 2, ready, current, samples, *twice[:2], twice[2] if weights else None
+        0, 2, ready, current, samples, *twice[:2], twice[2] if weights else None
     )
     return results
 

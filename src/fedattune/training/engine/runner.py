@@ -1,6 +1,5 @@
 """Run the local steps of several clients: side by side as one batch of models, or one client after the other."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -82,10 +81,6 @@ def batch_indices(lanes: Lanes, batches: Sequence[Index]) -> Index:
     return index
 
 
-GATHER_BYTES = 1 << 20
-"""Bytes of batches that are gathered in one call: they stay in a core's cache until their step."""
-
-
 MAX_STEPS_PER_CALL = 1 << 10
 """Steps of one call; a second Ctrl-C waits for the end of a call."""
 
@@ -108,8 +103,6 @@ class BatchSequence:
         self._samples, self._index = federation.samples(dtype), index.clamp_min(0)
         self._labels, self._weights = federation.y[self._index], (index >= 0).to(dtype)
         self._features = partial(federation.features, dtype=dtype)
-        size = index[0].numel() * math.prod(federation.input_shape) * dtype.itemsize
-        self._ahead = max(1, GATHER_BYTES // size)
 
     def gather(self, t: int) -> tuple[Tensor, ...]:
         """Gather the batch of step t: inputs, labels, and weights if there is padding."""
@@ -122,7 +115,7 @@ class BatchSequence:
         """Run the steps `first` to `last` - 1, which either all have padding or all have none."""
         weights = self._weights if self.padded[first] else None
         moved: list[Tensor] = step.run_steps(
-            first, last, self._ahead, ready, moving, self._samples, self._index, self._labels, weights
+            first, last, ready, moving, self._samples, self._index, self._labels, weights
         )
         return moved
 
