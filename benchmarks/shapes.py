@@ -66,7 +66,7 @@ def _calls(problem: Problem, models: int, batch: int) -> list[Call]:
 
 def _linear(layer: nn.Linear, x: Tensor, models: int, is_first: bool) -> list[Call]:
     inputs = x.expand(models, *x.shape).contiguous()
-    weight = layer.weight.detach().expand(models, *layer.weight.shape).contiguous()
+    weight = layer.weight.detach().repeat(models, 1, 1)
     errors = torch.zeros(models, len(x), layer.out_features)
     calls: list[Call] = [
         lambda: torch.bmm(inputs, weight.transpose(1, 2)),
