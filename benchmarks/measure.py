@@ -137,7 +137,7 @@ class Figures:
 
     def ratio(self, way: str, against: str) -> float:
         """Return the time of one way over another: the median over paired rounds, else the ratio of medians."""
-        if self.paired and len(self.seconds.get(against, ())) == len(self.seconds[way]):
+        if self.paired and against in self.seconds:
             pairs = zip(self.seconds[way], self.seconds[against], strict=True)
             return statistics.median(a / b for a, b in pairs)
         return self.median(way) / self.median(against)

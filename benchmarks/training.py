@@ -13,12 +13,11 @@ from fedattune.client import SGD
 from fedattune.training.engine import make_engine
 from fedattune.training.engine.base import ClientInputs
 
-from . import in_jax, machine
+from . import in_jax
 from .floors import Train, plain
 from .manual import by_hand
 from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure
 from .problems import Problem, dirichlet, even, synthetic
-from .shapes import bare_products
 
 EngineName = Literal["auto", "vectorized", "sequential"]
 
@@ -178,19 +177,7 @@ def _case(name: str, targets: tuple[Target, ...], repeats: int, engines: tuple[E
 
     def run(setting: Setting) -> Figures:
         problem = on(make(setting.quick), setting)
-        if setting.only == "products":
-            return measure(
-                Workload(name, about, {"products": bare_products(problem)}, floor="products"), setting
-            )
-        figures = measure(training(name, about, problem, targets, repeats, engines), setting)
-        if setting.only or setting.device.type != "cpu":
-            return figures
-        # In a process of their own: beside JAX, they leave PyTorch's threads in a state that slows down the others.
-        quick = ["--quick"] if setting.quick else []
-        bare = machine.fresh(
-            "benchmarks", name, "--alone", "products", "--threads", str(torch.get_num_threads()), *quick
-        )
-        return replace(figures, seconds={**figures.seconds, "products": bare["seconds"]})
+        return measure(training(name, about, problem, targets, repeats, engines), setting)
 
     return Case(name, about, run)
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # the order of a sum depends on the number of threads
+os.environ["FEDATTUNE_MEASURE"] = "off"  # a measured choice may differ between two processes
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import torch
