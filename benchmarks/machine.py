@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedattune.core.hardware import find_processor_name
+
 
 class Rates(NamedTuple):
     """Measured rates: floating-point operations and bytes (read and written) per second."""
@@ -82,7 +84,7 @@ def facts(threads: int, device: torch.device, rates: Rates) -> dict[str, Any]:
     packages = ("torch", "numpy", "jax", "jaxlib", "fedattune")
     return {
         "date": dt.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
+        "cpu": find_processor_name(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cores": os.cpu_count(),
         "threads": threads,
@@ -92,13 +94,6 @@ def facts(threads: int, device: torch.device, rates: Rates) -> dict[str, Any]:
         "gflops": rates.flops / 1e9,
         "copy_gb_per_s": rates.bytes / 1e9,
     }
-
-
-def cpu_model() -> str:
-    """Return the processor's name."""
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.*)", info.read_text("utf-8")) if info.exists() else None
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str | None:

@@ -223,12 +223,11 @@ def measure(workload: Workload, setting: Setting) -> Figures:
 def timed(way: Way, round_: int, device: torch.device) -> tuple[float, Any]:
     """Run one round, and return its seconds, including pending work of a GPU, and its result."""
     machine.wait(device)
-    if (
-        device.type == "cpu"
-    ):  # the threads of the way before wait for more work, on the cores that this way needs
-        until = time.perf_counter() + REST_S
-        while time.perf_counter() < until:  # busy, as the main thread of a run is
-            pass
+    # The threads of the way before wait for more work, on the cores that this way needs. The main thread stays busy, as
+    # in a run.
+    until = time.perf_counter() + (REST_S if device.type == "cpu" else 0.0)
+    while time.perf_counter() < until:
+        pass
     start = time.perf_counter()
     result = way(round_)
     machine.wait(device)

@@ -17,8 +17,7 @@ from typing import Any
 
 from . import machine
 from .measure import Case, Figures, Setting, Skip, Target
-
-METHODS = "local,fedavg,fedmcsa,pfedme"
+from .parallel import METHODS
 
 EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "digits": ("--data", "digits", "--partition", "dirichlet", "--clients", "20", "--model", "dnn"),
@@ -31,19 +30,19 @@ ROUNDS = 100
 
 
 class _Clock:
-    """Sum the seconds inside calls of a function, but not inside calls of another one."""
+    """Sum the seconds inside calls of a function."""
 
     def __init__(self) -> None:
         self.wall = self.cpu = 0.0
 
-    def around(self, function: Callable[..., Any], sign: int = 1) -> Callable[..., Any]:
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             wall, cpu = time.perf_counter(), time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.wall += sign * (time.perf_counter() - wall)
-                self.cpu += sign * (time.process_time() - cpu)
+                self.wall += time.perf_counter() - wall
+                self.cpu += time.process_time() - cpu
 
         return timed
 
@@ -57,8 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--born", type=float)
     given, command = parser.parse_known_args(arguments)
-    training, recording = _Clock(), _Clock()
+    training, recording, evaluation = _Clock(), _Clock(), _Clock()
     VectorizedEngine.train = training.around(VectorizedEngine.train)  # type: ignore[method-assign]
+    VectorizedEngine.evaluate = evaluation.around(VectorizedEngine.evaluate)  # type: ignore[method-assign]
     StepRecorder.step = recording.around(StepRecorder.step)  # type: ignore[method-assign]
     code = run(command)
     if code:
@@ -69,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "training": training.wall - recording.wall,
         "training cpu": training.cpu - recording.cpu,
         "recording": recording.wall,
+        "evaluation": evaluation.wall,
     }
     print(json.dumps(times))
 
@@ -77,20 +78,10 @@ def _run(name: str, setting: Setting) -> Figures:
     if name == "mnist" and not (os.environ.get("FEDATTUNE_DATA") or setting.quick):
         raise Skip("FEDATTUNE_DATA names no folder with MNIST")
     rounds = "2" if setting.quick else str(ROUNDS)
-    line = [
-        "compare",
-        "--algorithms",
-        METHODS,
-        *EXPERIMENTS[name],
-        "--rounds",
-        rounds,
-        "--processes",
-        "1",
-        "--quiet",
-    ]
+    methods, data = METHODS, EXPERIMENTS[name]
     if setting.quick:
-        line = ["compare", "--algorithms", "fedmcsa", "--data", "digits", "--clients", "2", "--rounds", "2",
-                "--processes", "1", "--quiet"]  # fmt: skip
+        methods, data = "fedmcsa", ("--data", "digits", "--clients", "2")
+    line = ["compare", "--algorithms", methods, *data, "--rounds", rounds, "--processes", "1", "--quiet"]
     found = []
     for _ in range(setting.repeats or (1 if setting.quick else 3)):
         with tempfile.TemporaryDirectory() as folder:
@@ -101,6 +92,7 @@ def _run(name: str, setting: Setting) -> Figures:
         "compare": {
             "CPU s": min(one["cpu"] for one in found),
             "recording s": min(one["recording"] for one in found),
+            "evaluation s": min(one["evaluation"] for one in found),
         },
         "training": {"CPU s": min(one["training cpu"] for one in found)},
     }

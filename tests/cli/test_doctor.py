@@ -134,3 +134,12 @@ def test_it_tells_which_calls_are_fastest_here(monkeypatch: pytest.MonkeyPatch, 
     assert found.facts["machine"] == measured.describe_machine()
     assert found.facts["file"] == str(tmp_path / "choices.json")
     assert all(choice["seconds"]["PyTorch"] > 0.009 for choice in found.facts["choices"].values())
+
+
+@pytest.mark.parametrize("has_it", [False, True])
+def test_it_suggests_bfloat16_where_the_processor_has_it(
+    has_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedattune.core.hardware.has_cpu_bfloat16", lambda: has_it)
+    (found,) = (one for one in examine(quick=True) if one.name == "bfloat16")
+    assert ("--mixed-precision bfloat16" in found.value) == has_it

@@ -51,10 +51,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     some = input[: _measured_rows(weight)]
     calls = {
         PYTORCH: lambda: functional.linear(some, weight, bias),
-        ONEDNN: lambda: multiply_by_onednn(some, weight, bias),
+        ONEDNN: lambda: _multiply_by_onednn(some, weight, bias),
     }
     if choose("linear", (len(input), *weight.shape), calls) == ONEDNN:
-        return multiply_by_onednn(input, weight, bias)
+        return _multiply_by_onednn(input, weight, bias)
     return functional.linear(input, weight, bias)
 
 
@@ -72,7 +72,7 @@ def multiply(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tens
 
 
 def _multiply_block(weights: Tensor, models: Tensor) -> Tensor:
-    return multiply_by_onednn(weights.contiguous(), models.contiguous().t())
+    return _multiply_by_onednn(weights.contiguous(), models.contiguous().t())
 
 
 def add_dots(out: Tensor, a: Tensor, b: Tensor) -> None:
@@ -91,7 +91,7 @@ def add_dots(out: Tensor, a: Tensor, b: Tensor) -> None:
 def _dot_block(a: Tensor, b: Tensor) -> Tensor:
     is_same = a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
     whole = b.contiguous()
-    return multiply_by_onednn(whole if is_same else a.contiguous(), whole)
+    return _multiply_by_onednn(whole if is_same else a.contiguous(), whole)
 
 
 def column_blocks(rows: int, columns: int) -> Iterator[slice]:
@@ -117,7 +117,7 @@ def _fit_onednn(*tensors: Tensor) -> bool:
     )
 
 
-def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _multiply_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weight' + bias by oneDNN's inner product, which compiled models of PyTorch call."""
     by_onednn: Any = torch.ops.mkldnn._linear_pointwise.default
     out: Tensor = by_onednn(x, weight, bias, "none", [], "")

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import platform
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -149,6 +151,15 @@ def find_usable_device(settings: Settings) -> torch.device:
     if settings.device == "cuda" and not torch.cuda.is_available():
         return torch.device("cpu")
     return resolve_device(settings)
+
+
+def find_processor_name() -> str:
+    """Return the processor's name."""
+    with suppress(OSError):
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 CGROUP_PATH = Path("/sys/fs/cgroup")

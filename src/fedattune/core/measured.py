@@ -8,8 +8,6 @@ alike: the calls differ by rounding. FEDATTUNE_MEASURE=off makes the plain call 
 
 import json
 import os
-import platform
-import re
 import statistics
 import threading
 import time
@@ -21,10 +19,11 @@ from typing import NamedTuple
 
 import torch
 
+from .hardware import find_processor_name
 from .io import find_cache_folder, replace_atomically
 
 MIN_GAIN = 1.15
-"""How many times as fast as the plain call another call must be, so that it is chosen."""
+"""Least ratio of the plain call's time to the time of a call that is chosen in its place."""
 
 REPEATS = 5
 """Times that each call is measured; the median counts."""
@@ -100,11 +99,8 @@ def _measure(calls: Mapping[str, Callable[[], object]]) -> Choice:
 @cache
 def describe_machine() -> str:
     """Describe what choices depend on: processor, cores, and PyTorch's version."""
-    name = platform.processor() or platform.machine()
-    with suppress(OSError):
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text("utf-8"))
-        name = found[1].strip() if found else name
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores, PyTorch {torch.__version__}"
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return f"{find_processor_name()}, {instructions}, {os.cpu_count()} cores, PyTorch {torch.__version__}"
 
 
 def choices_path() -> Path | None:

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedattune import Params
 from fedattune.core.task import Task, compute_sample_losses
 from fedattune.training.engine.product_reuse import reuse_products
-from fedattune.training.engine.rewrites import fuse, simplify
+from fedattune.training.engine.rewrites import _multiply_turned, fuse, simplify
 
 aten = torch.ops.aten
 
@@ -136,6 +136,17 @@ def test_a_product_is_taken_in_the_order_that_was_measured(
     assert seen == [("bmm", (3, 20, 60, 10))]
     assert used[aten.bmm.default] == (faster == "plain")
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("outputs", [_layer_first, _layer_last])
+def test_products_that_were_made_from_others_are_taken_in_the_measured_order(
+    outputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedattune.training.engine.rewrites.choose", lambda what, sizes, calls: "turned")
+    given_ = [tensor.float() for tensor in _of_inputs(600, 3, 5, 6)]
+    used, got, want = _targets(_steps_on(outputs, 1, 0.1), *given_)
+    assert used[_multiply_turned]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

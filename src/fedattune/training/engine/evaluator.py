@@ -87,9 +87,11 @@ class Evaluator:
         self, params: Params, buffers: Params, blocks: list["_PaddedBlock"], scores: Scores
     ) -> None:
         """Evaluate clients with small parts: clients with similar numbers of samples form one batch of models."""
+        if not blocks:
+            return
         predict = vmap(self._tasks[0].predict, randomness="different")
-        work = self._tasks[0].params.numel() * max((block.samples.numel() for block in blocks), default=0)
-        with use_threads(1 if work < MIN_PARALLEL_WORK else self._cores):
+        work = self._tasks[0].params.numel() * max(block.samples.numel() for block in blocks)
+        with use_threads(1 if work < MIN_PARALLEL_WORK else torch.get_num_threads()):
             for block in blocks:
                 x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
                 logits = predict(params.rows(block.rows), buffers.rows(block.rows), x)

@@ -46,9 +46,7 @@ IN_PLACE = {
 
 def simplify(graph: Graph) -> None:
     """Remove operations that do nothing, and combine operations that read parameters more than once."""
-    _apply(
-        graph, _detach_constants, _drop_same_views, _drop_double_transposes, _fuse_scale, _fuse_pull
-    )  # fmt: skip
+    _apply(graph, _detach_constants, _drop_same_views, _drop_double_transposes, _fuse_scale, _fuse_pull)
 
 
 def fuse(graph: Graph) -> None:
@@ -219,7 +217,8 @@ def _turn_product(graph: Graph, node: Node) -> Node | None:
     if node.target is not aten.bmm.default:
         return None
     a, b = (result_meta(factor) for factor in node.args)
-    if a.dtype != torch.float32 or cast(Node, node.args[0]).meta["val"].device.type != "cpu":
+    values = [factor.meta.get("val") for factor in node.all_input_nodes]  # none behind `reuse_products`
+    if a.dtype != torch.float32 or any(v is not None and v.device.type != "cpu" for v in values):
         return None
     x, y = (torch.empty_strided(one.shape, one.stride).fill_(1) for one in (a, b))
     turned = {"plain": lambda: torch.bmm(x, y), "turned": lambda: _multiply_turned(x, y)}
