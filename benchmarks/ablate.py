@@ -23,7 +23,7 @@ from fedattune import ClientUpdate
 from fedattune.algorithms.pfedme import pfedme
 from fedattune.client import SGD, Proximal
 from fedattune.core import dense, hardware
-from fedattune.training.engine import evaluator, kernels, recorder, rewrites, runner, vectorized
+from fedattune.training.engine import base, evaluator, kernels, recorder, rewrites, runner, vectorized
 from fedattune.training.engine.runner import Lanes
 
 from . import evaluating, machine, mixing
@@ -100,7 +100,7 @@ RULES = (
     Rule("channels-last pooling", ((kernels, "_channels_last", lambda x: x),), ("W5",)),
     Rule("linear layers by the measured library", ((dense, "linear", linear),), ("W6",)),
     Rule("large parts alone", ((evaluator, "LARGE_PART_WORK", 1 << 62),), ("W6",)),
-    Rule("inputs in memory", ((evaluator, "INPUT_CACHE_BYTES", 0),), ("W6",)),
+    Rule("inputs in memory", ((base, "INPUT_CACHE_BYTES", 0),), ("W6",)),
 )
 
 FREED_MEMORY, HUGE_PAGES = "keeping freed memory", "huge pages"

@@ -56,7 +56,7 @@ def engine(problem: Problem, models: Params, name: Literal["auto", "vectorized",
     ids = torch.arange(problem.data.n_clients, device=problem.data.device)
 
     def run(_: int) -> tuple[Tensor, Tensor]:
-        scores = runner.evaluate(models, Params(), "test", ids)
+        (scores,) = runner.evaluate(models, Params(), ("test",), ids)
         return scores.correct, scores.loss
 
     return run

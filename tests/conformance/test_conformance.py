@@ -17,7 +17,8 @@ from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build, list_options
 from fedattune.core.selectors import Head, NoParameters
 from fedattune.training import engine as engines
-from fedattune.training.engine import evaluator, vectorized
+from fedattune.training.engine import base as engines_base
+from fedattune.training.engine import vectorized
 from fedattune.training.sampling import sample_cohort
 
 every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -91,7 +92,7 @@ def test_chunks_of_clients_do_not_change_the_result(
 ) -> None:
     whole = fit_once(case.name, ragged, engine="vectorized", options=case.same)
     monkeypatch.setattr(vectorized, "ENGINE_CHUNK_BYTES", 2000)
-    monkeypatch.setattr(evaluator, "INPUT_CACHE_BYTES", 0)
+    monkeypatch.setattr(engines_base, "INPUT_CACHE_BYTES", 0)
     assert distance(whole, fit(case.name, ragged, engine="vectorized", options=case.same)) < 1e-12
 
 

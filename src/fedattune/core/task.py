@@ -31,7 +31,7 @@ def compute_loss(outputs: Tensor, batch: Batch) -> Tensor:
     return (losses * weight[0]).sum() / weight[0].sum() if weight else losses.mean()
 
 
-def compute_sample_losses(outputs: Tensor, y: Tensor, largest: Tensor | None = None) -> Tensor:
+def compute_sample_losses(outputs: Tensor, y: Tensor) -> Tensor:
     """Return the loss (B,) of each sample: cross-entropy of class numbers, squared error of numbers.
 
     PyTorch's softmax over few classes takes five times as long as these operations.
@@ -39,7 +39,6 @@ def compute_sample_losses(outputs: Tensor, y: Tensor, largest: Tensor | None = N
     Args:
         outputs: logits (B, classes), or predicted numbers (B, 1).
         y: (B,) class numbers, or numbers.
-        largest: (B, 1) the largest logit of each sample, if known.
 
     """
     if y.is_floating_point():
@@ -47,7 +46,7 @@ def compute_sample_losses(outputs: Tensor, y: Tensor, largest: Tensor | None = N
     logits = outputs
     if logits.dtype == torch.bfloat16:
         logits = logits.float()
-    z = logits - (logits.detach().amax(1, keepdim=True) if largest is None else largest)
+    z = logits - logits.detach().amax(1, keepdim=True)
     return z.exp().sum(1).log() - z.gather(1, y[:, None]).squeeze(1)
 
 

@@ -224,7 +224,7 @@ class LocalEvaluation:
                 mean_buffers = total.map(lambda b: b / n)
             # Without averaged statistics, the mean over clients stands in.
             buffers = mean_buffers.map(lambda b, like: b.to(like.dtype), self.client_states.buffers.rows(0))
-            scores = self.engine.evaluate(whole.repeat(n), buffers.repeat(n), "test", self.eval_ids)
+            (scores,) = self.engine.evaluate(whole.repeat(n), buffers.repeat(n), ("test",), self.eval_ids)
         return [PointScores("global", "test", self.eval_ids, scores)]
 
     def total_buffers(self) -> Params:
@@ -239,15 +239,14 @@ class LocalEvaluation:
     ) -> list[PointScores]:
         """Score models at one point, on each part that any client has."""
         parts = [part for part in parts if self.federation.sizes(part).any()]
-        scores: dict[EvalPart, list[Scores]] = {part: [] for part in parts}
+        scores: list[list[Scores]] = []
         for piece in pieces:
-            for part in parts:
-                scores[part].append(self.engine.evaluate(piece.params, piece.buffers, part, piece.ids))
+            scores.append(self.engine.evaluate(piece.params, piece.buffers, parts, piece.ids))
             if point == self.algorithm.headline:
                 self._keep(piece)
         return [
             PointScores(point, part, self.eval_ids, Scores(*map(torch.cat, zip(*some, strict=True))))
-            for part, some in scores.items()
+            for part, some in zip(parts, zip(*scores, strict=True), strict=True)
         ]
 
     def _keep(self, piece: ClientModels) -> None:

@@ -13,6 +13,7 @@ from fedattune.algorithms.pfedme import PFedMeClient
 from fedattune.client import SGD, Proximal
 from fedattune.core.hardware import use_threads
 from fedattune.core.task import Task
+from fedattune.training.engine.base import score_samples
 from fedattune.training.engine.sequential import SequentialEngine
 from fedattune.training.engine.vectorized import VectorizedEngine
 
@@ -72,7 +73,7 @@ def test_recorded_steps_give_what_the_reference_gives(kind: str, name: str, work
                 torch.testing.assert_close(a[k], b[k], rtol=1e-10, atol=1e-12)
         ids = torch.tensor([0, 2, 3])
         scores = [
-            e.evaluate(got.upload.params.rows(ids), got.buffers.rows(ids), "test", ids)
+            e.evaluate(got.upload.params.rows(ids), got.buffers.rows(ids), ("test",), ids)[0]
             for e in (reference, engine)
         ]
         assert torch.equal(scores[0].correct, scores[1].correct)
@@ -197,7 +198,7 @@ def _watched(n: int, steps: int, model: str = "mlp") -> Watch:
         train_round(engine, task, n, SGD(), steps=steps)
     with use_threads(1), Watch() as seen:  # it sees this thread alone
         trained = train_round(engine, task, n, SGD(), steps=steps)
-        engine.evaluate(trained.upload.params, trained.buffers, "test", torch.arange(n))
+        engine.evaluate(trained.upload.params, trained.buffers, ("test",), torch.arange(n))
     return seen
 
 
@@ -213,3 +214,25 @@ def test_a_round_never_copies_the_data_set() -> None:
     batch = 6 * 8 * 64
     assert seen.largest < 6 * 400 * 64 / 2  # the data set has 6 * 400 samples of 64 values
     assert seen.largest >= batch
+
+
+@pytest.mark.parametrize("classes_first", [False, True])
+def test_among_equal_logits_the_first_class_is_predicted(classes_first: bool) -> None:
+    logits = torch.tensor([[2.0, 2.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 3.0, 2.0]]).expand(
+        2, 4, 3
+    )
+    if classes_first:
+        logits = logits.mT.contiguous().mT
+    y = torch.tensor([[0, 0, 1, 1], [1, 2, 2, 0]])
+    right, losses = score_samples(logits, y)
+    assert right.tolist() == [[True] * 4, [False] * 4]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+    torch.testing.assert_close(losses.flatten(), expected)
+
+
+def test_what_is_not_a_number_is_not_right() -> None:
+    logits = torch.tensor([[torch.nan, 1.0], [torch.inf, 0.0], [1.0, 0.0]])
+    right, losses = score_samples(logits, torch.tensor([1, 0, 0]))
+    assert right.tolist()[0] is False
+    assert right.tolist()[2] is True
+    assert losses.isfinite().tolist() == [False, False, True]

@@ -2,8 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +13,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...core.algorithm import ClientUpdate
 from ...core.params import Params, take
 from ...core.payload import Batch, Grad, LocalState, Loss, Payload
-from ...core.task import Task, compute_loss, compute_sample_losses
+from ...core.task import Task, compute_loss
 from ...data import Federation
 from .batches import LocalTraining
+from .kernels import FastPrediction
 
 SHARED_EVALUATION_BYTES = 1 << 26
+
+
+INPUT_CACHE_BYTES = 1 << 28
+"""Model inputs of evaluated parts that stay in memory between rounds, if they take less than this."""
 
 
 EvalPart = Literal["validation", "test"]
@@ -73,6 +79,20 @@ class Scores(NamedTuple):
         """Return the scores of models before any of their samples (E,) is scored."""
         return cls(sizes, torch.zeros_like(sizes), torch.zeros_like(sizes, dtype=torch.float64))
 
+    def split(self, n: int) -> "list[Scores]":
+        """Split into scores of n clients each."""
+        columns = (torch.split(column, n) for column in self)
+        return [Scores(*some) for some in zip(*columns, strict=True)]
+
+
+class SharedBatch(NamedTuple):
+    """Samples that one model predicts at once: rows of the scores, sample numbers, labels, and inputs if kept."""
+
+    rows: Tensor
+    samples: Tensor
+    y: Tensor
+    x: Tensor | None
+
 
 class Engine(ABC):
     """Run client updates of one task on one federation, without knowing the algorithm or the server."""
@@ -82,6 +102,7 @@ class Engine(ABC):
         self.federation = federation
         self.device = federation.y.device
         self.dtype = next(iter(task.params.values())).dtype
+        self._shared_batches: tuple[Sequence[Any], list[SharedBatch]] = ((), [])
 
     @abstractmethod
     def train(
@@ -100,44 +121,68 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def evaluate_each(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
-        """Evaluate one model per client, each on the client's own part.
+    def evaluate_each(
+        self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
+    ) -> list[Scores]:
+        """Evaluate one model per client, each on the client's own parts.
 
         Args:
             params: models (E, ...).
             buffers: their buffers (E, ...).
-            part: the part of the data.
+            parts: the parts of the data.
             ids: numbers of the clients (E,).
 
         Returns:
-            Scores, one row per client.
+            Scores of each part, one row per client.
         """
 
-    def evaluate(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
+    def evaluate(
+        self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
+    ) -> list[Scores]:
         """Evaluate models (E, ...) of clients `ids` (E,) on their parts; run one shared model over all data at once."""
+        if not parts:
+            return []
         with torch.no_grad():
             if all(v.stride(0) == 0 for v in params.values()) and not buffers:
-                return self._evaluate_shared(params.rows(0), part, ids)
-            return self.evaluate_each(params, buffers, part, ids)
+                return self._evaluate_shared(params.rows(0), parts, ids)
+            return self.evaluate_each(params, buffers, parts, ids)
 
-    def _evaluate_shared(self, params: Params, part: EvalPart, ids: Tensor) -> Scores:
-        sizes = self._sizes(part, ids)
-        owner = torch.repeat_interleave(torch.arange(len(sizes), device=self.device), sizes)
-        parts = self.federation.part(part)
-        index = torch.cat([torch.as_tensor(parts[i]) for i in ids.tolist()]).to(self.device)
-        scores, size = Scores.zeros(sizes), self._samples_at_once()
-        for i, rows in zip(torch.split(index, size), torch.split(owner, size), strict=True):
-            right, losses = score_samples(
-                self.task.predict(params, Params(), self.federation.features(i, self.dtype)),
-                self.federation.y[i],
-            )
+    def _evaluate_shared(self, params: Params, parts: Sequence[EvalPart], ids: Tensor) -> list[Scores]:
+        sizes = self._sizes(parts, ids)
+        key, batches = (*parts, *ids.tolist()), self._shared_batches[1]
+        if self._shared_batches[0] != key:
+            batches = self._make_shared_batches(parts, ids, sizes)
+            self._shared_batches = key, batches
+        scores = Scores.zeros(sizes)
+        for rows, samples, y, kept in batches:
+            x = self.federation.features(samples, self.dtype) if kept is None else kept
+            with FastPrediction():
+                right, losses = score_samples(self.task.predict(params, Params(), x), y)
             scores.correct.index_add_(0, rows, right.long())
             scores.loss.index_add_(0, rows, losses.double())
-        return scores
+        return scores.split(len(ids))
 
-    def _sizes(self, part: EvalPart, ids: Tensor) -> Tensor:
-        """Count the samples (E,) of clients `ids`."""
-        return self.federation.sizes(part)[ids.cpu()].to(self.device)
+    def _make_shared_batches(
+        self, parts: Sequence[EvalPart], ids: Tensor, sizes: Tensor
+    ) -> list[SharedBatch]:
+        """Cut the samples of all clients, of `sizes`, into batches."""
+        numbers = [self.federation.part(part)[i] for part in parts for i in ids.tolist()]
+        index = torch.cat([torch.as_tensor(some) for some in numbers]).to(self.device)
+        owner = torch.repeat_interleave(torch.arange(len(sizes), device=self.device), sizes)
+        keep, size = keeps_inputs(self.federation, len(index), self.dtype), self._samples_at_once()
+        return [
+            SharedBatch(
+                rows,
+                some,
+                self.federation.y[some],
+                self.federation.features(some, self.dtype) if keep else None,
+            )
+            for rows, some in zip(torch.split(owner, size), torch.split(index, size), strict=True)
+        ]
+
+    def _sizes(self, parts: Sequence[EvalPart], ids: Tensor) -> Tensor:
+        """Count the samples of clients `ids` (E,): one part's (E,) after the other's."""
+        return torch.cat([self.federation.sizes(part)[ids.cpu()] for part in parts]).to(self.device)
 
     def _samples_at_once(self) -> int:
         """Choose the samples of one evaluation batch: few if activations are large."""
@@ -167,10 +212,27 @@ class Engine(ABC):
         return lambda w, batch: compute_loss(self.task.predict(w, buffers[0], batch[0]), batch)
 
 
+def keeps_inputs(federation: Federation, samples: int, dtype: torch.dtype) -> bool:
+    """Tell whether the model inputs of evaluated samples stay in memory between rounds."""
+    return samples * math.prod(federation.input_shape) * dtype.itemsize < INPUT_CACHE_BYTES
+
+
 def score_samples(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the right predictions (B,) and the losses (B,) of samples; of numbers, none counts as right."""
+    """Find the right predictions and the losses of samples; of numbers, none counts as right.
+
+    Args:
+        outputs: logits (..., classes), or predicted numbers (..., 1).
+        y: (...) class numbers, or numbers.
+
+    """
     if y.is_floating_point():
-        losses = compute_sample_losses(outputs, y)
+        losses = (outputs.squeeze(-1).to(y.dtype) - y) ** 2
         return torch.zeros_like(losses, dtype=torch.bool), losses
-    largest, label = outputs.max(1, keepdim=True)
-    return label.squeeze(1) == y, compute_sample_losses(outputs, y, largest)
+    logits = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+    z = logits - logits.amax(-1, keepdim=True)
+    own = z.gather(-1, y[..., None]).squeeze(-1)
+    # To find the class of the largest logit takes thirty times as long as to find the logit. It differs at ties alone,
+    # where the first class wins.
+    has_ties = z.numel() - torch.count_nonzero(z) > own.numel()
+    right = logits.argmax(-1) == y if has_ties else own == 0
+    return right, z.exp_().sum(-1).log_().sub_(own)

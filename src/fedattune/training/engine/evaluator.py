@@ -1,6 +1,7 @@
 """Evaluate one model per client: small parts as padded blocks of several clients, large parts alone."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -9,25 +10,26 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...core.hardware import MIN_PARALLEL_WORK, balance, count_parallel_groups, run_parallel, use_threads
+from ...core.hardware import balance, count_parallel_groups, run_parallel, use_threads
+from ...core.measured import choose
 from ...core.params import Params
 from ...core.task import Task
 from ...data import Federation
 from ...data.types import Index
-from .base import EvalPart, Scores, score_samples
+from .base import EvalPart, Scores, keeps_inputs, score_samples
 from .kernels import FastPrediction
 
 EVAL_CHUNK_BYTES = 1 << 28
 """Working memory of one block."""
 
 
-INPUT_CACHE_BYTES = 1 << 28
-"""Model inputs of an evaluated part that stay in memory between rounds, if they take less than this."""
-
-
 LARGE_PART_WORK = 1 << 23
 """Samples times parameters from which a client's part is evaluated alone: to call a model takes as long as these
 products."""
+
+
+PADDING_WORK = 1 << 21
+"""Padded samples times parameters that take as long as the calls of one more block."""
 
 
 class Evaluator:
@@ -41,13 +43,14 @@ class Evaluator:
         self._tasks, self._cores = [task], count_parallel_groups(self.device)
         values = max(1, math.prod(federation.input_shape))
         self._at_once = task.limit_samples(max(64, min(4096, EVAL_CHUNK_BYTES // (64 * values))), values)
-        self._cache: dict[str, _EvalSamples] = {}
+        self._cache: dict[Sequence[EvalPart], _EvalSamples] = {}
 
-    def evaluate(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
-        """Evaluate models (E, ...) of clients `ids` (E,), each on its own part."""
-        sizes = self.federation.sizes(part)[ids.cpu()].to(self.device)
-        scores = Scores.zeros(sizes)
-        samples = self._gather(part, ids.tolist())
+    def evaluate(
+        self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
+    ) -> list[Scores]:
+        """Evaluate models (E, ...) of clients `ids` (E,), each on its own parts."""
+        samples = self._gather(tuple(parts), ids.tolist())
+        scores = Scores.zeros(samples.sizes)
         if samples.large_parts:
             # A module holds the weights of one call at a time, so each core needs its own.
             self._tasks += [self._tasks[0].twin() for _ in range(self._cores - len(self._tasks))]
@@ -66,15 +69,16 @@ class Evaluator:
                 if group
             ]
         )
-        self._evaluate_blocks(params, buffers, samples.together, scores)
-        return scores
+        if samples.together:
+            self._evaluate_together(params, buffers, samples.together, scores)
+        return scores.split(len(ids))
 
     def _evaluate_part(
         self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores
     ) -> None:
         """Evaluate models one after the other."""
-        for row, samples, x, y in group:
-            model, state = params.rows(row), buffers.rows(row)
+        for row, client, samples, x, y in group:
+            model, state = params.rows(client), buffers.rows(client)
             for at in range(0, len(y), self._at_once):
                 part = slice(at, at + self._at_once)
                 inputs = self.federation.features(samples[part], self.dtype) if x is None else x[part]
@@ -83,53 +87,65 @@ class Evaluator:
                 scores.correct[row] += correct.sum()
                 scores.loss[row] += losses.sum().double()
 
+    def _evaluate_together(
+        self, params: Params, buffers: Params, blocks: list["_PaddedBlock"], scores: Scores
+    ) -> None:
+        """Evaluate blocks by one thread or by all; with small blocks, threads wait longer than they work."""
+
+        def run(threads: int) -> None:
+            with use_threads(threads):
+                self._evaluate_blocks(params, buffers, blocks, scores)
+
+        n_threads = count_parallel_groups(self.device)
+        one, every = "one thread", "all threads"
+        calls = {one: partial(run, 1), every: partial(run, n_threads)}
+        work = (sum(block.samples.numel() for block in blocks), self._tasks[0].params.numel())
+        calls[choose("evaluation", work, calls) if n_threads > 1 else one]()
+
     def _evaluate_blocks(
         self, params: Params, buffers: Params, blocks: list["_PaddedBlock"], scores: Scores
     ) -> None:
         """Evaluate clients with small parts: clients with similar numbers of samples form one batch of models."""
-        if not blocks:
-            return
         predict = vmap(self._tasks[0].predict, randomness="different")
-        work = self._tasks[0].params.numel() * max(block.samples.numel() for block in blocks)
-        with use_threads(1 if work < MIN_PARALLEL_WORK else torch.get_num_threads()):
-            for block in blocks:
-                x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
-                logits = predict(params.rows(block.rows), buffers.rows(block.rows), x)
-                correct, losses = score_samples(logits.flatten(0, 1), block.y.flatten())
-                scores.loss[block.rows] = (
-                    losses.view_as(block.real).masked_fill(~block.real, 0).sum(1).double()
-                )
-                scores.correct[block.rows] = (correct.view_as(block.real) & block.real).sum(1)
+        for block in blocks:
+            x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
+            with FastPrediction():
+                logits = predict(params.rows(block.clients), buffers.rows(block.clients), x)
+            correct, losses = score_samples(logits, block.y)
+            scores.loss[block.rows] = losses.masked_fill(~block.real, 0).sum(1).double()
+            scores.correct[block.rows] = (correct & block.real).sum(1)
 
-    def _gather(self, part: EvalPart, ids: list[int]) -> "_EvalSamples":
-        """Gather the part's samples of clients `ids`; keep them until other clients are evaluated."""
-        cached = self._cache.get(part)
+    def _gather(self, parts: tuple[EvalPart, ...], ids: list[int]) -> "_EvalSamples":
+        """Gather the samples of clients `ids`; keep them until other clients are evaluated."""
+        cached = self._cache.get(parts)
         if cached is None or cached.ids != ids:
-            parts = self.federation.part(part)
-            samples = [parts[i] for i in ids]
-            size = math.prod(self.federation.input_shape) * self.dtype.itemsize
-            keep = sum(len(s) for s in samples) * size < INPUT_CACHE_BYTES
+            all_parts = [self.federation.part(part) for part in parts]
+            samples = [part[i] for part in all_parts for i in ids]
+            sizes, values = [len(some) for some in samples], max(1, math.prod(self.federation.input_shape))
+            keep = keeps_inputs(self.federation, sum(sizes), self.dtype)
             n_params = self._tasks[0].params.numel()
-            large = [self.is_serial or len(s) * n_params >= LARGE_PART_WORK for s in samples]
+            large = [self.is_serial or size * n_params >= LARGE_PART_WORK for size in sizes]
             large_parts = [
-                self._load_part(row, s, keep) for row, s in enumerate(samples) if large[row] and len(s)
+                self._load_part(row, row % len(ids), samples[row], keep)
+                for row, size in enumerate(sizes)
+                if large[row] and size
             ]
-            small = [0 if large[row] else len(s) for row, s in enumerate(samples)]
-            most = self._tasks[0].limit_samples(
-                max(1, EVAL_CHUNK_BYTES // (8 * size)), math.prod(self.federation.input_shape)
-            )
-            blocks = _group_by_size(small, most)
-            cached = _EvalSamples(
-                ids, large_parts, [self._load_block(rows, samples, keep) for rows in blocks]
-            )
-            self._cache[part] = cached
+            small = [0 if large[row] else size for row, size in enumerate(sizes)]
+            most = max(1, EVAL_CHUNK_BYTES // (8 * values * self.dtype.itemsize))
+            most = self._tasks[0].limit_samples(most, values)
+            blocks = _group_by_size(small, most, PADDING_WORK // n_params)
+            together = [self._load_block(rows, len(ids), samples, keep) for rows in blocks]
+            total = torch.tensor(sizes, device=self.device)
+            cached = self._cache[parts] = _EvalSamples(ids, total, large_parts, together)
         return cached
 
-    def _load_part(self, row: int, samples: Index, keep: bool) -> "_LargePart":
+    def _load_part(self, row: int, client: int, samples: Index, keep: bool) -> "_LargePart":
         index = torch.as_tensor(samples, device=self.device)
-        return _LargePart(row, index, self._inputs(index, keep), self.federation.y[index])
+        return _LargePart(row, client, index, self._inputs(index, keep), self.federation.y[index])
 
-    def _load_block(self, rows: list[int], samples: list[Index], keep: bool) -> "_PaddedBlock":
+    def _load_block(
+        self, rows: list[int], n_clients: int, samples: list[Index], keep: bool
+    ) -> "_PaddedBlock":
         # NumPy pads, so that the number of PyTorch operations does not grow with the clients.
         padded = np.zeros((len(rows), max(len(samples[row]) for row in rows)), dtype=np.int64)
         is_real = np.zeros(padded.shape, dtype=np.bool_)
@@ -137,8 +153,9 @@ class Evaluator:
             padded[i, : len(samples[row])] = samples[row]
             is_real[i, : len(samples[row])] = True
         index, real = (torch.as_tensor(values, device=self.device) for values in (padded, is_real))
-        members = torch.tensor(rows, device=self.device)
-        return _PaddedBlock(members, index, self._inputs(index, keep), self.federation.y[index], real)
+        where = torch.tensor(rows, device=self.device)
+        y = self.federation.y[index]
+        return _PaddedBlock(where, where % n_clients, index, self._inputs(index, keep), y, real)
 
     def _inputs(self, index: Tensor, keep: bool) -> Tensor | None:
         """Gather model inputs that stay in memory; None if they are gathered in each evaluation."""
@@ -146,18 +163,26 @@ class Evaluator:
 
 
 class _LargePart(NamedTuple):
-    """The samples (m,) of one model, their labels, and their inputs (m, ...) if cached; `row` is the model's row."""
+    """The samples (m,) of one model, their labels, and their inputs (m, ...) if cached.
+
+    `row` is the row of the scores, `client` the row of the models.
+    """
 
     row: int
+    client: int
     samples: Tensor
     x: Tensor | None
     y: Tensor
 
 
 class _PaddedBlock(NamedTuple):
-    """Samples (C, m) of C models, padded to the longest; `rows` are the models' rows, `real` is false on padding."""
+    """Samples (C, m) of C models, padded to the longest; `real` is false on padding.
+
+    `rows` are rows of the scores, `clients` are rows of the models.
+    """
 
     rows: Tensor
+    clients: Tensor
     samples: Tensor
     x: Tensor | None
     y: Tensor
@@ -165,22 +190,28 @@ class _PaddedBlock(NamedTuple):
 
 
 class _EvalSamples(NamedTuple):
-    """All evaluation samples of clients `ids`: large parts alone, small parts in blocks."""
+    """All evaluation samples of clients `ids`: large parts alone, small parts in blocks.
+
+    There is one row of scores per part and client, clients change fastest; `sizes` are their samples.
+    """
 
     ids: list[int]
+    sizes: Tensor
     large_parts: list[_LargePart]
     together: list[_PaddedBlock]
 
 
-def _group_by_size(sizes: list[int], most: int) -> list[list[int]]:
-    """Group clients of similar size into blocks of at most `most` padded samples; padding at most doubles the work."""
+def _group_by_size(sizes: list[int], most: int, most_padding: int) -> list[list[int]]:
+    """Group clients of similar size into blocks of at most `most` samples, of which `most_padding` are padding."""
     blocks: list[list[int]] = []
+    longest = padding = 0
     for client in sorted(range(len(sizes)), key=lambda c: -sizes[c]):
         if not sizes[client]:
             break
-        longest = sizes[blocks[-1][0]] if blocks else 0
-        if blocks and 2 * sizes[client] >= longest and (len(blocks[-1]) + 1) * longest <= most:
+        padding += longest - sizes[client]
+        if blocks and padding <= most_padding and (len(blocks[-1]) + 1) * longest <= most:
             blocks[-1].append(client)
         else:
             blocks.append([client])
+            longest, padding = sizes[client], 0
     return blocks

@@ -1,5 +1,6 @@
 """Run one client after the other: the reference engine, in which a breakpoint sees one model and one batch."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -55,18 +56,19 @@ class SequentialEngine(Engine):
         where = torch.as_tensor(index if len(index) > 1 else index[0], device=self.device)
         return self._batch(where, padded=bool((index < 0).any()))
 
-    def evaluate_each(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
+    def evaluate_each(
+        self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
+    ) -> list[Scores]:
         """Evaluate one client at a time."""
-        sizes = self._sizes(part, ids)
-        scores = Scores.zeros(sizes)
-        parts = self.federation.part(part)
-        for row, client in enumerate(ids.tolist()):
+        scores = Scores.zeros(self._sizes(parts, ids))
+        rows = [(part, row, client) for part in parts for row, client in enumerate(ids.tolist())]
+        for at, (part, row, client) in enumerate(rows):
             model, own = params.rows(row), buffers.rows(row)
-            samples = torch.as_tensor(parts[client], device=self.device)
+            samples = torch.as_tensor(self.federation.part(part)[client], device=self.device)
             for index in torch.split(samples, self._samples_at_once()):
                 if len(index):
                     x, y = self._batch(index, padded=False)[:2]
                     right, losses = score_samples(self.task.predict(model, own, x), y)
-                    scores.correct[row] += right.sum()
-                    scores.loss[row] += losses.sum().double()
-        return scores
+                    scores.correct[at] += right.sum()
+                    scores.loss[at] += losses.sum().double()
+        return scores.split(len(ids))

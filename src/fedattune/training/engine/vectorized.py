@@ -252,9 +252,11 @@ class VectorizedEngine(Engine):
             carry = vmap(probe_active, randomness="different")(active, *clients, carry, buffers, batch)
         return carry
 
-    def evaluate_each(self, params: Params, buffers: Params, part: EvalPart, ids: Tensor) -> Scores:
+    def evaluate_each(
+        self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
+    ) -> list[Scores]:
         """Evaluate clients with similar numbers of samples together."""
-        return self._evaluator.evaluate(params, buffers, part, ids)
+        return self._evaluator.evaluate(params, buffers, parts, ids)
 
 
 def _reorder_like(new: Any, old: Any) -> Any:
