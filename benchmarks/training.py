@@ -1,5 +1,6 @@
 """W1 to W5: local training of a round, including the drawing of batches, without evaluation."""
 
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -7,16 +8,18 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from fedattune import ClientUpdate, Payload
 from fedattune.client import SGD
+from fedattune.core.hardware import use_threads
 from fedattune.training.engine import make_engine
 from fedattune.training.engine.base import ClientInputs
 
 from . import in_jax
 from .floors import Train, plain
 from .manual import by_hand
-from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure
+from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure, timed
 from .problems import Problem, dirichlet, even, synthetic
 
 EngineName = Literal["auto", "vectorized", "sequential"]
@@ -60,6 +63,24 @@ def engine(problem: Problem, name: EngineName, rule: ClientUpdate = SGD()) -> Wa
         return run
 
     return lazily(prepare)
+
+
+PRODUCTS = (
+    "aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "aten::baddbmm_",
+    "aten::mkldnn_convolution", "aten::convolution_backward", "mkldnn::_linear_pointwise",
+)  # fmt: skip
+"""Calls of PyTorch that multiply matrices or convolve."""
+
+
+def measure_products(problem: Problem, setting: Setting) -> dict[str, float]:
+    """Measure a round on one thread, and the time inside its products: the roofline of the very shapes, in place."""
+    with use_threads(1):
+        way = engine(problem, "auto")
+        seconds = [timed(way, r, setting.device)[0] for r in range(2 if setting.quick else 7)]
+        with profile(activities=[ProfilerActivity.CPU]) as watched:
+            way(len(seconds))
+    inside = sum(one.self_cpu_time_total for one in watched.key_averages() if one.key in PRODUCTS)
+    return {"one thread ms": 1e3 * statistics.median(seconds[1:]), "of which products ms": 1e-3 * inside}
 
 
 def agree(problem: Problem, results: dict[str, Any]) -> None:
@@ -177,7 +198,10 @@ def _case(name: str, targets: tuple[Target, ...], repeats: int, engines: tuple[E
 
     def run(setting: Setting) -> Figures:
         problem = on(make(setting.quick), setting)
-        return measure(training(name, about, problem, targets, repeats, engines), setting)
+        figures = measure(training(name, about, problem, targets, repeats, engines), setting)
+        if setting.only is None and setting.device.type == "cpu":
+            figures = replace(figures, values={"auto": measure_products(problem, setting)})
+        return figures
 
     return Case(name, about, run)
 
