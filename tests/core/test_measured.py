@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedattune.core import measured
 from fedattune.core.measured import choices_path, choose, find_choices
@@ -43,6 +44,15 @@ def test_the_fastest_call_is_measured_once_and_kept_on_disk(cache_folder: Path) 
     ((key, choice), _) = find_choices().items()
     assert key.startswith("work 128x32, ")
     assert choice.seconds["other"] < choice.seconds["plain"]
+
+
+@pytest.mark.timeout(60)
+def test_a_measured_call_may_itself_choose() -> None:
+    def inner() -> None:
+        choose("inner work", (1,), {"plain": sleeper(0.004, []), "other": sleeper(0.0, [])})
+
+    assert choose("work", (1,), {"plain": inner, "other": sleeper(0.02, [])}) == "plain"
+    assert find_choices()[f"inner work 1, {torch.get_num_threads()} threads"].name == "other"
 
 
 def test_the_plain_call_stays_unless_another_is_clearly_faster() -> None:

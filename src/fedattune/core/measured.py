@@ -76,7 +76,8 @@ def find_choices() -> dict[str, Choice]:
     return dict(_known()) if is_allowed() else {}
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Held while calls are measured; a measured call may itself choose among calls."""
 
 
 def _measure(calls: Mapping[str, Callable[[], object]]) -> Choice:

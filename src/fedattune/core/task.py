@@ -154,7 +154,7 @@ class Task:
         return out
 
     def gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
-        """Return the gradient of the mean loss in training mode, and the buffers after it.
+        """Return the gradient of the mean loss in training mode, and the buffers after it; works under `vmap`.
 
         Args:
             params: the model.
@@ -163,22 +163,42 @@ class Task:
 
         """
         self.model.train()
-        objective = self.model.objective if isinstance(self.model, MethodModule) else compute_loss
-
-        def loss(w: Params) -> tuple[Tensor, Params]:
-            # Modules write buffers in place; a copy keeps this a pure function.
-            changed = buffers.map(torch.clone)
-            device = batch[0].device.type
-            with (
-                torch.autocast(device, torch.bfloat16, cache_enabled=False)
-                if self.mixed_precision
-                else nullcontext()
-            ):
-                output = functional_call(self.model, {**w, **changed}, (batch[0],))
-                return objective(output, batch), changed
-
-        g, changed = grad(loss, has_aux=True)(params)
+        g, changed = grad(self._loss, has_aux=True)(params, buffers, batch)
         return g, changed
+
+    def eager_gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
+        """Return what `gradient` returns, by plain autograd outside function transforms.
+
+        `torch.func.grad` imports PyTorch's compiler, which takes most of a second in a new process.
+        """
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(v) for v in params.values()):
+            return self.gradient(params, buffers, batch)
+        self.model.train()
+        with torch.enable_grad():
+            w = params.map(lambda v: v.detach().requires_grad_())
+            loss, changed = self._loss(w, buffers, batch)
+            tensors = tuple(w.values())
+            found = (
+                torch.autograd.grad(loss, tensors, allow_unused=True)
+                if loss.requires_grad
+                else [None] * len(w)
+            )
+        g = {k: torch.zeros_like(v) if d is None else d for (k, v), d in zip(w.items(), found, strict=True)}
+        return Params(g), changed.map(torch.Tensor.detach)
+
+    def _loss(self, w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """Return the mean loss, and the buffers after it."""
+        objective = self.model.objective if isinstance(self.model, MethodModule) else compute_loss
+        # Modules write buffers in place; a copy keeps this a pure function.
+        changed = buffers.map(torch.clone)
+        device = batch[0].device.type
+        with (
+            torch.autocast(device, torch.bfloat16, cache_enabled=False)
+            if self.mixed_precision
+            else nullcontext()
+        ):
+            output = functional_call(self.model, {**w, **changed}, (batch[0],))
+            return objective(output, batch), changed
 
     def find_vectorization_error(self, batch: Batch) -> str | None:
         """Return the reason why models cannot train as one batch of models, or None."""

@@ -35,9 +35,8 @@ Weights = Mapping[str, torch.Tensor]
 DATA: dict[str, Any] = {"data": "digits", "partition": "dirichlet", "clients": 6}
 RUN: dict[str, Any] = {"steps": 3, "batch_size": 16, "lr": 0.1}
 
-# Each message is a process; most of its time would be these imports, the first of which PyTorch makes when it is used.
+# Each message is a process; most of its time would be these imports.
 IMPORTS = (
-    "torch._dynamo",
     "fedattune.experiments.deploy.client_app",
     "fedattune.experiments.deploy.server_app",
     "fedattune.algorithms",

@@ -1,5 +1,9 @@
 """Engines: the same results one client at a time and as one batch, and the cost of a round in operations."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -236,3 +240,28 @@ def test_what_is_not_a_number_is_not_right() -> None:
     assert right.tolist()[0] is False
     assert right.tolist()[2] is True
     assert losses.isfinite().tolist() == [False, False, True]
+
+
+def test_a_short_message_does_without_the_compiler() -> None:
+    """A node of a network starts a process for each message: the import would take longer than the message."""
+    code = """
+import sys
+from engine_rounds import NETWORKS, make_clients, train_round
+from fedattune.client import SGD
+from fedattune.core.task import Task
+from fedattune.training.engine import make_engine
+task, data = Task(NETWORKS["mlp"]()), make_clients([40, 30])
+for steps in (3, 2000):
+    engine = make_engine("auto", task, data, steps=steps, is_one_message=True)
+    train_round(engine, task, 2, SGD(), steps=3)
+    print(type(engine).__name__, "torch._dynamo" in sys.modules)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    assert found.stdout.splitlines() == ["SequentialEngine False", "VectorizedEngine True"]

@@ -138,7 +138,7 @@ class NodeRuntime:
         mine = replace(self.federation, clients=clients, partition={"seed": seed})
         data = renumber_clients(mine, members[order], int(head["n_clients"]))
         settings = self.plan.settings(head["seed"]).model_copy(update={"client_state": "memory"})
-        return open_backend(algorithm, data, module, settings, members.tolist(), planned_rounds=1)
+        return open_backend(algorithm, data, module, settings, members.tolist(), is_one_message=True)
 
     def _save_models(
         self, backend: LocalBackend, names: Mapping[int, str], folder: Path, card: dict[str, Any]

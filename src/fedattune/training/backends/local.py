@@ -44,7 +44,7 @@ class LocalBackend(Backend):
         *,
         make_payload: PayloadFactory | None = None,
         client_ids: Tensor | None = None,
-        planned_rounds: int | None = None,
+        is_one_message: bool = False,
     ) -> None:
         """Make engine and state.
 
@@ -53,7 +53,7 @@ class LocalBackend(Backend):
             storage: where rows of clients are kept.
             make_payload: gives the first payloads; without it, they come later.
             client_ids: (M,) numbers of the clients, sorted; by default all.
-            planned_rounds: rounds for which the engine prepares; by default all of the run.
+            is_one_message: whether the backend, and its process, end after one message.
 
         """
         federation, settings, task = context.federation, context.settings, context.task
@@ -69,8 +69,9 @@ class LocalBackend(Backend):
             settings.engine,
             task,
             federation,
-            steps=steps_per_round * (planned_rounds or settings.rounds),
+            steps=steps_per_round * (1 if is_one_message else settings.rounds),
             cohort_size=min(settings.cohort_size(context.n_clients), len(self.client_ids)),
+            is_one_message=is_one_message,
         )
         own_buffers = None
         if network := context.algorithm.network:

@@ -29,7 +29,7 @@ def open_backend(
     client_ids: Sequence[int],
     *,
     folder: Path | None = None,
-    planned_rounds: int | None = None,
+    is_one_message: bool = False,
 ) -> LocalBackend:
     """Make the backend of some clients of a federation.
 
@@ -40,7 +40,7 @@ def open_backend(
         settings: settings of the run.
         client_ids: numbers of the clients.
         folder: where rows of clients are kept that go on disk; by default in temporary files.
-        planned_rounds: rounds for which the engine prepares; by default all of the run.
+        is_one_message: whether the backend, and its process, end after one message.
 
     """
     settings = settings.model_copy(update={"engine": "auto" if settings.engine == "ray" else settings.engine})
@@ -50,7 +50,7 @@ def open_backend(
         context,
         RowStorage.choose(settings, len(client_ids), size, folder),
         client_ids=torch.tensor(sorted(client_ids), dtype=torch.int64, device=context.device),
-        planned_rounds=planned_rounds,
+        is_one_message=is_one_message,
     )
 
 

@@ -13,6 +13,9 @@ from .vectorized import VectorizedEngine
 MIN_RECORDED_STEPS = 64
 """Steps of a run from which recording pays: to record a step takes about as long as 40 eager steps."""
 
+MIN_COMPILED_STEPS = 2000
+"""Steps of one message from which it pays to import PyTorch's compiler, which recorded and batched steps need."""
+
 
 def make_engine(
     name: Literal["auto", "sequential", "vectorized", "ray"],
@@ -21,12 +24,14 @@ def make_engine(
     *,
     steps: int = MIN_RECORDED_STEPS,
     cohort_size: int = 1,
+    is_one_message: bool = False,
 ) -> Engine:
     """Make the engine for a run.
 
     `auto` and the actors of `ray` run clients as one batch of models. They run one client after the other on every core
     for convolutions and pretrained networks on a CPU, where this is faster. They do the same with models that cannot
-    run as one batch, such as models with recurrent layers of PyTorch or branches on values.
+    run as one batch, such as models with recurrent layers of PyTorch or branches on values. Where a process ends
+    after one message, as at a node of a network, `auto` takes a few steps without PyTorch's compiler.
 
     Args:
         name: the setting `engine`.
@@ -34,11 +39,14 @@ def make_engine(
         federation: the data.
         steps: local steps of each client in the whole run.
         cohort_size: clients of a round.
+        is_one_message: whether the process ends after these steps.
 
     Returns:
         The engine. It records its steps if the run has at least MIN_RECORDED_STEPS of them.
     """
-    if name == "sequential":
+    is_short = is_one_message and steps * cohort_size < MIN_COMPILED_STEPS
+    has_threads = task.is_fastest_alone and cohort_size > 1  # clients on every core, which the sequential engine lacks
+    if name == "sequential" or (name == "auto" and is_short and not has_threads):
         return SequentialEngine(task, federation)
     slow = task.is_fastest_alone and federation.y.device.type == "cpu"
     is_serial = name != "vectorized" and (slow or not _supports_batching(task, federation))

@@ -102,6 +102,7 @@ class Engine(ABC):
         self.federation = federation
         self.device = federation.y.device
         self.dtype = next(iter(task.params.values())).dtype
+        self._differentiate = task.gradient
         self._shared_batches: tuple[Sequence[Any], list[SharedBatch]] = ((), [])
 
     @abstractmethod
@@ -200,7 +201,7 @@ class Engine(ABC):
         """Make the gradient function of one client; calls with `statistics` replace `buffers[0]`."""
 
         def gradient(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:
-            g, changed = self.task.gradient(w, buffers[0], batch)
+            g, changed = self._differentiate(w, buffers[0], batch)
             if statistics:
                 buffers[0] = changed
             return g + training.weight_decay * w if training.weight_decay else g

@@ -11,13 +11,19 @@ from ...core.algorithm import ClientUpdate
 from ...core.hardware import seed_rng
 from ...core.params import Params
 from ...core.payload import Batch
+from ...core.task import Task
+from ...data import Federation
 from ...data.types import Index
 from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores, score_samples
 from .batches import LocalTraining
 
 
 class SequentialEngine(Engine):
-    """Run clients one by one."""
+    """Run clients one by one, with plain autograd."""
+
+    def __init__(self, task: Task, federation: Federation) -> None:
+        super().__init__(task, federation)
+        self._differentiate = task.eager_gradient
 
     def train(
         self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining
