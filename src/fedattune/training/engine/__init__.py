@@ -45,7 +45,9 @@ def make_engine(
         The engine. It records its steps if the run has at least MIN_RECORDED_STEPS of them.
     """
     is_short = is_one_message and steps * cohort_size < MIN_COMPILED_STEPS
-    has_threads = task.is_fastest_alone and cohort_size > 1  # clients on every core, which the sequential engine lacks
+    has_threads = (
+        task.is_fastest_alone and cohort_size > 1
+    )  # clients on every core, which the sequential engine lacks
     if name == "sequential" or (name == "auto" and is_short and not has_threads):
         return SequentialEngine(task, federation)
     slow = task.is_fastest_alone and federation.y.device.type == "cpu"
