@@ -94,11 +94,13 @@ RULES = (
     Rule("writing over inputs", ((rewrites, "IN_PLACE", {}),), TRAINED),
     Rule("product reuse", ((recorder, "reuse_products", _nothing),), ("pfedme",)),
     _rewrite("_turn_product", "products in the measured order", *SMALL),
+    _rewrite("_choose_library", "products by the measured library", "W5"),
     Rule("TorchScript loop", ((recorder, "_script", lambda step, *_: step),), SMALL),
     Rule("groups in threads", ((vectorized, "pack_lanes", _one_group),), SMALL),
     Rule("several clients in a lane", ((vectorized, "pack_lanes", _lane_each),), ("W3", "W4")),
     Rule("channels-last pooling", ((kernels, "_channels_last", lambda x: x),), ("W5",)),
     Rule("linear layers by the measured library", ((dense, "linear", linear),), ("W6",)),
+    Rule("linear layers of each client turned", ((dense, "_linear_of_each", linear),), ("W6",)),
     Rule("large parts alone", ((evaluator, "LARGE_PART_WORK", 1 << 62),), ("W6",)),
     Rule("inputs in memory", ((base, "INPUT_CACHE_BYTES", 0),), ("W6",)),
 )

@@ -6,6 +6,7 @@ server, evaluation, storage and the report.
 """
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -28,6 +29,9 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 
 ROUNDS = 100
 
+IMPORTS = ("torch", "torch._dynamo", "torch.fx.experimental.proxy_tensor", "scipy.stats", "sklearn.metrics")
+"""Modules of other packages that every comparison imports, by itself or through PyTorch's function transforms."""
+
 
 class _Clock:
     """Sum the seconds inside calls of a function."""
@@ -48,14 +52,20 @@ class _Clock:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command in this process; print the seconds of the process and of its training."""
+    """Run a command in this process; print seconds of the process and of its training, or of a start with IMPORTS."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--born", type=float)
+    parser.add_argument("--imports", action="store_true")
+    given, command = parser.parse_known_args(arguments)
+    if given.imports:
+        for name in IMPORTS:
+            importlib.import_module(name)
+        print(json.dumps({"start": time.time() - given.born}))
+        return
     from fedattune.cli import main as run
     from fedattune.training.engine.recorder import StepRecorder
     from fedattune.training.engine.vectorized import VectorizedEngine
 
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--born", type=float)
-    given, command = parser.parse_known_args(arguments)
     training, recording, evaluation = _Clock(), _Clock(), _Clock()
     VectorizedEngine.train = training.around(VectorizedEngine.train)  # type: ignore[method-assign]
     VectorizedEngine.evaluate = evaluation.around(VectorizedEngine.evaluate)  # type: ignore[method-assign]
@@ -88,8 +98,12 @@ def _run(name: str, setting: Setting) -> Figures:
             found.append(
                 machine.fresh("benchmarks.whole", "--born", str(time.time()), *line, "--out", f"{folder}/o")
             )
+    starts = [
+        machine.fresh("benchmarks.whole", "--born", str(time.time()), "--imports")["start"] for _ in found
+    ]
     values = {
         "compare": {
+            "start s": min(starts),
             "CPU s": min(one["cpu"] for one in found),
             "recording s": min(one["recording"] for one in found),
             "evaluation s": min(one["evaluation"] for one in found),
