@@ -94,7 +94,6 @@ RULES = (
     Rule("writing over inputs", ((rewrites, "IN_PLACE", {}),), TRAINED),
     Rule("product reuse", ((recorder, "reuse_products", _nothing),), ("pfedme",)),
     _rewrite("_turn_product", "products in the measured order", *SMALL),
-    _rewrite("_choose_library", "products by the measured library", "W5"),
     Rule("TorchScript loop", ((recorder, "_script", lambda step, *_: step),), SMALL),
     Rule("groups in threads", ((vectorized, "pack_lanes", _one_group),), SMALL),
     Rule("several clients in a lane", ((vectorized, "pack_lanes", _lane_each),), ("W3", "W4")),

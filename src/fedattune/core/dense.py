@@ -54,10 +54,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     some = input[: _measured_rows(weight)]
     calls = {
         PYTORCH: lambda: functional.linear(some, weight, bias),
-        ONEDNN: lambda: _linear_by_onednn(some, weight, bias),
+        ONEDNN: lambda: _multiply_by_onednn(some, weight, bias),
     }
     if choose("linear", (len(input), *weight.shape), calls) == ONEDNN:
-        return _linear_by_onednn(input, weight, bias)
+        return _multiply_by_onednn(input, weight, bias)
     return functional.linear(input, weight, bias)
 
 
@@ -75,42 +75,6 @@ def _linear_of_each(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return calls[choose("linear of each", (len(x), *weight.shape), calls)]()
 
 
-def prefers_onednn(a: Tensor, b: Tensor, added: Tensor | None, alpha: float = 1) -> bool:
-    """Measure whether oneDNN multiplies two matrices faster than PyTorch, which may add the product in place.
-
-    Args:
-        a: (m, k).
-        b: (k, n).
-        added: (n,) or (m, n) what the product is added to; a matrix is written over.
-        alpha: factor of the product.
-
-    """
-    if len(a) * b.numel() < MIN_PRODUCTS or not _fit_onednn(a, b):
-        return False
-    is_update = added is not None and added.dim() == 2
-
-    def by_pytorch() -> Tensor:
-        if added is None:
-            return torch.mm(a, b)
-        return added.addmm_(a, b, alpha=alpha) if is_update else torch.addmm(added, a, b)
-
-    def by_onednn() -> Tensor:
-        if added is None or not is_update:
-            return multiply_by_onednn(a, b, added)
-        return added.add_(multiply_by_onednn(a, b), alpha=alpha)
-
-    kind = "mm" if added is None else "mm into" if is_update else "mm and bias"
-    layouts = "".join("n" if one.is_contiguous() else "t" for one in (a, b))
-    calls = {PYTORCH: by_pytorch, ONEDNN: by_onednn}
-    return choose(f"{kind} {layouts}", (*a.shape, b.shape[1]), calls) == ONEDNN
-
-
-def multiply_by_onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a b (m, n) plus `bias` (n,), by oneDNN."""
-    b = b if b.t().is_contiguous() else b.contiguous()
-    return _linear_by_onednn(a.contiguous(), b.t(), bias)
-
-
 def multiply(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tensor:
     """Return weights (R, K) times models (K, P), in `out` if given."""
     if weights.numel() * models.shape[1] >= MIN_PRODUCTS and _fit_onednn(weights, models):
@@ -125,7 +89,7 @@ def multiply(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tens
 
 
 def _multiply_block(weights: Tensor, models: Tensor) -> Tensor:
-    return multiply_by_onednn(weights, models.contiguous())
+    return _multiply_by_onednn(weights.contiguous(), models.contiguous().t())
 
 
 def add_dots(out: Tensor, a: Tensor, b: Tensor) -> None:
@@ -144,7 +108,7 @@ def add_dots(out: Tensor, a: Tensor, b: Tensor) -> None:
 def _dot_block(a: Tensor, b: Tensor) -> Tensor:
     is_same = a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
     whole = b.contiguous()
-    return _linear_by_onednn(whole if is_same else a.contiguous(), whole)
+    return _multiply_by_onednn(whole if is_same else a.contiguous(), whole)
 
 
 def column_blocks(rows: int, columns: int) -> Iterator[slice]:
@@ -170,7 +134,7 @@ def _fit_onednn(*tensors: Tensor) -> bool:
     )
 
 
-def _linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _multiply_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weight' + bias by oneDNN's inner product, which compiled models of PyTorch call."""
     by_onednn: Any = torch.ops.mkldnn._linear_pointwise.default
     out: Tensor = by_onednn(x, weight, bias, "none", [], "")

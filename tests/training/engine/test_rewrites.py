@@ -10,7 +10,6 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedattune import Params
-from fedattune.core import dense
 from fedattune.core.task import Task, compute_sample_losses
 from fedattune.training.engine.product_reuse import reuse_products
 from fedattune.training.engine.rewrites import _multiply_turned, fuse, simplify
@@ -137,33 +136,6 @@ def test_a_product_is_taken_in_the_order_that_was_measured(
     assert seen == [("bmm", (3, 20, 60, 10))]
     assert used[aten.bmm.default] == (faster == "plain")
     torch.testing.assert_close(got, want)
-
-
-@pytest.mark.parametrize("library", [dense.PYTORCH, dense.ONEDNN])
-def test_matrices_are_multiplied_by_the_library_that_was_measured(
-    library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-
-    def choose(what: str, sizes: tuple[int, ...], calls: Any) -> str:
-        for call in calls.values():
-            call()
-        seen.append((what, sizes))
-        return library
-
-    monkeypatch.setattr(dense, "choose", choose)
-    monkeypatch.setattr(dense, "MIN_PRODUCTS", 1)
-
-    def layer(w: Tensor, b: Tensor, x: Tensor, d: Tensor) -> list[Tensor]:
-        """Apply a linear layer, pass a gradient back, and make a step."""
-        return [torch.addmm(b, x, w.t()), torch.mm(d, w), w - 0.1 * torch.mm(d.t(), x)]
-
-    given = torch.randn(30, 70), torch.randn(30), torch.randn(8, 70), torch.randn(8, 30)
-    used, got, want = _targets(layer, *given)
-    sizes = [(8, 70, 30), (8, 30, 70), (30, 8, 70)]
-    assert seen == list(zip(["mm and bias nt", "mm nn", "mm into tn"], sizes, strict=True))
-    assert used[dense.multiply_by_onednn] == (3 if library == dense.ONEDNN else 0)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("outputs", [_layer_first, _layer_last])

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ...core import dense
 from ...core.measured import choose
 from .kernels import max_pool_with_indices
 
@@ -52,7 +51,7 @@ def simplify(graph: Graph) -> None:
 
 def fuse(graph: Graph) -> None:
     """Let matrix products add into the tensor that they are added to; make other calls that take less time."""
-    _apply(graph, _fuse_product, _turn_product, _choose_library, _pool_by_channels)
+    _apply(graph, _fuse_product, _turn_product, _pool_by_channels)
 
 
 def _apply(graph: Graph, *rules: Callable[[Graph, Node], Node | None]) -> None:
@@ -215,44 +214,18 @@ def _fuse_product(graph: Graph, node: Node) -> Node | None:
 
 def _turn_product(graph: Graph, node: Node) -> Node | None:
     """Compute a b (C, m, n) as (b' a')' where that is faster on this machine: with MKL, for few columns in b."""
-    if node.target is not aten.bmm.default or (tensors := _stand_ins(node)) is None:
+    if node.target is not aten.bmm.default:
         return None
-    x, y = tensors
+    a, b = (result_meta(factor) for factor in node.args)
+    values = [factor.meta.get("val") for factor in node.all_input_nodes]  # none behind `reuse_products`
+    if a.dtype != torch.float32 or any(v is not None and v.device.type != "cpu" for v in values):
+        return None
+    x, y = (torch.empty_strided(one.shape, one.stride).fill_(1) for one in (a, b))
     turned = {"plain": lambda: torch.bmm(x, y), "turned": lambda: _multiply_turned(x, y)}
-    if choose("bmm", (*x.shape, y.shape[2]), turned) == "plain":
+    if choose("bmm", (*a.shape, b.shape[2]), turned) == "plain":
         return None
     with graph.inserting_before(node):
         return _insert_node(graph, node, _multiply_turned, node.args, {})
-
-
-def _stand_ins(node: Node) -> list[Tensor] | None:
-    """Make tensors like the node's arguments, to measure with; None unless they are float32 on a CPU."""
-    like = [result_meta(argument) for argument in node.args]
-    values = [argument.meta.get("val") for argument in node.all_input_nodes]  # none behind `reuse_products`
-    if any(one.dtype != torch.float32 for one in like):
-        return None
-    if any(value is not None and value.device.type != "cpu" for value in values):
-        return None
-    return [torch.empty_strided(one.shape, one.stride).fill_(1) for one in like]
-
-
-def _choose_library(graph: Graph, node: Node) -> Node | None:
-    """Multiply matrices a b by the library that is fastest on this machine."""
-    alpha = cast(float, node.kwargs.get("alpha", 1))
-    if node.target not in (aten.mm.default, aten.addmm.default) or set(node.kwargs) - {"alpha"}:
-        return None
-    if (tensors := _stand_ins(node)) is None:
-        return None
-    *added, a, b = tensors
-    is_update = bool(added) and added[0].dim() == 2
-    if (alpha != 1 and not is_update) or not dense.prefers_onednn(a, b, added[0] if added else None, alpha):
-        return None
-    *into, left, right = node.args
-    with graph.inserting_before(node):
-        if not is_update:
-            return _insert_node(graph, node, dense.multiply_by_onednn, (left, right, *into), {})
-        product = _insert_node(graph, node, dense.multiply_by_onednn, (left, right), {})
-        return _insert_node(graph, node, ADD, (*into, product), {"alpha": alpha})
 
 
 def _multiply_turned(a: Tensor, b: Tensor) -> Tensor:
