@@ -45,9 +45,8 @@ def make_engine(
         The engine. It records its steps if the run has at least MIN_RECORDED_STEPS of them.
     """
     is_short = is_one_message and steps * cohort_size < MIN_COMPILED_STEPS
-    has_threads = (
-        task.is_fastest_alone and cohort_size > 1
-    )  # clients on every core, which the sequential engine lacks
+    # Only the vectorized engine trains such clients on every core.
+    has_threads = task.is_fastest_alone and cohort_size > 1
     if name == "sequential" or (name == "auto" and is_short and not has_threads):
         return SequentialEngine(task, federation)
     slow = task.is_fastest_alone and federation.y.device.type == "cpu"
