@@ -99,7 +99,7 @@ RULES = (
     Rule("several clients in a lane", ((vectorized, "pack_lanes", _lane_each),), ("W3", "W4")),
     Rule("channels-last pooling", ((kernels, "_channels_last", lambda x: x),), ("W5",)),
     Rule("linear layers by the measured library", ((dense, "linear", linear),), ("W6",)),
-    Rule("linear layers of each client turned", ((dense, "_linear_of_each", linear),), ("W6",)),
+    Rule("linear layers of each client turned", ((dense, "_linear_of_each", linear),), ("W6-synthetic",)),
     Rule("large parts alone", ((evaluator, "LARGE_PART_WORK", 1 << 62),), ("W6",)),
     Rule("inputs in memory", ((base, "INPUT_CACHE_BYTES", 0),), ("W6",)),
 )
@@ -134,14 +134,13 @@ MORE: dict[str, tuple[str, Callable[[bool], Problem], ClientUpdate]] = {
     ),
 }
 
-EVALUATED = {"W6-mlr": "mlr", "W6-dnn": "dnn"}
 MIXED = ("W7-mcsa-resnet", "W7-mcsa-dnn", "W7-pfedla-100")
 
 
 def make_way(name: str, setting: Setting) -> Callable[[], Way]:
     """Make a function that makes the package's way of a workload."""
-    if name in EVALUATED:
-        problem = evaluating.evaluated(EVALUATED[name], setting)
+    if name in evaluating.EVALUATED:
+        problem = evaluating.evaluated(name, setting)
         models = evaluating.personal(problem)
         return lambda: evaluating.engine(problem, models, "auto")
     if name in MIXED:

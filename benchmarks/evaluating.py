@@ -1,17 +1,19 @@
 """W6: evaluate every client's own model on its own test part, as in every evaluated round."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedattune import Params
+from fedattune import Federation, Params
 from fedattune.training.engine import make_engine
 
 from .floors import WRITTEN_OUT
 from .measure import Case, Figures, Setting, Target, Way, Workload, lazily, measure
-from .problems import Problem, dirichlet, own_tensors
+from .problems import Problem, dirichlet, own_tensors, synthetic
 from .training import on
 
 BATCH = 1000
@@ -74,15 +76,32 @@ def agree(results: dict[str, Any]) -> None:
             raise AssertionError(f"{name} scores differently: {right.tolist()}, the floor {correct.tolist()}")
 
 
-def evaluated(model: str, setting: Setting) -> Problem:
-    """Make clients whose samples are for tests."""
-    n = 120 if setting.quick else 70_000
-    data = dirichlet(2 if setting.quick else 20, n, test=0.8 if setting.quick else 0.999)
-    return on(Problem(data, model), setting)
+def _images(quick: bool) -> Federation:
+    """Make clients whose images are for tests."""
+    return dirichlet(2, 120, test=0.8) if quick else dirichlet(20, 70_000, test=0.999)
 
 
-def _run(name: str, about: str, model: str, at_most: float, setting: Setting) -> Figures:
-    problem = evaluated(model, setting)
+def _synthetic(quick: bool) -> Federation:
+    return synthetic(4 if quick else 100)
+
+
+EVALUATED: dict[str, tuple[str, Callable[[bool], Federation], str, float]] = {
+    "W6-mlr": ("Evaluation of 20 clients' own MLRs on 70,000 images", _images, "mlr", 0.6),
+    "W6-dnn": ("Evaluation of 20 clients' own DNN-100s on 70,000 images", _images, "dnn", 0.8),
+    "W6-synthetic": ("Evaluation of 100 ragged clients' own MLRs on Synthetic", _synthetic, "mlr", 0.6),
+}
+"""Name -> what it is, its data, its model, and the target."""
+
+
+def evaluated(name: str, setting: Setting) -> Problem:
+    """Make the problem of a workload."""
+    _, make, model, _ = EVALUATED[name]
+    return on(Problem(make(setting.quick), model), setting)
+
+
+def _run(name: str, setting: Setting) -> Figures:
+    about, _, _, at_most = EVALUATED[name]
+    problem = evaluated(name, setting)
     models = personal(problem)
     images = sum(len(c.test) for c in problem.data.clients)
     ways = {"floor": lazily(lambda: plain(problem, models))}
@@ -95,11 +114,4 @@ def _run(name: str, about: str, model: str, at_most: float, setting: Setting) ->
     return measure(workload, setting)
 
 
-def _case(name: str, about: str, model: str, at_most: float) -> Case:
-    return Case(name, about, lambda setting: _run(name, about, model, at_most, setting))
-
-
-CASES = (
-    _case("W6-mlr", "Evaluation of 20 clients' own MLRs on 70,000 images", "mlr", 0.6),
-    _case("W6-dnn", "Evaluation of 20 clients' own DNN-100s on 70,000 images", "dnn", 0.8),
-)
+CASES = tuple(Case(name, about, partial(_run, name)) for name, (about, *_) in EVALUATED.items())

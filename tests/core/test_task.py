@@ -58,13 +58,22 @@ def test_plain_autograd_gives_the_gradient_of_the_function_transform() -> None:
 
 
 def test_plain_autograd_works_inside_transforms() -> None:
-    batch = (torch.randn(6, 5).double(), torch.randint(0, 3, (6,)))
+    """The Hessian times ones is the change of the gradient; a batch with a batch axis gives each batch's gradient."""
+    x, y = torch.randn(2, 6, 5).double(), torch.randint(0, 3, (2, 6))
     task = Task(Partly().double())
-    directions = task.params.map(torch.ones_like)
 
-    def first(w: Params) -> Tensor:
-        g, _ = task.eager_gradient(w, task.buffers, batch)
-        return sum((v * directions[k]).sum() for k, v in g.items())  # type: ignore[return-value]
+    def first(w: Params) -> Params:
+        return task.eager_gradient(w, task.buffers, (x[0], y[0]))[0]
 
-    product = torch.func.grad(first)(task.params)  # the Hessian times ones
-    assert any((v != 0).any() for v in product.values())
+    def total(w: Params) -> Tensor:
+        return torch.stack([v.sum() for v in first(w).values()]).sum()
+
+    product, step = torch.func.grad(total)(task.params), 1e-6
+    ahead, behind = (first(task.params.map(lambda v, s=s: v + s * step)) for s in (1, -1))
+    for k, v in product.items():
+        torch.testing.assert_close(v, (ahead[k] - behind[k]) / (2 * step), rtol=1e-5, atol=1e-7)
+
+    task = Task(nn.Linear(5, 3).double())
+    each = torch.func.vmap(lambda *batch: task.eager_gradient(task.params, task.buffers, batch)[0])(x, y)
+    for i in range(2):
+        assert_same(each.rows(i), task.eager_gradient(task.params, task.buffers, (x[i], y[i]))[0])

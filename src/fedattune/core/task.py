@@ -171,7 +171,7 @@ class Task:
 
         `torch.func.grad` imports PyTorch's compiler, which takes most of a second in a new process.
         """
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(v) for v in params.values()):
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(v) for v in (*params.values(), *batch)):
             return self.gradient(params, buffers, batch)
         self.model.train()
         with torch.enable_grad():
