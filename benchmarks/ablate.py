@@ -99,7 +99,6 @@ RULES = (
     Rule("several clients in a lane", ((vectorized, "pack_lanes", _lane_each),), ("W3", "W4")),
     Rule("channels-last pooling", ((kernels, "_channels_last", lambda x: x),), ("W5",)),
     Rule("linear layers by the measured library", ((dense, "linear", linear),), ("W6",)),
-    Rule("linear layers of each client turned", ((dense, "_linear_of_each", linear),), ("W6-synthetic",)),
     Rule("large parts alone", ((evaluator, "LARGE_PART_WORK", 1 << 62),), ("W6",)),
     Rule("inputs in memory", ((base, "INPUT_CACHE_BYTES", 0),), ("W6",)),
 )

@@ -37,19 +37,6 @@ def test_a_linear_layer(library: list[str], is_turned: bool, has_bias: bool) -> 
     assert library == ["linear"]
 
 
-@pytest.mark.parametrize("way", [dense.PYTORCH, dense.TURNED])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_a_linear_layer_of_each_model(way: str, has_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(dense, "choose", lambda what, *_: [asked.append(what), way][1])
-    x, w, bias = torch.randn(3, ROWS, 600), torch.randn(3, 20, 600), torch.randn(3, 20)
-    given = (x, w, bias) if has_bias else (x, w)
-    got: Tensor = vmap(dense.linear)(*given)
-    expected = torch.stack([functional.linear(*one) for one in zip(*given, strict=True)])
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
-    assert asked == ["linear of each"]
-
-
 def test_mixtures_of_models(library: list[str]) -> None:
     weights, models = torch.randn(ROWS, 40), torch.randn(40, 1300)
     torch.testing.assert_close(dense.multiply(weights, models), weights @ models, rtol=1e-4, atol=1e-3)
@@ -80,6 +67,8 @@ def test_other_tensors_are_multiplied_by_pytorch(monkeypatch: pytest.MonkeyPatch
     same(dense.linear(x, w[0]), linear(x, w[0]))
     same(dense.linear(x[:, ::2], w[:, ::2]), linear(x[:, ::2], w[:, ::2]))
     assert dense.linear(x, learned).requires_grad
+    each: Tensor = vmap(dense.linear)(x.expand(3, ROWS, 600), w.expand(3, 20, 600))
+    same(each[0], linear(x, w))
     same(dense.multiply(x[:, :40].double(), w.t()[:40].double()), x[:, :40].double() @ w.t()[:40].double())
     meta = torch.empty(ROWS, 600, device="meta")
     assert dense.linear(meta, torch.empty(20, 600, device="meta")).shape == (ROWS, 20)

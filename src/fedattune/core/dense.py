@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from .measured import choose
 
-PYTORCH, ONEDNN, TURNED = "PyTorch", "oneDNN", "turned"
-"""Names of the ways to multiply."""
+PYTORCH, ONEDNN = "PyTorch", "oneDNN"
+"""Names of the two ways to multiply."""
 
 MIN_PRODUCTS = 1 << 17
 """Multiplications from which a choice is worth its look-up, which takes microseconds."""
@@ -39,9 +39,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         bias: (n,), or None.
 
     """
-    is_in_vmap = torch._C._functorch.is_functorch_wrapped_tensor(weight)
-    if is_in_vmap and input.dim() == weight.dim() == 2 and weight.device.type == "cpu":
-        return _linear_of_each(input, weight, bias)
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if not (
         input.dim() == weight.dim() == 2
@@ -59,20 +56,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if choose("linear", (len(input), *weight.shape), calls) == ONEDNN:
         return _multiply_by_onednn(input, weight, bias)
     return functional.linear(input, weight, bias)
-
-
-def _linear_of_each(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x weight' + bias inside `vmap`: with MKL, weight x' takes half the time for few columns.
-
-    The result (m, n) keeps its columns, not its rows, together in memory.
-    """
-
-    def turned() -> Tensor:
-        out = torch.mm(weight, x.t())
-        return (out if bias is None else out + bias[:, None]).t()
-
-    calls = {PYTORCH: lambda: functional.linear(x, weight, bias), TURNED: turned}
-    return calls[choose("linear of each", (len(x), *weight.shape), calls)]()
 
 
 def multiply(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tensor:

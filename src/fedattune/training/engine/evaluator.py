@@ -109,8 +109,7 @@ class Evaluator:
         predict = vmap(self._tasks[0].predict, randomness="different")
         for block in blocks:
             x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
-            with FastPrediction():
-                logits = predict(params.rows(block.clients), buffers.rows(block.clients), x)
+            logits = predict(params.rows(block.clients), buffers.rows(block.clients), x)
             correct, losses = score_samples(logits, block.y)
             scores.loss[block.rows] = losses.masked_fill(~block.real, 0).sum(1).double()
             scores.correct[block.rows] = (correct & block.real).sum(1)

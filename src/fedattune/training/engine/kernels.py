@@ -32,9 +32,7 @@ def max_pool_with_indices(x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    # Inside `vmap`, PyTorch has no such layout.
-    is_in_vmap = torch._C._functorch.is_functorch_wrapped_tensor(x)
-    if is_in_vmap or x.device.type != "cpu" or x.dim() != 4 or x.shape[1] < MIN_CHANNELS:
+    if x.device.type != "cpu" or x.dim() != 4 or x.shape[1] < MIN_CHANNELS:
         return x
     return x.contiguous(memory_format=torch.channels_last)
 
