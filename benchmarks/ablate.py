@@ -99,7 +99,7 @@ RULES = (
     Rule("several clients in a lane", ((vectorized, "pack_lanes", _lane_each),), ("W3", "W4")),
     Rule("channels-last pooling", ((kernels, "_channels_last", lambda x: x),), ("W5",)),
     Rule("linear layers by the measured library", ((dense, "linear", linear),), ("W6",)),
-    Rule("large parts alone", ((evaluator, "LARGE_PART_WORK", 1 << 62),), ("W6",)),
+    Rule("large parts alone", ((evaluator, "MIN_LARGE_CALLS", 1 << 40),), ("W6",)),
     Rule("inputs in memory", ((base, "INPUT_CACHE_BYTES", 0),), ("W6",)),
 )
 

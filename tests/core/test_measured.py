@@ -3,13 +3,15 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedattune.core import measured
-from fedattune.core.measured import choices_path, choose, find_choices
+from fedattune.core.hardware import run_parallel
+from fedattune.core.measured import choices_path, choose, choose_threads, compare, find_choices
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +55,42 @@ def test_a_measured_call_may_itself_choose() -> None:
 
     assert choose("work", (1,), {"plain": inner, "other": sleeper(0.02, [])}) == "plain"
     assert find_choices()[f"inner work 1, {torch.get_num_threads()} threads"].name == "other"
+
+
+@pytest.mark.timeout(60)
+def test_threads_of_a_measured_call_may_choose() -> None:
+    def inner() -> None:
+        choose("inner work", (1,), {"plain": sleeper(0.004, []), "other": sleeper(0.0, [])})
+
+    calls = {"threads": lambda: run_parallel([inner, inner]), "other": sleeper(0.05, [])}
+    assert choose("work", (1,), calls) == "threads"
+    assert {choice.name for choice in find_choices().values()} == {"threads", "other"}
+
+
+def test_threads_are_chosen_by_measuring() -> None:
+    seen: list[int] = []
+
+    def work(fast: int) -> None:
+        seen.append(torch.get_num_threads())
+        time.sleep(0.001 if torch.get_num_threads() == fast else 0.02)
+
+    before = torch.get_num_threads()
+    assert choose_threads("first", (1,), partial(work, 1), 3) == 1
+    assert choose_threads("second", (1,), partial(work, 3), 3) == 3
+    assert set(seen) == {1, 3}
+    assert torch.get_num_threads() == before
+    seen.clear()
+    assert choose_threads("third", (1,), partial(work, 3), 1) == 1
+    assert not seen
+
+
+def test_times_are_compared_without_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {"short": sleeper(0.001, []), "long": sleeper(0.01, [])}
+    times = compare("work", (1,), calls)
+    assert list(times) == ["short", "long"]
+    assert 0.001 < times["short"] < times["long"]
+    monkeypatch.setenv("FEDATTUNE_MEASURE", "off")
+    assert compare("work", (1,), calls) == {}
 
 
 def test_the_plain_call_stays_unless_another_is_clearly_faster() -> None:

@@ -17,9 +17,6 @@ import torch
 from .errors import ConfigError
 from .settings import Settings
 
-MIN_PARALLEL_WORK = 2_000_000
-"""Parameters times samples (or clients) above which several cores are faster than one."""
-
 
 @contextmanager
 def seed_rng(seed: int, device: torch.device) -> Iterator[None]:

@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from .hardware import find_processor_name
+from .hardware import find_processor_name, use_threads
 from .io import find_cache_folder, replace_atomically
 
 MIN_GAIN = 1.15
@@ -35,7 +35,7 @@ FILE_NAME = "choices.json"
 
 
 class Choice(NamedTuple):
-    """The chosen call, and the median seconds of each call."""
+    """The chosen call, empty if nothing was to choose, and the median seconds of each call."""
 
     name: str
     seconds: dict[str, float]
@@ -53,17 +53,43 @@ def choose(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], obj
         The plain call's name, unless another takes less than 1 / MIN_GAIN of its time.
 
     """
-    plain = next(iter(calls))
-    if not is_allowed():
-        return plain
+    return _find(what, sizes, calls, _choose_fastest).name if is_allowed() else next(iter(calls))
+
+
+def compare(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the median seconds of each call on this machine; nothing if calls may not be measured."""
+    return _find(what, sizes, calls, lambda _: "").seconds if is_allowed() else {}
+
+
+def choose_threads(what: str, sizes: Sequence[int], call: Callable[[], object], most: int) -> int:
+    """Return the number of threads with which the call is fastest on this machine: 1 or `most`.
+
+    Small operations wait longer for each other's threads than they work.
+    """
+
+    def run(threads: int) -> None:
+        with use_threads(threads):
+            call()
+
+    calls = {"one thread": partial(run, 1), "all threads": partial(run, most)}
+    return most if most > 1 and choose(f"{what} 1 or {most} threads", sizes, calls) == "all threads" else 1
+
+
+def _find(
+    what: str,
+    sizes: Sequence[int],
+    calls: Mapping[str, Callable[[], object]],
+    judge: Callable[[dict[str, float]], str],
+) -> Choice:
     key = f"{what} {'x'.join(str(1 << max(0, n - 1).bit_length()) for n in sizes)}, {torch.get_num_threads()} threads"
     known = _known()
-    if key not in known or known[key].name not in calls:
-        with _lock:  # two groups of clients at the same time measure once
-            if key not in known or known[key].name not in calls:
-                known[key] = _measure(calls)
+    if key not in known or known[key].seconds.keys() != calls.keys():
+        with _locks.setdefault(key, threading.Lock()):  # two groups of clients at the same time measure once
+            if key not in known or known[key].seconds.keys() != calls.keys():
+                seconds = _measure(calls)
+                known[key] = Choice(judge(seconds), seconds)
                 _save(known)
-    return known[key].name
+    return known[key]
 
 
 def is_allowed() -> bool:
@@ -76,11 +102,17 @@ def find_choices() -> dict[str, Choice]:
     return dict(_known()) if is_allowed() else {}
 
 
-_lock = threading.RLock()
-"""Held while calls are measured; a measured call may itself choose among calls."""
+_locks: dict[str, threading.Lock] = {}
+"""One per key, held while its calls are measured: a measured call may choose among other calls, also in threads."""
 
 
-def _measure(calls: Mapping[str, Callable[[], object]]) -> Choice:
+def _choose_fastest(seconds: dict[str, float]) -> str:
+    """Return the name of the fastest call, or the first one's if it takes hardly longer."""
+    plain, fastest = next(iter(seconds)), min(seconds, key=lambda name: seconds[name])
+    return fastest if seconds[fastest] * MIN_GAIN < seconds[plain] else plain
+
+
+def _measure(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     begun = time.perf_counter()
     for repeat in range(REPEATS + 1):
@@ -92,9 +124,7 @@ def _measure(calls: Mapping[str, Callable[[], object]]) -> Choice:
                 times[name].append(took)
         if repeat and time.perf_counter() - begun > MAX_SECONDS:
             break
-    seconds = {name: statistics.median(taken) for name, taken in times.items()}
-    plain, fastest = next(iter(calls)), min(seconds, key=lambda name: seconds[name])
-    return Choice(fastest if seconds[fastest] * MIN_GAIN < seconds[plain] else plain, seconds)
+    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 @cache

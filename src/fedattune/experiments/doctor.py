@@ -265,7 +265,7 @@ def _describe_choices() -> Finding:
     if not is_allowed():
         return Finding("fastest calls", "ok", "not measured: FEDATTUNE_MEASURE is off")
     choices = find_choices()
-    counts = Counter((what.partition(" ")[0], choice.name) for what, choice in choices.items())
+    counts = Counter((what.partition(" ")[0], choice.name) for what, choice in choices.items() if choice.name)
     found = ", ".join(f"{what} by {name} ({n} sizes)" for (what, name), n in sorted(counts.items()))
     facts = {
         "machine": describe_machine(),

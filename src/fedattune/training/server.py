@@ -5,13 +5,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..core.hardware import MIN_PARALLEL_WORK
 from ..core.params import Params
 from ..core.payload import Broadcast, MixingMatrices, Payload
 from .backends.base import TrainReply
 from .context import RunContext
 from .setup import check_compatible, init_server
 from .storage.rows import RowStorage, check_newcomer_memory, count_row_bytes
+
+MIN_SHARED_VALUES = 2_000_000
+"""Values of a round's models from which the server's operations use all cores beside the writer of rows.
+
+To pass over so many takes a core about a millisecond: shorter operations may wait longer, until the system's scheduler
+gives the core of the writer, or of another process, to their second thread.
+"""
 
 
 class Server:
@@ -36,7 +42,7 @@ class Server:
         """
         settings, task, n = context.settings, context.task, context.n_clients
         state = init_server(context.algorithm, task, n, settings.seed)
-        is_small = settings.cohort_size(n) * task.params.numel() < MIN_PARALLEL_WORK
+        is_small = settings.cohort_size(n) * task.params.numel() < MIN_SHARED_VALUES
         size = count_row_bytes(context.algorithm, task, state)
         self.storage = RowStorage.choose(settings, n, size, folder, is_small=is_small)
         self.rule, self.state = context.algorithm.server, self.storage.allocate_server(state)

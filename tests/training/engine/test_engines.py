@@ -242,6 +242,28 @@ def test_what_is_not_a_number_is_not_right() -> None:
     assert losses.isfinite().tolist() == [False, False, True]
 
 
+def test_a_group_that_runs_alone_takes_as_many_threads_as_are_fastest_and_the_same_random_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    data, results = make_clients([40] * 3), []
+    for threads in (1, 2):
+        seen: list[int] = []
+
+        def choose(what: str, sizes: Any, call: Any, most: int, seen=seen, threads=threads) -> int:
+            call() if threads == 2 else None  # as if measured
+            seen.append(most)
+            return threads
+
+        monkeypatch.setattr("fedattune.training.engine.vectorized.choose_threads", choose)
+        task = Task(network)
+        with use_threads(2):
+            engine = VectorizedEngine(task, data)
+            results.append(train_round(engine, task, 3, SGD(), steps=3).upload.params)
+        assert seen == [2]
+    assert all(torch.equal(results[0][k], results[1][k]) for k in results[0])
+
+
 def test_a_short_message_does_without_the_compiler() -> None:
     """A node of a network starts a process for each message: the import would take longer than the message."""
     code = """

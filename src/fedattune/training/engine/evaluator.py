@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...core.hardware import balance, count_parallel_groups, run_parallel, use_threads
-from ...core.measured import choose
+from ...core.measured import choose, choose_threads, compare
 from ...core.params import Params
 from ...core.task import Task
 from ...data import Federation
@@ -23,13 +23,16 @@ EVAL_CHUNK_BYTES = 1 << 28
 """Working memory of one block."""
 
 
-LARGE_PART_WORK = 1 << 23
-"""Samples times parameters from which a client's part is evaluated alone: to call a model takes as long as these
-products."""
+CALL_WORK = 1 << 21
+"""Samples times parameters that take as long as one more call of a model, where this may not be measured."""
 
 
-PADDING_WORK = 1 << 21
-"""Padded samples times parameters that take as long as the calls of one more block."""
+MIN_LARGE_CALLS = 2
+"""Calls whose time a client's part must take to be evaluated alone: one call costs half of it at most."""
+
+
+MEASURED_SAMPLES = 16
+"""Samples of the smaller of two calls whose difference gives the time of a sample."""
 
 
 class Evaluator:
@@ -49,18 +52,30 @@ class Evaluator:
         self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
     ) -> list[Scores]:
         """Evaluate models (E, ...) of clients `ids` (E,), each on its own parts."""
-        samples = self._gather(tuple(parts), ids.tolist())
+        samples = self._gather(tuple(parts), ids.tolist(), params, buffers)
+        return self._evaluate_samples(params, buffers, samples).split(len(ids))
+
+    def _evaluate_samples(self, params: Params, buffers: Params, samples: "_EvalSamples") -> Scores:
         scores = Scores.zeros(samples.sizes)
-        if samples.large_parts:
+        self._evaluate_alone(params, buffers, samples.large_parts, scores)
+        if samples.together:
+            self._evaluate_together(params, buffers, samples.together, scores)
+        return scores
+
+    def _evaluate_alone(
+        self, params: Params, buffers: Params, parts: list["_LargePart"], scores: Scores
+    ) -> None:
+        """Evaluate parts one by one, each core some of them."""
+        if parts:
             # A module holds the weights of one call at a time, so each core needs its own.
             self._tasks += [self._tasks[0].twin() for _ in range(self._cores - len(self._tasks))]
-        groups = balance([len(one.y) for one in samples.large_parts], len(self._tasks))
+        groups = balance([len(one.y) for one in parts], len(self._tasks))
         run_parallel(
             [
                 partial(
                     self._evaluate_part,
                     task,
-                    [samples.large_parts[i] for i in group],
+                    [parts[i] for i in group],
                     params,
                     buffers,
                     scores,
@@ -69,9 +84,6 @@ class Evaluator:
                 if group
             ]
         )
-        if samples.together:
-            self._evaluate_together(params, buffers, samples.together, scores)
-        return scores.split(len(ids))
 
     def _evaluate_part(
         self, task: Task, group: list["_LargePart"], params: Params, buffers: Params, scores: Scores
@@ -91,16 +103,10 @@ class Evaluator:
         self, params: Params, buffers: Params, blocks: list["_PaddedBlock"], scores: Scores
     ) -> None:
         """Evaluate blocks by one thread or by all; with small blocks, threads wait longer than they work."""
-
-        def run(threads: int) -> None:
-            with use_threads(threads):
-                self._evaluate_blocks(params, buffers, blocks, scores)
-
-        n_threads = count_parallel_groups(self.device)
-        one, every = "one thread", "all threads"
-        calls = {one: partial(run, 1), every: partial(run, n_threads)}
+        run = partial(self._evaluate_blocks, params, buffers, blocks, scores)
         work = (sum(block.samples.numel() for block in blocks), self._tasks[0].params.numel())
-        calls[choose("evaluation", work, calls) if n_threads > 1 else one]()
+        with use_threads(choose_threads("blocks", work, run, self._cores)):
+            run()
 
     def _evaluate_blocks(
         self, params: Params, buffers: Params, blocks: list["_PaddedBlock"], scores: Scores
@@ -114,29 +120,70 @@ class Evaluator:
             scores.loss[block.rows] = losses.masked_fill(~block.real, 0).sum(1).double()
             scores.correct[block.rows] = (correct & block.real).sum(1)
 
-    def _gather(self, parts: tuple[EvalPart, ...], ids: list[int]) -> "_EvalSamples":
-        """Gather the samples of clients `ids`; keep them until other clients are evaluated."""
+    def _gather(
+        self, parts: tuple[EvalPart, ...], ids: list[int], params: Params, buffers: Params
+    ) -> "_EvalSamples":
+        """Gather the samples of clients `ids` as it is fastest; keep them until other clients are evaluated."""
         cached = self._cache.get(parts)
         if cached is None or cached.ids != ids:
+            self._cache.pop(parts, None)
             all_parts = [self.federation.part(part) for part in parts]
             samples = [part[i] for part in all_parts for i in ids]
-            sizes, values = [len(some) for some in samples], max(1, math.prod(self.federation.input_shape))
-            keep = keeps_inputs(self.federation, sum(sizes), self.dtype)
-            n_params = self._tasks[0].params.numel()
-            large = [self.is_serial or size * n_params >= LARGE_PART_WORK for size in sizes]
-            large_parts = [
-                self._load_part(row, row % len(ids), samples[row], keep)
-                for row, size in enumerate(sizes)
-                if large[row] and size
-            ]
-            small = [0 if large[row] else size for row, size in enumerate(sizes)]
-            most = max(1, EVAL_CHUNK_BYTES // (8 * values * self.dtype.itemsize))
-            most = self._tasks[0].limit_samples(most, values)
-            blocks = _group_by_size(small, most, PADDING_WORK // n_params)
-            together = [self._load_block(rows, len(ids), samples, keep) for rows in blocks]
-            total = torch.tensor(sizes, device=self.device)
-            cached = self._cache[parts] = _EvalSamples(ids, total, large_parts, together)
+            plans = self._plan([len(some) for some in samples])
+            gather = cache(lambda name: self._load(ids, samples, *plans[name]))
+            calls = {
+                name: lambda name=name: self._evaluate_samples(params, buffers, gather(name))
+                for name in plans
+            }
+            n_samples = sum(len(some) for some in samples)
+            sizes = (len(samples), n_samples, self._tasks[0].params.numel())
+            cached = gather(choose("evaluation", sizes, calls) if len(plans) > 1 else next(iter(plans)))
+            self._cache[parts] = cached
         return cached
+
+    def _plan(self, sizes: list[int]) -> dict[str, tuple[list[int], list[list[int]]]]:
+        """Plan which parts of so many samples are evaluated alone, and which form blocks: one plan or two."""
+        if self.is_serial:
+            return {"single models": ([row for row, size in enumerate(sizes) if size], [])}
+        values, task = max(1, math.prod(self.federation.input_shape)), self._tasks[0]
+        most = max(1, EVAL_CHUNK_BYTES // (8 * values * self.dtype.itemsize))
+        most = task.limit_samples(most, values)
+        call = self._count_samples_per_call()
+        large = [row for row, size in enumerate(sizes) if size > MIN_LARGE_CALLS * call]
+        alone = set(large)
+        small = [0 if row in alone else size for row, size in enumerate(sizes)]
+        plans = {"large parts alone": (large, _group_by_size(small, most, call))}
+        if large and self.device.type == "cpu":
+            plans["blocks"] = ([], _group_by_size(sizes, most, call))
+        return plans
+
+    def _load(
+        self, ids: list[int], samples: list[Index], large: list[int], blocks: list[list[int]]
+    ) -> "_EvalSamples":
+        sizes = torch.tensor([len(some) for some in samples], device=self.device)
+        keep = keeps_inputs(self.federation, int(sizes.sum()), self.dtype)
+        large_parts = [self._load_part(row, row % len(ids), samples[row], keep) for row in large]
+        together = [self._load_block(rows, len(ids), samples, keep) for rows in blocks]
+        return _EvalSamples(ids, sizes, large_parts, together)
+
+    def _count_samples_per_call(self) -> int:
+        """Count the samples of a model that take as long as one more call with one thread, on this machine."""
+        task, few, many = self._tasks[0], MEASURED_SAMPLES, min(self._at_once, 32 * MEASURED_SAMPLES)
+        seconds: dict[str, float] = {}
+        if self.device.type == "cpu":  # a GPU returns from a call before it is done
+            params, buffers = task.params.repeat(1), task.buffers.repeat(1)
+            calls = {}
+            for size in (few, many):
+                block = self._load_block([0], 1, [np.zeros(size, dtype=np.int64)], True)
+                scores = Scores.zeros(torch.zeros(1, dtype=torch.int64))
+                calls[f"{size} samples"] = partial(self._evaluate_blocks, params, buffers, [block], scores)
+            with use_threads(1):
+                seconds = compare("call", (task.params.numel(),), calls)
+        if not seconds:
+            return CALL_WORK // task.params.numel()
+        of_few, of_many = seconds.values()
+        per_sample = max(1e-9, (of_many - of_few) / (many - few))
+        return max(0, round(of_few / per_sample) - few)
 
     def _load_part(self, row: int, client: int, samples: Index, keep: bool) -> "_LargePart":
         index = torch.as_tensor(samples, device=self.device)

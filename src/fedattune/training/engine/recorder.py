@@ -173,7 +173,7 @@ def record_step(
             again = function(fixed, eager, batch)
             old, new = [leaves[i] for i in moving], [again[i] for i in moving]
             for one in (_script(step, fixed, leaves, batch), step):
-                result = _replay(one, fixed, leaves, batch)
+                result = replay(one, fixed, leaves, batch)
                 if one.is_random or _agree(result, new, old):
                     return one
         except Exception:  # noqa: S110 (a trace cannot hold every rule or layer: run it eagerly)
@@ -186,8 +186,8 @@ def _shares_memory(old: Tensor, new: Tensor) -> bool:
     return is_same and old.dtype == new.dtype
 
 
-def _replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Sequence[Tensor]:
-    """Run two steps: the second shows if the first wrote over an input that is still needed."""
+def replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> Sequence[Tensor]:
+    """Run two steps on copies: the second shows if the first wrote over an input that is still needed."""
     ready = step.precompute(*fixed, *step.select_constant(leaves))
     current = [copy_dense(leaves[i]) for i in step.moving]
     x, y, *weights = batch

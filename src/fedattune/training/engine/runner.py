@@ -14,7 +14,7 @@ from ...core.hardware import balance
 from ...core.params import as_slice
 from ...data import Federation
 from ...data.types import Index
-from .recorder import RecordedStep, copy_dense
+from .recorder import RecordedStep, copy_dense, replay
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,11 @@ class BatchSequence:
         self._labels, self._weights = federation.y[self._index], (index >= 0).to(dtype)
         self._features = partial(federation.features, dtype=dtype)
 
+    @property
+    def batch_size(self) -> int:
+        """Samples of one step, of all lanes."""
+        return self._labels[0].numel()
+
     def gather(self, t: int) -> tuple[Tensor, ...]:
         """Gather the batch of step t: inputs, labels, and weights if there is padding."""
         x, y = self._features(self._index[t]), self._labels[t]
@@ -155,6 +160,17 @@ class BatchedRunner:
             kind: maker(self.leaves, self._batches.gather(padded.index(kind))) for kind in set(padded)
         }
         return list(self._steps.values())
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What the time of a step depends on: operations, values of all leaves, and samples."""
+        operations = max(step.operations for step in self._steps.values())
+        return operations, sum(leaf.numel() for leaf in self.leaves), self._batches.batch_size
+
+    def try_step(self, fixed: Sequence[Tensor]) -> None:
+        """Run steps on copies, to measure them."""
+        for padded, step in self._steps.items():
+            replay(step, fixed, self.leaves, self._batches.gather(self._batches.padded.index(padded)))
 
     def run(self, fixed: Sequence[Tensor], start: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """Run all steps from `start` (C, ...), and write the moving leaves to the clients' rows of `out`.

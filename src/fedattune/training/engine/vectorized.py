@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ...core.algorithm import ClientUpdate
 from ...core.hardware import (
-    MIN_PARALLEL_WORK,
     count_parallel_groups,
     keep_freed_memory,
     run_parallel,
     seed_rng,
     use_threads,
 )
+from ...core.measured import choose_threads
 from ...core.params import Params
 from ...core.payload import Batch
 from ...core.task import Task
@@ -182,11 +182,17 @@ class VectorizedEngine(Engine):
             self._undivided.add(key)
         moving = {i for step in steps for i in step.moving}
         out = [copy_dense(leaf) if i in moving else leaf for i, leaf in enumerate(leaves)]
-        rows = sum(len(b) for b in batches) / max(len(b) for b in batches) * math.prod(batches[0].shape[1:])
-        small = not self.is_serial and self.task.params.numel() * rows < MIN_PARALLEL_WORK
-        with use_threads(1 if small else self._cores):
+        with use_threads(self._count_threads(groups, fixed)):
             run_parallel([partial(group.run, fixed, leaves, out) for group in groups])
         return out
+
+    def _count_threads(self, groups: Sequence[BatchedRunner | SerialRunner], fixed: list[Tensor]) -> int:
+        """Count the threads of PyTorch for a group that runs alone; of several groups, each gets one."""
+        if len(groups) > 1 or not isinstance(groups[0], BatchedRunner):
+            return self._cores
+        group = groups[0]
+        with torch.random.fork_rng(devices=[]):  # the random numbers of the round must not shift
+            return choose_threads("step", group.sizes, partial(group.try_step, fixed), self._cores)
 
     def _groups(
         self, at_once: int, batches: list[Index], leaves: list[Tensor]

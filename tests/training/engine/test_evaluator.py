@@ -1,0 +1,78 @@
+"""Evaluation: the same scores whichever way was measured as the fastest, and blocks cut where a call costs less."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from engine_rounds import NETWORKS, make_clients
+
+from fedattune.core.params import Params
+from fedattune.core.task import Task
+from fedattune.training.engine import evaluator
+from fedattune.training.engine.evaluator import Evaluator, _group_by_size
+
+SIZES = [900, 60, 500, 20, 61]
+
+
+def _make(is_serial: bool = False) -> tuple[Evaluator, Params]:
+    task = Task(NETWORKS["mlp"]())
+    generator = torch.Generator().manual_seed(1)
+    models = task.params.repeat(len(SIZES)).map(lambda a: torch.randn(a.shape, generator=generator))
+    return Evaluator(task, make_clients(SIZES), torch.float32, is_serial=is_serial), models
+
+
+def _choose(wanted: str, asked: list[list[str]]) -> Callable[..., str]:
+    def choose(what: str, sizes: tuple[int, ...], calls: Mapping[str, Callable[[], object]]) -> str:
+        for call in calls.values():  # as if measured
+            call()
+        asked.append(list(calls))
+        return wanted
+
+    return choose
+
+
+@pytest.mark.parametrize("way", ["large parts alone", "blocks"])
+def test_every_way_gives_the_scores_of_one_model_after_the_other(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = torch.arange(len(SIZES))
+    serial, models = _make(is_serial=True)
+    (expected,) = serial.evaluate(models, Params(), ("test",), ids)
+    asked: list[list[str]] = []
+    monkeypatch.setattr(evaluator, "choose", _choose(way, asked))
+    monkeypatch.setattr(Evaluator, "_count_samples_per_call", lambda _: 5)
+    quick, _ = _make()
+    for _ in range(2):  # the second time, the samples are in memory
+        (scores,) = quick.evaluate(models, Params(), ("test",), ids)
+        assert torch.equal(scores.n, expected.n)
+        assert torch.equal(scores.correct, expected.correct)
+        torch.testing.assert_close(scores.loss, expected.loss, rtol=1e-5, atol=0)
+    assert asked == [["large parts alone", "blocks"]]
+    gathered = quick._cache["test",]
+    assert bool(gathered.large_parts) == (way == "large parts alone")
+
+
+def test_the_cost_of_a_call_comes_from_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(
+        what: str, sizes: tuple[int, ...], calls: Mapping[str, Callable[[], object]]
+    ) -> dict[str, float]:
+        for call in calls.values():
+            call()
+        assert list(calls) == ["16 samples", "512 samples"]
+        return {"16 samples": 116e-6, "512 samples": 612e-6}  # 100 µs a call, and 1 µs a sample
+
+    monkeypatch.setattr(evaluator, "compare", compare)
+    assert _make()[0]._count_samples_per_call() == 100
+
+
+def test_without_measuring_a_call_costs_as_much_as_on_an_ordinary_machine() -> None:
+    quick, _ = _make()
+    n_params = 64 * 8 + 8 + 8 * 3 + 3
+    assert quick._count_samples_per_call() == evaluator.CALL_WORK // n_params
+
+
+def test_a_block_ends_where_its_padding_costs_more_than_a_call() -> None:
+    sizes = [100, 96, 90, 50, 0, 49]
+    assert _group_by_size(sizes, most=1000, most_padding=20) == [[0, 1, 2], [3, 5]]
+    assert _group_by_size(sizes, most=1000, most_padding=0) == [[0], [1], [2], [3], [5]]
+    assert _group_by_size(sizes, most=200, most_padding=20) == [[0, 1], [2], [3, 5]]
