@@ -153,12 +153,16 @@ class BatchedRunner:
         self.leaves = [_select_rows(leaf, self.rows) for leaf in leaves]
         self._batches = BatchSequence(batch_indices(lanes, batches), federation, dtype)
 
-    def prepare(self, maker: StepFactory) -> list[RecordedStep]:
-        """Record the steps that `run` needs: one for batches with padding, one for batches without."""
+    def prepare(self, maker: StepFactory, fixed: Sequence[Tensor]) -> list[RecordedStep]:
+        """Record the steps that `run` needs, one for batches with padding, one for batches without.
+
+        Their constant inputs are computed here: threads of several groups would wait for the interpreter's lock.
+        """
         padded = self._batches.padded
         self._steps = {
             kind: maker(self.leaves, self._batches.gather(padded.index(kind))) for kind in set(padded)
         }
+        self._first_ready = self._ready(fixed, dict(enumerate(self.leaves)))
         return list(self._steps.values())
 
     @property
@@ -182,7 +186,7 @@ class BatchedRunner:
         in_place = isinstance(self.rows, slice)
         for i in moving:
             current[i] = out[i][self.rows] if in_place else copy_dense(current[i])
-        ready = self._ready(fixed, current)
+        ready = self._first_ready
         queues = [list(lane) for lane in self.lanes.clients]
         switches = {} if in_place else self.lanes.switches
         # The step with padding may change leaves that are constant inputs of the other step.
@@ -190,7 +194,7 @@ class BatchedRunner:
         for first, last in self._batches.uniform_spans(switches):
             if first in switches:
                 self._switch(switches[first], queues, current, start, out, moving)
-            if first in switches or differ:
+            if first in switches or (differ and first):
                 ready = self._ready(fixed, current)
             padded = self._batches.padded[first]
             step = self._steps[padded]
@@ -246,8 +250,9 @@ class SerialRunner:
         self._batches = {i: BatchSequence(batches[i], federation, dtype) for i in clients}
         self._sizes = {i: batches[i].shape[2] for i in clients}
 
-    def prepare(self, maker: StepFactory) -> list[RecordedStep]:
+    def prepare(self, maker: StepFactory, fixed: Sequence[Tensor]) -> list[RecordedStep]:
         """Record the steps that `run` needs: one for every batch size, with padding and without."""
+        del fixed
         self._steps: dict[tuple[int, bool], RecordedStep] = {}
         for client, batches in self._batches.items():
             for t, padded in enumerate(batches.padded):

@@ -171,7 +171,7 @@ class VectorizedEngine(Engine):
         maker = partial(self._recorder.step, key, function, fixed)
         for at_once in (1,) if key in self._undivided else (self._cores, 1):
             groups = self._groups(at_once, batches, leaves)
-            steps = [step for group in groups for step in group.prepare(maker)]
+            steps = [step for group in groups for step in group.prepare(maker, fixed)]
             # Groups that draw random numbers at the same time would not repeat. Small operations called from Python
             # would wait for the interpreter's lock.
             is_random = any(step.is_random for step in steps)
