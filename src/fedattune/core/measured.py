@@ -8,7 +8,6 @@ alike: the calls differ by rounding. FEDATTUNE_MEASURE=off makes the plain call 
 
 import json
 import os
-import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ MIN_GAIN = 1.15
 """Least ratio of the plain call's time to the time of a call that is chosen in its place."""
 
 REPEATS = 5
-"""Times that each call is measured; the median counts."""
+"""Times that each call is measured; the least counts: other processes only add to it."""
 
 MAX_SECONDS = 0.05
 """Seconds after which no call is repeated."""
@@ -35,7 +34,7 @@ FILE_NAME = "choices.json"
 
 
 class Choice(NamedTuple):
-    """The chosen call, empty if nothing was to choose, and the median seconds of each call."""
+    """The chosen call, empty if nothing was to choose, and the least seconds of each call."""
 
     name: str
     seconds: dict[str, float]
@@ -57,7 +56,7 @@ def choose(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], obj
 
 
 def compare(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median seconds of each call on this machine; nothing if calls may not be measured."""
+    """Return the least seconds of each call on this machine; nothing if calls may not be measured."""
     return _find(what, sizes, calls, lambda _: "").seconds if is_allowed() else {}
 
 
@@ -124,7 +123,7 @@ def _measure(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
                 times[name].append(took)
         if repeat and time.perf_counter() - begun > MAX_SECONDS:
             break
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return {name: min(taken) for name, taken in times.items()}
 
 
 @cache
