@@ -40,7 +40,7 @@ def test_every_way_gives_the_scores_of_one_model_after_the_other(
     (expected,) = serial.evaluate(models, Params(), ("test",), ids)
     asked: list[list[str]] = []
     monkeypatch.setattr(evaluator, "choose", _choose(way, asked))
-    monkeypatch.setattr(Evaluator, "_count_samples_per_call", lambda _: 5)
+    monkeypatch.setattr(Evaluator, "_samples_per_call", 5)
     quick, _ = _make()
     for _ in range(2):  # the second time, the samples are in memory
         (scores,) = quick.evaluate(models, Params(), ("test",), ids)
@@ -62,13 +62,13 @@ def test_the_cost_of_a_call_comes_from_two_calls(monkeypatch: pytest.MonkeyPatch
         return {"16 samples": 116e-6, "512 samples": 612e-6}  # 100 µs a call, and 1 µs a sample
 
     monkeypatch.setattr(evaluator, "compare", compare)
-    assert _make()[0]._count_samples_per_call() == 100
+    assert _make()[0]._samples_per_call == 100
 
 
 def test_without_measuring_a_call_costs_as_much_as_on_an_ordinary_machine() -> None:
     quick, _ = _make()
     n_params = 64 * 8 + 8 + 8 * 3 + 3
-    assert quick._count_samples_per_call() == evaluator.CALL_WORK // n_params
+    assert quick._samples_per_call == evaluator.CALL_WORK // n_params
 
 
 def test_a_block_ends_where_its_padding_costs_more_than_a_call() -> None:

@@ -11,10 +11,17 @@ from .sequential import SequentialEngine
 from .vectorized import VectorizedEngine
 
 MIN_RECORDED_STEPS = 64
-"""Steps of a run from which recording pays: to record a step takes about as long as 40 eager steps."""
+"""Steps of a run from which recording pays: to record a step takes about as long as 40 eager steps.
+
+Both are work of Python's interpreter, so their ratio depends little on the processor.
+"""
 
 MIN_COMPILED_STEPS = 2000
-"""Steps of one message from which it pays to import PyTorch's compiler, which recorded and batched steps need."""
+"""Steps of one message from which it pays to import PyTorch's compiler, which recorded and batched steps need.
+
+The import, and what recording saves per step, are work of Python's interpreter, so their ratio depends little on the
+processor.
+"""
 
 
 def make_engine(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,10 @@ CALL_WORK = 1 << 21
 
 MIN_LARGE_CALLS = 2
 """Calls whose time a client's part must take to be evaluated alone: one call costs half of it at most."""
+
+
+MAX_MEASURED_WORK = 1 << 34
+"""Samples times parameters of an evaluation that is measured in several ways, which takes a second at most."""
 
 
 MEASURED_SAMPLES = 16
@@ -148,12 +152,13 @@ class Evaluator:
         values, task = max(1, math.prod(self.federation.input_shape)), self._tasks[0]
         most = max(1, EVAL_CHUNK_BYTES // (8 * values * self.dtype.itemsize))
         most = task.limit_samples(most, values)
-        call = self._count_samples_per_call()
+        call = self._samples_per_call
         large = [row for row, size in enumerate(sizes) if size > MIN_LARGE_CALLS * call]
         alone = set(large)
         small = [0 if row in alone else size for row, size in enumerate(sizes)]
         plans = {"large parts alone": (large, _group_by_size(small, most, call))}
-        if large and self.device.type == "cpu":
+        is_short = sum(sizes) * task.params.numel() <= MAX_MEASURED_WORK
+        if large and is_short and self.device.type == "cpu":
             plans["blocks"] = ([], _group_by_size(sizes, most, call))
         return plans
 
@@ -166,8 +171,9 @@ class Evaluator:
         together = [self._load_block(rows, len(ids), samples, keep) for rows in blocks]
         return _EvalSamples(ids, sizes, large_parts, together)
 
-    def _count_samples_per_call(self) -> int:
-        """Count the samples of a model that take as long as one more call with one thread, on this machine."""
+    @cached_property
+    def _samples_per_call(self) -> int:
+        """The samples of a model that take as long as one more call with one thread, on this machine."""
         task, few, many = self._tasks[0], MEASURED_SAMPLES, min(self._at_once, 32 * MEASURED_SAMPLES)
         seconds: dict[str, float] = {}
         if self.device.type == "cpu":  # a GPU returns from a call before it is done
