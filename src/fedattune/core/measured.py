@@ -63,7 +63,7 @@ def compare(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], ob
 def choose_threads(what: str, sizes: Sequence[int], call: Callable[[], object], most: int) -> int:
     """Return the number of threads with which the call is fastest on this machine: 1 or `most`.
 
-    Small operations wait longer for each other's threads than they work.
+    Small operations wait longer for each other's threads than they work. If nothing may be measured, it is 1.
     """
 
     def run(threads: int) -> None:

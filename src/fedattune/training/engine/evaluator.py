@@ -173,7 +173,7 @@ class Evaluator:
 
     @cached_property
     def _samples_per_call(self) -> int:
-        """The samples of a model that take as long as one more call with one thread, on this machine."""
+        """Samples of a model that take as long as one more call, measured with one thread on this machine."""
         task, few, many = self._tasks[0], MEASURED_SAMPLES, min(self._at_once, 32 * MEASURED_SAMPLES)
         seconds: dict[str, float] = {}
         if self.device.type == "cpu":  # a GPU returns from a call before it is done

@@ -135,25 +135,26 @@ class BatchSequence:
 class BatchedRunner:
     """Run lanes of clients side by side, on a client axis.
 
-    `leaves` are the carries, buffers and so on (C, ...) of all clients. `rows` are the rows of the first client of each
-    lane: a slice if each lane has one client.
+    `fixed` are tensors that all clients share, `leaves` the carries, buffers and so on (C, ...) of all clients. `rows`
+    are the rows of the first client of each lane: a slice if each lane has one client.
     """
 
     def __init__(
         self,
         lanes: Lanes,
         batches: Sequence[Index],
+        fixed: Sequence[Tensor],
         leaves: Sequence[Tensor],
         federation: Federation,
         dtype: torch.dtype,
     ) -> None:
-        self.lanes = lanes
+        self.lanes, self._fixed = lanes, fixed
         first = torch.tensor([lane[0] for lane in lanes.clients], device=federation.y.device)
         self.rows = as_slice(first) if lanes.is_uniform else first
         self.leaves = [_select_rows(leaf, self.rows) for leaf in leaves]
         self._batches = BatchSequence(batch_indices(lanes, batches), federation, dtype)
 
-    def prepare(self, maker: StepFactory, fixed: Sequence[Tensor]) -> list[RecordedStep]:
+    def prepare(self, maker: StepFactory) -> list[RecordedStep]:
         """Record the steps that `run` needs, one for batches with padding, one for batches without.
 
         Their constant inputs are computed here: threads of several groups would wait for the interpreter's lock.
@@ -162,21 +163,23 @@ class BatchedRunner:
         self._steps = {
             kind: maker(self.leaves, self._batches.gather(padded.index(kind))) for kind in set(padded)
         }
-        self._first_ready = self._ready(fixed, dict(enumerate(self.leaves)))
+        self._first_ready = self._ready(dict(enumerate(self.leaves)))
         return list(self._steps.values())
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What the time of a step depends on: operations, values of all leaves, and samples."""
+        """Operations, values of all leaves, and samples of a step, on which its time depends."""
         operations = max(step.operations for step in self._steps.values())
         return operations, sum(leaf.numel() for leaf in self.leaves), self._batches.batch_size
 
-    def try_step(self, fixed: Sequence[Tensor]) -> None:
-        """Run steps on copies, to measure them."""
-        for padded, step in self._steps.items():
-            replay(step, fixed, self.leaves, self._batches.gather(self._batches.padded.index(padded)))
+    def try_steps(self) -> None:
+        """Run steps on copies, to measure them; the random numbers of the round do not shift."""
+        with torch.random.fork_rng(devices=[]):
+            for padded, step in self._steps.items():
+                batch = self._batches.gather(self._batches.padded.index(padded))
+                replay(step, self._fixed, self.leaves, batch)
 
-    def run(self, fixed: Sequence[Tensor], start: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+    def run(self, start: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """Run all steps from `start` (C, ...), and write the moving leaves to the clients' rows of `out`.
 
         `out` begins as a copy of `start`; the steps may write over `start`.
@@ -194,8 +197,8 @@ class BatchedRunner:
         for first, last in self._batches.uniform_spans(switches):
             if first in switches:
                 self._switch(switches[first], queues, current, start, out, moving)
-            if first in switches or (differ and first):
-                ready = self._ready(fixed, current)
+            if first and (first in switches or differ):
+                ready = self._ready(current)
             padded = self._batches.padded[first]
             step = self._steps[padded]
             new = self._batches.run(step, ready[padded], [current[i] for i in step.moving], first, last)
@@ -207,11 +210,11 @@ class BatchedRunner:
         else:
             self._switch(switches[self.lanes.steps], queues, current, start, out, moving)
 
-    def _ready(self, fixed: Sequence[Tensor], current: dict[int, Tensor]) -> dict[bool, list[Tensor]]:
+    def _ready(self, current: dict[int, Tensor]) -> dict[bool, list[Tensor]]:
         """Compute the constant inputs of the steps from the leaves that stay; they are the same for both steps."""
         leaves = [current[i] for i in range(len(current))]
         return {
-            padded: step.precompute(*fixed, *step.select_constant(leaves))
+            padded: step.precompute(*self._fixed, *step.select_constant(leaves))
             for padded, step in self._steps.items()
         }
 
@@ -242,17 +245,17 @@ class SerialRunner:
         self,
         clients: Sequence[int],
         batches: Sequence[Index],
+        fixed: Sequence[Tensor],
         leaves: Sequence[Tensor],
         federation: Federation,
         dtype: torch.dtype,
     ) -> None:
-        self._leaves = leaves
+        self._fixed, self._leaves = fixed, leaves
         self._batches = {i: BatchSequence(batches[i], federation, dtype) for i in clients}
         self._sizes = {i: batches[i].shape[2] for i in clients}
 
-    def prepare(self, maker: StepFactory, fixed: Sequence[Tensor]) -> list[RecordedStep]:
+    def prepare(self, maker: StepFactory) -> list[RecordedStep]:
         """Record the steps that `run` needs: one for every batch size, with padding and without."""
-        del fixed
         self._steps: dict[tuple[int, bool], RecordedStep] = {}
         for client, batches in self._batches.items():
             for t, padded in enumerate(batches.padded):
@@ -261,13 +264,13 @@ class SerialRunner:
                     self._steps[kind] = maker(first, batches.gather(t))
         return list(self._steps.values())
 
-    def run(self, fixed: Sequence[Tensor], start: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+    def run(self, start: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """Run all steps from `start` (C, ...), and write the moving leaves to the clients' rows of `out`."""
         for client, batches in self._batches.items():
             current = [leaf[client] for leaf in out]
             for first, last in batches.uniform_spans():
                 step = self._steps[self._sizes[client], batches.padded[first]]
-                ready = step.precompute(*fixed, *step.select_constant(current))
+                ready = step.precompute(*self._fixed, *step.select_constant(current))
                 new = batches.run(step, ready, [current[i] for i in step.moving], first, last)
                 for i, leaf in zip(step.moving, new, strict=True):
                     current[i] = leaf

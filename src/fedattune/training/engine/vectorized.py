@@ -170,8 +170,8 @@ class VectorizedEngine(Engine):
         """Run all local steps of clients with carries and buffers `leaves` (C, ...)."""
         maker = partial(self._recorder.step, key, function, fixed)
         for at_once in (1,) if key in self._undivided else (self._cores, 1):
-            groups = self._groups(at_once, batches, leaves)
-            steps = [step for group in groups for step in group.prepare(maker, fixed)]
+            groups = self._groups(at_once, batches, fixed, leaves)
+            steps = [step for group in groups for step in group.prepare(maker)]
             # Groups that draw random numbers at the same time would not repeat. Small operations called from Python
             # would wait for the interpreter's lock.
             is_random = any(step.is_random for step in steps)
@@ -182,31 +182,30 @@ class VectorizedEngine(Engine):
             self._undivided.add(key)
         moving = {i for step in steps for i in step.moving}
         out = [copy_dense(leaf) if i in moving else leaf for i, leaf in enumerate(leaves)]
-        with use_threads(self._count_threads(groups, fixed)):
-            run_parallel([partial(group.run, fixed, leaves, out) for group in groups])
+        with use_threads(self._count_threads(groups)):
+            run_parallel([partial(group.run, leaves, out) for group in groups])
         return out
 
-    def _count_threads(self, groups: Sequence[BatchedRunner | SerialRunner], fixed: list[Tensor]) -> int:
+    def _count_threads(self, groups: Sequence[BatchedRunner | SerialRunner]) -> int:
         """Count the threads of PyTorch for a group that runs alone; of several groups, each gets one."""
-        if len(groups) > 1 or not isinstance(groups[0], BatchedRunner):
-            return self._cores
         group = groups[0]
-        with torch.random.fork_rng(devices=[]):  # the random numbers of the round must not shift
-            return choose_threads("step", group.sizes, partial(group.try_step, fixed), self._cores)
+        if self._cores == 1 or len(groups) > 1 or not isinstance(group, BatchedRunner):
+            return self._cores
+        return choose_threads("step", group.sizes, group.try_steps, self._cores)
 
     def _groups(
-        self, at_once: int, batches: list[Index], leaves: list[Tensor]
+        self, at_once: int, batches: list[Index], fixed: list[Tensor], leaves: list[Tensor]
     ) -> Sequence[BatchedRunner | SerialRunner]:
         """Make one runner per core."""
         counts = [len(b) for b in batches]
         if not self.is_serial:
             return [
-                BatchedRunner(lanes, batches, leaves, self.federation, self.dtype)
+                BatchedRunner(lanes, batches, fixed, leaves, self.federation, self.dtype)
                 for lanes in pack_lanes(counts, at_once)
             ]
         clients = sorted((i for i, n in enumerate(counts) if n), key=lambda i: -counts[i])
         lines = [clients[i::at_once] for i in range(min(at_once, len(clients)))]
-        return [SerialRunner(line, batches, leaves, self.federation, self.dtype) for line in lines]
+        return [SerialRunner(line, batches, fixed, leaves, self.federation, self.dtype) for line in lines]
 
     def _probe(
         self,
