@@ -65,7 +65,10 @@ def test_the_cost_of_a_call_comes_from_two_calls(monkeypatch: pytest.MonkeyPatch
     assert _make()[0]._samples_per_call == 100
 
 
-def test_without_measuring_a_call_costs_as_much_as_on_an_ordinary_machine() -> None:
+def test_without_measuring_a_call_costs_as_much_as_on_an_ordinary_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FEDATTUNE_MEASURE", "off")
     quick, _ = _make()
     n_params = 64 * 8 + 8 + 8 * 3 + 3
     assert quick._samples_per_call == evaluator.CALL_WORK // n_params
