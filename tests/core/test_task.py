@@ -1,5 +1,6 @@
 """Losses of samples, and gradients of the mean loss."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -43,27 +44,31 @@ def test_losses_are_cross_entropy() -> None:
     torch.testing.assert_close(compute_sample_losses(logits, y), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_plain_autograd_gives_the_gradient_of_the_function_transform() -> None:
+def test_both_gradients_are_the_gradient_of_the_function_transform() -> None:
     batch = (torch.randn(6, 5).double(), torch.randint(0, 3, (6,)))
     for model in (Partly(), Constant()):
         task = Task(model.double())
         before = task.params.map(torch.clone)
         with torch.no_grad():
             g, buffers = task.eager_gradient(task.params, task.buffers, batch)
-            want, want_buffers = task.gradient(task.params, task.buffers, batch)
+            own, own_buffers = task.gradient(task.params, task.buffers, batch)
+        want, want_buffers = torch.func.grad(task._loss, has_aux=True)(task.params, task.buffers, batch)
         assert_same(g, want)
+        assert_same(own, want)
         assert_same(buffers, want_buffers)
+        assert_same(own_buffers, want_buffers)
         assert_same(task.params, before)
     assert all((v == 0).all() for v in g.values())  # the last network's
 
 
-def test_plain_autograd_works_inside_transforms() -> None:
+@pytest.mark.parametrize("name", ["gradient", "eager_gradient"])
+def test_gradients_work_inside_transforms(name: str) -> None:
     """The Hessian times ones is the change of the gradient; a batch with a batch axis gives each batch's gradient."""
     x, y = torch.randn(2, 6, 5).double(), torch.randint(0, 3, (2, 6))
     task = Task(Partly().double())
 
     def first(w: Params) -> Params:
-        return task.eager_gradient(w, task.buffers, (x[0], y[0]))[0]
+        return getattr(task, name)(w, task.buffers, (x[0], y[0]))[0]
 
     def total(w: Params) -> Tensor:
         return torch.stack([v.sum() for v in first(w).values()]).sum()
@@ -74,6 +79,6 @@ def test_plain_autograd_works_inside_transforms() -> None:
         torch.testing.assert_close(v, (ahead[k] - behind[k]) / (2 * step), rtol=1e-5, atol=1e-7)
 
     task = Task(nn.Linear(5, 3).double())
-    each = torch.func.vmap(lambda *batch: task.eager_gradient(task.params, task.buffers, batch)[0])(x, y)
+    each = torch.func.vmap(lambda *batch: getattr(task, name)(task.params, task.buffers, batch)[0])(x, y)
     for i in range(2):
         assert_same(each.rows(i), task.eager_gradient(task.params, task.buffers, (x[i], y[i]))[0])

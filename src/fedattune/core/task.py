@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .errors import ModelError, summarize_error
+from .gradient import differentiate
 from .network import MethodModule
 from .params import Params
 from .payload import Batch
@@ -163,13 +164,12 @@ class Task:
 
         """
         self.model.train()
-        g, changed = grad(self._loss, has_aux=True)(params, buffers, batch)
-        return g, changed
+        return differentiate(self._loss, params, buffers, batch)
 
     def eager_gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
         """Return what `gradient` returns, by plain autograd outside function transforms.
 
-        `torch.func.grad` imports PyTorch's compiler, which takes most of a second in a new process.
+        A breakpoint in the model sees plain tensors.
         """
         if any(torch._C._functorch.is_functorch_wrapped_tensor(v) for v in (*params.values(), *batch)):
             return self.gradient(params, buffers, batch)

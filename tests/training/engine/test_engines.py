@@ -264,8 +264,8 @@ def test_a_group_that_runs_alone_takes_as_many_threads_as_are_fastest_and_the_sa
     assert all(torch.equal(results[0][k], results[1][k]) for k in results[0])
 
 
-def test_a_short_message_does_without_the_compiler() -> None:
-    """A node of a network starts a process for each message: the import would take longer than the message."""
+def test_training_does_without_the_compiler() -> None:
+    """A node of a network starts a process for each message: the import would take longer than a short message."""
     code = """
 import sys
 from engine_rounds import NETWORKS, make_clients, train_round
@@ -276,7 +276,7 @@ task, data = Task(NETWORKS["mlp"]()), make_clients([40, 30])
 for steps in (3, 2000):
     engine = make_engine("auto", task, data, steps=steps, is_one_message=True)
     train_round(engine, task, 2, SGD(), steps=3)
-    print(type(engine).__name__, "torch._dynamo" in sys.modules)
+    print(type(engine).__name__, bool({"torch._dynamo", "sympy"} & {*sys.modules}))
 """
     found = subprocess.run(
         [sys.executable, "-c", code],
@@ -286,4 +286,4 @@ for steps in (3, 2000):
         timeout=120,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )
-    assert found.stdout.splitlines() == ["SequentialEngine False", "VectorizedEngine True"]
+    assert found.stdout.splitlines() == ["SequentialEngine False", "VectorizedEngine False"]

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, Node
-from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
-from .rewrites import ADD, ADDING_PRODUCTS, MUL, SUB, TRANSPOSES, is_view, result_meta, same_layout
+from .rewrites import ADD, ADDING_PRODUCTS, MUL, SUB, TRANSPOSES, find_layout, is_view, same_layout
+from .tracing import TensorLayout
 
 aten = torch.ops.aten
 
@@ -93,11 +92,11 @@ def _find_moved_layer(node: Node, sums: Mapping[Node, WeightedSum]) -> int | Non
         terms = sums.get(layer, {})
         steps = [t for t in terms if t.target in ADDING_PRODUCTS]
         moved = 0 < len(steps) < len(terms) and all(_is_step(t, node.target, x) for t in steps)
-        outputs, inputs = result_meta(layer).shape[-2:]
+        outputs, inputs = find_layout(layer).shape[-2:]
         if (
             moved
             and inputs >= MIN_LAYER_INPUTS
-            and result_meta(x).shape[-2] <= MAX_SAMPLES_PER_OUTPUT * outputs
+            and find_layout(x).shape[-2] <= MAX_SAMPLES_PER_OUTPUT * outputs
         ):
             return side
     return None
@@ -186,13 +185,8 @@ def _emit_sum(graph: Graph, terms: WeightedSum) -> Node:
 def _emit_call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     """Emit a node that knows its shape."""
     node = graph.call_function(target, args, kwargs)
-    node.meta["tensor_meta"] = _extract_tensor_metadata(target(*map(_shape_only, args), **kwargs))
+    layouts = [find_layout(value) for value in args]
+    device = next(layout.device for layout in layouts if layout)
+    shapes = [layout.empty("meta") if layout else value for layout, value in zip(layouts, args, strict=True)]
+    node.meta["layout"] = TensorLayout.of(target(*shapes, **kwargs))._replace(device=device)
     return node
-
-
-def _shape_only(value: Any) -> Any:
-    info = result_meta(value)
-    if info is None:
-        return value
-    empty: Tensor = torch.empty_strided(info.shape, info.stride, dtype=info.dtype, device="meta")
-    return empty

@@ -14,15 +14,13 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ...data.federated import gather
 from .product_reuse import reuse_products
-from .rewrites import fuse, memory_owner, result_meta, reuse_memory, simplify
+from .rewrites import find_layout, fuse, memory_owner, reuse_memory, simplify
+from .tracing import trace
 
 StoredSamples = tuple[Tensor, Tensor | None, Tensor | None]
 """All samples as stored, the shift to subtract, and the scale to multiply with."""
@@ -206,11 +204,11 @@ def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors)
         return step
     ready = step.precompute(*fixed, *step.select_constant(leaves))
     moving = [copy_dense(leaves[i]) for i in step.moving]
-    trace: Callable[..., StepBody] = torch.jit.trace
+    compile_body: Callable[..., StepBody] = torch.jit.trace
     try:
         # It warns that TorchScript is deprecated, and that a trace holds for similar tensors only.
         with warnings.catch_warnings(action="ignore"):
-            body = trace(step.body, (ready, moving, list(batch)), check_trace=False, strict=False)
+            body = compile_body(step.body, (ready, moving, list(batch)), check_trace=False, strict=False)
             run_steps: nn.Module = torch.jit.script(StepLoop(body, batch[0].dtype))
         return step._replace(body=body, run_steps=run_steps, is_scripted=True)
     except Exception:  # undocumented exceptions; the step runs without TorchScript
@@ -266,9 +264,9 @@ def _trace_step(
         new = function(tensors[:n], tensors[n : n + m], tensors[n + m :])
         return [new[i] for i in moving]
 
-    traced = _trace(flat, arguments)
+    traced = trace(flat, arguments)
     if any(_mutates(node) for node in traced.graph.nodes):
-        traced = _trace(functionalize(flat), arguments)
+        traced = trace(functionalize(flat), arguments)
     graph = traced.graph
     graph.eliminate_dead_code()
     simplify(graph)
@@ -297,12 +295,6 @@ def _trace_step(
     return RecordedStep(once, each, StepLoop(each, batch[0].dtype), False, moving, is_random, operations)
 
 
-def _trace(function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> GraphModule:
-    # With one mode for all fake tensors: otherwise PyTorch makes one per operation, in a third of the time of tracing.
-    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-        return make_fx(function)(*arguments)
-
-
 def _mutates(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
@@ -318,7 +310,7 @@ def _separate_outputs(graph: Graph, carried: list[Node]) -> None:
     for i, (old, new) in enumerate(zip(carried, results, strict=True)):
         owner = memory_owner(new)
         shared = owner in owners or owner.op != "call_function" or owner is not new
-        if shared or result_meta(new).stride != result_meta(old).stride:
+        if shared or find_layout(new).stride != find_layout(old).stride:
             with graph.inserting_before(output):
                 copy = graph.call_function(
                     torch.ops.aten.clone.default, (new,), {"memory_format": torch.contiguous_format}

@@ -79,27 +79,26 @@ def memory_owner(node: Node) -> Node:
     return node
 
 
-def result_meta(node: Any) -> Any:
-    """Return shape, strides and type of a node's result; None if the result is not one tensor."""
-    info = node.meta.get("tensor_meta") if isinstance(node, Node) else None
-    return info if hasattr(info, "shape") else None
+def find_layout(node: Any) -> Any:
+    """Return the `TensorLayout` of a node's result; None for other values, and for several tensors."""
+    return node.meta.get("layout") if isinstance(node, Node) else None
 
 
 def same_layout(a: Any, b: Any) -> bool:
     """Tell whether two nodes give tensors of the same shape, strides and type."""
-    x, y = result_meta(a), result_meta(b)
+    x, y = find_layout(a), find_layout(b)
     return x is not None and y is not None and (x.shape, x.stride, x.dtype) == (y.shape, y.stride, y.dtype)
 
 
 def _detach_constants(graph: Graph, node: Node) -> Node | None:
     """Make zeros and ones from a shape instead of another tensor, so that they are made once."""
-    info = result_meta(node)
+    info = find_layout(node)
     if node.target not in CONSTANT_FILLS or info.stride != torch.empty(info.shape, device="meta").stride():
         return None
     with graph.inserting_before(node):
-        device = node.meta["val"].device
         args = (list(info.shape), CONSTANT_FILLS[cast(Any, node.target)])
-        return _insert_node(graph, node, aten.full.default, args, {"dtype": info.dtype, "device": device})
+        options = {"dtype": info.dtype, "device": info.device}
+        return _insert_node(graph, node, aten.full.default, args, options)
 
 
 def _drop_same_views(_: Graph, node: Node) -> Node | None:
@@ -123,7 +122,7 @@ def _fuse_scale(graph: Graph, node: Node) -> Node | None:
     if node.target is ADD and _scale_factor(b) is None:
         a, b = b, a
     c = _scale_factor(b)
-    if c is None or not isinstance(a, Node) or not result_meta(a):
+    if c is None or not isinstance(a, Node) or not find_layout(a):
         return None
     with graph.inserting_before(node):
         return _insert_node(graph, node, node.target, (a, cast(Node, b).args[0]), {"alpha": c})
@@ -143,7 +142,7 @@ def _fuse_pull(graph: Graph, node: Node) -> Node | None:
         return None
     g, pull = cast(Any, bent).args
     m = cast(float, cast(Node, bent).kwargs.get("alpha", 1))
-    same = all(same_layout(one, node) for one in (x, g, pull)) and result_meta(node).dtype.is_floating_point
+    same = all(same_layout(one, node) for one in (x, g, pull)) and find_layout(node).dtype.is_floating_point
     if not same or c * m == 1:  # a factor of 0 would hide that x is not finite
         return None
     towards = _is_difference(pull, x, node)
@@ -161,7 +160,7 @@ def _is_difference(way: Any, x: Any, like: Node) -> bool:
     """Tell whether a node with a single use is x - w."""
     alone = _is_single_use(way, SUB) and not way.kwargs and way.args[0] is x
     same = alone and same_layout(x, like) and same_layout(way.args[1], like)
-    return same and bool(result_meta(like).dtype.is_floating_point)
+    return same and bool(find_layout(like).dtype.is_floating_point)
 
 
 def _is_single_use(node: Any, target: Any) -> bool:
@@ -183,7 +182,7 @@ def _scale_factor(node: Any) -> float | None:
 
 
 def _result_dtype(node: Any) -> Any:
-    info = result_meta(node)
+    info = find_layout(node)
     return info and info.dtype
 
 
@@ -198,9 +197,9 @@ def _fuse_product(graph: Graph, node: Node) -> Node | None:
     fits = isinstance(a, Node) and isinstance(b, Node) and b.target in ADDING_PRODUCTS and len(b.users) == 1
     if (
         not fits
-        or not result_meta(a)
-        or not result_meta(b)
-        or result_meta(node).shape != result_meta(b).shape
+        or not find_layout(a)
+        or not find_layout(b)
+        or find_layout(node).shape != find_layout(b).shape
         or _result_dtype(a) != _result_dtype(b)
     ):
         return None
@@ -216,11 +215,10 @@ def _turn_product(graph: Graph, node: Node) -> Node | None:
     """Compute a b (C, m, n) as (b' a')' where that is faster on this machine: with MKL, for few columns in b."""
     if node.target is not aten.bmm.default:
         return None
-    a, b = (result_meta(factor) for factor in node.args)
-    values = [factor.meta.get("val") for factor in node.all_input_nodes]  # none behind `reuse_products`
-    if a.dtype != torch.float32 or any(v is not None and v.device.type != "cpu" for v in values):
+    a, b = (find_layout(factor) for factor in node.args)
+    if a.dtype != torch.float32 or a.device.type != "cpu":
         return None
-    x, y = (torch.empty_strided(one.shape, one.stride).fill_(1) for one in (a, b))
+    x, y = (one.empty().fill_(1) for one in (a, b))
     turned = {"plain": lambda: torch.bmm(x, y), "turned": lambda: _multiply_turned(x, y)}
     if choose("bmm", (*a.shape, b.shape[2]), turned) == "plain":
         return None
@@ -279,7 +277,7 @@ def _writable_first(node: Node, free: set[Node], last: dict[Node, int], position
 
 def _writable(a: Any, node: Node, free: set[Node], last: dict[Node, int], position: dict[Node, int]) -> bool:
     """Tell whether `node` may write its result over `a`: `a` owns its memory, fits, and has no later use."""
-    if not isinstance(a, Node) or not same_layout(a, node) or 0 in result_meta(a).stride:
+    if not isinstance(a, Node) or not same_layout(a, node) or 0 in find_layout(a).stride:
         return False
     fresh = a in free or a.op == "call_method" or (a.op == "call_function" and not is_view(a))
     others = [n for n in node.all_input_nodes if n is not a]

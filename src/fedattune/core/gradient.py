@@ -1,0 +1,66 @@
+"""Differentiate a loss inside `vmap`, without the import of PyTorch's compiler.
+
+`torch.func.grad` enters `torch._dynamo` to tell the compiler what it does. This alone imports the compiler, which takes
+most of a second in every new process: longer than the whole work of a short message to a client.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch.func import grad
+
+from .params import Params
+from .payload import Batch
+
+LossFunction = Callable[[Params, Params, Batch], tuple[Tensor, Params]]
+"""loss(parameters, buffers, batch) -> mean loss, and the buffers after it."""
+
+PARTS = (
+    "_grad_increment_nesting", "_grad_decrement_nesting", "_wrap_for_grad", "_unwrap_for_grad",
+    "set_inplace_requires_grad_allowed",
+)  # fmt: skip
+"""The parts of PyTorch from which `torch.func.grad` is made; another version of PyTorch may lack them."""
+
+
+def differentiate(loss: LossFunction, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
+    """Return the gradient of the loss, and the buffers after it; works under `vmap` and under gradients."""
+    if not all(hasattr(functorch, part) for part in PARTS):
+        g, changed = grad(loss, has_aux=True)(params, buffers, batch)
+        return g, changed
+    with _new_level() as level, torch.enable_grad():
+
+        def wrap(tensor: Tensor) -> Tensor:
+            return functorch._wrap_for_grad(tensor, level)
+
+        def unwrap(tensor: Tensor) -> Tensor:
+            return functorch._unwrap_for_grad(tensor, level)
+
+        w = params.map(wrap)
+        functorch.set_inplace_requires_grad_allowed(True)
+        try:
+            for tensor in w.values():
+                tensor.requires_grad_()
+        finally:
+            functorch.set_inplace_requires_grad_allowed(False)
+        value, changed = loss(w, buffers.map(wrap), tuple(map(wrap, batch)))
+        tensors = tuple(w.values())
+        # With a graph of the gradient, so that a gradient outside this one finds it.
+        found = (
+            torch.autograd.grad(value, tensors, create_graph=True, allow_unused=True)
+            if value.requires_grad
+            else [None] * len(tensors)
+        )
+        g = {k: torch.zeros_like(v) if d is None else d for (k, v), d in zip(w.items(), found, strict=True)}
+        return Params(g).map(unwrap), changed.map(unwrap)
+
+
+@contextmanager
+def _new_level() -> Iterator[int]:
+    level: int = functorch._grad_increment_nesting()
+    try:
+        yield level
+    finally:
+        functorch._grad_decrement_nesting()

@@ -1,0 +1,53 @@
+"""Functions of tensors as graphs: all operations, nothing of the values."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedattune import Params
+from fedattune.core.gradient import differentiate
+from fedattune.training.engine.tracing import trace
+
+aten = torch.ops.aten
+
+
+def test_a_graph_computes_what_the_function_computes_from_other_values() -> None:
+    constant = torch.arange(3.0)
+
+    def function(a: Tensor, b: Tensor) -> list[Tensor]:
+        values, index = (a * b + constant).max(0)
+        return [values, index.float() + torch.tensor(2.0), a]
+
+    graph = trace(function, [torch.randn(4, 3), torch.randn(4, 3)])
+    assert Counter(n.target for n in graph.graph.nodes if n.op == "call_function")[aten.max.dim] == 1
+    others = torch.randn(4, 3), torch.randn(4, 3)
+    for got, want in zip(graph(*others), function(*others), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_a_gradient_under_vmap_becomes_plain_operations() -> None:
+    def step(w: Tensor, x: Tensor) -> list[Tensor]:
+        def one(w: Tensor, x: Tensor) -> Tensor:
+            g, _ = differentiate(
+                lambda p, _, batch: ((batch[0] @ p["w"]).square().mean(), _),
+                Params({"w": w}),
+                Params(),
+                (x, x),
+            )
+            return w - 0.5 * g["w"]
+
+        return [vmap(one)(w, x)]
+
+    graph = trace(step, [torch.zeros(2, 3), torch.zeros(2, 5, 3)])
+    w, x = torch.randn(2, 3), torch.randn(2, 5, 3)
+    want = w - 0.5 * torch.einsum("cbi,cb->ci", x, torch.einsum("cbi,ci->cb", x, w)) * 2 / 5
+    torch.testing.assert_close(graph(w, x)[0], want)
+
+
+@pytest.mark.parametrize("read", [lambda t: t * t.sum().item(), lambda t: t[t > 0], lambda t: t.nonzero()])
+def test_a_function_that_reads_values_is_refused(read: object) -> None:
+    with pytest.raises(TypeError, match="reads values of a tensor"):
+        trace(lambda t: [read(t)], [torch.ones(3)])  # type: ignore[operator]
