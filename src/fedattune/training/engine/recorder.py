@@ -1,7 +1,8 @@
-"""Record one local step as a flat list of tensor operations, and replay it.
+"""Record a client's work as flat lists of tensor operations, and replay them.
 
 An eager step under `vmap` and `grad` spends most of its time in Python. `record_step` traces the step once, computes
-constants before the first step, and lets the other operations write over their inputs.
+constants before the first step, and lets the other operations write over their inputs. `record_call` traces what comes
+before the first step and after the last.
 
 TorchScript, where available, runs several steps in one call without Python. It spends less on every operation and does
 not hold the interpreter's lock, so groups of clients run side by side in threads. PyTorch deprecates TorchScript and
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 from ...data.federated import gather
 from .product_reuse import reuse_products
@@ -112,12 +114,40 @@ class RecordedStep(NamedTuple):
         return [leaf for i, leaf in enumerate(leaves) if i not in moving]
 
 
+class RecordedCall(NamedTuple):
+    """A function of tensors: run(*tensors) -> the tensors of its result, which has this structure."""
+
+    run: Callable[..., Sequence[Tensor]]
+    structure: TreeSpec
+
+
 class StepRecorder:
-    """Record steps, and keep them by everything they depend on."""
+    """Record steps and calls, and keep them by everything they depend on."""
 
     def __init__(self, should_record: bool = True) -> None:
         self._steps: dict[Hashable, RecordedStep] = {}
+        self._calls: dict[Hashable, RecordedCall] = {}
         self._should_record = should_record
+
+    def call(
+        self, key: Hashable, function: Callable[..., Any], tensors: Tensors
+    ) -> tuple[list[Tensor], TreeSpec]:
+        """Call a function that draws no random numbers; record it at the first call with tensors like these.
+
+        Args:
+            key: identifies the function.
+            function: function(*tensors) -> a nest of tensors.
+            tensors: its arguments.
+
+        Returns:
+            The tensors of the result, and the structure of the nest.
+        """
+        full_key = key, _tensor_layouts(tensors)
+        if full_key not in self._calls:
+            _make_room(self._calls)
+            self._calls[full_key] = record_call(function, tensors, self._should_record)
+        recorded = self._calls[full_key]
+        return list(recorded.run(*tensors)), recorded.structure
 
     def step(
         self, key: Hashable, function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors
@@ -134,8 +164,7 @@ class StepRecorder:
         """
         full_key = key, *(_tensor_layouts(group) for group in (fixed, leaves, batch))
         if full_key not in self._steps:
-            if len(self._steps) >= MAX_RECORDED_STEPS:
-                del self._steps[next(iter(self._steps))]
+            _make_room(self._steps)
             # Recording draws random numbers; the random numbers of the round must not shift.
             with torch.random.fork_rng(enabled=True):
                 self._steps[full_key] = record_step(function, fixed, leaves, batch, self._should_record)
@@ -144,6 +173,32 @@ class StepRecorder:
 
 def _tensor_layouts(tensors: Tensors) -> tuple[Any, ...]:
     return tuple((t.shape, t.stride(), t.dtype) for t in tensors)
+
+
+def _make_room(recorded: dict[Hashable, Any]) -> None:
+    if len(recorded) >= MAX_RECORDED_STEPS:
+        del recorded[next(iter(recorded))]
+
+
+def record_call(function: Callable[..., Any], tensors: Tensors, should_record: bool = True) -> RecordedCall:
+    """Record a function for tensors like the given ones; return it eager if it cannot be recorded."""
+    want, structure = tree_flatten(function(*tensors))
+
+    def eager(*tensors: Tensor) -> list[Tensor]:
+        return tree_flatten(function(*tensors))[0]
+
+    if should_record:
+        try:
+            traced = trace(eager, [t.view_as(t) for t in tensors])
+            if not any(_mutates(node) or _is_random(node) for node in traced.graph.nodes):
+                traced.graph.eliminate_dead_code()
+                simplify(traced.graph)
+                replay = GraphModule(traced, traced.graph).forward
+                if _agree(replay(*tensors), want, want):
+                    return RecordedCall(replay, structure)
+        except Exception:  # noqa: S110 (as of a step, below)
+            pass
+    return RecordedCall(eager, structure)
 
 
 def record_step(
@@ -272,7 +327,7 @@ def _trace_step(
     simplify(graph)
     reuse_products(graph)
     fuse(graph)
-    is_random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in graph.nodes)
+    is_random = any(_is_random(node) for node in graph.nodes)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     carried = [inputs[n + i] for i in moving]
     _separate_outputs(graph, carried)
@@ -298,6 +353,10 @@ def _trace_step(
 def _mutates(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
+
+
+def _is_random(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _separate_outputs(graph: Graph, carried: list[Node]) -> None:
@@ -328,8 +387,11 @@ def _split_graph(traced: GraphModule, late: set[Node]) -> tuple[Graph, Graph]:
     # Every step makes its outputs anew, since the next step may write over them.
     moving.update(output.all_input_nodes)
     for node in traced.graph.nodes:
-        seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if seeded or node.op == "output" or any(argument in moving for argument in node.all_input_nodes):
+        if (
+            _is_random(node)
+            or node.op == "output"
+            or any(argument in moving for argument in node.all_input_nodes)
+        ):
             moving.add(node)
     before, body = Graph(traced), Graph(traced)
     early: dict[Node, Node] = {}

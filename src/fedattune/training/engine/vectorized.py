@@ -22,7 +22,7 @@ from ...core.hardware import (
 )
 from ...core.measured import choose_threads
 from ...core.params import Params
-from ...core.payload import Batch
+from ...core.payload import Batch, LocalState, Payload
 from ...core.task import Task
 from ...data import Federation
 from ...data.types import Index
@@ -113,11 +113,20 @@ class VectorizedEngine(Engine):
         training: LocalTraining,
     ) -> ClientOutputs:
         """Train the clients of one chunk from their first to their last step."""
-        sent, local_state, buffers, fresh, is_uploaded = inputs
         n_steps = torch.tensor([float(len(b)) for b in batches], dtype=self.dtype, device=self.device)
         round_ = training.round_tensor(n_steps)
-        carry = vmap(lambda s, m, f, n, u: rule.begin(s, m, f, training.make_round_context(n, u, round_)))(
-            sent, local_state, fresh, n_steps, is_uploaded
+        clients = (n_steps, inputs.is_uploaded)
+        start, start_spec = tree_flatten((inputs.sent, inputs.local_state, inputs.fresh))
+        key = training.recording_key(rule)
+
+        def begin(round_: Tensor, n: Tensor, u: Tensor, *start: Tensor) -> Any:
+            def one(n: Tensor, u: Tensor, s: Payload, m: LocalState, f: Tensor) -> Any:
+                return rule.begin(s, m, f, training.make_round_context(n, u, round_))
+
+            return vmap(one)(n, u, *tree_unflatten(start, start_spec))
+
+        carries, carry_spec = self._recorder.call(
+            (*key, "begin", start_spec), begin, [round_, *clients, *start]
         )
 
         def probe_client(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
@@ -128,12 +137,11 @@ class VectorizedEngine(Engine):
 
         if probed:
             with use_threads(self._cores):
-                carry = self._probe(probe_client, probed, (n_steps, is_uploaded), carry, buffers)
-        leaves, spec = tree_flatten((carry, buffers))
+                carry = tree_unflatten(carries, carry_spec)
+                carries = tree_leaves(self._probe(probe_client, probed, clients, carry, inputs.buffers))
+        buffers, buffer_spec = tree_flatten(inputs.buffers)
 
-        def function(
-            fixed: Sequence[Tensor], leaves: Sequence[Tensor], batch: Sequence[Tensor]
-        ) -> list[Tensor]:
+        def step(fixed: Sequence[Tensor], leaves: Sequence[Tensor], batch: Sequence[Tensor]) -> list[Tensor]:
             def one_step(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
                 buffer_cell = [own]
                 new = rule.step(
@@ -145,19 +153,29 @@ class VectorizedEngine(Engine):
                 return new, buffer_cell[0]
 
             n, u, *rest = leaves
-            old = tree_unflatten(rest, spec)
-            step: Any = one_step if self.is_serial else vmap(one_step, randomness="different")
-            new = step(n, u, *old, tuple(batch))
-            return [n, u, *tree_flatten(_reorder_like(new, old))[0]]
+            carry = tree_unflatten(rest[: len(carries)], carry_spec)
+            own = tree_unflatten(rest[len(carries) :], buffer_spec)
+            each: Any = one_step if self.is_serial else vmap(one_step, randomness="different")
+            new, changed = each(n, u, carry, own, tuple(batch))
+            return [n, u, *tree_leaves(_reorder_like(new, carry)), *tree_leaves(_reorder_like(changed, own))]
 
-        key = (*training.recording_key(rule), repr(spec))
         if any(len(b) for b in batches):
-            leaves = self._steps(function, key, [round_], [n_steps, is_uploaded, *leaves], batches)[2:]
-        carry, buffers = tree_unflatten(leaves, spec)
-        upload, new_state = vmap(
-            lambda c, s, m, n, u: rule.finish(c, s, m, training.make_round_context(n, u, round_))
-        )(carry, sent, local_state, n_steps, is_uploaded)
-        return ClientOutputs(upload, new_state, buffers, n_steps)
+            specs = (carry_spec, buffer_spec)
+            leaves = self._steps(step, (*key, specs), [round_], [*clients, *carries, *buffers], batches)[2:]
+            carries, buffers = leaves[: len(carries)], leaves[len(carries) :]
+
+        def finish(round_: Tensor, n: Tensor, u: Tensor, *tensors: Tensor) -> Any:
+            def one(n: Tensor, u: Tensor, carry: Any, s: Payload, m: LocalState) -> Any:
+                return rule.finish(carry, s, m, training.make_round_context(n, u, round_))
+
+            sent, local_state, _ = tree_unflatten(tensors[len(carries) :], start_spec)
+            return vmap(one)(n, u, tree_unflatten(tensors[: len(carries)], carry_spec), sent, local_state)
+
+        ends, end_spec = self._recorder.call(
+            (*key, "finish", carry_spec, start_spec), finish, [round_, *clients, *carries, *start]
+        )
+        upload, new_state = tree_unflatten(ends, end_spec)
+        return ClientOutputs(upload, new_state, tree_unflatten(buffers, buffer_spec), n_steps)
 
     def _steps(
         self,
