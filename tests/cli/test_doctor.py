@@ -126,11 +126,16 @@ def test_it_tells_which_calls_are_fastest_here(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("FEDATTUNE_CACHE", str(tmp_path))
     measured._known.cache_clear()
     assert describe().value.startswith("none measured yet")
-    for size in (1, 2):
-        measured.choose("linear", (size,), {"PyTorch": lambda: time.sleep(0.01), "oneDNN": lambda: None})
+    for size, load in ((1, 0.0), (2, 0.0), (4, 1.0)):
+        monkeypatch.setattr(measured._load, "count_busy_cores", lambda load=load: load)
+        what = "linear" if size < 4 else "blocks"
+        measured.choose(what, (size,), {"PyTorch": lambda: time.sleep(0.01), "oneDNN": lambda: None})
     found = describe()
     measured._known.cache_clear()
-    assert found.value == "linear by oneDNN (2 sizes)"
+    assert found.value == (
+        "blocks by oneDNN (1 sizes), linear by oneDNN (2 sizes); 1 measured beside other busy processes, so the next "
+        "run measures them again"
+    )
     assert found.facts["machine"] == measured.describe_machine()
     assert found.facts["file"] == str(tmp_path / "choices.json")
     assert all(choice["seconds"]["PyTorch"] > 0.009 for choice in found.facts["choices"].values())

@@ -1,6 +1,7 @@
 """Cores and memory that a process may use."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -39,3 +40,30 @@ def test_an_error_of_one_task_is_raised_after_all_have_ended() -> None:
     with pytest.raises(ValueError, match="task 1"):
         hardware.run_parallel([lambda: ended.append(0), fails, lambda: ended.append(2)])
     assert sorted(ended) == [0, 2]
+
+
+class Times(NamedTuple):
+    """Seconds of all cores since the start of the machine, as psutil tells them."""
+
+    user: float
+    system: float
+    idle: float
+    iowait: float = 0.0
+    steal: float = 0.0
+    guest: float = 0.0
+
+
+def test_the_load_of_others_is_all_work_but_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"cpu": Times(100, 20, 500, 7), "own": 3.0, "wall": 50.0}
+    monkeypatch.setattr(hardware.psutil, "cpu_times", lambda: now["cpu"])
+    monkeypatch.setattr(hardware.time, "process_time", lambda: now["own"])
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: now["wall"])
+    meter = hardware.LoadMeter()
+    # Two cores for one second: 0.9 s of our own, 0.3 s of another process, 0.2 s of another machine on this processor.
+    now |= {"cpu": Times(101.1, 20.1, 500.4, 7.2, 0.2, 0.4), "own": 3.9, "wall": 51.0}
+    assert meter.count_busy_cores() == pytest.approx(0.5)
+    # A moment later little can be said: ticks of a hundredth of a second count as part of a fifth.
+    now |= {"cpu": Times(101.11, 20.1, 500.4, 7.2, 0.2), "wall": 51.01}
+    assert meter.count_busy_cores() == pytest.approx(0.01 / 0.2)
+    now |= {"own": 4.3, "wall": 51.4, "cpu": Times(101.5, 20.1, 500.8, 7.2, 0.2)}
+    assert meter.count_busy_cores() == pytest.approx(0)

@@ -18,9 +18,16 @@ from fedattune.core.measured import choices_path, choose, choose_threads, compar
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("FEDATTUNE_MEASURE", "on")
     monkeypatch.setenv("FEDATTUNE_CACHE", str(tmp_path))
-    measured._known.cache_clear()
+    monkeypatch.setattr(measured._load, "count_busy_cores", lambda: 0.0)
+    start_process()
     yield tmp_path
+    start_process()
+
+
+def start_process() -> None:
+    """Forget what this process knows, as a new process does."""
     measured._known.cache_clear()
+    measured._measured_here.clear()
 
 
 def sleeper(seconds: float, calls: list[float]) -> Callable[[], None]:
@@ -37,7 +44,7 @@ def test_the_fastest_call_is_measured_once_and_kept_on_disk(cache_folder: Path) 
     assert choose("work", (100, 20), calls) == "other"
     assert set(made) == {0.02, 0.001}
     made.clear()
-    measured._known.cache_clear()  # as a new process
+    start_process()
     assert choose("work", (65, 32), calls) == "other"  # sizes between the same powers of two
     assert not made
     assert choose("work", (64, 32), calls) == "other"
@@ -46,6 +53,44 @@ def test_the_fastest_call_is_measured_once_and_kept_on_disk(cache_folder: Path) 
     ((key, choice), _) = find_choices().items()
     assert key.startswith("work 128x32, ")
     assert choice.seconds["other"] < choice.seconds["plain"]
+
+
+def test_a_choice_of_a_busy_machine_is_measured_again_until_nobody_disturbs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[float] = []
+    load = [1.0]
+    monkeypatch.setattr(measured._load, "count_busy_cores", lambda: load[0])
+    assert choose("work", (1,), {"plain": sleeper(0.01, []), "other": sleeper(0.02, [])}) == "plain"
+    quiet = {"plain": sleeper(0.01, made), "other": sleeper(0.002, made)}
+    assert choose("work", (1,), quiet) == "plain"  # this process keeps its choice
+    assert not made
+    start_process()
+    load[0] = 0.1
+    assert choose("work", (1,), quiet) == "other"
+    ((_, choice),) = find_choices().items()
+    assert not choice.busy
+    assert choice.seconds["other"] < 0.01 <= choice.seconds["plain"]
+    made.clear()
+    start_process()
+    load[0] = 1.0
+    assert choose("work", (1,), quiet) == "other"
+    assert not made  # for good
+
+
+def test_on_a_machine_that_is_always_busy_the_least_of_all_times_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measured._load, "count_busy_cores", lambda: 1.0)
+    delays = [0.02, 0.001, 0.02, 0.02, 0.02, 0.02]
+    made: list[list[float]] = [[] for _ in delays]
+    found = []
+    for delay, mine in zip(delays, made, strict=True):
+        start_process()
+        calls = {"plain": sleeper(0.01, mine), "other": sleeper(delay, mine)}
+        found.append(choose("work", (1,), calls))
+    assert found == ["plain"] + ["other"] * 5
+    assert [bool(mine) for mine in made] == [True] * 5 + [False]
 
 
 @pytest.mark.timeout(60)

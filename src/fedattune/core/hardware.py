@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from functools import cache
 from heapq import heapreplace
 from pathlib import Path
 
+import psutil
 import torch
 
 from .errors import ConfigError
@@ -172,6 +174,37 @@ def count_available_cores() -> int:
     return n
 
 
+class LoadMeter:
+    """Measure how many cores other processes keep busy, from now on."""
+
+    def __init__(self) -> None:
+        self._others, self._wall = self._read()
+
+    def count_busy_cores(self) -> float:
+        """Return the cores that others kept busy, on average since the last call that looked far enough back.
+
+        The system counts in hundredths of a second, so less than MIN_LOAD_SECONDS says little.
+        """
+        others, wall = self._read()
+        busy = max(0.0, others - self._others) / max(MIN_LOAD_SECONDS, wall - self._wall)
+        if wall - self._wall > MIN_LOAD_SECONDS:
+            self._others, self._wall = others, wall
+        return busy
+
+    @staticmethod
+    def _read() -> tuple[float, float]:
+        """Return the processor seconds of all other processes, and the clock."""
+        own, wall, times = time.process_time(), time.monotonic(), psutil.cpu_times()._asdict()
+        return sum(seconds for kind, seconds in times.items() if kind not in UNUSED_TIMES) - own, wall
+
+
+MIN_LOAD_SECONDS = 0.2
+"""Least time over which the load of other processes is measured."""
+
+UNUSED_TIMES = {"idle", "iowait", "guest", "guest_nice"}
+"""Times in which a core does nothing, or that are counted twice."""
+
+
 def limit_to_memory(n: int) -> int:
     """Return the number of processes, at most `n`, that fit into memory if each needs this process's peak."""
     free = count_free_memory_bytes()
@@ -181,9 +214,8 @@ def limit_to_memory(n: int) -> int:
 def count_free_memory_bytes() -> int | None:
     """Return the free bytes of the machine or its container, whichever is less; None if the system is silent."""
     sizes = []
-    with suppress(OSError, ValueError, IndexError):
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-        sizes.append(1024 * int(text.split("MemAvailable:")[1].split()[0]))
+    with suppress(OSError, psutil.Error):
+        sizes.append(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):
         limit, usage = (
             int((CGROUP_PATH / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current")

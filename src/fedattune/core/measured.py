@@ -3,7 +3,8 @@
 Which call is fastest depends on the processor and on the libraries behind PyTorch: on one, MKL multiplies matrices
 twice as fast as oneDNN, on another oneDNN is three times as fast as MKL. A choice is measured at first use, in a few
 milliseconds. It is kept in the cache folder under the processor's name and PyTorch's version, so later runs choose
-alike: the calls differ by rounding. FEDATTUNE_MEASURE=off makes the plain call everywhere.
+alike: the calls differ by rounding. If other processes kept the machine busy, the next processes measure again.
+FEDATTUNE_MEASURE=off makes the plain call everywhere.
 """
 
 import json
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from .hardware import find_processor_name, use_threads
+from .hardware import LoadMeter, find_processor_name, use_threads
 from .io import find_cache_folder, replace_atomically
 
 MIN_GAIN = 1.15
@@ -27,17 +28,35 @@ MIN_GAIN = 1.15
 REPEATS = 5
 """Times that each call is measured; the least counts: other processes only add to it."""
 
-MAX_SECONDS = 0.05
+MAX_SECONDS = 0.15
 """Seconds after which no call is repeated."""
+
+MAX_MEASUREMENTS = 5
+"""Processes that measure the same calls while others keep the machine busy; then the least of all times counts."""
+
+MAX_BUSY_CORES = 0.25
+"""Cores that other processes may keep busy while calls are measured for good."""
 
 FILE_NAME = "choices.json"
 
 
 class Choice(NamedTuple):
-    """The chosen call, empty if nothing was to choose, and the least seconds of each call."""
+    """The fastest of some calls.
+
+    Attributes:
+        name: the chosen call; empty if nothing was to choose.
+        seconds: the least seconds of each call.
+        busy: processes that measured beside others which kept the machine busy; 0 if the last one measured alone.
+    """
 
     name: str
     seconds: dict[str, float]
+    busy: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """True if the next process measures again."""
+        return 0 < self.busy < MAX_MEASUREMENTS
 
 
 def choose(what: str, sizes: Sequence[int], calls: Mapping[str, Callable[[], object]]) -> str:
@@ -82,13 +101,33 @@ def _find(
 ) -> Choice:
     key = f"{what} {'x'.join(str(1 << max(0, n - 1).bit_length()) for n in sizes)}, {torch.get_num_threads()} threads"
     known = _known()
-    if key not in known or known[key].seconds.keys() != calls.keys():
+    if _should_measure(known.get(key), key, calls):
         with _locks.setdefault(key, threading.Lock()):  # two groups of clients at the same time measure once
-            if key not in known or known[key].seconds.keys() != calls.keys():
-                seconds = _measure(calls)
-                known[key] = Choice(judge(seconds), seconds)
+            if _should_measure(known.get(key), key, calls):
+                known[key] = _renew(known.get(key), _measure(calls), judge)
+                _measured_here.add(key)
                 _save(known)
     return known[key]
+
+
+def _should_measure(known: Choice | None, key: str, calls: Mapping[str, Callable[[], object]]) -> bool:
+    """Tell whether the choice is new, has other calls, or was made on a busy machine by another process."""
+    if known is None or known.seconds.keys() != calls.keys():
+        return True
+    return known.is_open and key not in _measured_here
+
+
+def _renew(
+    before: Choice | None, seconds: dict[str, float], judge: Callable[[dict[str, float]], str]
+) -> Choice:
+    """Choose by new times; on a busy machine, what earlier processes measured counts as well."""
+    if _load.count_busy_cores() <= MAX_BUSY_CORES:
+        return Choice(judge(seconds), seconds)
+    busy = 1
+    if before and before.seconds.keys() == seconds.keys():
+        busy = before.busy + 1
+        seconds = {name: min(taken, before.seconds[name]) for name, taken in seconds.items()}
+    return Choice(judge(seconds), seconds, busy)
 
 
 def is_allowed() -> bool:
@@ -99,6 +138,13 @@ def is_allowed() -> bool:
 def find_choices() -> dict[str, Choice]:
     """Return what was chosen on this machine so far, by operation and sizes."""
     return dict(_known()) if is_allowed() else {}
+
+
+_load = LoadMeter()
+
+
+_measured_here: set[str] = set()
+"""Choices that this process measured; it keeps them to its end, so that its rounds repeat."""
 
 
 _locks: dict[str, threading.Lock] = {}
@@ -145,7 +191,7 @@ def _known() -> dict[str, Choice]:
     path = choices_path()
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         mine = json.loads(path.read_text("utf-8"))[describe_machine()] if path else {}
-        return {key: Choice(name, dict(seconds)) for key, (name, seconds) in mine.items()}
+        return {key: Choice(name, dict(seconds), *busy) for key, (name, seconds, *busy) in mine.items()}
     return {}
 
 

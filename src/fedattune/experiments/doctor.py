@@ -23,7 +23,7 @@ State = Literal["ok", "note", "broken"]
 
 NEEDED_PACKAGES = (
     "torch", "numpy", "pydantic", "PyYAML", "rich", "safetensors", "scikit-learn", "scipy", "pyarrow", "pillow",
-    "huggingface_hub", "filelock", "jinja2", "shtab",
+    "huggingface_hub", "filelock", "psutil", "jinja2", "shtab",
 )  # fmt: skip
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "plot": ("matplotlib",),
@@ -272,6 +272,9 @@ def _describe_choices() -> Finding:
         "file": str(choices_path() or ""),
         "choices": {what: choice._asdict() for what, choice in choices.items()},
     }
+    busy = sum(choice.is_open for choice in choices.values())
+    if busy:
+        found += f"; {busy} measured beside other busy processes, so the next run measures them again"
     return Finding(
         "fastest calls", "ok", found or "none measured yet; a run measures what it needs", facts=facts
     )

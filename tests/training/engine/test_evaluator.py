@@ -6,10 +6,12 @@ import pytest
 import torch
 from engine_rounds import NETWORKS, make_clients
 
+from fedattune.core.hardware import use_threads
 from fedattune.core.params import Params
 from fedattune.core.task import Task
 from fedattune.training.engine import evaluator
 from fedattune.training.engine.evaluator import Evaluator, _group_by_size
+from fedattune.training.engine.recorder import StepRecorder
 
 SIZES = [900, 60, 500, 20, 61]
 
@@ -18,7 +20,8 @@ def _make(is_serial: bool = False) -> tuple[Evaluator, Params]:
     task = Task(NETWORKS["mlp"]())
     generator = torch.Generator().manual_seed(1)
     models = task.params.repeat(len(SIZES)).map(lambda a: torch.randn(a.shape, generator=generator))
-    return Evaluator(task, make_clients(SIZES), torch.float32, is_serial=is_serial), models
+    recorder = StepRecorder()
+    return Evaluator(task, make_clients(SIZES), torch.float32, recorder, is_serial=is_serial), models
 
 
 def _choose(wanted: str, asked: list[list[str]]) -> Callable[..., str]:
@@ -31,7 +34,14 @@ def _choose(wanted: str, asked: list[list[str]]) -> Callable[..., str]:
     return choose
 
 
-@pytest.mark.parametrize("way", ["large parts alone", "blocks"])
+WAYS = [
+    f"{way}, {threads}"
+    for way in ("large parts alone", "blocks")
+    for threads in ("one thread", "all threads")
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_every_way_gives_the_scores_of_one_model_after_the_other(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,15 +51,17 @@ def test_every_way_gives_the_scores_of_one_model_after_the_other(
     asked: list[list[str]] = []
     monkeypatch.setattr(evaluator, "choose", _choose(way, asked))
     monkeypatch.setattr(Evaluator, "_samples_per_call", 5)
-    quick, _ = _make()
+    with use_threads(2):
+        quick, _ = _make()
     for _ in range(2):  # the second time, the samples are in memory
         (scores,) = quick.evaluate(models, Params(), ("test",), ids)
         assert torch.equal(scores.n, expected.n)
         assert torch.equal(scores.correct, expected.correct)
         torch.testing.assert_close(scores.loss, expected.loss, rtol=1e-5, atol=0)
-    assert asked == [["large parts alone", "blocks"]]
+    assert asked == [WAYS]
     gathered = quick._cache["test",]
-    assert bool(gathered.large_parts) == (way == "large parts alone")
+    assert bool(gathered.large_parts) == way.startswith("large parts alone")
+    assert gathered.threads == (1 if way.endswith("one thread") else 2)
 
 
 def test_the_cost_of_a_call_comes_from_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:

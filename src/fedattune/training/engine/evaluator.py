@@ -1,7 +1,7 @@
 """Evaluate one model per client: small parts as padded blocks of several clients, large parts alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from typing import NamedTuple
 
@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...core.hardware import balance, count_parallel_groups, run_parallel, use_threads
-from ...core.measured import choose, choose_threads, compare
+from ...core.measured import choose, compare
 from ...core.params import Params
 from ...core.task import Task
 from ...data import Federation
 from ...data.types import Index
 from .base import EvalPart, Scores, keeps_inputs, score_samples
 from .kernels import FastPrediction
+from .recorder import StepRecorder
 
 EVAL_CHUNK_BYTES = 1 << 28
 """Working memory of one block."""
@@ -39,11 +40,21 @@ MEASURED_SAMPLES = 16
 """Samples of the smaller of two calls whose difference gives the time of a sample."""
 
 
+_Way = tuple[list[int], list[list[int]]]
+"""Rows of scores that are evaluated alone, and groups of rows that form blocks."""
+
+
 class Evaluator:
     """Evaluate one model per client; `is_serial` runs every model without a client axis, also for small parts."""
 
     def __init__(
-        self, task: Task, federation: Federation, dtype: torch.dtype, *, is_serial: bool = False
+        self,
+        task: Task,
+        federation: Federation,
+        dtype: torch.dtype,
+        recorder: StepRecorder,
+        *,
+        is_serial: bool = False,
     ) -> None:
         self.federation, self.dtype, self.is_serial = federation, dtype, is_serial
         self.device = federation.y.device
@@ -51,19 +62,22 @@ class Evaluator:
         values = max(1, math.prod(federation.input_shape))
         self._at_once = task.limit_samples(max(64, min(4096, EVAL_CHUNK_BYTES // (64 * values))), values)
         self._cache: dict[Sequence[EvalPart], _EvalSamples] = {}
+        self._recorder = recorder
 
     def evaluate(
         self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
     ) -> list[Scores]:
         """Evaluate models (E, ...) of clients `ids` (E,), each on its own parts."""
-        samples = self._gather(tuple(parts), ids.tolist(), params, buffers)
-        return self._evaluate_samples(params, buffers, samples).split(len(ids))
+        samples, is_again = self._gather(tuple(parts), ids.tolist(), params, buffers)
+        return self._evaluate_samples(params, buffers, samples, is_again).split(len(ids))
 
-    def _evaluate_samples(self, params: Params, buffers: Params, samples: "_EvalSamples") -> Scores:
+    def _evaluate_samples(
+        self, params: Params, buffers: Params, samples: "_EvalSamples", should_record: bool = False
+    ) -> Scores:
         scores = Scores.zeros(samples.sizes)
         self._evaluate_alone(params, buffers, samples.large_parts, scores)
-        if samples.together:
-            self._evaluate_together(params, buffers, samples.together, scores)
+        with use_threads(samples.threads):
+            self._evaluate_blocks(params, buffers, samples.blocks, scores, should_record)
         return scores
 
     def _evaluate_alone(
@@ -103,52 +117,71 @@ class Evaluator:
                 scores.correct[row] += correct.sum()
                 scores.loss[row] += losses.sum().double()
 
-    def _evaluate_together(
-        self, params: Params, buffers: Params, blocks: list["_PaddedBlock"], scores: Scores
-    ) -> None:
-        """Evaluate blocks by one thread or by all; with small blocks, threads wait longer than they work."""
-        run = partial(self._evaluate_blocks, params, buffers, blocks, scores)
-        work = (sum(block.samples.numel() for block in blocks), self._tasks[0].params.numel())
-        with use_threads(choose_threads("blocks", work, run, self._cores)):
-            run()
-
     def _evaluate_blocks(
-        self, params: Params, buffers: Params, blocks: list["_PaddedBlock"], scores: Scores
+        self,
+        params: Params,
+        buffers: Params,
+        blocks: list["_PaddedBlock"],
+        scores: Scores,
+        should_record: bool = False,
     ) -> None:
         """Evaluate clients with small parts: clients with similar numbers of samples form one batch of models."""
-        predict = vmap(self._tasks[0].predict, randomness="different")
+        names, states = [*params], [*buffers]
+
+        def predict(x: Tensor, *tensors: Tensor) -> Tensor:
+            model = Params(dict(zip(names, tensors, strict=False)))
+            own = Params(dict(zip(states, tensors[len(names) :], strict=True)))
+            each: Callable[..., Tensor] = vmap(self._tasks[0].predict, randomness="different")
+            return each(model, own, x)
+
         for block in blocks:
             x = self.federation.features(block.samples, self.dtype) if block.x is None else block.x
-            logits = predict(params.rows(block.clients), buffers.rows(block.clients), x)
+            tensors = [x, *(v[block.clients] for v in (*params.values(), *buffers.values()))]
+            if should_record:
+                (logits,), _ = self._recorder.call(("predict", *names, *states), predict, tensors)
+            else:
+                logits = predict(*tensors)
             correct, losses = score_samples(logits, block.y)
             scores.loss[block.rows] = losses.masked_fill(~block.real, 0).sum(1).double()
             scores.correct[block.rows] = (correct & block.real).sum(1)
 
     def _gather(
         self, parts: tuple[EvalPart, ...], ids: list[int], params: Params, buffers: Params
-    ) -> "_EvalSamples":
-        """Gather the samples of clients `ids` as it is fastest; keep them until other clients are evaluated."""
+    ) -> tuple["_EvalSamples", bool]:
+        """Gather the samples of clients `ids` as it is fastest; keep them until other clients are evaluated.
+
+        Returns:
+            The samples, and whether they were kept.
+        """
         cached = self._cache.get(parts)
-        if cached is None or cached.ids != ids:
+        is_kept = cached is not None and cached.ids == ids
+        if cached is None or not is_kept:
             self._cache.pop(parts, None)
             all_parts = [self.federation.part(part) for part in parts]
             samples = [part[i] for part in all_parts for i in ids]
-            plans = self._plan([len(some) for some in samples])
-            gather = cache(lambda name: self._load(ids, samples, *plans[name]))
-            calls = {
-                name: lambda name=name: self._evaluate_samples(params, buffers, gather(name))
-                for name in plans
+            sizes = [len(some) for some in samples]
+            ways, threads = self._plan(sizes)
+            gather = cache(lambda way: self._load(ids, samples, *ways[way]))
+            plans = {
+                f"{way}, {text}": lambda way=way, n=n: gather(way)._replace(threads=n)
+                for way, (_, blocks) in ways.items()
+                for n, text in threads.items()
+                if blocks or n == self._cores
             }
-            n_samples = sum(len(some) for some in samples)
-            sizes = (len(samples), n_samples, self._tasks[0].params.numel())
-            cached = gather(choose("evaluation", sizes, calls) if len(plans) > 1 else next(iter(plans)))
+            calls = {
+                name: lambda plan=plan: self._evaluate_samples(params, buffers, plan())
+                for name, plan in plans.items()
+            }
+            work = (len(samples), sum(sizes), self._tasks[0].params.numel())
+            cached = plans[choose("evaluation", work, calls) if len(plans) > 1 else next(iter(plans))]()
             self._cache[parts] = cached
-        return cached
+        return cached, is_kept
 
-    def _plan(self, sizes: list[int]) -> dict[str, tuple[list[int], list[list[int]]]]:
-        """Plan which parts of so many samples are evaluated alone, and which form blocks: one plan or two."""
+    def _plan(self, sizes: list[int]) -> tuple[dict[str, "_Way"], dict[int, str]]:
+        """Plan ways to evaluate parts of so many samples, and threads of PyTorch; several have to be measured."""
+        all_threads = {self._cores: "all threads"}
         if self.is_serial:
-            return {"single models": ([row for row, size in enumerate(sizes) if size], [])}
+            return {"single models": ([row for row, size in enumerate(sizes) if size], [])}, all_threads
         values, task = max(1, math.prod(self.federation.input_shape)), self._tasks[0]
         most = max(1, EVAL_CHUNK_BYTES // (8 * values * self.dtype.itemsize))
         most = task.limit_samples(most, values)
@@ -156,11 +189,12 @@ class Evaluator:
         large = [row for row, size in enumerate(sizes) if size > MIN_LARGE_CALLS * call]
         alone = set(large)
         small = [0 if row in alone else size for row, size in enumerate(sizes)]
-        plans = {"large parts alone": (large, _group_by_size(small, most, call))}
-        is_short = sum(sizes) * task.params.numel() <= MAX_MEASURED_WORK
-        if large and is_short and self.device.type == "cpu":
-            plans["blocks"] = ([], _group_by_size(sizes, most, call))
-        return plans
+        ways: dict[str, _Way] = {"large parts alone": (large, _group_by_size(small, most, call))}
+        if sum(sizes) * task.params.numel() > MAX_MEASURED_WORK or self.device.type != "cpu":
+            return ways, all_threads
+        if large:
+            ways["blocks"] = ([], _group_by_size(sizes, most, call))
+        return ways, {1: "one thread", **all_threads}
 
     def _load(
         self, ids: list[int], samples: list[Index], large: list[int], blocks: list[list[int]]
@@ -168,8 +202,8 @@ class Evaluator:
         sizes = torch.tensor([len(some) for some in samples], device=self.device)
         keep = keeps_inputs(self.federation, int(sizes.sum()), self.dtype)
         large_parts = [self._load_part(row, row % len(ids), samples[row], keep) for row in large]
-        together = [self._load_block(rows, len(ids), samples, keep) for rows in blocks]
-        return _EvalSamples(ids, sizes, large_parts, together)
+        loaded = [self._load_block(rows, len(ids), samples, keep) for rows in blocks]
+        return _EvalSamples(ids, sizes, large_parts, loaded, self._cores)
 
     @cached_property
     def _samples_per_call(self) -> int:
@@ -244,13 +278,15 @@ class _PaddedBlock(NamedTuple):
 class _EvalSamples(NamedTuple):
     """All evaluation samples of clients `ids`: large parts alone, small parts in blocks.
 
-    There is one row of scores per part and client, clients change fastest; `sizes` are their samples.
+    There is one row of scores per part and client, clients change fastest; `sizes` are their samples. Blocks have so
+    many threads: with small blocks, threads wait longer than they work.
     """
 
     ids: list[int]
     sizes: Tensor
     large_parts: list[_LargePart]
-    together: list[_PaddedBlock]
+    blocks: list[_PaddedBlock]
+    threads: int
 
 
 def _group_by_size(sizes: list[int], most: int, most_padding: int) -> list[list[int]]:

@@ -193,6 +193,7 @@ def record_call(function: Callable[..., Any], tensors: Tensors, should_record: b
             if not any(_mutates(node) or _is_random(node) for node in traced.graph.nodes):
                 traced.graph.eliminate_dead_code()
                 simplify(traced.graph)
+                fuse(traced.graph)
                 replay = GraphModule(traced, traced.graph).forward
                 if _agree(replay(*tensors), want, want):
                     return RecordedCall(replay, structure)

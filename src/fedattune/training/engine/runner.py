@@ -99,9 +99,10 @@ class BatchSequence:
         device = federation.y.device
         index = torch.as_tensor(filled, device=device)
         index = index.squeeze(-2) if index.shape[-2] == 1 else index
-        self.padded = [bool(step.any()) for step in filled < 0]
+        self.padded = [least < 0 for least in filled.reshape(len(filled), -1).min(1).tolist()]
+        self._weights = (index >= 0).to(dtype) if any(self.padded) else None
         self._samples, self._index = federation.samples(dtype), index.clamp_min(0)
-        self._labels, self._weights = federation.y[self._index], (index >= 0).to(dtype)
+        self._labels = federation.y[self._index]
         self._features = partial(federation.features, dtype=dtype)
 
     @property
@@ -112,7 +113,7 @@ class BatchSequence:
     def gather(self, t: int) -> tuple[Tensor, ...]:
         """Gather the batch of step t: inputs, labels, and weights if there is padding."""
         x, y = self._features(self._index[t]), self._labels[t]
-        return (x, y, self._weights[t]) if self.padded[t] else (x, y)
+        return (x, y) if self._weights is None or not self.padded[t] else (x, y, self._weights[t])
 
     def run(
         self, step: RecordedStep, ready: list[Tensor], moving: list[Tensor], first: int, last: int

@@ -49,7 +49,7 @@ class VectorizedEngine(Engine):
         self.is_serial = is_serial
         self._recorder = StepRecorder(should_record)
         self._cores, self._undivided = count_parallel_groups(self.device), set[Hashable]()
-        self._evaluator = Evaluator(task, federation, self.dtype, is_serial=is_serial)
+        self._evaluator = Evaluator(task, federation, self.dtype, self._recorder, is_serial=is_serial)
         if self.device.type == "cpu":
             keep_freed_memory()
 
