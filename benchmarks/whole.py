@@ -29,8 +29,8 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 
 ROUNDS = 100
 
-IMPORTS = ("torch", "torch._dynamo", "torch.fx.experimental.proxy_tensor", "scipy.stats", "sklearn.metrics")
-"""Modules of other packages that every comparison imports, by itself or through PyTorch's function transforms."""
+IMPORTS = ("torch", "scipy.stats", "sklearn.metrics")
+"""Modules of other packages that every comparison imports."""
 
 
 class _Clock:
