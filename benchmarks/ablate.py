@@ -24,6 +24,7 @@ from fedattune.algorithms.pfedme import pfedme
 from fedattune.client import SGD, Proximal
 from fedattune.core import dense, hardware
 from fedattune.training.engine import base, evaluator, kernels, recorder, rewrites, runner, vectorized
+from fedattune.training.engine.recorder import record_call as recorder_of_calls
 from fedattune.training.engine.runner import Lanes
 
 from . import evaluating, machine, mixing
@@ -77,6 +78,11 @@ def _one_group(counts: Sequence[int], at_once: int = 1) -> list[Lanes]:
     return runner.pack_lanes(counts)
 
 
+def _call_eagerly(function: Callable[..., Any], tensors: Sequence[Any], *_: bool) -> Any:
+    """Call what precedes and follows the steps, and predictions of blocks, through `vmap` each time."""
+    return recorder_of_calls(function, tensors, False)
+
+
 def _rewrite(name: str, what: str, *where: str) -> Rule:
     return Rule(what, ((rewrites, name, _nothing),), where)
 
@@ -95,6 +101,7 @@ RULES = (
     Rule("product reuse", ((recorder, "reuse_products", _nothing),), ("pfedme",)),
     _rewrite("_turn_product", "products in the measured order", *SMALL),
     Rule("TorchScript loop", ((recorder, "_script", lambda step, *_: step),), SMALL),
+    Rule("calls around steps recorded", ((recorder, "record_call", _call_eagerly),), (*SMALL, "W6")),
     Rule("groups in threads", ((vectorized, "pack_lanes", _one_group),), SMALL),
     Rule("several clients in a lane", ((vectorized, "pack_lanes", _lane_each),), ("W3", "W4")),
     Rule("channels-last pooling", ((kernels, "_channels_last", lambda x: x),), ("W5",)),

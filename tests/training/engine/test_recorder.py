@@ -6,11 +6,12 @@ import pytest
 import torch
 from engine_rounds import NETWORKS, make_clients, train_round
 from torch import Tensor
+from torch.utils._pytree import tree_unflatten
 
 from fedattune.client import SGD
 from fedattune.core.hardware import use_threads
 from fedattune.core.task import Task
-from fedattune.training.engine.recorder import StepRecorder, copy_dense, record_step
+from fedattune.training.engine.recorder import StepRecorder, copy_dense, record_call, record_step
 from fedattune.training.engine.vectorized import VectorizedEngine
 
 aten = torch.ops.aten
@@ -129,6 +130,47 @@ def test_recorded_steps_are_kept_by_what_they_depend_on() -> None:
     assert len(calls) == 2 * once
     recorder.step("b", function, [], [torch.ones(3)], [torch.ones(3), labels])
     assert len(calls) == 3 * once
+
+
+def test_a_recorded_call_runs_without_its_function() -> None:
+    recorder, made = StepRecorder(), []
+
+    def function(a: Tensor, b: Tensor) -> dict[str, Any]:
+        made.append(1)
+        return {"sum": torch.vmap(lambda x, y: x + y.sum())(a, b), "same": (a,)}
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        a, b = torch.randn(3), torch.randn(3, 2)
+        tensors, structure = recorder.call("a", function, [a, b])
+        found = tree_unflatten(tensors, structure)
+        torch.testing.assert_close(found["sum"], a + b.sum(1))
+        assert torch.equal(found["same"][0], a)
+    once = len(made)
+    assert once <= 2  # one result, one trace
+    recorder.call("a", function, [torch.ones(4), torch.ones(4, 2)])
+    assert len(made) == 2 * once
+    recorder.call("b", function, [torch.ones(4), torch.ones(4, 2)])
+    assert len(made) == 3 * once
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: [a * a.sum().item()],
+        lambda a: [a.add_(1) - 1],
+        lambda a: [a + torch.rand(2)],
+    ],
+    ids=["reads values", "writes over its input", "draws random numbers"],
+)
+def test_a_call_that_cannot_be_recorded_runs_each_time(function: Any) -> None:
+    given = torch.ones(2)
+    call = record_call(function, [given])
+    assert given.tolist() == [1, 1]
+    torch.manual_seed(3)
+    want = function(torch.tensor([1.0, 2.0]))[0]
+    torch.manual_seed(3)
+    assert torch.equal(call(torch.tensor([1.0, 2.0]))[0][0], want)
 
 
 def test_without_torchscript_steps_are_replayed_by_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,11 +114,8 @@ class RecordedStep(NamedTuple):
         return [leaf for i, leaf in enumerate(leaves) if i not in moving]
 
 
-class RecordedCall(NamedTuple):
-    """A function of tensors: run(*tensors) -> the tensors of its result, which has this structure."""
-
-    run: Callable[..., Sequence[Tensor]]
-    structure: TreeSpec
+RecordedCall = Callable[..., tuple[list[Tensor], TreeSpec]]
+"""call(*tensors) -> the tensors of a function's result, and the structure of the result."""
 
 
 class StepRecorder:
@@ -146,8 +143,7 @@ class StepRecorder:
         if full_key not in self._calls:
             _make_room(self._calls)
             self._calls[full_key] = record_call(function, tensors, self._should_record)
-        recorded = self._calls[full_key]
-        return list(recorded.run(*tensors)), recorded.structure
+        return self._calls[full_key](*tensors)
 
     def step(
         self, key: Hashable, function: StepFunction, fixed: Tensors, leaves: Tensors, batch: Tensors
@@ -182,24 +178,24 @@ def _make_room(recorded: dict[Hashable, Any]) -> None:
 
 def record_call(function: Callable[..., Any], tensors: Tensors, should_record: bool = True) -> RecordedCall:
     """Record a function for tensors like the given ones; return it eager if it cannot be recorded."""
-    want, structure = tree_flatten(function(*tensors))
 
-    def eager(*tensors: Tensor) -> list[Tensor]:
-        return tree_flatten(function(*tensors))[0]
+    def eager(*tensors: Tensor) -> tuple[list[Tensor], TreeSpec]:
+        return tree_flatten(function(*tensors))
 
     if should_record:
         try:
-            traced = trace(eager, [t.view_as(t) for t in tensors])
+            traced = trace(lambda *tensors: eager(*tensors)[0], [t.view_as(t) for t in tensors])
             if not any(_mutates(node) or _is_random(node) for node in traced.graph.nodes):
                 traced.graph.eliminate_dead_code()
                 simplify(traced.graph)
                 fuse(traced.graph)
                 replay = GraphModule(traced, traced.graph).forward
+                want, structure = eager(*tensors)
                 if _agree(replay(*tensors), want, want):
-                    return RecordedCall(replay, structure)
+                    return lambda *tensors: (list(replay(*tensors)), structure)
         except Exception:  # noqa: S110 (as of a step, below)
             pass
-    return RecordedCall(eager, structure)
+    return eager
 
 
 def record_step(

@@ -45,7 +45,8 @@ def trace(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]
         arguments: different tensor objects, one per input of the graph.
 
     Raises:
-        TypeError: an operation reads values, as `item()` and `nonzero()` do: the graph would hold for them alone.
+        TypeError: an operation reads values, as `item()` and `nonzero()` do: the graph would hold for them alone. Or it
+            would write over an argument.
 
     """
     mode = _GraphMode(arguments)
@@ -67,9 +68,9 @@ class _GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.root, self.graph = nn.Module(), Graph()
         self._nodes: dict[int, Node] = {}
-        self._tensors: list[
-            Tensor
-        ] = []  # alive until the end: the next tensor would get the number of a dead one
+        # Alive until the end: the next tensor would get the number of a dead one.
+        self._tensors: list[Tensor] = []
+        self._memory = {tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.numel()}
         for i, tensor in enumerate(arguments):
             self._keep(tensor, self.graph.placeholder(f"argument_{i}"))
 
@@ -83,6 +84,8 @@ class _GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = dict(kwargs or {})
         if DATA_DEPENDENT.intersection(func.tags):
             raise TypeError(f"{func} reads values of a tensor")
+        if any(t.untyped_storage().data_ptr() in self._memory for t in _find_written(func, args, kwargs)):
+            raise TypeError(f"{func} writes over an argument")
         inputs = tree_map_only(Tensor, self.find_node, (tuple(args), kwargs))
         results = func(*args, **kwargs)
         node = self.graph.call_function(func, *inputs)
@@ -106,3 +109,10 @@ class _GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["layout"] = TensorLayout.of(tensor)
         self._nodes[id(tensor)] = node
         self._tensors.append(tensor)
+
+
+def _find_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Find the tensors that an operation writes over."""
+    named = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
+    written = (named.get(a.name) for a in func._schema.arguments if a.alias_info and a.alias_info.is_write)
+    return [tensor for tensor in written if isinstance(tensor, Tensor)]
