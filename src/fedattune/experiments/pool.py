@@ -155,8 +155,7 @@ def _get_context() -> Any:
     if not sys.platform.startswith("linux"):
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    # PyTorch loads torch._dynamo when a method needs it.
-    context.set_forkserver_preload(["fedattune.training.fit", *{"torch._dynamo"} & sys.modules.keys()])
+    context.set_forkserver_preload(["fedattune.training.fit"])
     return context
 
 

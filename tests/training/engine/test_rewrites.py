@@ -131,10 +131,14 @@ def test_a_product_is_taken_in_the_order_that_was_measured(
         return faster
 
     monkeypatch.setattr("fedattune.training.engine.rewrites.choose", choose)
-    x, w = torch.randn(3, 20, 60), torch.randn(3, 10, 60)
+    x, w, b = torch.randn(3, 20, 60), torch.randn(3, 10, 60), torch.randn(3, 1, 10)
     used, got, want = _targets(lambda x, w: torch.bmm(x, w.mT), x, w)
     assert seen == [("bmm", (3, 20, 60, 10))]
     assert used[aten.bmm.default] == (faster == "plain")
+    torch.testing.assert_close(got, want)
+    used, got, want = _targets(lambda x, w, b: b + torch.bmm(x, w.mT), x, w, b)
+    assert used[_multiply_turned] == (faster == "turned")
+    assert used[aten.baddbmm.default] == (faster == "plain")
     torch.testing.assert_close(got, want)
 
 

@@ -71,7 +71,6 @@ class LocalBackend(Backend):
             federation,
             steps=steps_per_round * (1 if is_one_message else settings.rounds),
             cohort_size=min(settings.cohort_size(context.n_clients), len(self.client_ids)),
-            is_one_message=is_one_message,
         )
         own_buffers = None
         if network := context.algorithm.network:

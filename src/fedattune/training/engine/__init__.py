@@ -16,14 +16,6 @@ MIN_RECORDED_STEPS = 64
 Both are work of Python's interpreter, so their ratio depends little on the processor.
 """
 
-MIN_COMPILED_STEPS = 2000
-"""Steps of one message from which it pays to import PyTorch's compiler, which recorded and batched steps need.
-
-The import, and what recording saves per step, are work of Python's interpreter, so their ratio depends little on the
-processor.
-"""
-
-
 def make_engine(
     name: Literal["auto", "sequential", "vectorized", "ray"],
     task: Task,
@@ -31,30 +23,24 @@ def make_engine(
     *,
     steps: int = MIN_RECORDED_STEPS,
     cohort_size: int = 1,
-    is_one_message: bool = False,
 ) -> Engine:
     """Make the engine for a run.
 
     `auto` and the actors of `ray` run clients as one batch of models. They run one client after the other on every core
     for convolutions and pretrained networks on a CPU, where this is faster. They do the same with models that cannot
-    run as one batch, such as models with recurrent layers of PyTorch or branches on values. Where a process ends
-    after one message, as at a node of a network, `auto` takes a few steps without PyTorch's compiler.
+    run as one batch, such as models with recurrent layers of PyTorch or branches on values.
 
     Args:
         name: the setting `engine`.
         task: model and loss.
         federation: the data.
-        steps: local steps of each client in the whole run.
+        steps: local steps of each client until the process ends: in the whole run, or in one message.
         cohort_size: clients of a round.
-        is_one_message: whether the process ends after these steps.
 
     Returns:
-        The engine. It records its steps if the run has at least MIN_RECORDED_STEPS of them.
+        The engine. It records its steps if there are at least MIN_RECORDED_STEPS of them.
     """
-    is_short = is_one_message and steps * cohort_size < MIN_COMPILED_STEPS
-    # Only the vectorized engine trains such clients on every core.
-    has_threads = task.is_fastest_alone and cohort_size > 1
-    if name == "sequential" or (name == "auto" and is_short and not has_threads):
+    if name == "sequential":
         return SequentialEngine(task, federation)
     slow = task.is_fastest_alone and federation.y.device.type == "cpu"
     is_serial = name != "vectorized" and (slow or not _supports_batching(task, federation))

@@ -50,8 +50,8 @@ def simplify(graph: Graph) -> None:
 
 
 def fuse(graph: Graph) -> None:
-    """Let matrix products add into the tensor that they are added to; make other calls that take less time."""
-    _apply(graph, _fuse_product, _turn_product, _pool_by_channels)
+    """Make calls that take less time, and let the other matrix products add into the tensor that they are added to."""
+    _apply(graph, _turn_product, _fuse_product, _pool_by_channels)
 
 
 def _apply(graph: Graph, *rules: Callable[[Graph, Node], Node | None]) -> None:
