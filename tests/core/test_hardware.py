@@ -67,3 +67,11 @@ def test_the_load_of_others_is_all_work_but_our_own(monkeypatch: pytest.MonkeyPa
     assert meter.count_busy_cores() == pytest.approx(0.01 / 0.2)
     now |= {"own": 4.3, "wall": 51.4, "cpu": Times(101.5, 20.1, 500.8, 7.2, 0.2)}
     assert meter.count_busy_cores() == pytest.approx(0)
+
+
+def test_a_system_that_hides_its_load_counts_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden() -> None:
+        raise FileNotFoundError("/proc/stat")
+
+    monkeypatch.setattr(hardware.psutil, "cpu_times", hidden)
+    assert hardware.LoadMeter().count_busy_cores() == 0

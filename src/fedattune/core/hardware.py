@@ -193,9 +193,12 @@ class LoadMeter:
 
     @staticmethod
     def _read() -> tuple[float, float]:
-        """Return the processor seconds of all other processes, and the clock."""
-        own, wall, times = time.process_time(), time.monotonic(), psutil.cpu_times()._asdict()
-        return sum(seconds for kind, seconds in times.items() if kind not in UNUSED_TIMES) - own, wall
+        """Return the processor seconds of all other processes, 0 if the system hides them, and the clock."""
+        own, wall = time.process_time(), time.monotonic()
+        with suppress(OSError, psutil.Error):
+            times = psutil.cpu_times()._asdict()
+            return sum(seconds for kind, seconds in times.items() if kind not in UNUSED_TIMES) - own, wall
+        return 0.0, wall
 
 
 MIN_LOAD_SECONDS = 0.2

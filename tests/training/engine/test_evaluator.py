@@ -41,9 +41,10 @@ WAYS = [
 ]
 
 
+@pytest.mark.parametrize("limit", [0, 16])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_gives_the_scores_of_one_model_after_the_other(
-    way: str, monkeypatch: pytest.MonkeyPatch
+    way: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = torch.arange(len(SIZES))
     serial, models = _make(is_serial=True)
@@ -53,11 +54,13 @@ def test_every_way_gives_the_scores_of_one_model_after_the_other(
     monkeypatch.setattr(Evaluator, "_samples_per_call", 5)
     with use_threads(2):
         quick, _ = _make()
-    for _ in range(2):  # the second time, the samples are in memory
+    monkeypatch.setattr(evaluator, "MAX_RECORDED_BLOCKS", limit)
+    for again in (False, True):  # the second time, the samples are in memory
         (scores,) = quick.evaluate(models, Params(), ("test",), ids)
         assert torch.equal(scores.n, expected.n)
         assert torch.equal(scores.correct, expected.correct)
         torch.testing.assert_close(scores.loss, expected.loss, rtol=1e-5, atol=0)
+        assert bool(quick._recorder._calls) == (limit > 0 and again)
     assert asked == [WAYS]
     gathered = quick._cache["test",]
     assert bool(gathered.large_parts) == way.startswith("large parts alone")

@@ -16,6 +16,7 @@ MIN_RECORDED_STEPS = 64
 Both are work of Python's interpreter, so their ratio depends little on the processor.
 """
 
+
 def make_engine(
     name: Literal["auto", "sequential", "vectorized", "ray"],
     task: Task,

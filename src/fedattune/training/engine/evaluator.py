@@ -32,6 +32,10 @@ MIN_LARGE_CALLS = 2
 """Calls whose time a client's part must take to be evaluated alone: one call costs half of it at most."""
 
 
+MAX_RECORDED_BLOCKS = 16
+"""Blocks whose predictions are recorded; of more, the recorder would forget some before they are evaluated again."""
+
+
 MAX_MEASURED_WORK = 1 << 34
 """Samples times parameters of an evaluation that is measured in several ways, which takes a second at most."""
 
@@ -68,8 +72,9 @@ class Evaluator:
         self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
     ) -> list[Scores]:
         """Evaluate models (E, ...) of clients `ids` (E,), each on its own parts."""
-        samples, is_again = self._gather(tuple(parts), ids.tolist(), params, buffers)
-        return self._evaluate_samples(params, buffers, samples, is_again).split(len(ids))
+        samples, is_kept = self._gather(tuple(parts), ids.tolist(), params, buffers)
+        should_record = is_kept and len(samples.blocks) <= MAX_RECORDED_BLOCKS
+        return self._evaluate_samples(params, buffers, samples, should_record).split(len(ids))
 
     def _evaluate_samples(
         self, params: Params, buffers: Params, samples: "_EvalSamples", should_record: bool = False
