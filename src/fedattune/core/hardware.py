@@ -178,6 +178,10 @@ class LoadMeter:
     """Measure how many cores other processes keep busy, from now on."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew."""
         self._others, self._wall = self._read()
 
     def count_busy_cores(self) -> float:
@@ -229,6 +233,8 @@ def count_free_memory_bytes() -> int | None:
 
 def _peak_memory_bytes() -> int:
     """Return the peak of this process's resident memory."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
     from resource import RUSAGE_SELF, getrusage
 
-    return 1024 * getrusage(RUSAGE_SELF).ru_maxrss
+    return getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

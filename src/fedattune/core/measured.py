@@ -106,7 +106,7 @@ def _find(
             if _should_measure(known.get(key), key, calls):
                 known[key] = _renew(known.get(key), _measure(calls), judge)
                 _measured_here.add(key)
-                _save(known)
+                _save(key, known[key])
     return known[key]
 
 
@@ -141,6 +141,8 @@ def find_choices() -> dict[str, Choice]:
 
 
 _load = LoadMeter()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_load.restart)  # a child's own processor time begins at 0
 
 
 _measured_here: set[str] = set()
@@ -195,8 +197,8 @@ def _known() -> dict[str, Choice]:
     return {}
 
 
-def _save(known: Mapping[str, Choice]) -> None:
-    """Keep the choices beside those of other machines; a folder that cannot be written costs the measuring alone."""
+def _save(key: str, choice: Choice) -> None:
+    """Keep a choice beside all others; a folder that cannot be written costs the measuring alone."""
     path = choices_path()
     if path is None:
         return
@@ -206,6 +208,6 @@ def _save(known: Mapping[str, Choice]) -> None:
         with suppress(OSError, ValueError, TypeError):
             everything = dict(json.loads(path.read_text("utf-8")))
             mine = dict(everything.get(machine, {}))
-        everything[machine] = {**mine, **known}
+        everything[machine] = {**mine, key: choice}
         with replace_atomically(path) as new:
             new.write_text(json.dumps(everything, indent=1) + "\n", "utf-8")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +277,8 @@ task, data = Task(NETWORKS["mlp"]()), make_clients([40, 30])
 for steps in (3, 2000):
     engine = make_engine("auto", task, data, steps=steps)
     train_round(engine, task, 2, SGD(), steps=3)
-    print(len(engine._recorder._steps), {"torch._dynamo", "sympy"} & {*sys.modules})
+    recorded = [step.operations > 0 for step in engine._recorder._steps.values()]
+    print(recorded, {"torch._dynamo", "sympy"} & {*sys.modules})
 """
     found = subprocess.run(
         [sys.executable, "-c", code],
@@ -286,4 +288,35 @@ for steps in (3, 2000):
         timeout=120,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )
-    assert found.stdout.splitlines() == ["1 set()", "1 set()"]
+    assert found.stdout.splitlines() == ["[False] set()", "[True] set()"]
+
+
+@dataclass(frozen=True)
+class Reordering(SGD):
+    """A rule whose probe returns its carry in another order of names."""
+
+    def begin(self, *given: Any) -> Any:
+        return {"inner": super().begin(*given), "count": given[2] * 0.0}
+
+    def probe_passes(self, local_state: Any) -> float:
+        return 1
+
+    def probe(self, carry: Any, *_: Any) -> Any:
+        return {"count": carry["count"] + 1, "inner": carry["inner"]}
+
+    def step(self, carry: Any, *given: Any) -> Any:
+        return {**carry, "inner": super().step(carry["inner"], *given)}
+
+    def finish(self, carry: Any, *given: Any) -> Any:
+        upload, local_state = super().finish(carry["inner"], *given)
+        return upload._replace(params=(1 + carry["count"]) * upload.params), local_state
+
+
+def test_a_probe_may_return_its_carry_in_another_order() -> None:
+    task, data = Task(NETWORKS["mlp"]().double()), make_clients([30, 40, 50])
+    results = [
+        train_round(make(task, data), task, 3, Reordering(), steps=2)
+        for make in (SequentialEngine, VectorizedEngine)
+    ]
+    for k, v in results[0].upload.params.items():
+        torch.testing.assert_close(results[1].upload.params[k], v)

@@ -160,8 +160,9 @@ def test_a_recorded_call_runs_without_its_function() -> None:
         lambda a: [a * a.sum().item()],
         lambda a: [a.add_(1) - 1],
         lambda a: [a + torch.rand(2)],
+        lambda a: [a * torch.tensor(a.tolist())],
     ],
-    ids=["reads values", "writes over its input", "draws random numbers"],
+    ids=["reads values", "writes over its input", "draws random numbers", "takes values out as a list"],
 )
 def test_a_call_that_cannot_be_recorded_runs_each_time(function: Any) -> None:
     given = torch.ones(2)

@@ -72,8 +72,9 @@ class Evaluator:
         self, params: Params, buffers: Params, parts: Sequence[EvalPart], ids: Tensor
     ) -> list[Scores]:
         """Evaluate models (E, ...) of clients `ids` (E,), each on its own parts."""
-        samples, is_kept = self._gather(tuple(parts), ids.tolist(), params, buffers)
-        should_record = is_kept and len(samples.blocks) <= MAX_RECORDED_BLOCKS
+        samples = self._gather(tuple(parts), ids.tolist(), params, buffers)
+        # All clients come again, cohorts seldom. A resumed run records what the whole run recorded.
+        should_record = len(ids) == self.federation.n_clients and len(samples.blocks) <= MAX_RECORDED_BLOCKS
         return self._evaluate_samples(params, buffers, samples, should_record).split(len(ids))
 
     def _evaluate_samples(
@@ -152,15 +153,10 @@ class Evaluator:
 
     def _gather(
         self, parts: tuple[EvalPart, ...], ids: list[int], params: Params, buffers: Params
-    ) -> tuple["_EvalSamples", bool]:
-        """Gather the samples of clients `ids` as it is fastest; keep them until other clients are evaluated.
-
-        Returns:
-            The samples, and whether they were kept.
-        """
+    ) -> "_EvalSamples":
+        """Gather the samples of clients `ids` as it is fastest; keep them until other clients are evaluated."""
         cached = self._cache.get(parts)
-        is_kept = cached is not None and cached.ids == ids
-        if cached is None or not is_kept:
+        if cached is None or cached.ids != ids:
             self._cache.pop(parts, None)
             all_parts = [self.federation.part(part) for part in parts]
             samples = [part[i] for part in all_parts for i in ids]
@@ -178,9 +174,11 @@ class Evaluator:
                 for name, plan in plans.items()
             }
             work = (len(samples), sum(sizes), self._tasks[0].params.numel())
-            cached = plans[choose("evaluation", work, calls) if len(plans) > 1 else next(iter(plans))]()
+            cached = plans[
+                choose(f"evaluation {len(calls)} ways", work, calls) if len(plans) > 1 else next(iter(plans))
+            ]()
             self._cache[parts] = cached
-        return cached, is_kept
+        return cached
 
     def _plan(self, sizes: list[int]) -> tuple[dict[str, "_Way"], dict[int, str]]:
         """Plan ways to evaluate parts of so many samples, and threads of PyTorch; several have to be measured."""

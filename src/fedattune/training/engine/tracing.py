@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operations whose Python result, or whose result's shape, depends on values: a trace would freeze it."""
@@ -115,4 +115,4 @@ def _find_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     """Find the tensors that an operation writes over."""
     named = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
     written = (named.get(a.name) for a in func._schema.arguments if a.alias_info and a.alias_info.is_write)
-    return [tensor for tensor in written if isinstance(tensor, Tensor)]
+    return [tensor for tensor in tree_leaves(list(written)) if isinstance(tensor, Tensor)]

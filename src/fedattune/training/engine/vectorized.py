@@ -126,7 +126,7 @@ class VectorizedEngine(Engine):
             return vmap(one)(n, u, *tree_unflatten(start, start_spec))
 
         carries, carry_spec = self._recorder.call(
-            (*key, "begin", start_spec), begin, [round_, *clients, *start]
+            (*key, "begin", repr(start_spec)), begin, [round_, *clients, *start]
         )
 
         def probe_client(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> Any:
@@ -138,8 +138,10 @@ class VectorizedEngine(Engine):
         if probed:
             with use_threads(self._cores):
                 carry = tree_unflatten(carries, carry_spec)
-                carries = tree_leaves(self._probe(probe_client, probed, clients, carry, inputs.buffers))
+                probed_carry = self._probe(probe_client, probed, clients, carry, inputs.buffers)
+                carries = tree_leaves(_reorder_like(probed_carry, carry))
         buffers, buffer_spec = tree_flatten(inputs.buffers)
+        n_carries = len(carries)  # kept functions must not hold the carries themselves
 
         def step(fixed: Sequence[Tensor], leaves: Sequence[Tensor], batch: Sequence[Tensor]) -> list[Tensor]:
             def one_step(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
@@ -153,26 +155,26 @@ class VectorizedEngine(Engine):
                 return new, buffer_cell[0]
 
             n, u, *rest = leaves
-            carry = tree_unflatten(rest[: len(carries)], carry_spec)
-            own = tree_unflatten(rest[len(carries) :], buffer_spec)
+            carry = tree_unflatten(rest[:n_carries], carry_spec)
+            own = tree_unflatten(rest[n_carries:], buffer_spec)
             each: Any = one_step if self.is_serial else vmap(one_step, randomness="different")
             new, changed = each(n, u, carry, own, tuple(batch))
             return [n, u, *tree_leaves(_reorder_like(new, carry)), *tree_leaves(_reorder_like(changed, own))]
 
         if any(len(b) for b in batches):
-            specs = (carry_spec, buffer_spec)
+            specs = repr((carry_spec, buffer_spec))
             leaves = self._steps(step, (*key, specs), [round_], [*clients, *carries, *buffers], batches)[2:]
-            carries, buffers = leaves[: len(carries)], leaves[len(carries) :]
+            carries, buffers = leaves[:n_carries], leaves[n_carries:]
 
         def finish(round_: Tensor, n: Tensor, u: Tensor, *tensors: Tensor) -> Any:
             def one(n: Tensor, u: Tensor, carry: Any, s: Payload, m: LocalState) -> Any:
                 return rule.finish(carry, s, m, training.make_round_context(n, u, round_))
 
-            sent, local_state, _ = tree_unflatten(tensors[len(carries) :], start_spec)
-            return vmap(one)(n, u, tree_unflatten(tensors[: len(carries)], carry_spec), sent, local_state)
+            sent, local_state, _ = tree_unflatten(tensors[n_carries:], start_spec)
+            return vmap(one)(n, u, tree_unflatten(tensors[:n_carries], carry_spec), sent, local_state)
 
         ends, end_spec = self._recorder.call(
-            (*key, "finish", carry_spec, start_spec), finish, [round_, *clients, *carries, *start]
+            (*key, "finish", repr((carry_spec, start_spec))), finish, [round_, *clients, *carries, *start]
         )
         upload, new_state = tree_unflatten(ends, end_spec)
         return ClientOutputs(upload, new_state, tree_unflatten(buffers, buffer_spec), n_steps)
