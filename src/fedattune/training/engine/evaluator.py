@@ -73,15 +73,14 @@ class Evaluator:
     ) -> list[Scores]:
         """Evaluate models (E, ...) of clients `ids` (E,), each on its own parts."""
         samples = self._gather(tuple(parts), ids.tolist(), params, buffers)
-        # All clients come again, cohorts seldom. A resumed run records what the whole run recorded.
-        should_record = len(ids) == self.federation.n_clients and len(samples.blocks) <= MAX_RECORDED_BLOCKS
-        return self._evaluate_samples(params, buffers, samples, should_record).split(len(ids))
+        return self._evaluate_samples(params, buffers, samples).split(len(ids))
 
-    def _evaluate_samples(
-        self, params: Params, buffers: Params, samples: "_EvalSamples", should_record: bool = False
-    ) -> Scores:
+    def _evaluate_samples(self, params: Params, buffers: Params, samples: "_EvalSamples") -> Scores:
         scores = Scores.zeros(samples.sizes)
         self._evaluate_alone(params, buffers, samples.large_parts, scores)
+        # All clients come again, cohorts seldom. A resumed run records what the whole run recorded.
+        is_all = len(samples.ids) == self.federation.n_clients
+        should_record = is_all and len(samples.blocks) <= MAX_RECORDED_BLOCKS
         with use_threads(samples.threads):
             self._evaluate_blocks(params, buffers, samples.blocks, scores, should_record)
         return scores

@@ -11,18 +11,18 @@ offers no replacement for small operations. Without TorchScript, the same loop r
 
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functionalize
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from ...data.federated import gather
 from .product_reuse import reuse_products
-from .rewrites import find_layout, fuse, memory_owner, reuse_memory, simplify
-from .tracing import trace
+from .rewrites import fuse, reuse_memory, separate_outputs, simplify, split_graph
+from .tracing import draws_random, trace
 
 StoredSamples = tuple[Tensor, Tensor | None, Tensor | None]
 """All samples as stored, the shift to subtract, and the scale to multiply with."""
@@ -185,7 +185,7 @@ def record_call(function: Callable[..., Any], tensors: Tensors, should_record: b
     if should_record:
         try:
             traced = trace(lambda *tensors: eager(*tensors)[0], [t.view_as(t) for t in tensors])
-            if not any(_mutates(node) or _is_random(node) for node in traced.graph.nodes):
+            if not any(_mutates(node) or draws_random(node) for node in traced.graph.nodes):
                 traced.graph.eliminate_dead_code()
                 simplify(traced.graph)
                 fuse(traced.graph)
@@ -330,12 +330,12 @@ def _trace_step(
     simplify(graph)
     reuse_products(graph)
     fuse(graph)
-    is_random = any(_is_random(node) for node in graph.nodes)
+    is_random = any(draws_random(node) for node in graph.nodes)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     carried = [inputs[n + i] for i in moving]
-    _separate_outputs(graph, carried)
+    separate_outputs(graph, carried)
     late = set(carried) | set(inputs[n + m :])
-    before, body = _split_graph(traced, late)
+    before, body = split_graph(traced, late)
     first = len([x for x in body.nodes if x.op == "placeholder"]) - len(late)
     late_inputs = [node for node in body.nodes if node.op == "placeholder"][first:]
     reuse_memory(body, late_inputs[: len(moving)])
@@ -356,59 +356,3 @@ def _trace_step(
 def _mutates(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
-
-
-def _is_random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _separate_outputs(graph: Graph, carried: list[Node]) -> None:
-    """Give every output its own memory, laid out as its input, so that the next step may write over it.
-
-    Otherwise an output that is an input, or shares memory with another output, would be overwritten with it.
-    """
-    (output,) = (node for node in graph.nodes if node.op == "output")
-    results, owners = list(cast(Sequence[Node], output.args[0])), set()
-    for i, (old, new) in enumerate(zip(carried, results, strict=True)):
-        owner = memory_owner(new)
-        shared = owner in owners or owner.op != "call_function" or owner is not new
-        if shared or find_layout(new).stride != find_layout(old).stride:
-            with graph.inserting_before(output):
-                copy = graph.call_function(
-                    torch.ops.aten.clone.default, (new,), {"memory_format": torch.contiguous_format}
-                )
-            copy.meta = dict(old.meta)
-            results[i] = copy
-        owners.add(memory_owner(results[i]))
-    output.args = (results,)
-
-
-def _split_graph(traced: GraphModule, late: set[Node]) -> tuple[Graph, Graph]:
-    """Split the graph in two: operations that need none of the `late` inputs, and the rest, with their results."""
-    moving = set(late)
-    (output,) = (node for node in traced.graph.nodes if node.op == "output")
-    # Every step makes its outputs anew, since the next step may write over them.
-    moving.update(output.all_input_nodes)
-    for node in traced.graph.nodes:
-        if (
-            _is_random(node)
-            or node.op == "output"
-            or any(argument in moving for argument in node.all_input_nodes)
-        ):
-            moving.add(node)
-    before, body = Graph(traced), Graph(traced)
-    early: dict[Node, Node] = {}
-    for node in traced.graph.nodes:
-        if node not in moving:
-            early[node] = before.node_copy(node, lambda x: early[x])
-    ready_nodes = [node for node in early if moving.intersection(node.users)]
-    before.output([early[node] for node in ready_nodes])
-    late_copies = {node: body.placeholder(f"ready_{i}") for i, node in enumerate(ready_nodes)}
-    for node, copy in late_copies.items():
-        copy.meta = dict(node.meta)
-    for node in traced.graph.nodes:
-        if node in moving:
-            late_copies[node] = body.node_copy(node, lambda x: late_copies[x])
-    body.eliminate_dead_code()
-    before.eliminate_dead_code()
-    return before, body

@@ -6,15 +6,16 @@ rounding of fused multiply-adds.
 """
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ...core.measured import choose
 from .kernels import max_pool_with_indices
+from .tracing import draws_random
 
 aten = torch.ops.aten
 
@@ -283,3 +284,55 @@ def _writable(a: Any, node: Node, free: set[Node], last: dict[Node, int], positi
     others = [n for n in node.all_input_nodes if n is not a]
     twice = sum(arg is a for arg in node.args) > 1 or any(memory_owner(n) is a for n in others)
     return fresh and not twice and last[a] == position[node]
+
+
+def separate_outputs(graph: Graph, carried: list[Node]) -> None:
+    """Give every output its own memory, laid out as its input, so that the next step may write over it.
+
+    Otherwise an output that is an input, or shares memory with another output, would be overwritten with it.
+    """
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    results, owners = list(cast(Sequence[Node], output.args[0])), set()
+    for i, (old, new) in enumerate(zip(carried, results, strict=True)):
+        owner = memory_owner(new)
+        shared = owner in owners or owner.op != "call_function" or owner is not new
+        if shared or find_layout(new).stride != find_layout(old).stride:
+            with graph.inserting_before(output):
+                copy = graph.call_function(
+                    aten.clone.default, (new,), {"memory_format": torch.contiguous_format}
+                )
+            copy.meta = dict(old.meta)
+            results[i] = copy
+        owners.add(memory_owner(results[i]))
+    output.args = (results,)
+
+
+def split_graph(traced: GraphModule, late: set[Node]) -> tuple[Graph, Graph]:
+    """Split the graph in two: operations that need none of the `late` inputs, and the rest, with their results."""
+    moving = set(late)
+    (output,) = (node for node in traced.graph.nodes if node.op == "output")
+    # Every step makes its outputs anew, since the next step may write over them.
+    moving.update(output.all_input_nodes)
+    for node in traced.graph.nodes:
+        if (
+            draws_random(node)
+            or node.op == "output"
+            or any(argument in moving for argument in node.all_input_nodes)
+        ):
+            moving.add(node)
+    before, body = Graph(traced), Graph(traced)
+    early: dict[Node, Node] = {}
+    for node in traced.graph.nodes:
+        if node not in moving:
+            early[node] = before.node_copy(node, lambda x: early[x])
+    ready_nodes = [node for node in early if moving.intersection(node.users)]
+    before.output([early[node] for node in ready_nodes])
+    late_copies = {node: body.placeholder(f"ready_{i}") for i, node in enumerate(ready_nodes)}
+    for node, copy in late_copies.items():
+        copy.meta = dict(node.meta)
+    for node in traced.graph.nodes:
+        if node in moving:
+            late_copies[node] = body.node_copy(node, lambda x: late_copies[x])
+    body.eliminate_dead_code()
+    before.eliminate_dead_code()
+    return before, body

@@ -56,6 +56,11 @@ def trace(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]
     return GraphModule(mode.root, mode.graph)
 
 
+def draws_random(node: Node) -> bool:
+    """Tell whether a node draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 class _GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Write down every operation that reaches PyTorch's kernels, below `vmap` and gradients."""
 
