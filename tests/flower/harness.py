@@ -23,8 +23,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from . import quick
-
 FOREIGN = ("FLWR_", "FEDATTUNE_PORT", "FEDATTUNE_SUPERLINK", "FEDATTUNE_NODE_PORT", "FEDATTUNE_STATE")
 """Variables that would change a deployment, and that a test takes from itself alone."""
 
@@ -109,7 +107,7 @@ class Deployment:
 
     Args:
         nodes: started and waited for at the beginning of the block.
-        fast: without Flower's pauses (see `quick`); else exactly as users have it.
+        fast: with the shortest pauses that nodes can have; else exactly as users have it.
         env: further variables for all programs.
     """
 
@@ -120,8 +118,6 @@ class Deployment:
         self.nodes = nodes
         self.scripts: dict[str, Script] = {}
         path = [str(Path(sys.executable).parent), os.environ["PATH"]]
-        if fast:
-            path.insert(0, str(quick.install(folder / "quick")))
         here = str(Path(__file__).parent)
         self.env = {
             **{key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)},
@@ -129,7 +125,7 @@ class Deployment:
             "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])),
             "PYTHONUNBUFFERED": "1",
             "FEDATTUNE_PAUSE": "1",
-            **({"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"} if fast else {}),
+            **({"FEDATTUNE_POLL": "0.05", "FEDATTUNE_HEARTBEAT": "10"} if fast else {}),
             **(env or {}),
         }
 

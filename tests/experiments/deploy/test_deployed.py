@@ -18,9 +18,10 @@ from flwr.app import Message
 from fedattune import Federation, Result, fit, load_model
 from fedattune.cli import main
 from fedattune.experiments.config import Experiment
+from fedattune.experiments.deploy import programs
 from fedattune.experiments.deploy.server_app import run_server
 from fedattune.experiments.plan import prepare_data
-from flower import faulty_app, quick
+from flower import faulty_app
 from flower.harness import Deployment, ports, wait_until
 from flower.in_process import InProcessGrid
 
@@ -58,7 +59,7 @@ class Trial(Deployment):
         assert main(["deploy", *(f"--{k.replace('_', '-')}={v}" for k, v in words.items())]) == 0
         if faults:
             self._let_fail(folder, faults)
-        more = {"QUICK_IMPORTS": ",".join(IMPORTS), "FAULTY_SECONDS": str(seconds)}
+        more = {"FEDATTUNE_IMPORTS": ",".join(IMPORTS), "FAULTY_SECONDS": str(seconds)}
         super().__init__(folder, nodes=nodes, env=more)
 
     @staticmethod
@@ -74,7 +75,7 @@ class Trial(Deployment):
 
     def wait_for_node(self, node: int, timeout: float = 90) -> None:
         super().wait_for_node(node, timeout)
-        self.wait_for(quick.READY, f"node-{node}", timeout)
+        self.wait_for(programs.READY, f"node-{node}", timeout)
 
     def server_app(self) -> int:
         """The process id of the run that is going on."""

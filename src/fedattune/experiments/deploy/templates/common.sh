@@ -9,8 +9,12 @@
 : "${FEDATTUNE_NODE_PORT:={{ node_port }}}"
 # Seconds before a program that ended is restarted.
 : "${FEDATTUNE_PAUSE:=10}"
+# Seconds between a node's questions for work; more nodes or fewer cores at the server need more.
+: "${FEDATTUNE_POLL:=0.5}"
+# Flower's programs with shorter pauses; a node forks its app, which has imported PyTorch, for each message.
+flower="python3 -m fedattune.experiments.deploy.programs"
 
-export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+export FEDATTUNE_POLL FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 umask 077
 
 fail() {

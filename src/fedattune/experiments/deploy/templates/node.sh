@@ -13,8 +13,9 @@ for node in "$@"; do
     test -e certificates/ca.crt || fail "no certificates/ca.crt; get it from the operators of the server"
 done
 running=
+# shellcheck disable=SC2086 # several words
 for node in "$@"; do
-    keep "node-$node" flower-supernode --superlink "$FEDATTUNE_SUPERLINK" \
+    keep "node-$node" $flower flower-supernode --superlink "$FEDATTUNE_SUPERLINK" \
         --root-certificates certificates/ca.crt --auth-supernode-private-key "keys/node-$node" \
         --host 127.0.0.1 --port $((FEDATTUNE_NODE_PORT + node)) --node-config "nodes/$node.toml" &
     running="$running $!"

@@ -12,6 +12,7 @@ keep superlink flower-superlink --host 127.0.0.1 --port "$FEDATTUNE_PORT" \
     --ssl-keyfile certificates/server.key --enable-supernode-auth --disable-runtime-dependency-installation \
     --isolation process --database state/superlink/state.db &
 superlink=$!
-keep superexec flower-superexec --runtime-api-address "127.0.0.1:$FEDATTUNE_PORT" \
+# shellcheck disable=SC2086 # several words
+keep superexec $flower flower-superexec --runtime-api-address "127.0.0.1:$FEDATTUNE_PORT" \
     --root-certificates certificates/ca.crt &
 stop_with_me $! "$superlink"
