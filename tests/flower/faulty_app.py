@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedattune.experiments.deploy.grid import pack_record, unpack_record
 from fedattune.experiments.deploy.node import NodeRuntime
-from fedattune.training.backends.message import FORMAT_VERSION, WorkerMessage
+from fedattune.training.backends.message import FORMAT_VERSION, WorkerMessage, split_message
 
 app = ClientApp()
 
@@ -25,7 +25,8 @@ def answer(message: Message, context: Context) -> Message:
     asked = unpack_record(message.content)
     reply = NodeRuntime(config, context.run_config).answer(asked)
     now = [fault for fault in faults.split(",") if fault.endswith(f"@{asked.head.get('round')}")]
-    now = [fault.partition("@")[0] for fault in now if asked.head["kind"] == "train"]
+    trains = split_message(asked)[-1].head["kind"] == "train"
+    now = [fault.partition("@")[0] for fault in now if trains]
     for fault in now:
         if fault in SPOIL:
             SPOIL[fault](reply)
@@ -64,11 +65,11 @@ def huge(reply: WorkerMessage) -> None:
 
 def stale(reply: WorkerMessage) -> None:
     """Answer for the round before."""
-    reply.head["round"] -= 1
+    reply.head.get("parts", [reply.head])[-1]["round"] -= 1
 
 
 def first(reply: WorkerMessage) -> str:
-    return next(name for name in reply.tensors if name.startswith("upload/"))
+    return next(name for name in reply.tensors if "upload/" in name)
 
 
 SPOIL: dict[str, Callable[[WorkerMessage], None]] = {

@@ -1,5 +1,6 @@
 """Spoil what one node of a grid replies in one round."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from flwr.app import Message
 
 from fedattune.experiments.deploy.grid import pack_record, unpack_record
-from fedattune.training.backends.message import WorkerMessage
+from fedattune.training.backends.message import WorkerMessage, join_messages, split_message
 from flower.in_process import InProcessGrid
 
 Spoil = Callable[[WorkerMessage], WorkerMessage | None]
@@ -23,9 +24,10 @@ def spoiling(spoil: Callable[[Message], Message | None]) -> type[InProcessGrid]:
         def pull_messages(self, message_ids: Any) -> Any:
             kept = []
             for reply in super().pull_messages(message_ids):
-                head = "" if reply.has_error() else str(reply.content["head"]["json"])
-                mine = reply.metadata.src_node_id == SPOILT and '"kind": "trained"' in head
-                if mine and f'"round": {ROUND}' in head:
+                head = {} if reply.has_error() else json.loads(str(reply.content["head"]["json"]))
+                last = head.get("parts", [head])[-1]
+                mine = reply.metadata.src_node_id == SPOILT and last.get("kind") == "trained"
+                if mine and last["round"] == ROUND:
                     reply = spoil(reply)
                 if reply is not None:
                     kept.append(reply)
@@ -35,11 +37,16 @@ def spoiling(spoil: Callable[[Message], Message | None]) -> type[InProcessGrid]:
 
 
 def changed(change: Callable[[WorkerMessage], None]) -> Callable[[Message], Message]:
-    """Change the content of a reply."""
+    """Change the content of a reply to a training, which may come after the reply to an evaluation."""
 
     def spoil(reply: Message) -> Message:
         message = unpack_record(reply.content)
-        change(message)
+        parts = split_message(message)
+        change(parts[-1])
+        if len(parts) > 1:
+            joined = join_messages(parts)
+            token = {"token": parts[-1].head.get("token", message.head["token"])}
+            message = WorkerMessage(message.head | {"parts": joined.head["parts"]} | token, joined.tensors)
         reply.content = pack_record(message)
         return reply
 

@@ -32,7 +32,6 @@ from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes
 from .predictions import RowPredictions, predict_rows
 from .result import Result
-from .sampling import sample_cohort, sample_dropouts
 from .server import Server
 from .setup import make_run_context
 from .stopping import StoppingRule
@@ -127,11 +126,11 @@ class RoundLoop:
             self.record = self.record._replace(seconds=now - started)
             self.store.add_round(self.record)
             watch(self._describe_progress())
-            stopped = not is_last and should_stop()
+            stopped = not is_last and self.backend.can_save and should_stop()
             if is_last:
                 self._save_models()
             is_due = self.backend.should_save_every_round or now - saved > cost / CHECKPOINT_SHARE
-            if is_last or stopped or is_due:
+            if is_last or stopped or (is_due and self.backend.can_save):
                 self._save()
                 saved = committed = time.perf_counter()
                 cost = saved - now
@@ -151,29 +150,26 @@ class RoundLoop:
     def run_round(self, r: int, *, should_evaluate: bool) -> None:
         """Sample, broadcast, train, aggregate, record."""
         backend, server = self.backend, self.server
-        request = self._sample(r, should_evaluate=should_evaluate)
+        request = TrainRequest.draw(
+            self.context, r, update_server=server.rule.should_update, should_evaluate=should_evaluate
+        )
         reply = self._train(request)
+        self._record_scores(*backend.take_late_scores())
         scores = backend.evaluate_trained(server.make_payload) if should_evaluate else []
         mixing = self._aggregate(reply)
         if should_evaluate:
-            scores += backend.evaluate_received(r, server.make_eval_payload, server.global_model)
+            is_last = r == self.context.settings.rounds
+            if is_last or not self._defer_evaluation(r):
+                scores += backend.evaluate_received(r, server.make_eval_payload, server.global_model)
             self._record_scores(r, scores)
-            self._keep_best(r, scores)
             if not self.context.is_answered:
                 mixing = server.take_mixing(reply.ids)
             if mixing:
                 self.store.add_mixing(r, mixing)
         self._record(request, reply)
 
-    def _sample(self, r: int, *, should_evaluate: bool) -> TrainRequest:
-        """Draw the cohort of round r, and the clients of it that drop out."""
-        context = self.context
-        cohort = sample_cohort(context.settings, context.n_clients, r).to(context.device)
-        absent = sample_dropouts(context.settings, context.n_clients, r).to(context.device)
-        # Without shared parameters, nobody is asked for an upload that could fail to come.
-        dropouts = cohort[absent[cohort] & context.has_shared_parameters]
-        ids = cohort if context.algorithm.participation.train == "cohort" else context.all_ids
-        return TrainRequest(r, ids, cohort, dropouts, self.server.rule.should_update, should_evaluate)
+    def _defer_evaluation(self, r: int) -> bool:
+        return self.backend.defer_evaluation(r, self.server.make_eval_payload, self.server.global_model)
 
     def _train(self, request: TrainRequest) -> TrainReply:
         """Send to clients and train them: all of a round at once, or as many as fit into memory."""
@@ -244,6 +240,7 @@ class RoundLoop:
                 has = n > 0
                 values = score_clients(n[has], correct[has], loss[has], deviation=self._deviation)
                 self.mean = float(values.mean())
+        self._keep_best(r, scores)
 
     @property
     def _deviation(self) -> float | None:
@@ -314,10 +311,18 @@ class RoundLoop:
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
+            if self._lacks_received_scores(self.record.round):
+                self._defer_evaluation(self.record.round)
         self.store.forget_after(self.record.round)
         for round_, point, values in self.store.scores("validation"):
             if point == self.context.algorithm.headline:
                 self.stopping.add_round(round_, values)
+
+    def _lacks_received_scores(self, r: int) -> bool:
+        """Tell whether a checkpoint lies between a round that was evaluated, and the scores that were deferred."""
+        settings = self.context.settings
+        points = {point for round_, point, _ in self.store.scores("test", since=r) if round_ == r}
+        return 0 < r < settings.rounds and not r % settings.eval_every and "received" not in points
 
     def _measure_effects(self) -> list[Effect]:
         """Measure how much the method's mechanisms did."""

@@ -31,6 +31,9 @@ from fedattune import (
 )
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
+from fedattune.experiments.deploy import backend
+from fedattune.experiments.deploy.grid import unpack_record
+from fedattune.training.backends.message import WorkerMessage, split_message
 from flower.in_process import InProcessGrid
 from flower.runs import find_models, read_log, run_deployed, run_simulated
 from remote_runs import same_numbers
@@ -73,22 +76,29 @@ def test_a_nodes_model_predicts_for_new_rows_of_its_client(tmp_path: Path) -> No
     assert theirs.notes == ours.notes
 
 
+def read_parts(message: Message) -> list[WorkerMessage]:
+    """The parts of a message between server and node; none for the answer to a hello."""
+    content = unpack_record(message.content)
+    return [] if content.head["kind"] == "hello" else split_message(content)
+
+
 def test_what_travels_is_what_is_accounted(ragged: Federation, tmp_path: Path) -> None:
     """With a client per node, the tensors of the training messages have the bytes of the simulator's account."""
     seen = {"up": 0, "down": 0}
 
     def weigh(_: int, message: Message) -> bool:
-        head, tensors = message.content["head"], message.content["arrays"]
-        if '"kind": "train"' in str(head["json"]):
-            seen["down"] += sum(a.numpy().nbytes for k, a in tensors.items() if k.startswith("sent/"))
+        for part in read_parts(message):
+            if part.head["kind"] == "train":
+                seen["down"] += sum(v.nbytes for k, v in part.tensors.items() if k.startswith("sent/"))
         return False
 
     class Weighed(InProcessGrid):
         def pull_messages(self, message_ids: Any) -> Any:
             replies = list(super().pull_messages(message_ids))
-            for reply in replies:
-                arrays = reply.content["arrays"]
-                seen["up"] += sum(a.numpy().nbytes for k, a in arrays.items() if k.startswith("upload/"))
+            tensors = (
+                pair for reply in replies for part in read_parts(reply) for pair in part.tensors.items()
+            )
+            seen["up"] += sum(v.nbytes for k, v in tensors if k.startswith("upload/"))
             return replies
 
     for name in ("fedavg", "scaffold", "fedrep", "pfedla"):
@@ -111,8 +121,8 @@ def test_personal_tensors_and_memory_stay_on_the_node(ragged: Federation, tmp_pa
     class Spied(InProcessGrid):
         def pull_messages(self, message_ids: Any) -> Any:
             replies = list(super().pull_messages(message_ids))
-            for reply in replies:
-                names["seen"] |= {k for k in reply.content["arrays"] if not k.startswith("scores/")}
+            tensors = (k for reply in replies for part in read_parts(reply) for k in part.tensors)
+            names["seen"] |= {k for k in tensors if not k.startswith("scores/")}
             return replies
 
     for name, expected in (
@@ -122,6 +132,47 @@ def test_personal_tensors_and_memory_stay_on_the_node(ragged: Federation, tmp_pa
         names["seen"] = set()
         run_deployed(ragged, tmp_path / name, algorithms=name, make_grid=Spied)
         assert names["seen"] <= expected, name
+
+
+class Counted(InProcessGrid):
+    """Count the messages that carry work."""
+
+    work = 0
+
+    def push_messages(self, messages: Any) -> Any:
+        messages = list(messages)
+        type(self).work += sum(bool(read_parts(message)) for message in messages)
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "messages"),
+    # An evaluation comes with the next training, the last one alone. Local trains all rounds at once.
+    [("fedavg", 100, 3 * 5), ("local", 100, 3), ("local", 3, 3 * 2)],
+)
+def test_messages_are_few(
+    name: str, most: int, messages: int, ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "MAX_ROUNDS_PER_MESSAGE", most)
+    monkeypatch.setattr(Counted, "work", 0)
+    (result,) = run_deployed(ragged, tmp_path, algorithms=name, make_grid=Counted, cohort=1.0)
+    assert Counted.work == messages
+    same_numbers(run_simulated(name, ragged, cohort=1.0), result)
+
+
+def test_local_goes_on_after_a_message_that_was_lost(
+    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clients of the node train later, and miss the rounds of the message."""
+    monkeypatch.setattr(backend, "MAX_ROUNDS_PER_MESSAGE", 2)
+    lost = iter([False] * 4 + [True] + [False] * 99)  # 3 hellos, then the second node's first message
+    (result,) = run_deployed(ragged, tmp_path, algorithms="local", lost=lambda *_: next(lost), cohort=1.0)
+    assert {(r, client) for r, client, _ in result.store.faults()} == {
+        (r, i) for r in (1, 2) for i in (1, 2, 4)
+    }
+    assert {r: len(ids) for r, point, ids, _ in result.store._read_evaluations("test") if point == "trained"} == {
+        1: 3, 2: 3, 3: 6, 4: 6
+    }  # fmt: skip
 
 
 class Killed(BaseException):

@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,15 +11,29 @@ from torch import Tensor
 
 from ...core.effect import Effect
 from ...core.params import Params
-from ...training.backends.base import TrainReply
-from ...training.backends.message import WorkerMessage
+from ...core.payload import Payload
+from ...training.backends.base import TrainReply, TrainRequest
+from ...training.backends.message import WorkerMessage, join_messages
 from ...training.backends.remote import RemoteBackend
 from ...training.client_state import PayloadFactory
 from ...training.context import RunContext
+from ...training.evaluation import PointScores
 from .grid import NodeGrid
 from .registration import NodeRegistry
-from .reply_checks import RefusedReplyError, check_reply, drop_bad_uploads, make_expected_upload
+from .reply_checks import (
+    RefusedReplyError,
+    check_reply,
+    drop_bad_uploads,
+    make_expected_upload,
+    split_reply,
+)
 from .state import LostStateError
+
+MAX_ROUNDS_PER_MESSAGE = 100
+"""Rounds of clients that exchange nothing in one message; if it is lost, they train these rounds again."""
+
+Outcomes = dict[int, WorkerMessage | str]
+"""The reply of each node by its index, or the reason why there is none."""
 
 
 class FlowerBackend(RemoteBackend):
@@ -38,6 +53,11 @@ class FlowerBackend(RemoteBackend):
 
     should_save_every_round = True
 
+    @property
+    def can_save(self) -> bool:  # type: ignore[override]
+        """Tell whether the nodes stand at the server's round."""
+        return not self._ahead
+
     def __init__(
         self,
         context: RunContext,
@@ -56,6 +76,14 @@ class FlowerBackend(RemoteBackend):
         self._numbers = itertools.count(1)
         self._expected_upload = make_expected_upload(context, self.personal_example, make_payload)
         self._round = 0  # of the last exchange
+        self._late: tuple[int, dict[int, WorkerMessage]] = (
+            0,
+            {},
+        )  # round and messages of the deferred evaluation
+        self._late_scores: tuple[int, list[PointScores]] = 0, []
+        # Clients that exchange nothing train many rounds per message: (kind, round) -> the outcome of each worker.
+        self._is_alone = not (context.has_shared_parameters or self.statistics or context.is_answered)
+        self._ahead: dict[tuple[str, int], Outcomes] = {}
         self._usual_length: float | None = None
         self.bytes_sent = self.bytes_received = 0
 
@@ -63,31 +91,106 @@ class FlowerBackend(RemoteBackend):
         """Measure nothing: nodes are only asked for what training and evaluation need."""
         return [[] for _ in ids]
 
+    def train(
+        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
+    ) -> TrainReply:
+        """Train clients on their nodes; clients that exchange nothing train for many rounds at once."""
+        if self._is_alone and ("train", request.round) not in self._ahead:
+            self._train_ahead(request, make_payload)
+        return super().train(request, payload, make_payload)
+
+    def _train_ahead(self, request: TrainRequest, make_payload: PayloadFactory) -> None:
+        """Let clients that exchange nothing train and evaluate for all rounds that fit into one message."""
+        settings = self.context.settings
+        last = min(request.round + MAX_ROUNDS_PER_MESSAGE - 1, settings.rounds)
+        parts: dict[int, list[WorkerMessage]] = {}
+        for r in range(request.round, last + 1):
+            is_evaluated = r == settings.rounds or not r % settings.eval_every
+            more = TrainRequest.draw(
+                self.context, r, update_server=request.update_server, should_evaluate=is_evaluated
+            )
+            of_round = [self.make_training(more, make_payload(more.ids), make_payload)]
+            of_round += [self.make_evaluation(r, make_payload, None)] if is_evaluated else []
+            for i, message in (pair for messages in of_round for pair in messages.items()):
+                parts.setdefault(i, []).append(message)
+        self._wait_for(parts.keys())
+        timeout = self._registry.deployment.round_timeout * (last - request.round + 1)
+        for i, outcome in self._send(parts, timeout).items():
+            replies: Sequence[WorkerMessage | str]
+            replies = [outcome] * len(parts[i]) if isinstance(outcome, str) else outcome
+            for part, reply in zip(parts[i], replies, strict=True):
+                self._ahead.setdefault((part.head["kind"], part.head["round"]), {})[i] = reply
+
+    def _wait_for(self, workers: Collection[int]) -> None:
+        """Wait for nodes that are offline, because they would miss many rounds."""
+        end = time.monotonic() + self._registry.deployment.round_timeout
+        while not set(self._registry.locate(self._grid)) >= set(workers) and time.monotonic() < end:
+            time.sleep(self._registry.deployment.poll)
+
+    def defer_evaluation(self, r: int, make_payload: PayloadFactory, w: Params | None) -> bool:
+        """Let the next training carry the evaluation, since each message costs a node a process."""
+        if not self._is_alone:
+            self._late = r, self.make_evaluation(r, make_payload, w)
+        return not self._is_alone
+
+    def take_late_scores(self) -> tuple[int, list[PointScores]]:
+        """Return the scores that came with the last training."""
+        late, self._late_scores = self._late_scores, (0, [])
+        return late
+
     def exchange(self, messages: Mapping[int, WorkerMessage]) -> dict[int, WorkerMessage | str]:
         """Send each node its message; return the valid replies, or the reasons why there is none."""
+        head = next((message.head for message in messages.values()), None)
+        if head and self._is_alone:
+            return {
+                i: reply
+                for i, reply in self._ahead.pop((head["kind"], head["round"])).items()
+                if i in messages
+            }
+        (r, late), self._late = self._late, (0, {})
+        nodes = sorted(late.keys() | messages.keys())
+        parts = {i: [group[i] for group in (late, messages) if i in group] for i in nodes}
+        outcomes = self._send(parts)
+        done = {i: reply for i, reply in outcomes.items() if not isinstance(reply, str)}
+        if late:
+            self._late_scores = r, self.merge_scores({i: done[i][0] for i in late if i in done})
+        for i in done.keys() - messages.keys():
+            self.pending[self.worker_clients[i]] = False
+        return {i: done[i][-1] if i in done else str(outcomes[i]) for i in messages}
+
+    def _send(
+        self, parts: Mapping[int, Sequence[WorkerMessage]], timeout: float | None = None
+    ) -> dict[int, list[WorkerMessage] | str]:
+        """Send each node some messages in one; return the valid replies, or the reasons why there are none."""
         nodes, numbers = self._registry.nodes, self._registry.locate(self._grid)
-        r = self._round = next((message.head["round"] for message in messages.values()), 0)
         number = [self._registry.attempt, next(self._numbers)]
         self._last_before, self._delivered = self._last.clone(), self.pending.clone()
-        for i, message in messages.items():
-            message.head.update(
+        messages = {}
+        for i, some in parts.items():
+            for part in some:
+                part.head.update(self._key)
+            messages[i] = join_messages(some)
+            messages[i].head.update(
                 self._key,
                 number=number,
                 last=self._last[self.worker_clients[i]].tolist(),
                 clients=nodes[i].clients,
                 n_clients=self.context.n_clients,
             )
+        r = self._round = max((message.head["round"] for message in messages.values()), default=0)
         reachable = {numbers[i]: message for i, message in messages.items() if i in numbers}
-        replies = self._grid.exchange(reachable, str(r))
+        replies = self._grid.exchange(reachable, str(r), timeout)
         self.bytes_sent += sum(message.nbytes() for message in reachable.values())
-        outcomes: dict[int, WorkerMessage | str] = {}
+        outcomes: dict[int, list[WorkerMessage] | str] = {}
         for i, message in messages.items():
             if i not in numbers:
                 outcomes[i] = f"{nodes[i].label} was offline"
                 continue
             reply, reason, error = replies[numbers[i]]
             if reply is not None:
-                outcomes[i] = self._accept(nodes[i].label, message, reply, self.worker_clients[i].tolist())
+                outcomes[i] = self._accept(
+                    nodes[i].label, message, parts[i], reply, self.worker_clients[i].tolist()
+                )
                 continue
             outcomes[i] = f"{nodes[i].label} {reason}"
             if error == LostStateError.__name__ and self.sent is not None:
@@ -98,14 +201,21 @@ class FlowerBackend(RemoteBackend):
         return outcomes
 
     def _accept(
-        self, label: str, message: WorkerMessage, reply: WorkerMessage, members: Sequence[int]
-    ) -> WorkerMessage | str:
-        """Check a reply; return it, or the reason why it is refused."""
+        self,
+        label: str,
+        message: WorkerMessage,
+        parts: Sequence[WorkerMessage],
+        reply: WorkerMessage,
+        members: Sequence[int],
+    ) -> list[WorkerMessage] | str:
+        """Check the reply to some messages in one; return its parts, or the reason why it is refused."""
         self.bytes_received += reply.nbytes()
         try:
-            check_reply(
-                reply, message, members, self._expected_upload, self.context.federation, self.statistics
-            )
+            replies = split_reply(reply, message, len(parts))
+            for one, part in zip(replies, parts, strict=True):
+                check_reply(
+                    one, part, members, self._expected_upload, self.context.federation, self.statistics
+                )
         except RefusedReplyError as error:
             return f"{label} {str(error)[:200]}"
         r, last, loaded = message.head["round"], max(message.head["last"]), reply.head.get("loaded")
@@ -116,7 +226,7 @@ class FlowerBackend(RemoteBackend):
             self._grid.log(sentence)
             self.notes.append(f"{self._key['algorithm']}: {sentence}")
         self._last[members] = r
-        return reply
+        return replies
 
     def check(self, reply: TrainReply) -> TrainReply:
         """Drop uploads that are not finite or far too large."""

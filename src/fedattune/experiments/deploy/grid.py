@@ -21,7 +21,12 @@ CLOCK_SKEW_S = 5
 OFFLINE_CODE = 5
 """Flower's error code for a node that went offline before it replied."""
 
-MESSAGE_TYPES = {"hello": MessageType.QUERY, "train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
+MESSAGE_TYPES = {
+    "hello": MessageType.QUERY,
+    "train": MessageType.TRAIN,
+    "evaluate": MessageType.EVALUATE,
+    "several": MessageType.TRAIN,
+}
 
 
 class MessageFormatError(ValueError):

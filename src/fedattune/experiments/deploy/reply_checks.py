@@ -12,7 +12,7 @@ from ...core.payload import Payload
 from ...data import Federation
 from ...data.federated import FederationInfo
 from ...training.backends.base import TrainReply
-from ...training.backends.message import WorkerMessage
+from ...training.backends.message import WorkerMessage, split_message
 from ...training.client_state import PayloadFactory
 from ...training.context import RunContext
 from ...training.engine.batches import LocalTraining
@@ -89,6 +89,31 @@ def check_reply(
         raise
     except Exception as error:  # data from outside can fail in any way
         raise RefusedReplyError(f"sent no valid reply ({type(error).__name__})") from error
+
+
+def split_reply(reply: WorkerMessage, message: WorkerMessage, n: int) -> list[WorkerMessage]:
+    """Split the reply to n messages in one.
+
+    Args:
+        reply: the reply.
+        message: the message that it answers.
+        n: number of parts of the message.
+
+    Raises:
+        RefusedReplyError: the reply has other parts.
+
+    """
+    if message.head["kind"] != "several":
+        return [reply]
+    try:
+        replies = split_message(reply)
+    except Exception as error:  # data from outside can fail in any way
+        raise RefusedReplyError(f"sent no valid reply ({type(error).__name__})") from error
+    if reply.head.get("kind") != "several" or len(replies) != n:
+        raise RefusedReplyError(f"sent {len(replies)} replies to {n} messages")
+    for one in replies:
+        one.head.update({key: reply.head.get(key) for key in ("token", "algorithm", "seed")})
+    return replies
 
 
 def _check_upload(reply: WorkerMessage, message: WorkerMessage, upload: Payload, statistics: Params) -> None:

@@ -11,7 +11,9 @@ from ...core.effect import Effect
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
 from ..client_state import PayloadFactory
+from ..context import RunContext
 from ..evaluation import PointScores
+from ..sampling import sample_cohort, sample_dropouts
 from ..storage.rows import RowStack
 
 
@@ -34,6 +36,18 @@ class TrainRequest(NamedTuple):
     dropouts: Tensor
     update_server: bool
     should_evaluate: bool
+
+    @classmethod
+    def draw(
+        cls, context: RunContext, r: int, *, update_server: bool, should_evaluate: bool
+    ) -> "TrainRequest":
+        """Draw the cohort of round r, and the clients of it that drop out, from the seed alone."""
+        cohort = sample_cohort(context.settings, context.n_clients, r).to(context.device)
+        absent = sample_dropouts(context.settings, context.n_clients, r).to(context.device)
+        # Without shared parameters, nobody is asked for an upload that could fail to come.
+        dropouts = cohort[absent[cohort] & context.has_shared_parameters]
+        ids = cohort if context.algorithm.participation.train == "cohort" else context.all_ids
+        return cls(r, ids, cohort, dropouts, update_server, should_evaluate)
 
 
 class TrainReply(NamedTuple):
@@ -85,6 +99,7 @@ class Backend(ABC):
         statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
         max_clients: number of clients to train per request; ignored if the cohort is larger.
         should_save_every_round: whether a checkpoint follows every round, as remote clients cannot be taken back far.
+        can_save: whether a checkpoint is possible now; not while clients are ahead of the server's round.
         notes: sentences about the run that only the backend knows.
 
     """
@@ -92,6 +107,7 @@ class Backend(ABC):
     statistics: Params
     max_clients: int
     should_save_every_round = False
+    can_save = True
     notes: list[str]
 
     @property
@@ -131,6 +147,17 @@ class Backend(ABC):
     @abstractmethod
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
         """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
+
+    def defer_evaluation(self, r: int, make_payload: PayloadFactory, w: Params | None) -> bool:
+        """Evaluate as `evaluate_received` does, but with the training of the next round; return whether this is done.
+
+        `take_late_scores` has the scores then. It pays where each message to a client has a price.
+        """
+        return False
+
+    def take_late_scores(self) -> tuple[int, list[PointScores]]:
+        """Return the scores that came with the last training, and their round; no scores if none were deferred."""
+        return 0, []
 
     @abstractmethod
     def keep_models(self, ids: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Messages between the server and remote workers: named tensors and plain values, never code."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,32 @@ class WorkerMessage:
     def to(self, device: torch.device) -> "WorkerMessage":
         """Return the message with its tensors on a device."""
         return WorkerMessage(self.head, {k: v.to(device) for k, v in self.tensors.items()})
+
+
+def join_messages(parts: Sequence[WorkerMessage]) -> WorkerMessage:
+    """Join messages into one, whose parts a worker handles in order; a single message stays as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    head = {
+        "kind": "several",
+        "round": parts[-1].head["round"],
+        "parts": [part.head for part in parts],
+        "is_answered": any(part.head.get("is_answered") for part in parts),
+        "pending": parts[0].head.get("pending", []),
+    }
+    tensors = {f"{i}/{name}": value for i, part in enumerate(parts) for name, value in part.tensors.items()}
+    return WorkerMessage(head, tensors)
+
+
+def split_message(message: WorkerMessage) -> list[WorkerMessage]:
+    """Split a message into its parts: the reverse of `join_messages`."""
+    if message.head["kind"] != "several":
+        return [message]
+    parts = [WorkerMessage(dict(head)) for head in message.head["parts"]]
+    for key, value in message.tensors.items():
+        i, _, name = key.partition("/")
+        parts[int(i)].tensors[name] = value
+    return parts
 
 
 def unflatten_payload(tensors: Mapping[str, Tensor]) -> Payload:

@@ -82,6 +82,19 @@ class RemoteBackend(Backend):
         self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
     ) -> TrainReply:
         """Train clients on their workers, all at the same time."""
+        ids = request.ids
+        replies, reasons = self.send_messages(self.make_training(request, payload, make_payload))
+        faults: dict[int, str] = {}
+        for worker, reason in reasons.items():
+            lost = select_ids(select_ids(request.cohort, self.worker_clients[worker]), ids)
+            faults |= dict.fromkeys(lost[~torch.isin(lost, request.dropouts)].tolist(), reason)
+        self._trained_scores = self.merge_scores(replies)
+        return self.check(self._merge_replies(request, payload, replies, faults))
+
+    def make_training(
+        self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
+    ) -> dict[int, WorkerMessage]:
+        """Make the message to each worker that trains or evaluates clients; the arguments are those of `train`."""
         messages = {}
         ids, eval_ids = request.ids, self.context.eval_ids if request.should_evaluate else request.ids[:0]
         resting = eval_ids[~torch.isin(eval_ids, ids)]
@@ -106,13 +119,7 @@ class RemoteBackend(Backend):
                 message.put("sent", slice_payload(payload, training_rows, len(ids)))
             if resting_payload is not None and len(resting_rows):
                 message.put("resting", slice_payload(resting_payload, resting_rows, len(resting)))
-        replies, reasons = self.send_messages(messages)
-        faults: dict[int, str] = {}
-        for worker, reason in reasons.items():
-            lost = select_ids(select_ids(request.cohort, self.worker_clients[worker]), ids)
-            faults |= dict.fromkeys(lost[~torch.isin(lost, request.dropouts)].tolist(), reason)
-        self._trained_scores = self._merge_scores(replies)
-        return self.check(self._merge_replies(request, payload, replies, faults))
+        return messages
 
     def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:
         """Return the scores after local training, which came with the uploads."""
@@ -120,6 +127,12 @@ class RemoteBackend(Backend):
 
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
         """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
+        return self.merge_scores(self.send_messages(self.make_evaluation(r, make_payload, w))[0])
+
+    def make_evaluation(
+        self, r: int, make_payload: PayloadFactory, w: Params | None
+    ) -> dict[int, WorkerMessage]:
+        """Make the message to each worker with evaluated clients; the arguments are those of `evaluate_received`."""
         context, eval_ids, mean = self.context, self.context.eval_ids, None
         if w is not None and context.task.buffers and (mean := self.global_buffers()) is None:
             w = None  # the buffers that it needs stay with the clients
@@ -143,7 +156,7 @@ class RemoteBackend(Backend):
                 message.put("w", w)
             if mean is not None:
                 message.put("mean_buffers", mean)
-        return self._merge_scores(self.send_messages(messages)[0])
+        return messages
 
     def keep_models(self, ids: Tensor) -> None:
         """Let the workers keep the models of clients `ids`."""
@@ -262,7 +275,8 @@ class RemoteBackend(Backend):
         replies, _ = self.send_messages({w: self.make_message(w, **head) for w in workers})
         return list(replies.values())
 
-    def _merge_scores(self, replies: Mapping[int, WorkerMessage]) -> list[PointScores]:
+    def merge_scores(self, replies: Mapping[int, WorkerMessage]) -> list[PointScores]:
+        """Merge the scores in the replies of all workers, sorted by client."""
         return merge_scores((reply.scores() for reply in replies.values()), self.context.device)
 
     def _merge_replies(

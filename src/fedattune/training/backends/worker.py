@@ -18,7 +18,7 @@ from ..setup import make_run_context
 from ..storage.rows import RowStorage, count_row_bytes, load_rows
 from .base import TrainRequest
 from .local import LocalBackend
-from .message import WorkerMessage, unflatten_payload
+from .message import WorkerMessage, join_messages, split_message, unflatten_payload
 
 
 def open_backend(
@@ -57,8 +57,11 @@ def open_backend(
 def handle_message(backend: LocalBackend, message: WorkerMessage) -> WorkerMessage:
     """Do what a message says, and return the reply.
 
-    A message may carry answers to earlier uploads, which are taken first, and the averaged BatchNorm statistics.
+    A message may carry answers to earlier uploads, which are taken first, and the averaged BatchNorm statistics. The
+    reply to several messages in one has as many parts.
     """
+    if message.head["kind"] == "several":
+        return join_messages([handle_message(backend, part) for part in split_message(message)])
     head, message = message.head, message.to(backend.client_ids.device)
     if backend.statistics:
         backend.statistics = message.get("statistics")
