@@ -54,7 +54,7 @@ READY = "fedattune: imported all modules of the app"
 DEFAULT_POLL_S = 0.5
 DEFAULT_HEARTBEAT_S = 30
 TASK_POLL_S = 0.1
-"""Seconds between a node's looks for a message that it has already fetched; this asks its own machine only."""
+"""Seconds between the looks of a node's programs for each other's messages; they ask their own machine only."""
 
 
 def main(command: str, arguments: Sequence[str]) -> Any:
@@ -91,7 +91,7 @@ def _read_seconds(name: str, default: float, least: float, most: float) -> float
 def _shorten_pauses(poll: float) -> None:
     """Replace Flower's constants and sleeps, before other modules of Flower take their values."""
     constants: Any = importlib.import_module("flwr.supercore.constant")
-    constants.PULL_INITIAL_BACKOFF = min(poll, constants.PULL_INITIAL_BACKOFF)
+    constants.PULL_INITIAL_BACKOFF = TASK_POLL_S
     constants.PULL_BACKOFF_CAP = min(4 * poll, constants.PULL_BACKOFF_CAP)
     heartbeat = _read_seconds("FEDATTUNE_HEARTBEAT", DEFAULT_HEARTBEAT_S, 10, 60)
     common: Any = importlib.import_module("flwr.common.constant")
