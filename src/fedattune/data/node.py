@@ -22,7 +22,9 @@ from .splits import check_fractions
 from .tables import load_table
 from .tables.file import TABLE_SUFFIXES
 
-NON_DATA_KEYS = ("state", "partition-id", "num-partitions")
+NON_DATA_KEYS = (
+    "state", "consent", "max-rounds", "max-bytes", "methods", "partition-id", "num-partitions",
+)  # fmt: skip
 """Keys of a node's configuration that are not about its data."""
 
 
