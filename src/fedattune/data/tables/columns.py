@@ -371,7 +371,9 @@ def _check_values(path: Path, where: str, values: Array, allowed: Names, kind: s
         return
     row = next(row for row, value in enumerate(values.tolist()) if value in strange)
     is_gap = kind == "category" and values[row] == MISSING_CATEGORY
+    others = sorted(map(repr, strange - {values[row]}))
+    more = f"; nor does it have {list_some(others, MAX_NAMED_COLUMNS)}" if others else ""
     raise DataError(
         f"{path}: {where} holds {'no value' if is_gap else repr(values[row])} in data row {row + 1}, which is no "
-        f"{kind} of the schema; {did_you_mean(values[row], allowed)}; {advice}"
+        f"{kind} of the schema; {did_you_mean(values[row], allowed)}; {advice}{more}"
     )
