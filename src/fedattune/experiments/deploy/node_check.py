@@ -25,6 +25,9 @@ from .policy import NodePolicy
 MAX_AHEAD_S, MAX_BEHIND_S = 5, 305
 """Seconds by which Flower lets a node's clock be ahead of the server's, or behind it."""
 
+DATE_LAG_S = 2
+"""Seconds by which a Date header may lag: it has whole seconds, and uvicorn renews it once a second."""
+
 WARN_DAYS = 30
 """Days before the end of a certificate from which on the check warns."""
 
@@ -246,13 +249,13 @@ def _check_server(superlink: str, authority: Path) -> Iterator[Finding]:
 
 
 def _check_clock(answer: ServerAnswer) -> Finding:
-    """Compare this machine's clock with the server's, whose Date header has whole seconds."""
+    """Compare this machine's clock with the server's, as exactly as the Date header allows."""
     accepted = f"Flower accepts a node at most {MAX_AHEAD_S} s ahead and {MAX_BEHIND_S} s behind"
     if answer.date is None:
         return Finding("clock", "note", f"the server does not tell its time; {accepted}", "compare by hand")
     server = answer.date.timestamp()
-    # The server's time is between its header and a second later, at some moment while the question was under way.
-    least, most = answer.sent - (server + 1), answer.received - server
+    # The header was right at some moment while the question was under way, or up to DATE_LAG_S earlier.
+    least, most = answer.sent - (server + DATE_LAG_S), answer.received - server
     if least > MAX_AHEAD_S or most < -MAX_BEHIND_S:
         side, seconds = ("ahead of", least) if least > 0 else ("behind", -most)
         found = f"this machine's clock is {seconds:.0f} s or more {side} the server's; {accepted}"
