@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import ConfigError, Federation, RunError
+from fedattune.data.node import NON_DATA_KEYS
 from fedattune.experiments.deploy import policy as policy_module
 from fedattune.experiments.deploy.policy import (
     MaxBytesError,
@@ -39,6 +40,11 @@ def test_rules_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"consent.*max-rounds"):
         NodePolicy.read({"consent": "maybe", "max-rounds": 0})
     assert NodePolicy.read({"data": "x"}) == NodePolicy()
+
+
+def test_the_rules_are_known_keys_of_a_node() -> None:
+    """The reader of a node's data refuses unknown keys, and must know these."""
+    assert {field.alias for field in NodePolicy.model_fields.values()} <= set(NON_DATA_KEYS)
 
 
 def test_limits_of_a_message() -> None:
