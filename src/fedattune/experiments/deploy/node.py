@@ -67,9 +67,9 @@ class NodeRuntime:
             self._load_data()
             is_hello = message.head["kind"] == "hello"
             reply = self._introduce() if is_hello else self._handle(message)
-            self.audit.append("out", reply, message.head)
             if not is_hello:  # an introduction says nothing about what failed in training
                 retire_errors(self.folder)
+            self.audit.append("out", reply, message.head)  # last: what it names as sent is sent
             return reply
         except Exception as error:
             report_error(self.folder, error, message.head)
