@@ -209,6 +209,7 @@ def list_commands() -> list[list[str]]:
     """Return every command as it is typed, with its required arguments."""
     needs = {
         "data": ["show"],
+        "node": ["audit"],
         "report": ["R"],
         "plot": ["R"],
         "explain": ["R"],

@@ -139,7 +139,7 @@ def test_all_commands_and_options_are_on_their_page(monkeypatch: pytest.MonkeyPa
     sections = dict(re.findall(r"^## `fedattune ([\w ]+)`\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
     assert {name.split()[0] for name in sections} == set(COMMANDS)
     for name, parser in commands.list_parsers():
-        assert f"usage: fedattune {name} " in f"{parser.format_usage()} "
+        assert f"usage: fedattune {name} " in f"{' '.join(parser.format_usage().split())} "
         for action in parser._actions:
             for flag in action.option_strings:
                 assert flag in ("-h", "--help") or f"`{flag}`" in sections[name], f"{name} {flag}"

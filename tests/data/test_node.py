@@ -17,6 +17,7 @@ from fedattune.data import (
     load_table,
 )
 from fedattune.data.client_index import PARTS
+from fedattune.data.node import find_node_problems
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +172,22 @@ def test_clients_of_one_node_must_fit_together(
         loaded(data=tmp_path / "a" / "node-0")
     with pytest.raises(DataError, match="digits does not fit the schema: expected classes"):
         loaded(infer_schema(ragged), data="digits")
+
+
+def test_all_problems_of_a_nodes_tables(tmp_path: Path) -> None:
+    """Two tables of a folder, and then what only loading finds."""
+    schema = Schema(classes=("n", "y"), numbers=("age",), categories={"sex": ("f", "m")}, target="ill")
+    csv(tmp_path / "d" / "a.csv", ["a,x,f,n", *rows(9)])
+    csv(tmp_path / "d" / "b.csv", ["b,20,q,n", *rows(9)])
+    shares = {"test": 0.25, "validation": 0.1}
+    found = find_node_problems({"data": str(tmp_path / "d")}, schema, **shares)
+    assert len(found) == 2
+    assert "a.csv: column 'age'" in found[0]
+    assert "b.csv: column 'sex'" in found[1]
+    csv(tmp_path / "d" / "a.csv", rows(9))
+    csv(tmp_path / "d" / "b.csv", rows(9))
+    assert find_node_problems({"data": str(tmp_path / "d")}, schema, **shares) == []
+    (problem,) = find_node_problems({"data": str(tmp_path / "d" / "a.csv")}, schema, **shares)
+    assert "needs the client's name" in problem
+    (problem,) = find_node_problems({"data": "x.csv", "nam": "y"}, schema, **shares)
+    assert "unknown key 'nam'; did you mean 'name'?" in problem

@@ -53,6 +53,32 @@ class DoctorOptions(StrictSchema):
     quick: bool = Field(False, description="leave out the training run of a second")
 
 
+class NodeCheckOptions(StrictSchema):
+    """Options of `node check`."""
+
+    superlink: str | None = Field(
+        None, description="address of the server, HOST:PORT, to check the connection"
+    )
+    certificates: Path | None = Field(
+        None, description="file of the authority that the node trusts (default: certificates/ca.crt)"
+    )
+    key: Path | None = Field(None, description="file of the node's private key (default: keys/node-N)")
+    schema_file: Path | None = Field(
+        None, description="file with the schema of all nodes (default: the schema in app/pyproject.toml)"
+    )
+    json_: bool = Field(False, alias="json", description="print JSON")
+
+
+class NodeApproveOptions(StrictSchema):
+    """Options of `node approve`."""
+
+
+class NodeAuditOptions(StrictSchema):
+    """Options of `node audit`."""
+
+    json_: bool = Field(False, alias="json", description="print JSON")
+
+
 class CiteOptions(StrictSchema):
     """Options of `cite`."""
 

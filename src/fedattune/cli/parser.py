@@ -113,6 +113,12 @@ NAME = _make_argument("name", "a study, or your own YAML file", nargs="?")
 MODEL = _make_argument("model", "a file that fedattune export wrote", type=Path)
 TEMPLATE = _make_argument("template", "kind of the file") | {"metavar": "{" + ",".join(TEMPLATES) + "}"}
 NEW_NAME = _make_argument("name", "its name; the file is NAME.py in the current folder")
+NODE_FILE = _make_argument("node", "the node's configuration, nodes/N.toml", type=Path)
+NODE = {
+    **NODE_FILE,
+    "nargs": "?",
+    "help": "a node's configuration, nodes/N.toml, or the folder of its state (default: FEDATTUNE_STATE, else state)",
+}
 SHELL = _make_argument("shell", "your shell") | {"metavar": "{" + ",".join(SHELLS) + "}"}
 
 COMMANDS = {
@@ -167,8 +173,20 @@ COMMANDS = {
         "CompletionOptions",
         (SHELL,),
     ),
+    "node": Command("check a node of a deployment, and see what left it", "node:run_action", ()),
     "doctor": Command("check the installation, and say what to do", "doctor", "DoctorOptions"),
 }
+ACTIONS = {
+    "data": {
+        "show": COMMANDS["data"]._replace(help="show label counts per client and measures of heterogeneity")
+    },
+    "node": {
+        "check": Command("check that a node is ready", "node", "NodeCheckOptions", (NODE_FILE,)),
+        "approve": Command("approve what a node tells about its data", "node", "NodeApproveOptions", (NODE,)),
+        "audit": Command("show what came to a node and what left it", "node", "NodeAuditOptions", (NODE,)),
+    },
+}
+"""Command -> its actions. The function of the command handles them all; `action` of the arguments names one."""
 
 
 def make_parser(selected_command: str | None, *, is_full: bool = False) -> ArgumentParser:
@@ -190,23 +208,28 @@ def make_parser(selected_command: str | None, *, is_full: bool = False) -> Argum
         subparser = _add_command(subparsers, name, command.help)
         if name != selected_command and not is_full:
             continue
-        if name == "data":
+        if name in ACTIONS:
             actions = subparser.add_subparsers(dest="action", metavar="ACTION")
-            subparser = _add_command(
-                actions, "show", "show label counts per client and measures of heterogeneity"
-            )
-        for argument in command.arguments:
-            subparser.add_argument(**argument)
-        groups: dict[str, Any] = {"options": subparser}
-        for options in (Options(command.options),) if isinstance(command.options, str) else command.options:
-            if options.title not in groups:
-                groups[options.title] = subparser.add_argument_group(options.title)
-            schema = _import(options.schema)
-            without = _import(options.without) if options.without else ()
-            fields = options.fields or schema.model_fields
-            names = [one for one in fields if one not in without]
-            _add_options(groups[options.title], schema, names, DEFAULT_ALGORITHMS.get(name))
+            for action, own in ACTIONS[name].items():
+                _fill_command(_add_command(actions, action, own.help), own, None)
+        else:
+            _fill_command(subparser, command, DEFAULT_ALGORITHMS.get(name))
     return parser
+
+
+def _fill_command(parser: ArgumentParser, command: Command, algorithms: str | None) -> None:
+    """Add the arguments and options of a command; `algorithms` is its own default of --algorithms."""
+    for argument in command.arguments:
+        parser.add_argument(**argument)
+    groups: dict[str, Any] = {"options": parser}
+    for options in (Options(command.options),) if isinstance(command.options, str) else command.options:
+        if options.title not in groups:
+            groups[options.title] = parser.add_argument_group(options.title)
+        schema = _import(options.schema)
+        without = _import(options.without) if options.without else ()
+        fields = options.fields or schema.model_fields
+        names = [one for one in fields if one not in without]
+        _add_options(groups[options.title], schema, names, algorithms)
 
 
 def _import(path: str) -> Any:
@@ -295,17 +318,19 @@ def parse_arguments(
 
     """
     words = sys.argv[1:] if argv is None else argv
-    parser = make_parser(next((word for word in words if not word.startswith("-")), None))
+    command = next((word for word in words if not word.startswith("-")), None)
+    parser = make_parser(command)
     try:
         space, rest = parser.parse_known_args(words, into or argparse.Namespace())
     except ConfigError as error:
-        raise ConfigError(_rephrase(str(error))) from error
+        raise ConfigError(_rephrase(str(error), command)) from error
     if space.command is None:
         raise ConfigError(
             f"give a command: {', '.join(list(COMMANDS)[:-1])} or {list(COMMANDS)[-1]}; see fedattune --help"
         )
-    if space.command == "data" and space.action is None:
-        raise ConfigError("give an action: fedattune data show; see fedattune data --help")
+    if space.command in ACTIONS and space.action is None:
+        typed = " or ".join(f"fedattune {space.command} {action}" for action in ACTIONS[space.command])
+        raise ConfigError(f"give an action: {typed}; see fedattune {space.command} --help")
     if space.command == "list" and space.kind is not None:
         space.kind = KIND_ALIASES.get(space.kind, space.kind)
     for command, name, choices in (
@@ -330,10 +355,11 @@ def parse_arguments(
     return space, problems
 
 
-def _rephrase(message: str) -> str:
-    """Rephrase a message of argparse."""
+def _rephrase(message: str, command: str | None) -> str:
+    """Rephrase a message of argparse about a command."""
     if "invalid choice: " in message:
-        commands = ["show"] if message.startswith("argument ACTION") else COMMANDS
+        is_action = message.startswith("argument ACTION") and command is not None
+        commands = list(ACTIONS[command]) if is_action and command else list(COMMANDS)
         name = message.partition("invalid choice: ")[2].partition(" (")[0].strip("'")
         return f"unknown command {name!r}; {did_you_mean(name, commands)}"
     return message.removeprefix("argument ").replace("expected one argument", "expected a value")

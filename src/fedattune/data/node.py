@@ -21,8 +21,11 @@ from .sources import SOURCES
 from .splits import check_fractions
 from .tables import load_table
 from .tables.file import TABLE_SUFFIXES
+from .tables.problems import find_table_problems
 
-NON_DATA_KEYS = ("state", "partition-id", "num-partitions")
+NON_DATA_KEYS = (
+    "state", "consent", "max-rounds", "max-bytes", "methods", "partition-id", "num-partitions",
+)  # fmt: skip
 """Keys of a node's configuration that are not about its data."""
 
 
@@ -116,6 +119,47 @@ def load_node(
     if schema is None:
         return data
     return data._replace(federation=fit_to_schema(data.federation, schema, node.data))
+
+
+def find_node_problems(
+    config: Mapping[str, str | int | float | bool],
+    schema: Schema | None,
+    *,
+    test: float,
+    validation: float,
+    data_dir: Path | str | None = None,
+) -> list[str]:
+    """Find all problems of a node's data that can be told apart: one sentence each, which says what to do.
+
+    Args:
+        config: values of `flower-supernode --node-config`.
+        schema: the schema that all nodes share; without it, only the first problem is found.
+        test: fraction of a client's samples for testing.
+        validation: fraction of a client's training samples for validation.
+        data_dir: folder to look in for known image sets.
+
+    """
+    try:
+        node = _read_config(config)
+        problems = _find_table_problems(node, schema) if schema is not None else []
+        if not problems:
+            load_node(config, schema, test=test, validation=validation, seed=0, data_dir=data_dir)
+    except (ConfigError, DataError) as error:
+        return [str(error)]
+    return problems
+
+
+def _find_table_problems(node: NodeConfig, schema: Schema) -> list[str]:
+    """Find the problems of a node's tables; none for other data."""
+    target = node.target or schema.target
+    if node.data in SOURCES or node.data in HUB_IDS.values() or not schema.columns or target is None:
+        return []
+    return [
+        problem
+        for file in _find_files(node.data)
+        if file.suffix.lower() != CLIENT_SUFFIX
+        for problem in find_table_problems(file, schema, client_column=node.client_column, target=target)
+    ]
 
 
 def _read_config(config: Mapping[str, Any]) -> NodeConfig:

@@ -19,6 +19,7 @@ from fedattune import Federation, Result, fit, load_model
 from fedattune.cli import main
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.deploy import programs
+from fedattune.experiments.deploy.audit import AuditLog
 from fedattune.experiments.deploy.server_app import run_server
 from fedattune.experiments.plan import prepare_data
 from flower import faulty_app
@@ -195,9 +196,9 @@ def test_a_node_that_is_killed_is_missed_and_comes_back(tmp_path: Path) -> None:
         assert missing[-1] < 9  # it uploads again
         assert had in (2, 3)
         assert trial.rounds_kept(2)[-1] == 9
-        assert not (
-            trial.folder / "state/node-2/error.log"
-        ).exists()  # it remembered what the server takes it to
+        # It remembered what the server takes it to, and its log has no gap where it was killed.
+        assert not list((trial.folder / "state/node-2").glob("error*.log"))
+        assert AuditLog(trial.folder / "state/node-2").verify() is None
 
 
 FAULTS = ("", "late@2", "nan@2", "shape@2,stale@3,version@4", "huge@3")

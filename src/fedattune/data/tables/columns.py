@@ -14,6 +14,7 @@ from .dates import make_date_inputs, read_dates
 from .file import MAX_NAMED_COLUMNS, TableFile, is_categorical, is_numeric, list_columns
 from .text import hash_texts
 from .tokens import encode_texts
+from .unknown import take_unknown
 
 MEND_OR_EXTEND = "correct the cell, or give all nodes a schema with it"
 """Advice for a value that the schema does not know."""
@@ -164,8 +165,9 @@ class FeatureColumns:
         """
         flags = [np.isnan(self.numbers[name]) for name in self.flagged]
         one_hot = [
-            np.eye(len(self.categories[name]), dtype=np.float32)[number_values(values, self.categories[name])]
-            for name, values in self.texts.items()
+            # An unknown category has the number -1, and the last row holds only 0.
+            np.eye(len(names) + 1, len(names), dtype=np.float32)[number_values(self.texts[name], names)]
+            for name, names in ((name, self.categories[name]) for name in self.texts)
         ]
         waves = [make_date_inputs(self.numbers[name], format_) for name, format_ in self.dates.items()]
         hashed = [hash_texts(values, self.hashed[name]) for name, values in self.free_texts.items()]
@@ -251,16 +253,14 @@ def check_schema_columns(
     return list(schema.columns)
 
 
-def read_schema_features(
-    table: TableFile, schema: Schema, *, may_lack_numbers: bool = False, advice: str = MEND_OR_EXTEND
-) -> FeatureColumns:
+def read_schema_features(table: TableFile, schema: Schema, *, is_prediction: bool = False) -> FeatureColumns:
     """Read the features that a schema asks for.
 
     Args:
         table: a table that has the schema's columns.
         schema: the schema.
-        may_lack_numbers: take missing numbers in columns that the schema does not flag, too.
-        advice: what to do about a category that the schema does not have.
+        is_prediction: take what training did not have, with a note: missing numbers in columns that the schema does
+            not flag, and unknown categories.
 
     Raises:
         DataError: a column holds values that the schema does not allow.
@@ -271,7 +271,7 @@ def read_schema_features(
         format_ = schema.dates.get(name)
         values = _read_schema_numbers(table, name) if format_ is None else read_dates(table, name, format_)
         gaps = np.flatnonzero(np.isnan(values))
-        if len(gaps) and name not in schema.flagged and not may_lack_numbers:
+        if len(gaps) and name not in schema.flagged and not is_prediction:
             raise DataError(
                 f"{table.path}: column {name!r} lacks {len(gaps)} of {len(values)} values, the first in data row "
                 f"{gaps[0] + 1}, but the schema does not flag it; fill them in, or give all nodes a schema that "
@@ -286,14 +286,20 @@ def read_schema_features(
     for name, tokenizer in schema.tokens.items():
         columns.add_tokens(name, read_texts(table, name), tokenizer, schema.max_tokens or 1)
     for name, categories in schema.categories.items():
-        texts = _read_schema_texts(table, name, categories)
+        texts = raw = _read_schema_texts(table, name, categories)
         if OTHER_CATEGORY in categories:
             known = {*categories, *([None] if MISSING_CATEGORY in categories else [])}
             texts = np.array(
                 [one if one in known else OTHER_CATEGORY for one in texts.tolist()], dtype=object
             )
+        if is_prediction:
+            texts, notes = take_unknown(name, raw, texts, categories)
+            columns.notes += notes
         columns.add_text(name, texts, categories)
-        _check_values(table.path, f"column {name!r}", columns.texts[name], categories, "category", advice)
+        if not is_prediction:
+            _check_values(
+                table.path, f"column {name!r}", columns.texts[name], categories, "category", MEND_OR_EXTEND
+            )
     return columns
 
 
@@ -365,7 +371,9 @@ def _check_values(path: Path, where: str, values: Array, allowed: Names, kind: s
         return
     row = next(row for row, value in enumerate(values.tolist()) if value in strange)
     is_gap = kind == "category" and values[row] == MISSING_CATEGORY
+    others = sorted(map(repr, strange - {values[row]}))
+    more = f"; nor does it have {list_some(others, MAX_NAMED_COLUMNS)}" if others else ""
     raise DataError(
         f"{path}: {where} holds {'no value' if is_gap else repr(values[row])} in data row {row + 1}, which is no "
-        f"{kind} of the schema; {did_you_mean(values[row], allowed)}; {advice}"
+        f"{kind} of the schema; {did_you_mean(values[row], allowed)}; {advice}{more}"
     )

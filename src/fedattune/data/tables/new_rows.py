@@ -73,9 +73,8 @@ def _read_table_rows(table: TableFile, schema: Schema, constants: Array) -> NewR
             f"{did_you_mean(lacking[0], table.names)}; add it, or rename the column that holds it"
         )
     notes = _note_unused(table, (*schema.columns, schema.target or ""))
-    columns = read_schema_features(
-        table, schema, may_lack_numbers=True, advice="correct the cell: the model knows no other"
-    )
+    columns = read_schema_features(table, schema, is_prediction=True)
+    notes += columns.notes
     for (name, values), median in zip(columns.numbers.items(), constants[0], strict=True):
         n_missing = int(np.isnan(values).sum())
         if np.isnan(median):

@@ -2,9 +2,9 @@
 
 import copy
 import hashlib
+import json
 import os
 import re
-import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +17,7 @@ from torch import nn
 
 from ..._version import __version__
 from ...core.algorithm import Algorithm
-from ...core.errors import ConfigError, FedAttuneError, RunError
+from ...core.errors import ConfigError, RunError
 from ...core.io import clean_file_name, flatten_tree
 from ...core.params import Params
 from ...data import infer_schema, load_node
@@ -26,10 +26,13 @@ from ...data.combine import renumber_clients
 from ...data.input_spec import make_input_card
 from ...models.files import fill_model, rebuild_model, save_model, wrap_model
 from ...training.backends.local import LocalBackend
-from ...training.backends.message import WorkerMessage
+from ...training.backends.message import WorkerMessage, split_message
 from ...training.backends.worker import export_state, handle_message, load_state, open_backend
 from ...training.storage.rows import load_rows
+from .audit import AuditLog, AuditLogError, count_bytes
 from .config import DeploymentPlan, Scalar
+from .node_files import mark_current, report_error, retire_errors
+from .policy import NodePolicy
 from .state import LostStateError, NodeState
 
 
@@ -53,20 +56,28 @@ class NodeRuntime:
         self.config = dict(node_config)
         self.folder = Path(str(self.config.get("state") or os.environ.get("FEDATTUNE_STATE", "state")))
         self._run_config, self._custom_algorithms = run_config, custom_algorithms
+        self.audit = AuditLog(self.folder)
 
     def answer(self, message: WorkerMessage) -> WorkerMessage:
         """Handle a message. The reply names only the kind of an error, because its text may hold data."""
         try:
+            self.audit.append("in", message, message.head)
+            self.policy = NodePolicy.read(self.config)
             self.plan = DeploymentPlan(self._run_config, self._custom_algorithms)
             self._load_data()
-            return self._introduce() if message.head["kind"] == "hello" else self._handle(message)
+            is_hello = message.head["kind"] == "hello"
+            reply = self._introduce() if is_hello else self._handle(message)
+            if not is_hello:  # an introduction says nothing about what failed in training
+                retire_errors(self.folder)
+            self.audit.append("out", reply, message.head)  # last: what it names as sent is sent
+            return reply
         except Exception as error:
-            text = "".join(traceback.format_exception(error))
-            print(f"fedattune: {error if isinstance(error, FedAttuneError) else text}", flush=True)
-            with suppress(OSError):  # its text would be in the reply
-                self.folder.mkdir(parents=True, exist_ok=True)
-                (self.folder / "error.log").write_text(text, encoding="utf-8")
-            return WorkerMessage({"kind": "failed", "error": type(error).__name__})
+            report_error(self.folder, error, message.head)
+            reply = WorkerMessage({"kind": "failed", "error": type(error).__name__})
+            if not isinstance(error, AuditLogError):
+                with suppress(Exception):  # its text would be in the reply
+                    self.audit.append("out", reply, message.head)
+            return reply
 
     def _load_data(self) -> None:
         experiment, schema = self.plan.experiment, self.plan.deployment.data_schema
@@ -83,13 +94,20 @@ class NodeRuntime:
 
     def _introduce(self) -> WorkerMessage:
         """Tell the server the names and sizes of the clients and the schema of their data, but no data."""
+        self.policy.check_run(self.plan.algorithms, self.plan.experiment.rounds)
+        return WorkerMessage(self._describe_data())
+
+    def _describe_data(self) -> dict[str, Any]:
+        """Describe the data for the server, if the node's operator has approved it."""
         sizes = [self.federation.sizes(part).tolist() for part in PARTS]
         clients = [
             {"name": name, "number": number, "sizes": list(mine)}
             for name, number, *mine in zip(self.federation.names, self.numbers, *sizes, strict=True)
         ]
-        head = {"kind": "hello", "name": str(self.config.get("name", "")), "fedattune": __version__}
-        return WorkerMessage({**head, "clients": clients, "schema": self.schema.to_json()})
+        shared = {"name": str(self.config.get("name", "")), "clients": clients}
+        schema = self.schema.to_json()
+        self.policy.check_consent(self.folder, {**shared, "schema": json.loads(schema)})
+        return {"kind": "hello", **shared, "schema": schema, "fedattune": __version__}
 
     def _handle(self, message: WorkerMessage) -> WorkerMessage:
         head = message.head
@@ -97,6 +115,8 @@ class NodeRuntime:
         is_known = name in self.plan.algorithms and re.fullmatch("[0-9a-f]{8,64}", head["token"])
         if not is_known or not isinstance(seed, int) or not isinstance(r, int):  # they name a folder here
             raise ConfigError(f"the server asks for a run of {name!r} that is not in the run configuration")
+        self.policy.check_run([name], max(part.head["round"] for part in split_message(message)))
+        self._describe_data()  # what leaves with a model needs the same consent
         algorithm = self.plan.algorithms[name]
         card = self.plan.card(name, seed, self.federation.input_shape, self.federation.classes)
         module = build_initial_model(algorithm, card)
@@ -120,6 +140,8 @@ class NodeRuntime:
             self._save_models(backend, names, state.folder / "models", {**card, "data": self.federation.name})
         reply.head.update({key: head[key] for key in ("token", "algorithm", "seed", "round")})
         reply.head["loaded"] = loaded
+        self.policy.count_sent(self.folder / head["token"], count_bytes(reply))
+        mark_current(self.folder, head["token"])
         return reply
 
     def _open_backend(self, algorithm: Algorithm, module: nn.Module, head: Mapping[str, Any]) -> LocalBackend:

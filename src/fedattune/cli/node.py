@@ -1,0 +1,122 @@
+"""The command `node`: check a node, approve what it tells, and show what came and what left."""
+
+import json
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..experiments.deploy import require_flower
+from .options import NodeApproveOptions, NodeAuditOptions, NodeCheckOptions, parse_options
+
+TIME_CHARS = len("2026-01-31T12:00:00")
+
+
+def run_action(space: Namespace, problems: Sequence[str]) -> int:
+    """Run the action that the arguments name.
+
+    Returns:
+        The exit code: 1 if a check finds a problem, or if the log was changed.
+
+    Raises:
+        ConfigError: the options or the node's configuration cannot be.
+        RunError: there is no log, or nothing to approve.
+
+    """
+    return {"check": _check, "approve": _approve, "audit": _audit}[space.action](space, problems)
+
+
+def _check(space: Namespace, problems: Sequence[str]) -> int:
+    from ..experiments.deploy.node_check import check_node
+    from .doctor import print_finding
+    from .main import FAILED
+
+    options = parse_options(NodeCheckOptions, space, problems)
+    require_flower()
+    findings = check_node(
+        space.node,
+        superlink=options.superlink,
+        certificates=options.certificates,
+        key=options.key,
+        schema_file=options.schema_file,
+    )
+    broken = [one for one in findings if one.state == "broken"]
+    if options.json_:
+        print(json.dumps({"ready": not broken, "findings": [asdict(one) for one in findings]}, indent=2))
+        return FAILED if broken else 0
+    for one in findings:
+        print_finding(one)
+    names = ", ".join(dict.fromkeys(one.name for one in broken))
+    unchecked = ", ".join(one.name for one in findings if one.state == "note")
+    print()
+    if broken:
+        print(f"The node is not ready: {names}; the lines with -> say what to do.")
+    else:
+        print(f"The node is ready{f', as far as it was checked (not: {unchecked})' if unchecked else ''}.")
+    return FAILED if broken else 0
+
+
+def _approve(space: Namespace, problems: Sequence[str]) -> int:
+    from ..experiments.deploy.node_files import find_state
+    from ..experiments.deploy.policy import approve_shared
+
+    parse_options(NodeApproveOptions, space, problems)
+    text, digest = approve_shared(find_state(space.node))
+    print(text, end="")
+    print(f"Approved: the node may tell the server exactly this. SHA-256 {digest}")
+    return 0
+
+
+def _audit(space: Namespace, problems: Sequence[str]) -> int:
+    options = parse_options(NodeAuditOptions, space, problems)
+    require_flower()
+    from ..experiments.deploy.audit import AuditLog
+    from ..experiments.deploy.node_files import find_state
+    from .main import FAILED
+
+    log = AuditLog(find_state(space.node))
+    problem = log.verify()
+    lines = [line for line in log.read() if line]
+    if options.json_:
+        print(json.dumps({"problem": problem, "lines": lines}, indent=2))
+        return FAILED if problem else 0
+    _print_lines(lines)
+    if problem:
+        print(f"The log is not as the node wrote it: {problem}. Compare it with a copy.")
+        return FAILED
+    print(
+        f"The chain of {len(lines)} lines is whole. Only a copy of the last hash on another machine shows whether "
+        "somebody made the whole log anew."
+    )
+    return 0
+
+
+def _print_lines(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line for each message, and the totals of each kind."""
+    from ..analysis.tables import make_console, make_table
+
+    console = make_console()
+    titles = ("time (UTC)", "way", "message", "run", "method", "seed", "round", "tensors", "bytes")
+    table = make_table(*titles, text_columns=titles[:5])
+    for line in lines:
+        run = [line.get(key) for key in ("token", "algorithm", "seed", "round")]
+        cells = [str(line.get("time", ""))[:TIME_CHARS], line.get("direction"), line.get("kind"), *run]
+        table.add_row(*map(_format, cells), str(len(line.get("tensors", ()))), f"{line.get('bytes', 0):,}")
+    console.print(table)
+    keys = [(line.get("direction"), line.get("kind"), line.get("purpose")) for line in lines]
+    counts, totals = Counter(keys), Counter[Any]()
+    for key, line in zip(keys, lines, strict=True):
+        totals[key] += line.get("bytes", 0)
+    summary = make_table(
+        "way", "message", "messages", "bytes", "purpose", text_columns=("way", "message", "purpose")
+    )
+    for (way, kind, purpose), n in counts.items():
+        summary.add_row(
+            _format(way), _format(kind), f"{n:,}", f"{totals[way, kind, purpose]:,}", _format(purpose)
+        )
+    console.print(summary)
+
+
+def _format(value: Any) -> str:
+    return "-" if value is None else str(value)
