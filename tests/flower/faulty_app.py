@@ -32,7 +32,7 @@ def answer(message: Message, context: Context) -> Message:
             SPOIL[fault](reply)
     content = pack_record(reply)
     if "version" in now:
-        content["head"]["version"] = FORMAT_VERSION - 1
+        content["head"]["version"] = FORMAT_VERSION + 1
     return Message(content, reply_to=message)
 
 

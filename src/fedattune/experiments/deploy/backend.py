@@ -13,7 +13,7 @@ from ...core.effect import Effect
 from ...core.params import Params
 from ...core.payload import Payload
 from ...training.backends.base import TrainReply, TrainRequest
-from ...training.backends.message import WorkerMessage, join_messages
+from ...training.backends.message import JOINED_FORMAT, WorkerMessage, join_messages
 from ...training.backends.remote import RemoteBackend
 from ...training.client_state import PayloadFactory
 from ...training.context import RunContext
@@ -161,10 +161,29 @@ class FlowerBackend(RemoteBackend):
     def _send(
         self, parts: Mapping[int, Sequence[WorkerMessage]], timeout: float | None = None
     ) -> dict[int, list[WorkerMessage] | str]:
-        """Send each node some messages in one; return the valid replies, or the reasons why there are none."""
+        """Send each node some messages; return the valid replies, or the reasons why there are none.
+
+        They travel in one message, but to nodes of an older version of FedAttune one after the other.
+        """
+        self._last_before, self._delivered = self._last.clone(), self.pending.clone()
+        formats = [hello.format for hello in self._registry.hellos]
+        apart = {i for i, some in parts.items() if len(some) > 1 and formats[i] < JOINED_FORMAT}
+        outcomes = self._send_joined({i: some for i, some in parts.items() if i not in apart}, timeout)
+        outcomes.update((i, []) for i in apart)
+        for turn in range(max((len(parts[i]) for i in apart), default=0)):
+            rest = {i: parts[i][turn : turn + 1] for i in apart if not isinstance(outcomes[i], str)}
+            for i, outcome in self._send_joined(
+                {i: some for i, some in rest.items() if some}, timeout
+            ).items():
+                outcomes[i] = outcome if isinstance(outcome, str) else [*outcomes[i], *outcome]
+        return outcomes
+
+    def _send_joined(
+        self, parts: Mapping[int, Sequence[WorkerMessage]], timeout: float | None
+    ) -> dict[int, list[WorkerMessage] | str]:
+        """Send each node its messages in one."""
         nodes, numbers = self._registry.nodes, self._registry.locate(self._grid)
         number = [self._registry.attempt, next(self._numbers)]
-        self._last_before, self._delivered = self._last.clone(), self.pending.clone()
         messages = {}
         for i, some in parts.items():
             for part in some:

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 from flwr.serverapp import Grid
 
 from ...core.errors import RunError
-from ...training.backends.message import FORMAT_VERSION, WorkerMessage
+from ...training.backends.message import FORMAT_VERSION, OLDEST_FORMAT, WorkerMessage
 from .config import DeploymentOptions
 
 CLOCK_SKEW_S = 5
@@ -38,7 +38,7 @@ def pack_record(message: WorkerMessage) -> RecordDict:
     arrays = {k: Array(v.detach().cpu().contiguous().numpy()) for k, v in message.tensors.items()}
     head = json.dumps(message.head | {"names": list(arrays)}, allow_nan=False)
     return RecordDict(
-        {"arrays": ArrayRecord(arrays), "head": ConfigRecord({"version": FORMAT_VERSION, "json": head})}
+        {"arrays": ArrayRecord(arrays), "head": ConfigRecord({"version": message.format, "json": head})}
     )
 
 
@@ -51,9 +51,10 @@ def unpack_record(record: RecordDict) -> WorkerMessage:
     """
     try:
         head = record.config_records["head"]
-        if (version := head["version"]) != FORMAT_VERSION:
+        if (version := head["version"]) not in range(OLDEST_FORMAT, FORMAT_VERSION + 1):
             raise MessageFormatError(
-                f"its message has version {version!r:.40} of the format, expected {FORMAT_VERSION}"
+                f"its message has version {version!r:.40} of the format, expected {OLDEST_FORMAT} to {FORMAT_VERSION}; "
+                "server and nodes may be one minor version of FedAttune apart: upgrade the older one"
             )
         content = json.loads(str(head["json"]))
         arrays = record.array_records["arrays"]

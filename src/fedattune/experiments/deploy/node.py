@@ -26,7 +26,7 @@ from ...data.combine import renumber_clients
 from ...data.input_spec import make_input_card
 from ...models.files import fill_model, rebuild_model, save_model, wrap_model
 from ...training.backends.local import LocalBackend
-from ...training.backends.message import WorkerMessage, split_message
+from ...training.backends.message import FORMAT_VERSION, WorkerMessage, split_message
 from ...training.backends.worker import export_state, handle_message, load_state, open_backend
 from ...training.storage.rows import load_rows
 from .audit import AuditLog, AuditLogError, count_bytes
@@ -107,7 +107,13 @@ class NodeRuntime:
         shared = {"name": str(self.config.get("name", "")), "clients": clients}
         schema = self.schema.to_json()
         self.policy.check_consent(self.folder, {**shared, "schema": json.loads(schema)})
-        return {"kind": "hello", **shared, "schema": schema, "fedattune": __version__}
+        return {
+            "kind": "hello",
+            **shared,
+            "schema": schema,
+            "fedattune": __version__,
+            "format": FORMAT_VERSION,
+        }
 
     def _handle(self, message: WorkerMessage) -> WorkerMessage:
         head = message.head

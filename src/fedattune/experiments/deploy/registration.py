@@ -12,7 +12,7 @@ from ...core.io import natural_key
 from ...core.settings import MAX_CLIENTS
 from ...data import Schema
 from ...data.federated import FederationInfo
-from ...training.backends.message import WorkerMessage
+from ...training.backends.message import OLDEST_FORMAT, WorkerMessage
 from .config import DeploymentOptions
 from .grid import NodeGrid
 
@@ -39,6 +39,7 @@ class Hello(BaseModel):
     name: str = Field("", max_length=300)
     clients: tuple[HelloClient, ...] = Field(min_length=1)
     data_schema: str = Field(alias="schema")
+    format: int = Field(OLDEST_FORMAT, ge=OLDEST_FORMAT)
 
     @property
     def label(self) -> str:

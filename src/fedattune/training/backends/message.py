@@ -12,8 +12,11 @@ from ...core.payload import Payload
 from ..engine.base import Scores
 from ..evaluation import PointScores
 
-FORMAT_VERSION = 1
-"""Version of the format; a message of another version is refused."""
+FORMAT_VERSION, OLDEST_FORMAT = 2, 1
+"""Newest and oldest version of the format that this version of FedAttune reads; other messages are refused."""
+
+JOINED_FORMAT = 2
+"""Version of the format from which several messages can travel in one."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ class WorkerMessage:
             PointScores(point, part, torch.tensor(ids), Scores(**self.get(f"scores/{i}")))
             for i, (point, part, ids) in enumerate(self.head.get("scores", ()))
         ]
+
+    @property
+    def format(self) -> int:
+        """The oldest version of the format that can express this message: older programs read all that they can."""
+        return JOINED_FORMAT if self.head.get("kind") == "several" else OLDEST_FORMAT
 
     def nbytes(self) -> int:
         """Return the bytes of the tensors that travel."""
