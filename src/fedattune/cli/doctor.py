@@ -36,7 +36,7 @@ def doctor(space: Namespace, problems: Sequence[str]) -> int:
     findings = examine(quick=options.quick)
     broken = [one for one in findings if one.state == "broken"]
     for one in findings:
-        _print_finding(one)
+        print_finding(one)
     print()
     if broken:
         print(
@@ -50,7 +50,7 @@ def doctor(space: Namespace, problems: Sequence[str]) -> int:
     return FAILED if broken else 0
 
 
-def _print_finding(finding: "Finding") -> None:
+def print_finding(finding: "Finding") -> None:
     """Print a finding and its advice, wrapped at the width of the terminal."""
     width = max(shutil.get_terminal_size().columns, 40)
     lines = [f"{SIGNS[finding.state]}  {finding.name}: {finding.value}"]

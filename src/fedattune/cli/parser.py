@@ -23,6 +23,7 @@ METAVARS = {"algorithms": "A,B,C", "cells": "FILTER", "set": "NAME=VALUE"}
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
 TEMPLATES = ("algorithm", "model", "data")
 SHELLS = ("bash", "zsh", "fish", "tcsh")
+DEPLOY_ACTIONS = ("check", "nodes", "pause", "resume", "abort")
 KIND_ALIASES = {"methods": "algorithms"}
 """Other words for a kind of `list`: messages and pages call algorithms methods."""
 DEFAULT_ALGORITHMS = {"run": "fedmcsa", "deploy": "local,fedmcsa"}
@@ -113,6 +114,12 @@ NAME = _make_argument("name", "a study, or your own YAML file", nargs="?")
 MODEL = _make_argument("model", "a file that fedattune export wrote", type=Path)
 TEMPLATE = _make_argument("template", "kind of the file") | {"metavar": "{" + ",".join(TEMPLATES) + "}"}
 NEW_NAME = _make_argument("name", "its name; the file is NAME.py in the current folder")
+DEPLOY_ACTION = _make_argument(
+    "action",
+    "check a written folder, list its nodes, or pause, resume or abort its run (default: write one)",
+    nargs="?",
+) | {"metavar": "{" + ",".join(DEPLOY_ACTIONS) + "}"}
+DEPLOY_FOLDER = _make_argument("folder", "the written folder, or a run folder", nargs="?", type=Path)
 SHELL = _make_argument("shell", "your shell") | {"metavar": "{" + ",".join(SHELLS) + "}"}
 
 COMMANDS = {
@@ -130,7 +137,10 @@ COMMANDS = {
     ),
     "data": Command("show how data is distributed over clients", "data:show_data", SHOW),
     "deploy": Command(
-        "write a folder that trains over a real network with Flower, TLS and keys", "deploy", DEPLOYMENT
+        "write a folder that trains over a real network with Flower, TLS and keys",
+        "deploy",
+        DEPLOYMENT,
+        (DEPLOY_ACTION, DEPLOY_FOLDER),
     ),
     "reproduce": Command("reproduce a paper's table or figure, or list them", "reproduce", STUDY, (NAME,)),
     "report": Command(
@@ -312,6 +322,7 @@ def parse_arguments(
         ("list", "kind", LIST_KINDS),
         ("new", "template", TEMPLATES),
         ("completion", "shell", SHELLS),
+        ("deploy", "action", DEPLOY_ACTIONS),
     ):
         if space.command == command and (word := getattr(space, name)) is not None and word not in choices:
             raise ConfigError(f"unknown {name} {word!r}; {did_you_mean(word, choices)}")

@@ -52,7 +52,7 @@ def test_an_aborted_run_compares_what_had_finished(ragged: Federation, tmp_path:
     with pytest.raises(RunError, match="was aborted; take a new run-folder"):
         run_deployed(ragged, tmp_path, algorithms="local,fedavg")
     write_request(tmp_path / "run", None)
-    local, fedavg = run_deployed(ragged, tmp_path, algorithms="local,fedavg")
+    _, fedavg = run_deployed(ragged, tmp_path, algorithms="local,fedavg")
     same_numbers(run_simulated("fedavg", ragged), fedavg, measured=False)
 
 

@@ -26,5 +26,5 @@ def test_versions_further_apart_are_refused(theirs: str) -> None:
 
 @pytest.mark.parametrize("theirs", ["", "new", "1"])
 def test_what_is_no_version_is_refused(theirs: str) -> None:
-    with pytest.raises(RunError, match="expected a version such as 1.4.2"):
+    with pytest.raises(RunError, match=r"expected a version such as 1\.4\.2"):
         check_versions("1.4.2", theirs, "node 'a'")

@@ -115,7 +115,8 @@ class NodeRegistry:
             target_scale=schema.target_scale,
         )
         self._index: dict[int, int] = {}  # Flower's number of a node -> its index in `nodes`
-        self._foreign: set[int] = set()  # numbers of nodes of other federations
+        # Numbers of nodes that are not asked, and for each the nodes that have its place.
+        self._foreign: dict[int, set[int]] = {}
         self._silent: dict[int, float] = {}  # number -> when the node failed to introduce itself
 
     @classmethod
@@ -184,10 +185,15 @@ class NodeRegistry:
         return numbers
 
     def _locate(self, grid: NodeGrid, online: set[int]) -> dict[int, int]:
-        self._foreign &= online  # a node that comes back may have other data
+        # A node that comes back may have other data, and the node in its place may have left.
+        self._foreign = {
+            number: rivals
+            for number, rivals in self._foreign.items()
+            if number in online and (not rivals or rivals & online)
+        }
         now = time.monotonic()
         resting = {number for number, since in self._silent.items() if now - since < SILENCE_S}
-        new = online - self._index.keys() - self._foreign - resting
+        new = online - self._index.keys() - self._foreign.keys() - resting
         timeout = min(HELLO_TIMEOUT_S, self.deployment.round_timeout)
         for number, hello in (_ask_hello(grid, new, timeout) if new else {}).items():
             if not isinstance(hello, Hello):
@@ -208,7 +214,7 @@ class NodeRegistry:
                 self._index = {other: its for other, its in self._index.items() if its != index}
                 self._index[number] = index
                 continue
-            self._foreign.add(number)
+            self._foreign[number] = rivals
             grid.log(
                 f"a second node says that it is {hello.label}, which is online: it is not asked"
                 if rivals

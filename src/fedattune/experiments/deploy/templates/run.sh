@@ -1,14 +1,26 @@
 #!/bin/sh
 # Start a run, show its log, and exit with code 0 if it completes: ./run.sh [--run-config 'KEY=VALUE ...']
+# Follow a run that is going on, by default the newest: ./run.sh --attach [RUN_ID]
 set -eu
 cd "$(dirname "$0")"
 . ./common.sh
 
-answer=$(./flwr.sh run app --format json "$@") || :
-run=$(printf '%s' "$answer" | python3 -c 'import json, sys; print(json.load(sys.stdin)["run-id"])' 2>/dev/null) ||
-    fail "the run was not started: $answer"
+if [ "${1-}" = --attach ]; then
+    run=${2-}
+    if [ -z "$run" ]; then
+        runs=$(./flwr.sh list --format json) || fail "the SuperLink does not answer: $runs"
+        run=$(printf '%s' "$runs" | python3 -c 'import json, sys
+runs = [run for run in json.load(sys.stdin)["runs"] if not run["status"].startswith("finished")]
+print(max(runs, key=lambda run: run["pending-at"])["run-id"] if runs else "")')
+        [ -n "$run" ] || fail "no run is going on; ./flwr.sh list lists all"
+    fi
+else
+    answer=$(./flwr.sh run app --format json "$@") || :
+    run=$(printf '%s' "$answer" | python3 -c 'import json, sys; print(json.load(sys.stdin)["run-id"])' 2>/dev/null) ||
+        fail "the run was not started: $answer"
+fi
 echo "run $run"
-trap 'echo "the run continues; stop it with ./flwr.sh stop $run" >&2; exit 1' INT TERM HUP
+trap 'echo "the run continues; ./run.sh --attach $run follows it again, ./flwr.sh stop $run stops it" >&2; exit 1' INT TERM HUP
 
 # The log ends with the run, or with the SuperLink, which may restart.
 ./flwr.sh log "$run" || :
@@ -21,7 +33,9 @@ while :; do
 done
 echo "run $run: $status"
 if [ "$status" != finished:completed ]; then
-    ./flwr.sh list --run-id "$run" >&2
+    # The log may have ended before the error.
+    ./flwr.sh list --run-id "$run" --format json | python3 -c 'import json, sys
+print("fedattune: the run failed:", json.load(sys.stdin)["runs"][0]["status-details"])' >&2 || :
     exit 1
 fi
 echo "results: $PWD/{{ results }}"
