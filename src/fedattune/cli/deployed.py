@@ -81,7 +81,7 @@ def _request(space: Namespace) -> int:
     print(
         {
             "pause": f"The run in {folder} ends after its current round, with everything saved; ./run.sh continues it.",
-            "abort": f"The run in {folder} ends after its current round, with the results of the methods that finished.",
+            "abort": f"The run in {folder} ends after its current round, and compares the methods that finished.",
             "resume": f"The run in {folder} has no request to stop; if it has ended, ./run.sh continues it.",
         }[space.action]
     )

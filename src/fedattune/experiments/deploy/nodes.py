@@ -8,9 +8,6 @@ from typing import NamedTuple
 
 from ...core.errors import RunError
 
-LIST_TIMEOUT_S = 10.0
-"""Seconds that the SuperLink has to answer."""
-
 
 class KnownNode(NamedTuple):
     """A registered node.
@@ -59,7 +56,7 @@ def list_nodes(folder: Path) -> list[KnownNode]:
 
     """
     import httpx
-    from flwr.cli.utils import CliClientHttpInterceptor
+    from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
     from flwr.proto.control_pb2 import ListNodesRequest
     from flwr.supercore.control import ControlHttpClient
 
@@ -70,7 +67,6 @@ def list_nodes(folder: Path) -> list[KnownNode]:
             insecure=False,
             root_certificates=authority.read_bytes(),
             interceptors=[CliClientHttpInterceptor()],
-            timeout=LIST_TIMEOUT_S,
         )
     except OSError as error:
         raise RunError(f"{authority}: {error.strerror or error}; run ./certificates.sh first") from error
