@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -204,6 +205,13 @@ def _write_results(folder: Path, results: list[Result], log: Log) -> None:
     log(f"The report is {summary.report}; each client's model is on its node")
 
 
+def _drop_traceback(record: logging.LogRecord) -> bool:
+    """Leave out the traceback of an error for the user, whose sentence says all."""
+    if record.exc_info and isinstance(record.exc_info[1], FedAttuneError):
+        record.exc_info = None
+    return True
+
+
 def make_server_app(custom_algorithms: Mapping[str, Algorithm] | None = None) -> ServerApp:
     """Make a ServerApp, with your own methods by name.
 
@@ -223,6 +231,7 @@ def make_server_app(custom_algorithms: Mapping[str, Algorithm] | None = None) ->
         except FedAttuneError as error:
             # Flower reports an exception as the run's status. It takes SystemExit for a process that died.
             print(f"fedattune: error: {error}", flush=True)
+            logging.getLogger("flwr").addFilter(_drop_traceback)
             raise type(error)(str(error)) from None
 
     return app
