@@ -245,10 +245,9 @@ def test_an_error_of_the_server_app_is_one_sentence_for_flower(
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
     try:
-        make_server_app()(grid, context)
-    except ConfigError as error:
-        logger.error("raised", exc_info=error)
-        assert "unknown key 'rouns', did you mean 'rounds'" in str(error)
+        with pytest.raises(ConfigError, match="unknown key 'rouns', did you mean 'rounds'") as caught:
+            make_server_app()(grid, context)
+        logger.error("raised", exc_info=caught.value)
     finally:
         logger.removeHandler(caplog.handler)
         for one in list(logger.filters):
