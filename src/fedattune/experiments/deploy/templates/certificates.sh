@@ -38,7 +38,9 @@ if [ "${1-}" = renew ]; then
     names=$(openssl x509 -in certificates/server.pem -noout -ext subjectAltName | sed -n '2{s/IP Address:/IP:/g;s/ //g;p;}')
     server_certificate
     echo "certificates/server.pem: renewed for $names"
-    if pid=$(cat state/superlink/pid 2>/dev/null) && kill "$pid" 2>/dev/null; then
+    # At SIGTERM the SuperLink waits up to a minute for open connections, and runs that miss it for so long are ended. Its
+    # database is on disk, so it may be killed.
+    if pid=$(cat state/superlink/pid 2>/dev/null) && kill -KILL "$pid" 2>/dev/null; then
         echo "the SuperLink restarts in $FEDATTUNE_PAUSE seconds; runs continue, and nodes connect again"
     fi
     if pid=$(cat state/nginx.pid 2>/dev/null) && kill -HUP "$pid" 2>/dev/null; then
