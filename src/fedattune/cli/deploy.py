@@ -41,7 +41,7 @@ def deploy(space: Namespace, problems: list[str]) -> int:
 
     """
     if space.action:
-        from .deployed import act
+        from .deploy_actions import act
 
         return act(space, problems)
     server = validate_options(DeploymentOptions, space, problems)
