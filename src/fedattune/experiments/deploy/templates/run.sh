@@ -22,15 +22,28 @@ fi
 echo "run $run"
 trap 'echo "the run continues; ./run.sh --attach $run follows it again, ./flwr.sh stop $run stops it" >&2; exit 1' INT TERM HUP
 
-# The log ends with the run, or with the SuperLink, which may restart.
-./flwr.sh log "$run" || :
+# The log ends with the run, or with the SuperLink, which may restart. It then begins anew, without the lines shown already.
+shown="state/cli/shown.$$"
+echo 0 > "$shown"
+follow_log() {
+    ./flwr.sh log "$run" | python3 -uc 'import pathlib, sys
+shown = pathlib.Path(sys.argv[1])
+n = int(shown.read_text())
+for i, line in enumerate(sys.stdin, 1):
+    if i > n:
+        print(line, end="", flush=True)
+        shown.write_text(str(i))' "$shown" || :
+}
+follow_log
 status=
 while :; do
     status=$(./flwr.sh list --run-id "$run" --format json 2>/dev/null |
         python3 -c 'import json, sys; print(json.load(sys.stdin)["runs"][0]["status"])' 2>/dev/null) || status=unknown
     case $status in finished*) break ;; esac
     sleep 2
+    [ "$status" = unknown ] || follow_log
 done
+rm "$shown"
 echo "run $run: $status"
 if [ "$status" != finished:completed ]; then
     # The log may have ended before the error.
