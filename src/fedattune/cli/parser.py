@@ -318,6 +318,10 @@ def parse_arguments(
         raise ConfigError("give an action: fedattune data show; see fedattune data --help")
     if space.command == "list" and space.kind is not None:
         space.kind = KIND_ALIASES.get(space.kind, space.kind)
+    if space.command == "deploy" and space.action in words:
+        before = words[words.index(space.action) - 1]
+        if before.startswith("-") and before in rest:  # the action is the value of an unknown option
+            space.action = space.folder = None
     for command, name, choices in (
         ("list", "kind", LIST_KINDS),
         ("new", "template", TEMPLATES),
