@@ -27,19 +27,23 @@ DATA_PLACEHOLDER = "CHANGE ME: a table, or a folder with one file per client"
 
 
 def deploy(space: Namespace, problems: list[str]) -> int:
-    """Write the folder, after all checks that need no node.
+    """Write the folder, after all checks that need no node; or act on a written one.
 
     Args:
         space: the options of the command line.
         problems: problems with the command line so far.
 
     Returns:
-        The exit code 0.
+        The exit code: 1 if a check of a written folder found something broken.
 
     Raises:
         ConfigError, DataError, RunError: an option is impossible, or the folder is not empty.
 
     """
+    if space.action:
+        from .deploy_actions import act
+
+        return act(space, problems)
     server = validate_options(DeploymentOptions, space, problems)
     kit = validate_options(KitOptions, space, problems)
     experiment, _, overrides = read_experiment(space, problems)

@@ -23,6 +23,7 @@ METAVARS = {"algorithms": "A,B,C", "cells": "FILTER", "set": "NAME=VALUE"}
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
 TEMPLATES = ("algorithm", "model", "data")
 SHELLS = ("bash", "zsh", "fish", "tcsh")
+DEPLOY_ACTIONS = ("check", "nodes", "pause", "resume", "abort")
 KIND_ALIASES = {"methods": "algorithms"}
 """Other words for a kind of `list`: messages and pages call algorithms methods."""
 DEFAULT_ALGORITHMS = {"run": "fedmcsa", "deploy": "local,fedmcsa"}
@@ -119,6 +120,12 @@ NODE = {
     "nargs": "?",
     "help": "a node's configuration, nodes/N.toml, or the folder of its state (default: FEDATTUNE_STATE, else state)",
 }
+DEPLOY_ACTION = _make_argument(
+    "action",
+    "check a written folder, list its nodes, or pause, resume or abort its run (default: write one)",
+    nargs="?",
+) | {"metavar": "{" + ",".join(DEPLOY_ACTIONS) + "}"}
+DEPLOY_FOLDER = _make_argument("folder", "the written folder, or a run folder", nargs="?", type=Path)
 SHELL = _make_argument("shell", "your shell") | {"metavar": "{" + ",".join(SHELLS) + "}"}
 
 COMMANDS = {
@@ -136,7 +143,10 @@ COMMANDS = {
     ),
     "data": Command("show how data is distributed over clients", "data:show_data", SHOW),
     "deploy": Command(
-        "write a folder that trains over a real network with Flower, TLS and keys", "deploy", DEPLOYMENT
+        "write a folder that trains over a real network with Flower, TLS and keys",
+        "deploy",
+        DEPLOYMENT,
+        (DEPLOY_ACTION, DEPLOY_FOLDER),
     ),
     "reproduce": Command("reproduce a paper's table or figure, or list them", "reproduce", STUDY, (NAME,)),
     "report": Command(
@@ -333,10 +343,15 @@ def parse_arguments(
         raise ConfigError(f"give an action: {typed}; see fedattune {space.command} --help")
     if space.command == "list" and space.kind is not None:
         space.kind = KIND_ALIASES.get(space.kind, space.kind)
+    if space.command == "deploy" and space.action in words:
+        before = words[words.index(space.action) - 1]
+        if before.startswith("-") and before in rest:  # the action is the value of an unknown option
+            space.action = space.folder = None
     for command, name, choices in (
         ("list", "kind", LIST_KINDS),
         ("new", "template", TEMPLATES),
         ("completion", "shell", SHELLS),
+        ("deploy", "action", DEPLOY_ACTIONS),
     ):
         if space.command == command and (word := getattr(space, name)) is not None and word not in choices:
             raise ConfigError(f"unknown {name} {word!r}; {did_you_mean(word, choices)}")

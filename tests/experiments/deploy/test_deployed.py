@@ -254,3 +254,40 @@ def test_nodes_that_misbehave_are_named_and_change_nothing_else(tmp_path: Path) 
     models, others = models_below(trial.folder, "fedmcsa"), models_below(tmp_path, "fedmcsa")
     assert len(models) == 5
     same_models(others.__getitem__, models)
+
+
+def test_the_operator_reads_the_error_of_the_server(tmp_path: Path) -> None:
+    with Trial(tmp_path / "trial", 2, algorithms="fedavg", rounds=2) as trial:
+        (trial.folder / "runs/deployment").mkdir(parents=True)
+        (trial.folder / "runs/deployment/mine.txt").touch()
+        run = trial.run(timeout=100)
+    assert run.code == 1
+    assert run.status == "finished:failed"
+    assert "fedattune: the run failed: ServerApp failed with exception: run-folder:" in run.output
+    assert "is not empty and holds no federation; take a new folder" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_run_outlives_new_certificates_and_new_keys(tmp_path: Path) -> None:
+    with Trial(tmp_path / "trial", 2, algorithms="fedrep", rounds=40, eval_every=40) as trial:
+        first = trial.start_run()
+        trial.until("runs/deployment/fedrep/seed-0/checkpoints/000001.safetensors")
+        trial.call("certificates.sh", "renew")
+        trial.until("runs/deployment/fedrep/seed-0/checkpoints/000004.safetensors")
+        before = trial.call("nodes.sh")
+        for file in ("keys/node-1", "keys/node-1.pub"):
+            (trial.folder / file).rename(tmp_path / Path(file).name)
+        trial.call("certificates.sh", "key", "1")
+        rotation = trial.start("rotation", "./nodes.sh", "rotate", "node-1", "keys/node-1.pub")
+        wait_until(lambda: "restart its ./node.sh" in rotation.output, "the new key", rotation)
+        trial.stop_node(1)
+        trial.start_node(1)
+        assert trial.scripts.pop("rotation").finish(60).code == 0
+        after = trial.call("nodes.sh")
+        ids = [{line.split()[1]: line.split()[0] for line in text.splitlines()} for text in (before, after)]
+        assert ids[0]["node-0"] == ids[1]["node-0"]
+        assert ids[0]["node-1"] != ids[1]["node-1"]
+        ended = first.finish(200)
+        assert ended.completed, ended.output
+        faults = trial.result("fedrep").store.faults()
+        assert max((r for r, _, _ in faults), default=0) < 40  # the node with the new key trains again

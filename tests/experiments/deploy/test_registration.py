@@ -1,6 +1,7 @@
 """Nodes that register: clients, schemas, and nodes that do not belong to the federation."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 
-from fedattune import DataError, Federation, RunError
+from fedattune import DataError, Federation, RunError, __version__
 from fedattune.data import export_clients, infer_schema
 from federations import make_federation
 from flower.in_process import InProcessGrid
@@ -86,3 +87,51 @@ def test_nobody_takes_the_place_of_a_node_that_is_online(ragged: Federation, tmp
         tmp_path
     )
     assert not list((tmp_path / "thief").rglob("*.safetensors"))
+
+
+def rewrite(values: Mapping[int, Mapping[str, Any]]) -> type[InProcessGrid]:
+    """A grid whose nodes introduce themselves otherwise: number of a node -> values of its introduction."""
+
+    class Rewritten(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            replies = list(super().pull_messages(message_ids))
+            for reply in replies:
+                mine = values.get(reply.metadata.src_node_id)
+                if mine and '"kind": "hello"' in str(reply.content["head"]["json"]):
+                    changed(head(**mine))(reply)
+            return replies
+
+    return Rewritten
+
+
+def test_all_problems_of_all_nodes_come_at_once(ragged: Federation, tmp_path: Path) -> None:
+    other = infer_schema(make_federation([30, 30], features=4)).to_json()
+    empty = [{"name": "x", "number": None, "sizes": [0, 0, 3]}]
+    grid = rewrite({101: {"schema": other, "clients": empty}, 102: {"fedattune": "7.0.0"}})
+    with pytest.raises(RunError) as caught:
+        run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=grid)
+    text = str(caught.value)
+    assert "got answers of 1 nodes, expected 3" in text
+    assert "node 'node-1' does not fit the schema: expected" in text
+    assert "the client 'x' at node 'node-1' has 0 samples to train and 3 to test" in text
+    assert "node 'node-2' has FedAttune 7.0.0" in text
+
+
+def test_a_bad_node_beyond_the_minimum_is_left_out_and_named(ragged: Federation, tmp_path: Path) -> None:
+    other = infer_schema(make_federation([30, 30], features=4)).to_json()
+    grid = rewrite({102: {"schema": other}})
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", nodes=2, make_grid=grid)
+    assert [client.id for client in result.clients] == ["0", "1", "2", "3", "4"]
+    why = "left out of the federation: node 'node-2' does not fit the schema"
+    assert any(sentence.startswith(why) for sentence in read_log(tmp_path))
+    assert any(note.startswith(why) for note in result.notes)
+    (again,) = run_deployed(ragged, tmp_path, algorithms="fedavg", nodes=2, make_grid=grid)
+    assert again.notes == result.notes
+
+
+def test_versions_that_differ_a_little_are_noted(ragged: Federation, tmp_path: Path) -> None:
+    major, minor, *_ = __version__.split(".")
+    near = f"{major}.{int(minor) + 1}.0"
+    grid = rewrite({101: {"fedattune": near}})
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=grid)
+    assert any(f"node 'node-1' has FedAttune {near}" in note for note in result.notes)

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from filelock import FileLock
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 
 from conformance.table import Case
 from conformance.test_conformance import RUN, every_method
@@ -32,7 +33,9 @@ from fedattune import (
 from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
 from fedattune.experiments.deploy import backend
+from fedattune.experiments.deploy.client_app import make_client_app
 from fedattune.experiments.deploy.grid import pack_record, unpack_record
+from fedattune.experiments.deploy.server_app import make_server_app
 from fedattune.training.backends.message import WorkerMessage, split_message
 from flower.in_process import InProcessGrid
 from flower.runs import find_models, read_log, run_deployed, run_simulated
@@ -312,6 +315,27 @@ def test_what_cannot_be_is_said(
         run_deployed(ragged, tmp_path, **({"algorithms": "fedavg"} | config))
     text = str(caught.value) + "".join(file.read_text() for file in tmp_path.rglob("error.log"))
     assert message in text
+
+
+def test_an_error_of_the_server_app_is_one_sentence_for_flower(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower makes the text of the exception the status of the run, and logs the exception."""
+    context = Context(1, 1, {}, RecordDict(), {"rouns": 3, "run-folder": str(tmp_path / "run")})
+    grid = InProcessGrid(make_client_app(), [], {})
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(ConfigError, match="unknown key 'rouns', did you mean 'rounds'") as caught:
+            make_server_app()(grid, context)
+        logger.error("raised", exc_info=caught.value)
+    finally:
+        logger.removeHandler(caplog.handler)
+        for one in list(logger.filters):
+            logger.removeFilter(one)
+    assert "fedattune: error: run configuration: unknown key 'rouns'" in capsys.readouterr().out
+    assert "raised" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_one_server_at_a_time(ragged: Federation, tmp_path: Path) -> None:

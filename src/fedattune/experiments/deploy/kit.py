@@ -22,6 +22,7 @@ TEMPLATES = {
     "node.sh": "node.sh",
     "run.sh": "run.sh",
     "flwr.sh": "flwr.sh",
+    "nodes.sh": "nodes.sh",
     "nginx.conf": "nginx.conf",
     "Dockerfile": "Dockerfile",
     "compose.yaml": "compose.yaml",

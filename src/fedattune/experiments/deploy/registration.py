@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ...core.errors import DataError, RunError
+from ..._version import __version__
+from ...core.errors import DataError, FedAttuneError, RunError
 from ...core.io import natural_key
 from ...core.settings import MAX_CLIENTS
 from ...data import Schema
@@ -15,6 +16,7 @@ from ...data.federated import FederationInfo
 from ...training.backends.message import OLDEST_FORMAT, WorkerMessage
 from .config import DeploymentOptions
 from .grid import NodeGrid
+from .versions import check_versions
 
 HELLO_TIMEOUT_S = 60.0
 """Seconds that an unknown node has to introduce itself."""
@@ -40,6 +42,7 @@ class Hello(BaseModel):
     clients: tuple[HelloClient, ...] = Field(min_length=1)
     data_schema: str = Field(alias="schema")
     format: int = Field(OLDEST_FORMAT, ge=OLDEST_FORMAT)
+    fedattune: str = Field("", max_length=100)
 
     @property
     def label(self) -> str:
@@ -75,6 +78,7 @@ class NodeRegistry:
     Attributes:
         nodes: the nodes.
         info: facts about the clients.
+        notes: sentences about nodes that were left out, and about versions that differ.
 
     Raises:
         DataError: the data of the nodes do not fit together.
@@ -86,27 +90,15 @@ class NodeRegistry:
     ) -> None:
         self.hellos, self.deployment, self.attempt = hellos, deployment, attempt
         self.nodes = [RegisteredNode(hello.label, {}) for hello in hellos]
-        schema = deployment.data_schema or Schema.from_json(hellos[0].data_schema)
-        if not schema.classes and deployment.data_schema is None:
-            raise DataError(
-                "the target is a number, and the server has no schema: nodes would each take their own mean and "
-                "deviation; give the deployment a schema with target_mean and target_deviation"
-            )
-        clients: dict[str, tuple[HelloClient, RegisteredNode]] = {}
-        for hello, node in zip(hellos, self.nodes, strict=True):
-            schema.check(Schema.from_json(hello.data_schema), node.label)
-            for one in hello.clients:
-                if one.name in clients:
-                    raise DataError(
-                        f"the client {one.name!r} is at {clients[one.name][1].label} and at {node.label}; names of "
-                        "clients are unique in the federation, so rename one of them"
-                    )
-                if not one.sizes[0] or not one.sizes[2]:
-                    raise DataError(
-                        f"the client {one.name!r} at {node.label} has {one.sizes[0]} samples to train and "
-                        f"{one.sizes[2]} to test, expected at least one of each; give the client more data"
-                    )
-                clients[one.name] = one, node
+        self.notes: list[str] = []
+        schema = choose_schema(hellos, deployment)
+        if problems := [one for found in find_problems(hellos, schema) for one in found]:
+            raise DataError("; ".join(problems))
+        clients = {
+            one.name: (one, node)
+            for hello, node in zip(hellos, self.nodes, strict=True)
+            for one in hello.clients
+        }
         if len(clients) < 2:
             raise DataError("a federation needs at least two clients, but there is one; start more nodes")
         names = sorted(clients, key=natural_key)
@@ -124,12 +116,15 @@ class NodeRegistry:
             target_scale=schema.target_scale,
         )
         self._index: dict[int, int] = {}  # Flower's number of a node -> its index in `nodes`
-        self._foreign: set[int] = set()  # numbers of nodes of other federations
+        # Numbers of nodes that are not asked, and for each the nodes that have its place.
+        self._foreign: dict[int, set[int]] = {}
         self._silent: dict[int, float] = {}  # number -> when the node failed to introduce itself
 
     @classmethod
     def register(cls, grid: NodeGrid, deployment: DeploymentOptions, seed: int) -> "NodeRegistry":
         """Wait for the nodes of a new federation, and ask them for their clients.
+
+        A node that does not fit is left out if enough others fit. The log and `notes` say why.
 
         Args:
             grid: the connection to the nodes.
@@ -137,21 +132,39 @@ class NodeRegistry:
             seed: seed that draws the evaluated clients.
 
         Raises:
-            RunError: too few nodes came in time.
-            DataError: their data do not fit together.
+            RunError: too few nodes came in time, or too few of them fit. The message has the problems of all nodes.
+            DataError: the data of the nodes do not fit together. The message has the problems of all nodes.
 
         """
         n = deployment.nodes
         online = grid.wait(lambda numbers: len(numbers) >= n, f"waiting for {n} nodes")
         replies = _ask_hello(grid, online, deployment.round_timeout)
-        hellos = {number: hello for number, hello in replies.items() if isinstance(hello, Hello)}
+        notes: list[str] = []
+        failed = [f"a node {reason}" for reason in replies.values() if isinstance(reason, str)]
+        hellos: dict[int, Hello] = {}
+        for number, hello in replies.items():
+            if isinstance(hello, Hello):
+                try:
+                    note = check_versions(__version__, hello.fedattune, hello.label)
+                except RunError as error:
+                    failed.append(str(error))
+                    continue
+                hellos[number] = hello
+                notes += [note] if note else []
+        if not hellos:
+            raise RunError(_describe_shortage(0, n, failed))
+        schema = choose_schema(list(hellos.values()), deployment)
+        problems = dict(zip(hellos, find_problems(list(hellos.values()), schema), strict=True))
+        unfit = [one for found in problems.values() for one in found]
+        hellos = {number: hello for number, hello in hellos.items() if not problems[number]}
         if len(hellos) < n:
-            failed = [f"a node {reason}" for reason in replies.values() if isinstance(reason, str)]
-            raise RunError(
-                f"got answers of {len(hellos)} nodes, expected {n}: {'; '.join(failed) or 'some went offline'}; look "
-                "at the logs of the nodes that failed, start these nodes again, then run again"
-            )
+            kind = RunError if failed or not unfit else DataError
+            raise kind(_describe_shortage(len(hellos), n, [*failed, *unfit]))
+        notes += [f"left out of the federation: {one}" for one in [*failed, *unfit]]
+        for note in notes:
+            grid.log(note)
         registry = cls(list(hellos.values()), deployment, seed)
+        registry.notes = notes
         registry._index = {number: i for i, number in enumerate(hellos)}
         return registry
 
@@ -173,15 +186,28 @@ class NodeRegistry:
         return numbers
 
     def _locate(self, grid: NodeGrid, online: set[int]) -> dict[int, int]:
-        self._foreign &= online  # a node that comes back may have other data
+        # A node that comes back may have other data, and the node in its place may have left.
+        self._foreign = {
+            number: rivals
+            for number, rivals in self._foreign.items()
+            if number in online and (not rivals or rivals & online)
+        }
         now = time.monotonic()
         resting = {number for number, since in self._silent.items() if now - since < SILENCE_S}
-        new = online - self._index.keys() - self._foreign - resting
+        new = online - self._index.keys() - self._foreign.keys() - resting
         timeout = min(HELLO_TIMEOUT_S, self.deployment.round_timeout)
         for number, hello in (_ask_hello(grid, new, timeout) if new else {}).items():
             if not isinstance(hello, Hello):
                 self._silent[number] = time.monotonic()
                 continue
+            try:
+                note = check_versions(__version__, hello.fedattune, hello.label)
+            except RunError as error:
+                self._silent[number] = time.monotonic()
+                grid.log(f"{error}; the server does not ask this node")
+                continue
+            if note:
+                grid.log(note)
             names = {one.name for one in hello.clients}
             index = next((i for i, node in enumerate(self.nodes) if node.clients.keys() == names), None)
             rivals = {other for other, its in self._index.items() if its == index} & online
@@ -189,19 +215,19 @@ class NodeRegistry:
                 self._index = {other: its for other, its in self._index.items() if its != index}
                 self._index[number] = index
                 continue
-            self._foreign.add(number)
+            self._foreign[number] = rivals
             grid.log(
                 f"a second node says that it is {hello.label}, which is online: it is not asked"
                 if rivals
                 else f"{hello.label} does not belong to this federation: its clients differ from the clients at the "
-                "start; if its data changed, start a new run in another run-folder"
+                "start; it takes part from the next run on, in another run-folder"
             )
         return {self._index[number]: number for number in sorted(online & self._index.keys())}
 
     def to_json(self) -> dict[str, Any]:
         """Return the registry as plain JSON values."""
         hellos = [hello.model_dump(mode="json", by_alias=True) for hello in self.hellos]
-        return {"hellos": hellos, "attempt": self.attempt}
+        return {"hellos": hellos, "attempt": self.attempt, "notes": self.notes}
 
     @classmethod
     def from_json(
@@ -209,7 +235,70 @@ class NodeRegistry:
     ) -> "NodeRegistry":
         """Read the values of `to_json`; this start of the server is one more attempt."""
         hellos = [Hello(**hello) for hello in content["hellos"]]
-        return cls(hellos, deployment, seed, content["attempt"] + 1)
+        registry = cls(hellos, deployment, seed, content["attempt"] + 1)
+        registry.notes = [str(note) for note in content.get("notes", ())]
+        return registry
+
+
+def choose_schema(hellos: Sequence[Hello], deployment: DeploymentOptions) -> Schema:
+    """Take the server's schema, or the first node's where the server has none.
+
+    Raises:
+        DataError: the target is a number, and the server has no schema.
+
+    """
+    schema = deployment.data_schema or Schema.from_json(hellos[0].data_schema)
+    if not schema.classes and deployment.data_schema is None:
+        raise DataError(
+            "the target is a number, and the server has no schema: nodes would each take their own mean and "
+            "deviation; give the deployment a schema with target_mean and target_deviation"
+        )
+    return schema
+
+
+def find_problems(hellos: Sequence[Hello], schema: Schema) -> list[list[str]]:
+    """Find why nodes do not fit into a federation: schema, names of clients, numbers of samples.
+
+    Args:
+        hellos: the nodes' introductions. Of two nodes with the same client, the later one has the problem.
+        schema: the schema of all nodes' data.
+
+    Returns:
+        Sentences with the cure for each node; none if the node fits.
+
+    """
+    owners: dict[str, str] = {}
+    problems: list[list[str]] = []
+    for hello in hellos:
+        mine: list[str] = []
+        try:
+            schema.check(Schema.from_json(hello.data_schema), hello.label)
+        except FedAttuneError as error:
+            mine.append(str(error) if hello.label in str(error) else f"{hello.label}: {error}")
+        names: set[str] = set()
+        for one in hello.clients:
+            if one.name in owners or one.name in names:
+                mine.append(
+                    f"the client {one.name!r} is at {owners.get(one.name, hello.label)} and at {hello.label}; names "
+                    "of clients are unique in the federation, so rename one of them"
+                )
+            if not one.sizes[0] or not one.sizes[2]:
+                mine.append(
+                    f"the client {one.name!r} at {hello.label} has {one.sizes[0]} samples to train and "
+                    f"{one.sizes[2]} to test, expected at least one of each; give the client more data"
+                )
+            names.add(one.name)
+        if not mine:
+            owners |= dict.fromkeys(names, hello.label)
+        problems.append(mine)
+    return problems
+
+
+def _describe_shortage(n_fit: int, n: int, problems: Sequence[str]) -> str:
+    return (
+        f"got answers of {n_fit} nodes, expected {n}: {'; '.join(problems) or 'some went offline'}; look at the logs "
+        "of the nodes that failed, start these nodes again, then run again"
+    )
 
 
 def _ask_hello(grid: NodeGrid, numbers: set[int], timeout: float) -> dict[int, Hello | str]:

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
+import logging
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -22,15 +22,13 @@ from ...training.result import Result
 from ...training.storage.folder import RunFolder
 from .backend import FlowerBackend
 from .config import DeploymentPlan, Scalar
+from .control import FEDERATION_FILE, open_requests, read_request, write_request
 from .grid import NodeGrid
 from .node import build_initial_model, hash_model
 from .registration import NodeRegistry
 
 Log = Callable[[str], None]
 """Called with a sentence for the user."""
-
-FEDERATION_FILE = "federation.json"
-"""The server's file of the federation: its nodes and clients, and the token of the run's state on the nodes."""
 
 
 def run_server(
@@ -41,7 +39,8 @@ def run_server(
 ) -> list[Result]:
     """Run every method of the configuration with every seed over the nodes of a grid.
 
-    A run continues from its last round if the folder holds one with the same configuration.
+    A run continues from its last round if the folder holds one with the same configuration. The run ends early if the
+    administrator asks it to pause or to end (see `write_request`).
 
     Args:
         grid: Flower's grid.
@@ -63,7 +62,19 @@ def run_server(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock", timeout=0):
+            if (folder / FEDERATION_FILE).exists():
+                open_requests(folder)
             results = list(_Server(plan, folder, NodeGrid(grid, plan.deployment, log)).run())
+            request = read_request(folder)
+            if request == "pause":
+                write_request(folder, None)
+                log("the run is paused and everything is saved; ./run.sh continues it")
+                return results
+            if request and not results:
+                log("the run is aborted, and no method had finished: there is nothing to compare")
+                return results
+            if request:
+                log("the run is aborted; the results are of the methods that had finished")
             if not results:
                 raise RunError("no method finished: training diverged; lower the learning rate")
             _write_results(folder, results, log)
@@ -106,15 +117,24 @@ class _Server:
         return token, registry
 
     def run(self) -> Iterator[Result]:
-        """Run every method with every seed; skip runs that diverge."""
+        """Run every method with every seed; skip runs that diverge, and end at a request."""
         for name, algorithm in self.plan.algorithms.items():
             for seed in self.plan.seeds:
+                if self._should_stop():
+                    return
                 try:
-                    yield self._run_method(name, algorithm, seed)
+                    result = self._run_method(name, algorithm, seed)
+                    if result is None:  # the administrator asked for it
+                        return
+                    yield result
                 except DivergedError as error:
                     self.grid.log(f"{name}, seed {seed}: {error}")
 
-    def _run_method(self, name: str, algorithm: Algorithm, seed: int) -> Result:
+    def _should_stop(self) -> bool:
+        return read_request(self.folder) is not None
+
+    def _run_method(self, name: str, algorithm: Algorithm, seed: int) -> Result | None:
+        """Run a method with a seed; return None if a request ended it before its last round."""
         info, settings = self.registry.info, self.plan.settings(seed)
         settings.cohort_size(info.n_clients)
         check_device(settings)
@@ -148,9 +168,15 @@ class _Server:
             accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
             self.grid.log(f"{name}, seed {seed}: round {progress.round} of {progress.rounds}{accuracy}")
 
-        result = loop.run(log_progress, lambda: False)
+        result = loop.run(log_progress, self._should_stop)
+        if loop.record.round < settings.rounds:
+            self.grid.log(
+                f"{name}, seed {seed}: stopped after round {loop.record.round} of {settings.rounds}"
+            )
+            return None
         wire = {"up": backends[0].bytes_received, "down": backends[0].bytes_sent}
-        Result(result.config, {**result.facts, "wire": wire}, result.store).finish(run_folder)
+        facts = {**result.facts, "wire": wire, "notes": [*result.notes, *self.registry.notes]}
+        Result(result.config, facts, result.store).finish(run_folder)
         return Result.load(path)
 
 
@@ -179,6 +205,13 @@ def _write_results(folder: Path, results: list[Result], log: Log) -> None:
     log(f"The report is {summary.report}; each client's model is on its node")
 
 
+def _drop_traceback(record: logging.LogRecord) -> bool:
+    """Leave out the traceback of an error for the user, whose sentence says all."""
+    if record.exc_info and isinstance(record.exc_info[1], FedAttuneError):
+        record.exc_info = None
+    return True
+
+
 def make_server_app(custom_algorithms: Mapping[str, Algorithm] | None = None) -> ServerApp:
     """Make a ServerApp, with your own methods by name.
 
@@ -196,7 +229,10 @@ def make_server_app(custom_algorithms: Mapping[str, Algorithm] | None = None) ->
                 lambda sentence: print(f"fedattune: {sentence}", flush=True),
             )
         except FedAttuneError as error:
-            sys.exit(f"fedattune: error: {error}")
+            # Flower reports an exception as the run's status. It takes SystemExit for a process that died.
+            print(f"fedattune: error: {error}", flush=True)
+            logging.getLogger("flwr").addFilter(_drop_traceback)
+            raise type(error)(str(error)) from None
 
     return app
 

@@ -1,0 +1,75 @@
+"""Requests of the administrator to a run that is going on: a file in the run folder, which the server reads."""
+
+from pathlib import Path
+from typing import Literal
+
+from ...core.errors import RunError
+from ...core.io import read_json, write_json
+
+CONTROL_FILE = "control.json"
+"""The request to a run, in its run folder."""
+
+FEDERATION_FILE = "federation.json"
+"""The server's file of the federation: its nodes and clients, and the token of the run's state on the nodes."""
+
+ControlRequest = Literal["pause", "abort"]
+
+
+def write_request(folder: Path, request: ControlRequest | None) -> None:
+    """Ask the run in a folder to pause or to end after its current round; None takes the request back.
+
+    Args:
+        folder: the server's run folder.
+        request: the request.
+
+    Raises:
+        RunError: the folder holds no run of a federation.
+
+    """
+    if not (folder / FEDERATION_FILE).exists():
+        raise RunError(
+            f"{folder} holds no run of a federation, expected a folder with {FEDERATION_FILE}; give the run-folder "
+            "of the run, such as deployment/runs/deployment"
+        )
+    if request is None:
+        (folder / CONTROL_FILE).unlink(missing_ok=True)
+    else:
+        write_json(folder / CONTROL_FILE, {"request": request})
+
+
+def read_request(folder: Path) -> ControlRequest | None:
+    """Read the request to the run in a folder; None if there is none.
+
+    Raises:
+        RunError: the file is damaged.
+
+    """
+    file = folder / CONTROL_FILE
+    if not file.exists():
+        return None
+    content = read_json(file)
+    request = content.get("request") if isinstance(content, dict) else None
+    if request not in ("pause", "abort"):
+        raise RunError(f"{file} holds {request!r}, expected pause or abort; remove the file")
+    return request  # type: ignore[no-any-return]
+
+
+def open_requests(folder: Path) -> bool:
+    """Drop an old request to pause at the start of the server.
+
+    Returns:
+        True if there was one.
+
+    Raises:
+        RunError: the run was aborted.
+
+    """
+    request = read_request(folder)
+    if request == "abort":
+        raise RunError(
+            f"the run in {folder} was aborted; take a new run-folder, or take the request back by fedattune deploy "
+            "resume and this folder"
+        )
+    if request:
+        write_request(folder, None)
+    return request is not None

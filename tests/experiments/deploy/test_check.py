@@ -1,0 +1,128 @@
+"""The check of a written deployment."""
+
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="a real federation needs Flower")
+
+from fedattune.experiments.deploy.check import check_kit, find_run_folder
+from fedattune.experiments.deploy.kit import write_kit
+from flower.harness import ports
+
+CONFIG = {
+    "algorithms": "fedavg",
+    "model": "dnn",
+    "data-schema": '{"classes": ["a", "b"], "input_shape": [3]}',
+}
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    folder = tmp_path / "kit"
+    nodes = [{"data": "a.csv"}, {"data": "CHANGE ME"}]
+    write_kit(folder, config=CONFIG, nodes=nodes, results="runs", **ports(2))
+    subprocess.run([folder / "certificates.sh"], check=True, capture_output=True)
+    return folder
+
+
+def found(folder: Path) -> dict[str, tuple[str, str]]:
+    return {one.name: (one.state, f"{one.value}; {one.advice}") for one in check_kit(folder)}
+
+
+def test_a_good_deployment_has_nothing_broken(kit: Path) -> None:
+    states = {name: state for name, (state, _) in found(kit).items()}
+    assert "broken" not in states.values(), found(kit)
+    assert {name for name, state in states.items() if state == "note"} == {"nodes/1.toml", "SuperLink"}
+    assert {
+        "server certificate",
+        "authority",
+        "names",
+        "chain",
+        "server key",
+        "keys",
+        "port",
+    } <= states.keys()
+
+
+def replace(old: str, new: str) -> Callable[[Path], None]:
+    def change(kit: Path) -> None:
+        file = kit / "app/pyproject.toml"
+        file.write_text(file.read_text().replace(old, new))
+
+    return change
+
+
+def other_certificates(*files: str) -> Callable[[Path], None]:
+    """Take files of another authority."""
+
+    def change(kit: Path) -> None:
+        old = {
+            file: (kit / "certificates" / file).read_bytes()
+            for file in ("ca.crt", "server.pem", "server.key")
+        }
+        subprocess.run(["rm", "-r", kit / "certificates"], check=True)
+        subprocess.run([kit / "certificates.sh"], check=True, capture_output=True)
+        for file in old.keys() - set(files):
+            (kit / "certificates" / file).write_bytes(old[file])
+
+    return change
+
+
+def same_key(kit: Path) -> None:
+    (kit / "keys/node-1.pub").write_bytes((kit / "keys/node-0.pub").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "text"),
+    [
+        (replace('"fedavg"', '"fedavgg"'), "configuration", "did you mean 'fedavg'"),
+        (replace("flwr==1.41.0", "flwr==1.0.0"), "Flower", "the app needs 1.0.0; pip install flwr==1.0.0"),
+        (other_certificates("ca.crt"), "chain", "no authority in ca.crt signed server.pem"),
+        (other_certificates("server.key"), "server key", "server.key is of another certificate"),
+        (lambda kit: (kit / "certificates/ca.crt").write_text("x"), "certificates", "replace the file"),
+        (lambda kit: (kit / "keys/node-0").chmod(0o644), "keys/node-0", "others may read it (mode 644)"),
+        (lambda kit: (kit / "keys/node-0.pub").write_text("x"), "keys/node-0.pub", "no public key that Flower"),
+        (same_key, "keys/node-1.pub", "the same key as node-0.pub"),
+        (lambda kit: (kit / "nodes/0.toml").write_text("data ="), "nodes/0.toml", "mend the file"),
+    ],
+)  # fmt: skip
+def test_what_is_broken_is_named_with_its_cure(
+    kit: Path, spoil: Callable[[Path], object], name: str, text: str
+) -> None:
+    spoil(kit)
+    state, message = found(kit)[name]
+    assert state == "broken"
+    assert text in message
+
+
+def test_a_port_that_another_program_has_is_broken(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setenv("FEDATTUNE_PORT", str(other.getsockname()[1]))
+        monkeypatch.setattr("httpx.Client.send", refuse)
+        assert found(kit)["port"][0] == "broken"
+
+
+def refuse(*_: object, **__: object) -> None:
+    import httpx
+
+    raise httpx.ConnectError("refused")
+
+
+def test_a_renewed_certificate_has_the_same_names_and_authority(kit: Path) -> None:
+    before, names = (kit / "certificates/server.pem").read_bytes(), found(kit)["names"]
+    subprocess.run([kit / "certificates.sh", "renew"], check=True, capture_output=True)
+    assert (kit / "certificates/server.pem").read_bytes() != before
+    after = found(kit)
+    assert after["names"] == names
+    assert (after["chain"][0], after["server key"][0]) == ("ok", "ok")
+
+
+def test_the_run_folder_is_the_configured_one_or_the_folder_itself(kit: Path, tmp_path: Path) -> None:
+    assert find_run_folder(kit) == kit / "runs/deployment"
+    assert find_run_folder(tmp_path) == tmp_path
