@@ -138,7 +138,7 @@ def test_a_folder_that_holds_something_is_refused(cli: Cli, work: Path) -> None:
 def test_without_flower_there_is_one_sentence(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedattune.experiments.deploy.find_spec", lambda _: None)
     done = cli("deploy", "--out", "d")
-    assert (done.code, "pip install 'fedattune[flower]'" in done.err) == (2, True)
+    assert (done.code, "pip install '.[flower]'" in done.err) == (2, True)
 
 
 def test_a_table_is_deployed_with_the_epoch_of_compare(cli: Cli, work: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import ssl
 import stat
 import subprocess
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import yaml
 
 from fedattune import ConfigError
+from fedattune.experiments.deploy import programs
 from fedattune.experiments.deploy.kit import Scalar, write_kit
 from flower.harness import Deployment, free_ports, nginx, ports, wait_until
 
@@ -216,16 +218,19 @@ def test_scripts_say_what_is_missing(tmp_path: Path) -> None:
 # Processes.
 
 
-def refused(deployment: Deployment, attempts: dict[str, tuple[str, list[str]]]) -> None:
-    """Nodes beside the scripts, side by side, with other options; each ends with its message."""
+def refused(deployment: Deployment, attempts: dict[str, tuple[str, str, list[str]]]) -> None:
+    """Nodes beside the scripts, side by side, with other options; each ends with its message and the cause."""
     first = free_ports(len(attempts))
-    for number, (name, (_, options)) in enumerate(attempts.items()):
+    for number, (name, (_, _, options)) in enumerate(attempts.items()):
         address = ["--superlink", f"127.0.0.1:{deployment.port}", "--port", str(first + number)]
-        deployment.start(name, "flower-supernode", *address, *options)
-    for name, (message, _) in attempts.items():
+        deployment.start(
+            name, sys.executable, "-m", programs.__name__, "flower-supernode", *address, *options
+        )
+    for name, (message, cause, _) in attempts.items():
         ended = deployment.scripts[name].finish(60)
         assert ended.code == 1, ended.output
         assert message in ended.output
+        assert cause in ended.output.replace("\n", " ")
 
 
 @pytest.mark.deployed
@@ -255,15 +260,36 @@ def test_a_run_outlives_the_superlink_and_strangers_are_refused(tmp_path: Path) 
         refused(
             deployment,
             {
-                "unregistered": ("[code: 2004] Failed to activate SuperNode", [*ca, key, str(stranger)]),
-                "no-key": ("[code: 2001] SuperNode authentication is enabled", ca),
-                "twice": ("[code: 2004] Failed to activate SuperNode", [*ca, key, "keys/node-0"]),
+                "unregistered": (
+                    "[code: 2004] Failed to activate SuperNode",
+                    "its public key is not registered",
+                    [*ca, key, str(stranger)],
+                ),
+                "no-key": (
+                    "[code: 2001] SuperNode authentication is enabled",
+                    "the server needs a key",
+                    ca,
+                ),
+                "twice": (
+                    "[code: 2004] Failed to activate SuperNode",
+                    "the key is online already",
+                    [*ca, key, "keys/node-0"],
+                ),
                 "wrong-ca": (
                     "certificate verify failed",
+                    "does not trust the server's certificate",
                     ["--root-certificates", str(other), key, "keys/node-0"],
                 ),
             },
         )
+
+        # A clock that is ahead ends a node, by Flower without an error.
+        skewed = [sys.executable, str(Path(__file__).parents[2] / "flower/skewed_node.py"), "8"]
+        address = ["--superlink", f"127.0.0.1:{deployment.port}", "--port", str(free_ports(1))]
+        deployment.stop_node(1)
+        deployment.start("skewed", *skewed, *address, *ca, key, "keys/node-1")
+        assert "this machine's clock" in deployment.scripts["skewed"].finish(60).output
+        deployment.start_node(1)
 
         # As Ctrl-C, `kill %1` and shells do; the node goes in order, so it can come back at once.
         node = deployment.scripts["node-1"].process

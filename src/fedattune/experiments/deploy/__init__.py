@@ -13,4 +13,6 @@ def require_flower() -> None:
 
     """
     if find_spec("flwr") is None:
-        raise ConfigError("a real federation needs Flower: pip install 'fedattune[flower]'")
+        raise ConfigError(
+            "a real federation needs Flower: pip install '.[flower]' in the folder of FedAttune"
+        )

@@ -29,6 +29,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from ...core.errors import ConfigError
+from .causes import explain_at_exit
 
 COMMANDS = {
     "flower-supernode": ("flwr.supernode.cli", "flower_supernode"),
@@ -70,6 +71,8 @@ def main(command: str, arguments: Sequence[str]) -> Any:
     """
     sys.argv = [command, *arguments]
     _shorten_pauses(_read_seconds("FEDATTUNE_POLL", DEFAULT_POLL_S, 0.01, 60))
+    if command == "flower-supernode":
+        explain_at_exit()
     if command == "flower-superexec":
         os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(TASK_POLL_S))
         _fork_apps()
