@@ -12,7 +12,7 @@ from typing import Any
 
 KEPT_LINES = 40
 
-REFUSED = "[401] the server refused a sign of life of this node"
+REFUSED = "[401] the server refused a call of this node"
 """Logged when Flower ends the node by a signal to itself, without a message or an error code."""
 
 SIGNATURE = (
@@ -75,8 +75,9 @@ def explain_at_exit() -> None:
         log.error(REFUSED)
         os.kill(process, number)
 
-    connection: Any = importlib.import_module("flwr.supernode.fleet_http_connection")
-    connection.os = SimpleNamespace(**{**vars(os), "kill": kill})
+    for name in ("flwr.supernode.fleet_http_connection", "flwr.supercore.retry.http_retry"):
+        module: Any = importlib.import_module(name)
+        module.os = SimpleNamespace(**{**vars(os), "kill": kill})
 
     def explain() -> None:
         if sentence := explain_end(last.lines):
