@@ -8,6 +8,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+CUT_OFF_CODE = 3
+"""Flower's error code for a reply whose upload ended with the SuperLink's process."""
+
 server = ServerApp()
 client = ClientApp()
 
@@ -22,20 +25,24 @@ def main(grid: Grid, context: Context) -> None:
     sent = np.arange(int(config["numbers"]), dtype=np.float32)
     for turn in range(int(config["rounds"])):
         start = time.monotonic()
-        messages = [
-            Message(
+
+        def ask(node: int, turn: int = turn) -> Message:
+            return Message(
                 content=RecordDict({"arrays": ArrayRecord({"x": Array(sent)})}),
                 message_type=MessageType.TRAIN,
                 dst_node_id=node,
                 group_id=str(turn),
             )
-            for node in grid.get_node_ids()
-        ]
-        waiting = set(grid.push_messages(messages))
+
+        nodes = list(grid.get_node_ids())
+        waiting = dict(zip(grid.push_messages([ask(node) for node in nodes]), nodes, strict=True))
         said = []
         while waiting:
-            for reply in grid.pull_messages(waiting):
-                waiting.discard(reply.metadata.reply_to_message_id)
+            for reply in list(grid.pull_messages(list(waiting))):
+                node = waiting.pop(reply.metadata.reply_to_message_id)
+                if reply.has_error() and reply.error.code == CUT_OFF_CODE:
+                    waiting |= zip(grid.push_messages([ask(node)]), [node], strict=True)
+                    continue
                 assert not reply.has_error(), reply.error
                 assert np.array_equal(reply.content["arrays"]["x"].numpy(), 2 * sent)
                 said.append(str(reply.content["said"]["name"]))
