@@ -13,7 +13,7 @@ from ...core.effect import Effect
 from ...core.params import Params
 from ...core.payload import Payload
 from ...training.backends.base import TrainReply, TrainRequest
-from ...training.backends.message import JOINED_FORMAT, WorkerMessage, join_messages
+from ...training.backends.message import FORMAT_VERSION, JOINED_FORMAT, WorkerMessage, join_messages
 from ...training.backends.remote import RemoteBackend
 from ...training.client_state import PayloadFactory
 from ...training.context import RunContext
@@ -166,8 +166,7 @@ class FlowerBackend(RemoteBackend):
         They travel in one message, but to nodes of an older version of FedAttune one after the other.
         """
         self._last_before, self._delivered = self._last.clone(), self.pending.clone()
-        formats = [hello.format for hello in self._registry.hellos]
-        apart = {i for i, some in parts.items() if len(some) > 1 and formats[i] < JOINED_FORMAT}
+        apart = {i for i, some in parts.items() if len(some) > 1 and self._format(i) < JOINED_FORMAT}
         outcomes = self._send_joined({i: some for i, some in parts.items() if i not in apart}, timeout)
         outcomes.update((i, []) for i in apart)
         for turn in range(max((len(parts[i]) for i in apart), default=0)):
@@ -198,7 +197,8 @@ class FlowerBackend(RemoteBackend):
             )
         r = self._round = max((message.head["round"] for message in messages.values()), default=0)
         reachable = {numbers[i]: message for i, message in messages.items() if i in numbers}
-        replies = self._grid.exchange(reachable, str(r), timeout)
+        formats = {numbers[i]: self._format(i) for i in messages if i in numbers}
+        replies = self._grid.exchange(reachable, str(r), timeout, formats)
         self.bytes_sent += sum(message.nbytes() for message in reachable.values())
         outcomes: dict[int, list[WorkerMessage] | str] = {}
         for i, message in messages.items():
@@ -218,6 +218,10 @@ class FlowerBackend(RemoteBackend):
             if isinstance(one, str):
                 self._grid.log(f"round {r}: {one}")
         return outcomes
+
+    def _format(self, i: int) -> int:
+        """Return the newest version of the format that the node reads, and the server writes."""
+        return min(self._registry.hellos[i].format, FORMAT_VERSION)
 
     def _accept(
         self,

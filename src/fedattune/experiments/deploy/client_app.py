@@ -20,8 +20,10 @@ def make_client_app(custom_algorithms: Mapping[str, Algorithm] | None = None) ->
 
     def answer(message: Message, context: Context) -> Message:
         try:
+            asked = unpack_record(message.content)
+            version = int(str(message.content["head"]["version"]))  # the server reads what it writes
             node = NodeRuntime(context.node_config, context.run_config, custom_algorithms)
-            content = pack_record(node.answer(unpack_record(message.content)))
+            content = pack_record(node.answer(asked), version)
         except Exception as error:  # Flower would send the text of the error to the server
             content = pack_record(WorkerMessage({"kind": "failed", "error": type(error).__name__}))
         return Message(content, reply_to=message)

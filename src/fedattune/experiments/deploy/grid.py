@@ -1,18 +1,21 @@
 """Messages between the server and its nodes: Flower's records, which hold typed arrays and JSON, never pickle."""
 
+import hashlib
 import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from safetensors.torch import load, save
+from torch import Tensor
 
 from ...core.errors import RunError
-from ...training.backends.message import FORMAT_VERSION, OLDEST_FORMAT, WorkerMessage
+from ...training.backends.message import FORMAT_VERSION, JOINED_FORMAT, OLDEST_FORMAT, WorkerMessage
 from .config import DeploymentOptions
 
 CLOCK_SKEW_S = 5
@@ -33,13 +36,41 @@ class MessageFormatError(ValueError):
     """A record is no message of this version of the format."""
 
 
-def pack_record(message: WorkerMessage) -> RecordDict:
-    """Pack a message into records: `arrays` (NumPy's format, each with type and shape) and `head` (JSON)."""
-    arrays = {k: Array(v.detach().cpu().contiguous().numpy()) for k, v in message.tensors.items()}
-    head = json.dumps(message.head | {"names": list(arrays)}, allow_nan=False)
-    return RecordDict(
-        {"arrays": ArrayRecord(arrays), "head": ConfigRecord({"version": message.format, "json": head})}
-    )
+def pack_record(message: WorkerMessage, version: int = OLDEST_FORMAT) -> RecordDict:
+    """Pack a message into records: `arrays` (typed arrays) and `head` (JSON).
+
+    Every object of a message costs the SuperLink several requests. So all tensors are one array, the bytes of a
+    safetensors file; in the first version of the format, each tensor is an array of its own.
+
+    Args:
+        message: the message.
+        version: version of the format, which the reader must know.
+
+    """
+    head = message.head | {"names": list(message.tensors)}
+    if version < JOINED_FORMAT:
+        arrays = {k: Array(v.detach().cpu().contiguous().numpy()) for k, v in message.tensors.items()}
+    else:
+        whole, head["copies"] = _drop_copies(message.tensors)
+        arrays = {"tensors": Array(np.frombuffer(save(whole), dtype=np.uint8))} if whole else {}
+    config = {"version": version, "json": json.dumps(head, allow_nan=False)}
+    return RecordDict({"arrays": ArrayRecord(arrays), "head": ConfigRecord(config)})
+
+
+def _drop_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Split tensors into different ones, and the names of the others with the name of an equal tensor."""
+    whole, copies, seen = dict[str, Tensor](), dict[str, str](), dict[tuple[Any, ...], str]()
+    for name, tensor in tensors.items():
+        dense = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        content = (
+            hashlib.sha256(dense.reshape(-1).view(torch.uint8).numpy()).digest() if dense.numel() else b""
+        )
+        first = seen.setdefault((dense.dtype, dense.shape, content), name)
+        if first == name:
+            whole[name] = dense
+        else:
+            copies[name] = first
+    return whole, copies
 
 
 def unpack_record(record: RecordDict) -> WorkerMessage:
@@ -51,15 +82,21 @@ def unpack_record(record: RecordDict) -> WorkerMessage:
     """
     try:
         head = record.config_records["head"]
-        if (version := head["version"]) not in range(OLDEST_FORMAT, FORMAT_VERSION + 1):
+        version = head["version"]
+        if not isinstance(version, int) or not OLDEST_FORMAT <= version <= FORMAT_VERSION:
             raise MessageFormatError(
                 f"its message has version {version!r:.40} of the format, expected {OLDEST_FORMAT} to {FORMAT_VERSION}; "
                 "server and nodes may be one minor version of FedAttune apart: upgrade the older one"
             )
         content = json.loads(str(head["json"]))
-        arrays = record.array_records["arrays"]
-        # Flower's arrays are read-only, and PyTorch warns of read-only arrays.
-        tensors = {name: torch.from_numpy(np.array(arrays[name].numpy())) for name in content.pop("names")}
+        arrays, names = record.array_records["arrays"], content.pop("names")
+        if version < JOINED_FORMAT:
+            # Flower's arrays are read-only, and PyTorch warns of read-only arrays.
+            tensors = {name: torch.from_numpy(np.array(arrays[name].numpy())) for name in names}
+        else:
+            whole = load(arrays["tensors"].numpy().tobytes()) if "tensors" in arrays else {}
+            copies = content.pop("copies")
+            tensors = {name: whole[copies.get(name, name)] for name in names}
     except MessageFormatError:
         raise
     except Exception as error:  # bytes from outside can fail in any way
@@ -115,7 +152,11 @@ class NodeGrid:
         return online
 
     def exchange(
-        self, messages: Mapping[int, WorkerMessage], group: str, timeout: float | None = None
+        self,
+        messages: Mapping[int, WorkerMessage],
+        group: str,
+        timeout: float | None = None,
+        formats: Mapping[int, int] | None = None,
     ) -> dict[int, NodeReply]:
         """Send messages to nodes, and wait for the replies.
 
@@ -123,6 +164,7 @@ class NodeGrid:
             messages: node number -> message.
             group: Flower's name of the group of messages.
             timeout: seconds to wait; by default the timeout of a round.
+            formats: node number -> version of the format that the node reads; by default the oldest.
 
         Returns:
             Node number -> reply.
@@ -134,7 +176,7 @@ class NodeGrid:
         ttl = timeout + CLOCK_SKEW_S
         flower_messages = [
             Message(
-                pack_record(message),
+                pack_record(message, (formats or {}).get(node, OLDEST_FORMAT)),
                 message_type=MESSAGE_TYPES[message.head["kind"]],
                 dst_node_id=node,
                 group_id=group,

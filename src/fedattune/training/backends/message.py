@@ -16,7 +16,7 @@ FORMAT_VERSION, OLDEST_FORMAT = 2, 1
 """Newest and oldest version of the format that this version of FedAttune reads; other messages are refused."""
 
 JOINED_FORMAT = 2
-"""Version of the format from which several messages can travel in one."""
+"""Version of the format from which several messages can travel in one, and all tensors as one object."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,6 @@ class WorkerMessage:
             PointScores(point, part, torch.tensor(ids), Scores(**self.get(f"scores/{i}")))
             for i, (point, part, ids) in enumerate(self.head.get("scores", ()))
         ]
-
-    @property
-    def format(self) -> int:
-        """The oldest version of the format that can express this message: older programs read all that they can."""
-        return JOINED_FORMAT if self.head.get("kind") == "several" else OLDEST_FORMAT
 
     def nbytes(self) -> int:
         """Return the bytes of the tensors that travel."""
