@@ -48,13 +48,14 @@ def pack_record(message: WorkerMessage, version: int = OLDEST_FORMAT) -> RecordD
 
     """
     head = message.head | {"names": list(message.tensors)}
+    arrays: dict[str, Array]
     if version < JOINED_FORMAT:
         arrays = {k: Array(v.detach().cpu().contiguous().numpy()) for k, v in message.tensors.items()}
     else:
         whole, head["copies"] = _drop_copies(message.tensors)
         arrays = {"tensors": Array(np.frombuffer(save(whole), dtype=np.uint8))} if whole else {}
-    config = {"version": version, "json": json.dumps(head, allow_nan=False)}
-    return RecordDict({"arrays": ArrayRecord(arrays), "head": ConfigRecord(config)})
+    config = ConfigRecord({"version": version, "json": json.dumps(head, allow_nan=False)})
+    return RecordDict({"arrays": ArrayRecord(arrays), "head": config})
 
 
 def _drop_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -63,7 +64,9 @@ def _drop_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
     for name, tensor in tensors.items():
         dense = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         content = (
-            hashlib.sha256(dense.reshape(-1).view(torch.uint8).numpy()).digest() if dense.numel() else b""
+            hashlib.sha256(dense.reshape(-1).view(torch.uint8).numpy().data).digest()
+            if dense.numel()
+            else b""
         )
         first = seen.setdefault((dense.dtype, dense.shape, content), name)
         if first == name:

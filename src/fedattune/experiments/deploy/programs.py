@@ -54,7 +54,7 @@ READY = "fedattune: imported all modules of the app"
 
 DEFAULT_POLL_S = 0.5
 DEFAULT_HEARTBEAT_S = 30
-TASK_POLL_S = 0.1
+TASK_POLL_S = 0.2
 """Seconds between the looks of a node's programs for each other's messages; they ask their own machine only."""
 
 

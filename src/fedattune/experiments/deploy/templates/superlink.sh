@@ -12,6 +12,8 @@ keep superlink flower-superlink --host 127.0.0.1 --port "$FEDATTUNE_PORT" \
     --ssl-keyfile certificates/server.key --enable-supernode-auth --disable-runtime-dependency-installation \
     --isolation process --database state/superlink/state.db &
 superlink=$!
+# It starts a process for each run only, and each look for one costs the SuperLink's database some milliseconds.
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=1
 # shellcheck disable=SC2086 # several words
 keep superexec $flower flower-superexec --runtime-api-address "127.0.0.1:$FEDATTUNE_PORT" \
     --root-certificates certificates/ca.crt &
