@@ -34,6 +34,7 @@ def run_deployed(
         "nodes": len(groups),
         "poll": 0.001,
         "round-timeout": 0.05,
+        "metrics-port": 0,  # tests run side by side
         "data-schema": infer_schema(federation).to_json(),
         **{key.replace("_", "-"): value for key, value in (RUN | config).items()},
     }
