@@ -203,7 +203,8 @@ def _write_notes(statuses: "Sequence[RunStatus]", run: Path) -> list[str]:
     from ..analysis.monitor import is_deployment, read_nodes
 
     notes = [status.failure for status in statuses if status.failure]
-    notes += _describe_nodes(read_nodes(run))
+    if any(status.state == "running" for status in statuses):  # a killed server leaves an old file
+        notes += _describe_nodes(read_nodes(run))
     quiet = [status.quiet for status in statuses if status.state == "stopped?"]
     if quiet and not any(status.state == "running" for status in statuses):
         file = run / COMMAND_FILE

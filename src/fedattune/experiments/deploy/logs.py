@@ -3,7 +3,6 @@
 import json
 import logging
 import re
-import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -41,6 +40,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({key: value for key, value in line.items() if value is not None})
 
 
+class StandardOutput(logging.Handler):
+    """Print records. Flower replaces sys.stdout for each run, so no handler may keep an earlier one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record at once."""
+        print(self.format(record), flush=True)
+
+
 def open_log(program: Literal["server", "node"], log_format: LogFormat, **constants: Any) -> logging.Logger:
     """Make the logger of a program print to the standard output.
 
@@ -50,8 +57,7 @@ def open_log(program: Literal["server", "node"], log_format: LogFormat, **consta
         constants: fields of every line in JSON, such as the name of the node.
 
     """
-    # Flower replaces sys.stdout for each run, so the stream of an earlier handler may be closed.
-    handler = logging.StreamHandler(sys.stdout)
+    handler = StandardOutput()
     is_json = log_format == "json"
     handler.setFormatter(JsonFormatter(constants) if is_json else logging.Formatter("fedattune: %(message)s"))
     logger = logging.getLogger(f"fedattune.{program}")
@@ -96,6 +102,7 @@ def log_node(
 
     """
     fields = {name: (head or {}).get(key) for name, key in HEAD_FIELDS.items()}
-    logging.getLogger("fedattune.node").log(
-        level, "%s", sentence, extra={"fields": fields, "without_data": without_data}
-    )
+    logger = logging.getLogger("fedattune.node")
+    if not any(isinstance(one, StandardOutput) for one in logger.handlers):  # outside a node's program
+        logger = open_log("node", "text")
+    logger.log(level, "%s", sentence, extra={"fields": fields, "without_data": without_data})
