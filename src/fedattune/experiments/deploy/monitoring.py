@@ -195,6 +195,12 @@ class RunMonitor:
         if is_new:
             self._write()
 
+    def end_runs(self) -> None:
+        """Take the following sentences of the log for sentences about all methods."""
+        with self._lock:
+            self._current = None
+            self._progress = time.monotonic()
+
     def end(self) -> None:
         """Say in the run folder that no node works for this run any more."""
         with suppress(OSError):

@@ -71,6 +71,7 @@ def run_server(
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock", timeout=0), serve_metrics(monitor, plan.deployment.metrics_port, log):
             results = list(_Server(plan, folder, NodeGrid(grid, plan.deployment, log), monitor).run())
+            monitor.end_runs()
             if not results:
                 raise RunError("no method finished: training diverged; lower the learning rate")
             _write_results(folder, results, log, has_table=plan.deployment.log_format == "text")
