@@ -17,7 +17,7 @@ pytest.importorskip("prometheus_client", reason="metrics need prometheus-client"
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedattune import Federation
+from fedattune import Federation, load_federation
 from fedattune.data import Schema
 from fedattune.experiments.deploy.config import DeploymentOptions
 from fedattune.experiments.deploy.kit import write_kit
@@ -63,9 +63,7 @@ def test_metrics_are_the_results(ragged: Federation, tmp_path: Path, monkeypatch
     for result in (local, fedavg):
         mine = (result.algorithm, "0")
         assert samples["fedattune_rounds_done", mine] == samples["fedattune_rounds_planned", mine] == 3
-        assert samples["fedattune_accuracy", mine] == pytest.approx(
-            result.metrics[3]["acc_uniform"], abs=1e-6
-        )
+        assert samples["fedattune_accuracy", mine] == pytest.approx(result.metrics["acc_uniform"], abs=1e-6)
         assert samples["fedattune_sent_bytes_total", mine] == result.facts["wire"]["down"]
         assert samples["fedattune_received_bytes_total", mine] == result.facts["wire"]["up"]
         assert samples["fedattune_clients_without_reply", mine] == 0
@@ -79,6 +77,29 @@ def test_metrics_are_the_results(ragged: Federation, tmp_path: Path, monkeypatch
     assert read_samples(looks[0][0][1])["fedattune_rounds_done", ("local", "0")] == 1
     with pytest.raises(urllib.error.URLError):
         get(port, "/metrics")  # the run has ended
+
+
+def test_of_numbers_as_targets_there_is_an_rmse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "prices.csv"
+    rows = [f"city{i % 4},{50 + i % 30},{300_000 + 50_000 * (i % 4) + 1500 * (i % 30)}" for i in range(80)]
+    table.write_text("\n".join(["city,area,price", *rows]) + "\n")
+    prices = load_federation(table, client_column="city", target="price")
+    seen: list[dict[tuple[str, tuple[str, ...]], float]] = []
+    record = RunMonitor.record_progress
+
+    def record_and_look(self: RunMonitor, progress: Progress, absent: int) -> None:
+        record(self, progress, absent)
+        families = MetricsCollector(self).collect()
+        samples = [sample for family in families for sample in family.samples]
+        seen.append(
+            {(one.name, tuple(one.labels[key] for key in sorted(one.labels))): one.value for one in samples}
+        )
+
+    monkeypatch.setattr(RunMonitor, "record_progress", record_and_look)
+    (result,) = run_deployed(prices, tmp_path, algorithms="local", groups=[[0, 3], [1, 2]])
+    run = ("local", "0")
+    assert seen[-1]["fedattune_rmse", run] == pytest.approx(result.metrics["rmse_uniform"], rel=1e-6)
+    assert ("fedattune_accuracy", run) not in seen[-1]
 
 
 def test_a_node_without_a_name_is_not_named_by_its_clients(tmp_path: Path) -> None:
