@@ -82,6 +82,38 @@ def test_who_was_stopped_is_told_how_to_go_on(tmp_path: Path) -> None:
     assert f"fedattune compare --resume '{tmp_path}/an out'" in text
 
 
+def test_of_a_deployment_nodes_are_named_while_it_runs(tmp_path: Path) -> None:
+    run = experiment(tmp_path / "out")
+    nodes = [
+        {"name": "north", "online": True, "fault": None},
+        {"name": "east", "online": True, "fault": "late"},
+        {"name": "west", "online": False, "fault": "failed"},
+        {"name": "south", "online": True, "fault": "refused"},
+    ]
+    write_json(run / "nodes.json", {"nodes": nodes})
+
+    def printed(line: RunStatus) -> str:
+        console = terminal(200, 30)
+        print_status([line], run, console)
+        assert isinstance(console.file, StringIO)
+        return console.file.getvalue()
+
+    text = printed(RunStatus("fedavg", 0, "running", 3, 9, 0.5))
+    assert "nodes: 3 of 4 online; late: east; offline: west; refused: south" in text
+    assert "nodes:" not in printed(RunStatus("fedavg", 0, "finished", 9, 9, 0.5))
+
+
+def test_a_deployment_that_was_stopped_continues_by_its_script(tmp_path: Path) -> None:
+    run = experiment(tmp_path / "out")
+    write_json(run / "federation.json", {})
+    console = terminal(200, 30)
+    print_status([RunStatus("fedavg", 0, "stopped?", 3, 9, 0.5, quiet=754.0)], run, console)
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert "resume with: ./run.sh in the folder of the deployment" in text
+    assert "--resume" not in text
+
+
 def test_plain_lines_only_of_what_changed() -> None:
     def told(lines: list[RunStatus], before: list[RunStatus]) -> str:
         console = Console(file=StringIO(), width=500)

@@ -23,6 +23,7 @@ def run_deployed(
     custom: Any = None,
     make_grid: type[InProcessGrid] = InProcessGrid,
     groups: Sequence[Sequence[int]] = GROUPS,
+    log_format: str = "text",
     **config: Any,
 ) -> list[Result]:
     """Run a deployment over nodes in this process, each with its data in files of its own; return the results."""
@@ -34,18 +35,26 @@ def run_deployed(
         "nodes": len(groups),
         "poll": 0.001,
         "round-timeout": 0.05,
+        "metrics-port": 0,  # tests run side by side
+        "log-format": log_format,
         "data-schema": infer_schema(federation).to_json(),
         **{key.replace("_", "-"): value for key, value in (RUN | config).items()},
     }
     run_config["set"] = f"dnn.hidden=6; {run_config.get('set', '')}"
     nodes = [
-        {"name": f"node-{i}", "data": str(folder / "data" / f"node-{i}"), "state": str(folder / f"state-{i}")}
+        {
+            "name": f"node-{i}",
+            "data": str(folder / "data" / f"node-{i}"),
+            "state": str(folder / f"state-{i}"),
+            "log-format": log_format,
+        }
         for i in range(len(groups))
     ]
     grid = make_grid(make_client_app(custom), nodes, run_config, lost)
     log: list[str] = []
     try:
-        return run_server(grid, run_config, custom, log.append)
+        # In JSON, the server and the nodes print.
+        return run_server(grid, run_config, custom, log.append if log_format == "text" else None)
     finally:
         (folder / "log.txt").write_text("\n".join(log))
 

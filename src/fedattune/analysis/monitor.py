@@ -1,5 +1,6 @@
 """The status of runs while they train, read beside the process that writes them."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -7,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ..core.errors import RunError
 from ..core.io import read_json
 from ..core.metrics import METRICS, MetricName
 from ..training.history import summarize_scores
@@ -20,6 +22,28 @@ QUIET_S, QUIET_ROUNDS = 60.0, 10.0
 """Seconds, and rounds' worth of seconds, without anything new after which a run is taken for stopped."""
 FIRST_ROUND_S = 600.0
 """Seconds without a first round, whose length nobody knows, after which a run is taken for stopped."""
+
+FEDERATION_FILE = "federation.json"
+"""The file that makes a folder the run folder of a deployment."""
+
+NODES_FILE = "nodes.json"
+"""The state of the nodes of a deployment, which the server writes into the run folder while it works."""
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """The status of one node of a deployment.
+
+    Attributes:
+        name: the node.
+        is_online: whether it is online.
+        fault: kind of the fault at its last message, such as `late`; empty after a reply that counts.
+
+    """
+
+    name: str
+    is_online: bool
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +131,28 @@ def read_statuses(path: Path) -> list[RunStatus]:
             state = "stopped?"
         statuses.append((replace(status, state=state), folder.name))
     return [_add_gain(status, name, means) for status, name in statuses]
+
+
+def is_deployment(path: Path) -> bool:
+    """Tell whether a folder is the run folder of a deployment."""
+    return (path / FEDERATION_FILE).exists()
+
+
+def read_nodes(path: Path) -> list[NodeStatus]:
+    """Read the status of the nodes of a deployment; none if the folder is of no deployment that is running.
+
+    Raises:
+        RunError: the file is damaged.
+
+    """
+    file = path / NODES_FILE
+    try:
+        nodes = json.loads(file.read_text(encoding="utf-8"))["nodes"]
+        return [NodeStatus(str(one["name"]), bool(one["online"]), str(one["fault"] or "")) for one in nodes]
+    except FileNotFoundError:  # the server removes it at its end, at any moment
+        return []
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{file} is damaged; remove it, the server writes it again") from error
 
 
 def _list_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:

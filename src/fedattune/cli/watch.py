@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from ..analysis.monitor import RunState, RunStatus
+    from ..analysis.monitor import NodeStatus, RunState, RunStatus
 
 REPORT_TIME_SHARE = 0.1
 """Share of the time that may go into renewing the report: training needs the cores."""
@@ -200,19 +200,39 @@ def _make_table(statuses: "Sequence[RunStatus]", columns: StatusColumns) -> "Tab
 
 def _write_notes(statuses: "Sequence[RunStatus]", run: Path) -> list[str]:
     from ..analysis.folder import COMMAND_FILE
+    from ..analysis.monitor import is_deployment, read_nodes
 
     notes = [status.failure for status in statuses if status.failure]
+    if any(status.state == "running" for status in statuses):  # a killed server leaves an old file
+        notes += _describe_nodes(read_nodes(run))
     quiet = [status.quiet for status in statuses if status.state == "stopped?"]
     if quiet and not any(status.state == "running" for status in statuses):
         file = run / COMMAND_FILE
         command = file.read_text(encoding="utf-8").strip() if file.is_file() else "compare"
+        resume = f"fedattune {command} --resume {shlex.quote(str(run))}"
+        if is_deployment(run):
+            resume = "./run.sh in the folder of the deployment"
         notes.append(
             f"stopped?: nothing new for {_format_duration(min(quiet))}; if nothing trains there any more, resume with: "
-            f"fedattune {command} --resume {shlex.quote(str(run))}"
+            f"{resume}"
         )
     if not any(status.round for status in statuses):
         notes.append("No round is finished yet.")
     return notes
+
+
+def _describe_nodes(nodes: "Sequence[NodeStatus]") -> list[str]:
+    """Describe the nodes of a deployment in one sentence, or in none if there are no nodes."""
+    if not nodes:
+        return []
+    faults: dict[str, list[str]] = {}
+    for node in nodes:
+        fault = node.fault if node.is_online else "offline"
+        if fault:
+            faults.setdefault(fault, []).append(node.name)
+    parts = [f"{sum(node.is_online for node in nodes)} of {len(nodes)} online"]
+    parts += [f"{fault}: {', '.join(names)}" for fault, names in sorted(faults.items())]
+    return [f"nodes: {'; '.join(parts)}"]
 
 
 def _join_legend(columns: StatusColumns) -> str:

@@ -16,6 +16,7 @@ from ...data.schema import Schema
 from ..config import Experiment
 from ..load import parse_set
 from ..validate import assign_options, expand_names, list_model_options
+from .logs import LogFormat
 
 NODE_OPTIONS = {
     "data", "data_dir", "client_column", "target", "partition", "clients", "small_clients", "scaling",
@@ -61,6 +62,15 @@ class DeploymentOptions(StrictSchema):
         description="refuse an update whose length (L2 norm) is this many times the usual length",
     )
     poll: float = Field(0.5, gt=0, description="seconds between checks for replies")
+    metrics_port: int = Field(
+        9300,
+        ge=0,
+        le=65535,
+        description="port of /metrics (Prometheus) and /healthz on the server's loopback; 0: none",
+    )
+    log_format: LogFormat = Field(
+        "text", description="format of the server's log: text, or one JSON object per line"
+    )
     data_schema: Schema | None = Field(
         None,
         exclude=True,

@@ -10,7 +10,10 @@ from pathlib import Path
 from ..._version import __version__
 from ...core.errors import ConfigError
 from ...core.io import write_text
-from .config import Scalar
+from .config import DeploymentOptions, Scalar
+
+MONITORING = "monitoring"
+"""Folder of the files for Prometheus and Grafana; a deployment without metrics has none."""
 
 TEMPLATES = {
     "README.md": "README.md",
@@ -26,6 +29,7 @@ TEMPLATES = {
     "nginx.conf": "nginx.conf",
     "Dockerfile": "Dockerfile",
     "compose.yaml": "compose.yaml",
+    **{f"{MONITORING}/{name}": name for name in ("prometheus.yml", "alerts.yml", "grafana.json")},
 }
 """Files of every deployment, and their templates. `nodes/0.toml` and so on are added."""
 
@@ -79,8 +83,13 @@ def write_kit(
         "server_app": server_app,
         "client_app": client_app,
         "version": __version__,
+        "metrics_port": config.get("metrics-port", DeploymentOptions.model_fields["metrics_port"].default),
     }
-    texts = {path: _render(template, values) for path, template in TEMPLATES.items()}
+    texts = {
+        path: _render(template, values)
+        for path, template in TEMPLATES.items()
+        if values["metrics_port"] or not path.startswith(f"{MONITORING}/")
+    }
     texts |= {
         f"nodes/{n}.toml": f"# Configuration of node {n}; paths are relative to the folder above.\n{_to_toml(node)}"
         for n, node in enumerate(nodes)

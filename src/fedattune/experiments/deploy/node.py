@@ -31,6 +31,7 @@ from ...training.backends.worker import export_state, handle_message, load_state
 from ...training.storage.rows import load_rows
 from .audit import AuditLog, AuditLogError, count_bytes
 from .config import DeploymentPlan, Scalar
+from .logs import open_log
 from .node_files import mark_current, report_error, retire_errors
 from .policy import NodePolicy
 from .state import LostStateError, NodeState
@@ -57,6 +58,9 @@ class NodeRuntime:
         self.folder = Path(str(self.config.get("state") or os.environ.get("FEDATTUNE_STATE", "state")))
         self._run_config, self._custom_algorithms = run_config, custom_algorithms
         self.audit = AuditLog(self.folder)
+        log_format = self.config.setdefault("log-format", os.environ.get("FEDATTUNE_LOG_FORMAT", "text"))
+        # The policy refuses another format, and this refusal must reach the operator in some format.
+        open_log("node", "json" if log_format == "json" else "text", node=self.config.get("name"))
 
     def answer(self, message: WorkerMessage) -> WorkerMessage:
         """Handle a message. The reply names only the kind of an error, because its text may hold data."""

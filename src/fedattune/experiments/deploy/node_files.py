@@ -1,6 +1,7 @@
 """Files of a node: its configuration, the folder of its state, its errors, and the run that is current."""
 
 import json
+import logging
 import os
 import tomllib
 import traceback
@@ -12,6 +13,7 @@ from typing import Any
 
 from ...core.errors import ConfigError, FedAttuneError
 from ...core.io import write_text
+from .logs import log_node
 
 ERRORS, OLD_ERRORS = "error.log", "error.old.log"
 
@@ -80,7 +82,12 @@ def report_error(folder: Path, error: Exception, head: Mapping[str, Any]) -> Non
 
     """
     text = "".join(traceback.format_exception(error))
-    print(f"fedattune: {error if isinstance(error, FedAttuneError) else text}", flush=True)
+    log_node(
+        str(error if isinstance(error, FedAttuneError) else text),
+        without_data=f"the node could not answer ({type(error).__name__}); its {ERRORS} says why",
+        level=logging.ERROR,
+        head=head,
+    )
     parts = [f"{key} {head[key]}" for key in ("kind", "algorithm", "seed", "round") if key in head]
     entry = f"{datetime.now(UTC).isoformat(timespec='seconds')} message: {', '.join(parts)}\n{text}\n"
     with suppress(OSError):  # a full disk must not replace the error itself; the node's log has it already

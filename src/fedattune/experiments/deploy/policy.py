@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from ...core.errors import ConfigError, RunError
 from ...core.io import write_text
 from ...core.options import Count, StrictSchema, describe_errors
+from .logs import LogFormat, log_node
 
 SHARED_NAME, APPROVED_NAME = "shared.json", "approved.json"
 
@@ -45,6 +47,9 @@ class NodePolicy(StrictSchema):
     max_rounds: Count | None = Field(None, description="highest round that the node takes part in")
     max_bytes: Count | None = Field(None, description="bytes that the node sends in one run at most")
     methods: str | None = Field(None, description="methods that the node trains, with commas between")
+    log_format: LogFormat = Field(
+        "text", description="format of the node's log: text, or one JSON object per line"
+    )
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "NodePolicy":
@@ -127,7 +132,11 @@ class NodePolicy(StrictSchema):
         file, text = folder / SHARED_NAME, format_shared(shared)
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             write_text(file, text)
-            print(f"fedattune: the node tells the server this about its data:\n{text}", flush=True)
+            log_node(
+                f"the node tells the server this about its data:\n{text}",
+                without_data=f"what the node tells the server about its data is new: see {SHARED_NAME}",
+                level=logging.INFO,
+            )
         if self.consent == "ask" and _read_approval(folder) != _hash_text(text):
             raise NotApprovedError(
                 f"nobody has approved what this node tells the server, {file}; read it, and run: "

@@ -11,10 +11,11 @@ from filelock import FileLock, Timeout
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from ...analysis.folder import EXPERIMENT_FILE
 from ...core.algorithm import Algorithm
 from ...core.errors import DivergedError, FedAttuneError, RunError
 from ...core.hardware import check_device
-from ...core.io import read_json, write_json
+from ...core.io import read_json, write_json, write_text
 from ...training.client_state import PayloadFactory
 from ...training.context import Progress, RunContext
 from ...training.loop import RoundLoop
@@ -24,6 +25,9 @@ from .backend import FlowerBackend
 from .config import DeploymentPlan, Scalar
 from .control import FEDERATION_FILE, open_requests, read_request, write_request
 from .grid import NodeGrid
+from .logs import make_server_log
+from .metrics import serve_metrics
+from .monitoring import MonitoredBackend, RunMonitor, monitor_grid
 from .node import build_initial_model, hash_model
 from .registration import NodeRegistry
 
@@ -35,7 +39,7 @@ def run_server(
     grid: Grid,
     run_config: Mapping[str, Scalar],
     custom_algorithms: Mapping[str, Algorithm] | None = None,
-    log: Log = print,
+    log: Log | None = None,
 ) -> list[Result]:
     """Run every method of the configuration with every seed over the nodes of a grid.
 
@@ -46,7 +50,7 @@ def run_server(
         grid: Flower's grid.
         run_config: configuration of the run.
         custom_algorithms: your own methods by name.
-        log: called with a sentence for the user.
+        log: called with a sentence for the user; by default it prints lines in the format of `log-format`.
 
     Returns:
         The results of all runs that finished.
@@ -59,12 +63,16 @@ def run_server(
     """
     plan = DeploymentPlan(run_config, custom_algorithms)
     folder = plan.deployment.run_folder
+    monitor = RunMonitor(plan.deployment, folder)
+    log = log or make_server_log(plan.deployment.log_format, monitor.get_fields)
+    grid = monitor_grid(grid, monitor)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock", timeout=0):
+        with FileLock(folder / ".lock", timeout=0), serve_metrics(monitor, plan.deployment.metrics_port, log):
             if (folder / FEDERATION_FILE).exists():
                 open_requests(folder)
-            results = list(_Server(plan, folder, NodeGrid(grid, plan.deployment, log)).run())
+            results = list(_Server(plan, folder, NodeGrid(grid, plan.deployment, log), monitor).run())
+            monitor.end_runs()
             request = read_request(folder)
             if request == "pause":
                 write_request(folder, None)
@@ -77,7 +85,7 @@ def run_server(
                 log("the run is aborted; the results are of the methods that had finished")
             if not results:
                 raise RunError("no method finished: training diverged; lower the learning rate")
-            _write_results(folder, results, log)
+            _write_results(folder, results, log, has_table=plan.deployment.log_format == "text")
             return results
     except Timeout as error:
         raise RunError(f"run-folder: a run is going on in {folder}; stop it, or take a new folder") from error
@@ -88,9 +96,10 @@ def run_server(
 class _Server:
     """The runs of a plan over the nodes of a federation."""
 
-    def __init__(self, plan: DeploymentPlan, folder: Path, grid: NodeGrid) -> None:
-        self.plan, self.folder, self.grid = plan, folder, grid
+    def __init__(self, plan: DeploymentPlan, folder: Path, grid: NodeGrid, monitor: RunMonitor) -> None:
+        self.plan, self.folder, self.grid, self.monitor = plan, folder, grid, monitor
         self.token, self.registry = self._open_registry()
+        monitor.begin_federation(self.token, self.registry, grid.online())
         info = self.registry.info
         grid.log(
             f"{info.n_clients} clients at {len(self.registry.nodes)} nodes, {len(info.classes)} classes; results go "
@@ -114,6 +123,8 @@ class _Server:
         else:
             token, registry = secrets.token_hex(8), NodeRegistry.register(self.grid, deployment, seed)
         write_json(file, {"token": token, **registry.to_json()})
+        # From this file, `fedattune watch` knows the methods that have not begun.
+        write_text(self.folder / EXPERIMENT_FILE, self.plan.experiment.to_yaml())
         return token, registry
 
     def run(self) -> Iterator[Result]:
@@ -151,20 +162,25 @@ class _Server:
         path = self.folder / name / f"seed-{seed}"
         run_folder = RunFolder.open(path, config, resume=(path / "config.json").exists())
         if run_folder.is_finished:
+            self.monitor.begin_run(name, seed, settings.rounds, settings.rounds)
             return Result.load(path)
         module = build_initial_model(algorithm, card)
         key = {"token": self.token, "algorithm": name, "seed": seed, "model": hash_model(module)}
         backends: list[FlowerBackend] = []
 
         def make_backend(context: RunContext, make_payload: PayloadFactory) -> FlowerBackend:
-            backends.append(FlowerBackend(context, make_payload, self.grid, self.registry, key))
+            backend = MonitoredBackend(context, make_payload, self.grid, self.registry, key)
+            backend.monitor = self.monitor
+            backends.append(backend)
             return backends[0]
 
         loop = RoundLoop(algorithm, info, module, settings, config, run_folder, make_backend)
         if loop.record.round:
             self.grid.log(f"{name}, seed {seed}: continuing after round {loop.record.round}")
+        self.monitor.begin_run(name, seed, loop.record.round, settings.rounds)
 
         def log_progress(progress: Progress) -> None:
+            self.monitor.record_progress(progress, len(loop.record.absent))
             accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
             self.grid.log(f"{name}, seed {seed}: round {progress.round} of {progress.rounds}{accuracy}")
 
@@ -180,7 +196,7 @@ class _Server:
         return Result.load(path)
 
 
-def _write_results(folder: Path, results: list[Result], log: Log) -> None:
+def _write_results(folder: Path, results: list[Result], log: Log, *, has_table: bool) -> None:
     """Write the comparison of the results, and log its verdict."""
     from ...analysis.compare import BASELINE
     from ...analysis.tables import make_console, print_methods
@@ -193,7 +209,8 @@ def _write_results(folder: Path, results: list[Result], log: Log) -> None:
     names = {result.algorithm for result in results}
     outcome = Outcome(results, ())
     summary = write_summary(outcome, files=[folder / "result.json"], report=folder / "report.html")
-    print_methods(summary.rows, make_console())
+    if has_table:
+        print_methods(summary.rows, make_console())
     for note in dict.fromkeys(summary.notes):
         log(f"note: {note}")
     if BASELINE in names and len(names) > 1:
@@ -222,12 +239,7 @@ def make_server_app(custom_algorithms: Mapping[str, Algorithm] | None = None) ->
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            run_server(
-                grid,
-                context.run_config,
-                custom_algorithms,
-                lambda sentence: print(f"fedattune: {sentence}", flush=True),
-            )
+            run_server(grid, context.run_config, custom_algorithms)
         except FedAttuneError as error:
             # Flower reports an exception as the run's status. It takes SystemExit for a process that died.
             print(f"fedattune: error: {error}", flush=True)

@@ -13,6 +13,7 @@ from ...core.errors import RunError
 from ...core.io import write_text
 from ...core.params import Params
 from ...training.storage.checkpoint import CheckpointFolder
+from .logs import log_node
 
 ROUNDS_KEPT = 3
 """The server's last round, the new round, and the round before both, in case the server goes back a round."""
@@ -85,10 +86,10 @@ class NodeState:
         try:
             saved = self._checkpoints.load()
         except RunError as error:
-            print(f"fedattune: {error}", flush=True)
+            log_node(str(error))
             return None, 0
         for sentence in saved.warnings:
-            print(f"fedattune: {sentence}", flush=True)
+            log_node(sentence)
         return Params(saved.flat), int(saved.meta["round"])
 
     def save(self, round_: int, state: Mapping[str, Any]) -> None:

@@ -1,0 +1,169 @@
+"""The state of a deployment while it runs: health, faults by kind, and the nodes for `fedattune watch`."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="a real federation needs Flower")
+
+from flwr.app import Message
+
+from fedattune import Federation
+from fedattune.analysis.monitor import read_nodes, read_statuses
+from fedattune.experiments.deploy import monitoring
+from fedattune.experiments.deploy.config import DeploymentOptions
+from fedattune.experiments.deploy.monitoring import RunMonitor, classify_fault
+from fedattune.training.context import Progress
+from flower.in_process import InProcessGrid
+from flower.runs import read_log, run_deployed
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("was offline", "offline"),
+        ("went offline", "offline"),
+        ("could not be reached", "offline"),
+        ("sent no reply within 300 seconds", "late"),
+        ("failed (ValueError; its error.log says why)", "failed"),
+        ("failed (Flower's error code 2)", "failed"),
+        ("sent no valid reply: its message is damaged (KeyError)", "refused"),
+        ("replied for round 3, expected 4", "refused"),
+    ],
+)
+def test_kinds_of_faults(reason: str, kind: str) -> None:
+    assert classify_fault(reason) == kind
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunMonitor, list[Any]]]:
+    """The monitor of each run, with the snapshots and files after each round."""
+    monitors: list[tuple[RunMonitor, list[Any]]] = []
+    record = RunMonitor.record_progress
+
+    def record_and_look(self: RunMonitor, progress: Progress, absent: int) -> None:
+        record(self, progress, absent)
+        if not monitors or monitors[-1][0] is not self:
+            monitors.append((self, []))
+        nodes, statuses = read_nodes(self._folder), read_statuses(self._folder)
+        monitors[-1][1].append((self.take_snapshot(), nodes, statuses))
+
+    monkeypatch.setattr(RunMonitor, "record_progress", record_and_look)
+    return monitors
+
+
+def test_faults_are_counted_by_node_and_kind(ragged: Federation, tmp_path: Path, seen: Any) -> None:
+    class Faulty(InProcessGrid):
+        """Node 100 fails, node 101 is late and node 102 is offline, each in one round."""
+
+        def get_node_ids(self) -> list[int]:
+            away = seen and seen[-1][1][-1][0].runs["fedavg", 0].done == 2
+            return [number for number in self.contexts if number != 102 or not away]
+
+        def push_messages(self, messages: Any) -> Any:
+            messages = list(messages)
+            for message in messages:
+                is_failing = message.metadata.group_id == "2" and message.metadata.dst_node_id == 100
+                data = self.contexts[message.metadata.dst_node_id].node_config
+                data["data"] = str(data["data"]).removesuffix("-gone") + "-gone" * is_failing
+            return super().push_messages(messages)
+
+    def lose(node: int, message: Message) -> bool:
+        return node == 101 and message.metadata.group_id == "1"
+
+    run_deployed(
+        ragged,
+        tmp_path,
+        algorithms="fedavg",
+        rounds=4,
+        eval_every=4,
+        cohort=6,
+        lost=lose,
+        make_grid=Faulty,
+    )
+    ((_, looks),) = seen
+    names = [node.name for node in looks[0][1]]
+    last = looks[-1][0]
+    got = {(last.names[i], kind): n for (i, kind), n in last.faults.items()}
+    assert got == {("node-0", "failed"): 1, ("node-1", "late"): 1, ("node-2", "offline"): 1}
+    assert sorted(names) == ["node-0", "node-1", "node-2"]
+    faults = [{node.name: node.fault for node in nodes if node.fault} for _, nodes, _ in looks]
+    assert faults == [{"node-1": "late"}, {"node-0": "failed"}, {"node-2": "offline"}, {}]
+    assert [[node.name for node in nodes if not node.is_online] for _, nodes, _ in looks][2] == ["node-2"]
+    assert [now.runs["fedavg", 0].absent for now, _, _ in looks] == [3, 2, 1, 0]
+    assert not read_nodes(tmp_path / "run")  # the server has ended
+
+
+def test_a_dropped_upload_counts_for_its_node(ragged: Federation, tmp_path: Path, seen: Any) -> None:
+    run_deployed(ragged, tmp_path, algorithms="fedavg", rounds=3, cohort=6, largest_update=1.0001)
+    ((_, looks),) = seen
+    dropped = sum(n for (_, kind), n in looks[-1][0].faults.items() if kind == "dropped")
+    assert dropped == sum("its upload is dropped" in line for line in read_log(tmp_path)) > 0
+
+
+def test_methods_that_have_not_begun_are_waiting(ragged: Federation, tmp_path: Path, seen: Any) -> None:
+    run_deployed(ragged, tmp_path, algorithms="local,fedavg", rounds=2)
+    first = seen[0][1][0][2]
+    assert [(status.method, status.state) for status in first] == [
+        ("local", "running"),
+        ("fedavg", "waiting"),
+    ]
+
+
+def make_monitor(folder: Path) -> RunMonitor:
+    return RunMonitor(DeploymentOptions(start_timeout=600, round_timeout=10), folder)
+
+
+def test_health_names_a_run_without_progress_or_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor, now = make_monitor(tmp_path), time.monotonic()
+    is_healthy, facts = monitor.describe_health()
+    assert not is_healthy
+    assert (facts["status"], facts["reason"]) == (
+        "stalled",
+        "no node is online; look at the logs of the nodes",
+    )
+    monitor.record_online({7})
+    assert monitor.describe_health() == (
+        True,
+        {
+            "status": "waiting",
+            "method": None,
+            "seed": None,
+            "round": None,
+            "rounds": None,
+            "seconds_since_progress": pytest.approx(0, abs=5),
+            "nodes_online": 1,
+            "nodes_known": 0,
+        },
+    )
+    monitor.begin_run("fedavg", 3, done=0, planned=9)
+    monitor.record_progress(Progress(2, 9, 0.5, 1.0), absent=0)
+    is_healthy, facts = monitor.describe_health()
+    assert is_healthy
+    assert [facts[key] for key in ("status", "method", "seed", "round", "rounds")] == [
+        "running",
+        "fedavg",
+        3,
+        2,
+        9,
+    ]
+    # A round's messages may take 10 seconds, so 3 times as long is a stall.
+    monkeypatch.setattr(monitoring.time, "monotonic", lambda: now + 25)
+    assert monitor.describe_health()[0]
+    monkeypatch.setattr(monitoring.time, "monotonic", lambda: now + 60)
+    is_healthy, facts = monitor.describe_health()
+    assert not is_healthy
+    assert "expected one in 30 s" in facts["reason"]
+    monitor.begin_exchange(100)  # many rounds in one message
+    assert monitor.describe_health()[0]
+
+
+def test_a_fault_in_the_file_of_the_nodes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "nodes.json").write_text(json.dumps({"nodes": [{"name": "a"}]}))
+    with pytest.raises(Exception, match=r"nodes\.json is damaged"):
+        read_nodes(tmp_path)
