@@ -1,0 +1,150 @@
+"""The deployment's units of systemd: they run the commands of the scripts, which are tested, and see little."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections import defaultdict
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from fedattune.experiments.deploy.kit import write_kit
+from fedattune.experiments.deploy.programs import COMMANDS
+
+PORTS = {"port": 7443, "proxy_port": 7555, "node_port": 7100}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A deployment with three nodes; only the first has trial data."""
+    nodes = [{"data": "data/node-0"}, {"data": "CHANGE ME"}, {"data": "CHANGE ME"}]
+    write_kit(tmp_path / "kit", config={}, nodes=nodes, results="runs/deployment", **PORTS)
+    return tmp_path / "kit"
+
+
+def join_lines(file: Path) -> str:
+    return re.sub(r"\\\n\s*", "", file.read_text(encoding="utf-8"))
+
+
+def unit(folder: Path, name: str) -> dict[str, list[str]]:
+    """All values of each key of a unit; a template unit is that of node 2."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in join_lines(folder / f"systemd/fedattune-{name}.service").splitlines():
+        if line and line[0] not in "#[":
+            key, value = line.split("=", 1)
+            found[key].append(value.replace("%i", "2"))
+    return found
+
+
+def script_command(folder: Path, script: str, name: str) -> list[str]:
+    """The command that a script keeps running, for node 2."""
+    (command,) = re.findall(rf"^ *keep {name} (.*) &$", join_lines(folder / script), re.MULTILINE)
+    common = (folder / "common.sh").read_text(encoding="utf-8")
+    (flower,) = re.findall(r'^flower="(.*)"$', common, re.MULTILINE)
+    for variable, value in {
+        "$((FEDATTUNE_NODE_PORT + node))": str(PORTS["node_port"] + 2),
+        "$FEDATTUNE_PORT": str(PORTS["port"]),
+        "$flower": flower,
+        "$node": "2",
+    }.items():
+        command = command.replace(variable, value)
+    return shlex.split(command)
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "kept"),
+    [
+        ("superlink", "superlink.sh", "superlink"),
+        ("superexec", "superlink.sh", "superexec"),
+        ("node@", "node.sh", '"node-[$]node"'),
+    ],
+)
+def test_a_unit_runs_the_command_of_the_script(folder: Path, name: str, script: str, kept: str) -> None:
+    (start,) = unit(folder, name)["ExecStart"]
+    command = shlex.split(start)
+    if command[:2] == ["/bin/sh", "-c"]:  # systemd cannot add up
+        text = command[2].removeprefix("exec ").replace(f"$$(({PORTS['node_port']} + 2))", "7102")
+        command = shlex.split(text.replace("$$", "$"))
+    command[0] = command[0].removeprefix("/opt/fedattune/bin/")
+    assert command == script_command(folder, script, kept)
+    if command[0] == "python3":
+        assert command[3] in COMMANDS
+    else:
+        assert entry_points(group="console_scripts", name=command[0])
+
+
+@pytest.mark.parametrize("name", ["superlink", "superexec", "proxy", "node@"])
+def test_a_unit_writes_only_into_its_own_state(folder: Path, name: str) -> None:
+    values = unit(folder, name)
+    assert values["User"] == ["fedattune"]
+    assert values["ProtectSystem"] == ["strict"]
+    assert values["NoNewPrivileges"] == values["PrivateTmp"] == ["yes"]
+    assert values["CapabilityBoundingSet"] == [""]
+    assert values["UMask"] == ["0077"]
+    assert values["Restart"] == ["always"]
+    assert values["KillMode"] == ["mixed"]
+    writable = " ".join(values["ReadWritePaths"] + values["BindPaths"]).split()
+    assert (
+        writable
+        == {
+            "superlink": ["/srv/fedattune/state/superlink"],
+            "superexec": ["/srv/fedattune/state/superexec", "/srv/fedattune/runs"],
+            "proxy": [],
+            "node@": ["/srv/fedattune/state/node-2"],
+        }[name]
+    )
+    for path in writable:
+        assert (folder / path.removeprefix("/srv/fedattune/")).stat().st_mode & 0o777 == 0o700
+    # The programs that compute cannot have it: a convolution writes machine code.
+    assert bool(values["MemoryDenyWriteExecute"]) == (name in {"superlink", "proxy"})
+    if name in {"superlink", "superexec"}:  # nobody on the network, and no way out
+        assert values["IPAddressDeny"] == ["any"]
+        assert values["IPAddressAllow"] == ["localhost"]
+
+
+def test_a_unit_of_a_node_sees_the_files_that_compose_mounts(folder: Path) -> None:
+    seen = " ".join(unit(folder, "node@")["BindReadOnlyPaths"]).replace("-/", "/").split()
+    assert unit(folder, "node@")["TemporaryFileSystem"] == ["/srv/fedattune:ro"]
+    assert sorted(path.removeprefix("/srv/fedattune/") for path in seen) == [
+        "certificates/ca.crt",
+        "data/node-2",
+        "keys/node-2",
+        "nodes/2.toml",
+    ]
+    assert (folder / "nodes/2.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("results", "writable"), [("/var/lib/fed", "/var/lib/fed"), ("a/b/c", "/srv/fedattune/a")]
+)
+def test_the_server_app_can_write_its_results(tmp_path: Path, results: str, writable: str) -> None:
+    if results.startswith("/"):
+        results = writable = str(tmp_path / "elsewhere")
+    write_kit(tmp_path / "kit", config={}, nodes=[{}], results=results)
+    assert unit(tmp_path / "kit", "superexec")["ReadWritePaths"][0].split()[1] == writable
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
+def test_systemd_accepts_the_units(folder: Path, tmp_path: Path) -> None:
+    units = tmp_path / "units"
+    units.mkdir()
+    for file in (folder / "systemd").glob("*.service"):
+        # The programs are not in /opt on this machine.
+        text = re.sub(r"^(ExecStart(Pre)?=)\S+", r"\1/bin/true", file.read_text("utf-8"), flags=re.MULTILINE)
+        (units / file.name.replace("@", "@2")).write_text(text, encoding="utf-8")
+    files = sorted(map(str, units.iterdir()))
+    assert len(files) == 4
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+    for file in files:
+        rated = subprocess.run(
+            ["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", file],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert rated.returncode == 0, rated.stdout.splitlines()[-1]
