@@ -1,14 +1,17 @@
-"""The deployment's units of systemd: they run the commands of the scripts, which are tested, and see little."""
+"""The deployment's units of systemd and containers: they run the tested scripts or their commands, and see little."""
 
 import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections import defaultdict
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from fedattune.experiments.deploy.kit import write_kit
 from fedattune.experiments.deploy.programs import COMMANDS
@@ -22,6 +25,9 @@ def folder(tmp_path: Path) -> Path:
     nodes = [{"data": "data/node-0"}, {"data": "CHANGE ME"}, {"data": "CHANGE ME"}]
     write_kit(tmp_path / "kit", config={}, nodes=nodes, results="runs/deployment", **PORTS)
     return tmp_path / "kit"
+
+
+# Units.
 
 
 def join_lines(file: Path) -> str:
@@ -148,3 +154,113 @@ def test_systemd_accepts_the_units(folder: Path, tmp_path: Path) -> None:
             check=False,
         )
         assert rated.returncode == 0, rated.stdout.splitlines()[-1]
+
+
+# Containers.
+
+
+def services(folder: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load((folder / "compose.yaml").read_text("utf-8"))[
+        "services"
+    ]
+    return found
+
+
+def mounts(service: dict[str, Any], *, read_only: bool) -> set[str]:
+    """The mounted paths of the folder; each is in the container where it is in the folder."""
+    for one in service["volumes"]:
+        assert one["type"] == "bind"
+        assert not one["bind"]["create_host_path"]  # Docker would make a folder for root in place of a file
+        assert one["target"] == "/deployment/" + one["source"].removeprefix("./")
+    return {
+        one["source"].removeprefix("./")
+        for one in service["volumes"]
+        if one.get("read_only", False) == read_only
+    }
+
+
+def test_compose_has_a_service_for_each_node_and_publishes_nothing(folder: Path) -> None:
+    composed = services(folder)
+    assert set(composed) == {"superlink", "register", "proxy", "node-0", "node-1", "node-2"}
+    assert composed["node-2"]["environment"]["FEDATTUNE_SUPERLINK"] == "superlink:7555"
+    for name in ("proxy", "register"):  # the SuperLink's control API is on loopback
+        assert composed[name]["network_mode"] == "service:superlink"
+    whole = yaml.safe_load((folder / "compose.yaml").read_text("utf-8"))
+    assert whole["networks"] == {"federation": {"internal": True}}
+    assert not any(service.get("ports") for service in composed.values())
+
+
+def test_containers_have_no_rights(folder: Path) -> None:
+    for name, service in services(folder).items():
+        assert service["user"] == "${FEDATTUNE_USER:-1000:1000}"
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["mem_limit"]
+        assert service["pids_limit"]
+        assert service["logging"]["options"]["max-size"]
+        assert any(mount.startswith("/tmp:") for mount in service["tmpfs"])
+        if name != "register":
+            assert service["healthcheck"]["test"][0] == "CMD"
+
+
+def test_containers_start_in_an_order_that_works(folder: Path) -> None:
+    composed = services(folder)
+    for name, service in composed.items():
+        for other, need in service.get("depends_on", {}).items():
+            is_done = need["condition"] == "service_completed_successfully"
+            assert is_done == (composed[other]["restart"] == "no"), (name, other)
+            assert is_done or "healthcheck" in composed[other]
+    assert set(composed["node-1"]["depends_on"]) == {"proxy", "register"}
+
+
+def test_containers_see_only_what_they_need(folder: Path) -> None:
+    composed = services(folder)
+    assert mounts(composed["node-0"], read_only=True) == {
+        "common.sh",
+        "node.sh",
+        "certificates/ca.crt",
+        "keys/node-0",
+        "nodes/0.toml",
+        "data/node-0",
+    }
+    assert "data/node-1" not in mounts(composed["node-1"], read_only=True)
+    assert mounts(composed["node-1"], read_only=False) == {"state/node-1"}
+    server = mounts(composed["superlink"], read_only=True)
+    assert mounts(composed["superlink"], read_only=False) == {
+        "state/superlink",
+        "state/superexec",
+        "state/cli",
+        "runs",
+    }
+    assert {path for path in server if path.startswith("keys/")} == {f"keys/node-{n}.pub" for n in range(3)}
+    assert not any("ca.key" in path for path in server | mounts(composed["proxy"], read_only=True))
+    assert mounts(composed["proxy"], read_only=False) == set()
+    made_later = re.compile(r"certificates/|keys/|data/")
+    for name, service in composed.items():
+        for path in mounts(service, read_only=True) | mounts(service, read_only=False):
+            assert made_later.match(path) or (folder / path).exists(), (name, path)
+        command = service["command"][0].removeprefix("./")
+        assert command == "nginx" or command in mounts(service, read_only=True)
+
+
+def test_a_container_mounts_every_file_that_its_script_names(folder: Path) -> None:
+    """A script that starts to use another file fails here, and not in a container."""
+    for name in ("superlink", "register", "node-1"):
+        service = services(folder)[name]
+        seen = mounts(service, read_only=True) | mounts(service, read_only=False)
+        scripts = [path for path in seen if path.endswith(".sh")]
+        text = "".join((folder / script).read_text("utf-8") for script in scripts)
+        named = set(re.findall(r"(?:\./|\b)((?:\w+\.sh)|(?:certificates/[\w.]+(?:crt|pem|key)))\b", text))
+        missing = named - seen - {"certificates.sh"}
+        if name == "register":  # its scripts advise others
+            missing -= {"superlink.sh"}
+        assert not missing, name
+
+
+def test_the_image_gets_flower(folder: Path) -> None:
+    (extra,) = re.findall(r"\.whl\)\[(\w+)\]", (folder / "Dockerfile").read_text(encoding="utf-8"))
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    assert any(need.startswith("flwr") for need in project["optional-dependencies"][extra])

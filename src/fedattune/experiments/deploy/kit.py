@@ -96,8 +96,8 @@ def write_kit(
         )
     # Neither nginx nor systemd makes its folders, and Docker would make them for root only.
     (folder / _find_top(results)).mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in ("superlink", "superexec", "cli", *(f"node-{n}" for n in range(len(nodes)))):
-        (folder / "state" / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for state in ("superlink", "superexec", "cli", *(f"node-{n}" for n in range(len(nodes)))):
+        (folder / "state" / state).mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, text in texts.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
