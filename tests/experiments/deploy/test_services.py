@@ -16,7 +16,7 @@ import yaml
 from fedattune.experiments.deploy.kit import write_kit
 from fedattune.experiments.deploy.programs import COMMANDS
 
-PORTS = {"port": 7443, "proxy_port": 7555, "node_port": 7100}
+PORTS: dict[str, Any] = {"port": 7443, "proxy_port": 7555, "node_port": 7100}
 
 
 @pytest.fixture
@@ -122,14 +122,13 @@ def test_a_unit_of_a_node_sees_the_files_that_compose_mounts(folder: Path) -> No
     assert (folder / "nodes/2.toml").exists()
 
 
-@pytest.mark.parametrize(
-    ("results", "writable"), [("/var/lib/fed", "/var/lib/fed"), ("a/b/c", "/srv/fedattune/a")]
-)
-def test_the_server_app_can_write_its_results(tmp_path: Path, results: str, writable: str) -> None:
-    if results.startswith("/"):
-        results = writable = str(tmp_path / "elsewhere")
+@pytest.mark.parametrize("place", ["inside", "elsewhere"])
+def test_the_server_app_can_write_its_results(tmp_path: Path, place: str) -> None:
+    results, writable = ("a/b/c", "/srv/fedattune/a") if place == "inside" else (str(tmp_path / "fed"),) * 2
     write_kit(tmp_path / "kit", config={}, nodes=[{}], results=results)
     assert unit(tmp_path / "kit", "superexec")["ReadWritePaths"][0].split()[1] == writable
+    whole = [one for one in services(tmp_path / "kit")["superlink"]["volumes"] if not one.get("read_only")]
+    assert [one["source"] for one in whole][-1] == ("./a" if place == "inside" else results)
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
