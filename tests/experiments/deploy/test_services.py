@@ -145,9 +145,9 @@ def test_systemd_accepts_the_units(folder: Path, tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
-    for file in files:
+    for one in files:
         rated = subprocess.run(
-            ["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", file],
+            ["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", one],
             capture_output=True,
             text=True,
             check=False,

@@ -22,11 +22,10 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[
 
 
 from fedattune.training.backends.ray import backend as backends
-from fedattune.training.backends.ray import connect_ray, offload, open_ray_backend
+from fedattune.training.backends.ray import connect_ray, open_ray_backend
 from fedattune.training.backends.ray.actor import ActorState
 from fedattune.training.backends.ray.backend import RayBackend
 from fedattune.training.backends.ray.cluster import RayCluster, check_ray
-from fedattune.training.backends.ray.offload import ProductOffloader
 
 ON_RAY: dict[str, Any] = {"engine": "ray", "ray_actors": 2}
 BY_NAME = {case.name: case for case in CASES}
@@ -140,58 +139,6 @@ def test_what_is_lost_with_an_actor_is_made_again(
     same_numbers(calm, result)
     for k, v in calm.models.items():
         assert torch.equal(v, result.models[k])
-
-
-@pytest.mark.parametrize(
-    ("name", "lost"), [("fedmcsa", False), ("fedmcsa", True), ("fedamp", False), ("mocha", False)]
-)
-def test_actors_mix_for_the_server_where_that_pays(
-    name: str, lost: bool, ragged: Federation, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All products are sent away here, though on one machine none would be; some with an actor that is gone."""
-    asked: list[int] = []
-    there = ProductOffloader.call_actors
-
-    def counted(self: ProductOffloader, *given: Any) -> Any:
-        asked.append(len(self.actors()))
-        if lost and len(asked) == 3:
-            cluster.ray.kill(self.actors()[0])
-        return there(self, *given)
-
-    monkeypatch.setattr(offload, "MIN_FLOPS", 0.0)
-    monkeypatch.setattr(ProductOffloader, "is_worth", lambda self, flops, nbytes: True)
-    monkeypatch.setattr(ProductOffloader, "call_actors", counted)
-    few = {"rounds": 3}  # some ten products in each
-    one, other = trained(BY_NAME[name], ragged, None, **few), on_ray(BY_NAME[name], ragged, **few)
-    assert len(asked) > 3
-    assert set(asked) == {2}
-    same_numbers(one, other)
-    same_models(one, other)
-
-
-def test_whether_it_pays_follows_from_what_was_measure(
-    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By hand: 1e12 operations at 1e11 a second are 10 s here; a quarter of that on four times the cores."""
-    one = ProductOffloader(cluster, list)
-    assert not one.is_worth(1e30, 1.0)  # the actors of one machine have the same cores
-    monkeypatch.setattr(cluster, "count_machines", lambda: 4)
-    many = ProductOffloader(cluster, list)
-    many.share = 0.25
-    monkeypatch.setattr(many, "_measure", lambda: (1e11, 1e9))
-    assert many.is_worth(1e12, 5e9)  # 2.5 s and 5 s to send, of the 8 s that it may take
-    assert not many.is_worth(1e12, 6e9)
-
-
-def test_sending_and_computing_are_measure(cluster: RayCluster) -> None:
-    actors = [cluster.acquire(0.0) for _ in range(2)]
-    try:
-        speed, sending = ProductOffloader(cluster, lambda: actors)._measure()
-    finally:
-        for actor in actors:
-            cluster.release(actor)
-    assert 1e8 < speed < 1e14
-    assert 1e6 < sending < 1e12
 
 
 def test_what_ends_every_actor_is_given_up(

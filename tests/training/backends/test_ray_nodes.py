@@ -17,9 +17,8 @@ pytestmark = pytest.mark.deployed
 
 from conformance.table import CASES
 from fedattune import Federation, Settings
-from fedattune.training.backends.ray import offload, open_ray_backend
+from fedattune.training.backends.ray import open_ray_backend
 from fedattune.training.backends.ray.backend import RayBackend
-from fedattune.training.backends.ray.offload import ProductOffloader
 from remote_runs import same_numbers, trained
 
 NODE = {"num_cpus": 1, "object_store_memory": 200_000_000}
@@ -51,32 +50,6 @@ def test_the_command_joins_a_cluster_by_address(nodes: Any, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "o" / "fedavg" / "seed-0" / "result.json").exists()
-
-
-def test_actors_of_two_machines_mix_for_the_server(
-    nodes: Any, ragged: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every product is offered; that it pays follows from rates as they are between machines close to each other."""
-    asked: list[int] = []
-    there = ProductOffloader.call_actors
-
-    def counted(self: ProductOffloader, *given: Any) -> Any:
-        asked.append(self.machines)
-        return there(self, *given)
-
-    monkeypatch.setattr(offload, "MIN_FLOPS", 0.0)
-    monkeypatch.setattr(ProductOffloader, "_measure", lambda self: (1.0, 1e12))
-    monkeypatch.setattr(ProductOffloader, "call_actors", counted)
-    case = next(case for case in CASES if case.name == "fedmcsa")
-    settings = {"engine": "ray", "ray_actors": 2, "ray_address": nodes.address}
-    with open_ray_backend(Settings(**settings)) as make_backend:
-        away = trained(case, ragged, make_backend, **settings)
-    assert asked
-    assert set(asked) == {2}
-    calm = trained(case, ragged, None)
-    same_numbers(calm, away)
-    for k, v in calm.models.items():
-        torch.testing.assert_close(away.models[k], v, atol=1e-12, rtol=0)
 
 
 def parent(pid: int) -> int:

@@ -5,7 +5,7 @@ Tensors travel as NumPy arrays, which Ray copies least.
 
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -63,10 +63,6 @@ class RayActor:
     def redo(self, head: dict[str, Any], names: Sequence[str], own: Arrays, shared: Arrays) -> None:
         """Handle a message for its effect on the clients, and drop the reply."""
         self.serve(head, names, own, shared)
-
-    def product(self, piece: Callable[..., Tensor], models: Any, rest: Any) -> Any:
-        """Compute one piece of a product; see `ProductOffloader`."""
-        return piece(torch.from_numpy(np.array(models)), rest).numpy()
 
     def close(self) -> None:
         """Forget the clients."""

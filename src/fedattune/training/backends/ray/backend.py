@@ -72,10 +72,6 @@ class RayBackend(RemoteBackend):
             self._headline_models = merge_models(self.send_to_evaluated(kind="models"))
         return self._headline_models
 
-    def actors(self) -> list[Any]:
-        """List the running actors."""
-        return [state.actor for state in self.actor_states if state.actor is not None]
-
     def train(
         self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
     ) -> TrainReply:
