@@ -1,7 +1,6 @@
 """A local cluster of two nodes, of which one is killed."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
 
 pytestmark = pytest.mark.deployed
 
 from conformance.table import CASES
-from fedattune import Federation, Settings
+from fedattune import Federation, RunError, Settings
 from fedattune.training.backends.ray import open_ray_backend
 from fedattune.training.backends.ray.backend import RayBackend
-from remote_runs import same_numbers, trained
+from remote_runs import trained
 
 NODE = {"num_cpus": 1, "object_store_memory": 200_000_000}
 

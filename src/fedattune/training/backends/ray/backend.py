@@ -139,9 +139,9 @@ class RayBackend(RemoteBackend):
         some = list_some([str(i) for i in ids], 5)
         at = f", round {head['round']}" if "round" in head else ""
         return (
-            f"engine ray: lost the actor with clients {some} ({head['kind']}{at}): {summarize_actor_error(error)}; check "
-            "whether its machine is up, it ran out of memory, or the model or method ends its process; then --resume "
-            "continues after the last checkpoint"
+            f"engine ray: lost the actor with clients {some} ({head['kind']}{at}): {summarize_actor_error(error)}; "
+            "check whether its machine is up, it ran out of memory, or the model or method ends its process; then "
+            "--resume continues after the last checkpoint"
         )
 
     def release(self, *, at_once: bool) -> None:
