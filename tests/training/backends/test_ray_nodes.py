@@ -1,9 +1,11 @@
 """A local cluster of two nodes, of which one is killed."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +64,13 @@ def test_a_node_that_is_killed_in_a_round_ends_the_run_with_advice(
     def exchange(self: RayBackend, messages: Any) -> Any:
         head = next(iter(messages.values())).head
         if (head["kind"], head.get("round")) == ("train", 3):
-            nodes.remove_node(
-                nodes.list_all_nodes()[1], allow_graceful=False
-            )  # one of the two actors is there
+            node = nodes.list_all_nodes()[1]  # one of the two actors is there
+            raylet = node.all_processes["raylet"][0].process.pid
+            processes = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
+            nodes.remove_node(node, allow_graceful=False)
+            for pid in processes:  # with the machine go all its processes
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
         return there(self, messages)
 
     monkeypatch.setattr(RayBackend, "exchange", exchange)
