@@ -3,14 +3,11 @@
 Both train the same clients from the same batches. One process uses all cores; each core has one actor with one
 thread. Runs take turns. The time of a round is the time between the ends of two rounds of `fit`, without the first
 rounds and the last one, which evaluates. Ray starts once, outside the clock. RAY_ADDRESS names a cluster to join.
-
-`ray-mixing` asks whether actors should mix for a method with attention. It mixes the same models in this process and
-on actors. As a bound, it also sends the models to the actors and back without any work.
 """
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,9 +16,8 @@ import torch
 
 import fedattune
 from fedattune import Federation, Settings
-from fedattune.server.products import dots, mix, offload_products
 
-from .measure import Case, Figures, Setting, Skip, Target, Workload, measure
+from .measure import Case, Figures, Setting, Skip, Target
 from .population import population
 
 WARM_ROUNDS = 2
@@ -126,68 +122,12 @@ def measure_case(name: str, setting: Setting) -> Figures:
     return Figures(name, training.about, found, floor, targets, values=values, paired=len(found) == 2)
 
 
-MIXING = "the Gram matrix of 1,000 models of 100,000 values, and their mixture"
-
-
-def mixing(setting: Setting) -> Figures:
-    """Mix the models of one round in this process and on actors, one per core of the machine or of the cluster."""
-    _needs_ray()
-    from fedattune.training.backends.ray import connect_ray
-    from fedattune.training.backends.ray.offload import ProductOffloader, return_models
-
-    class Always(ProductOffloader):
-        """Compute every product on actors."""
-
-        def is_worth(self, flops: float, nbytes: float) -> bool:
-            return True
-
-    n, p = (20, 1000) if setting.quick else (1000, 100_000)
-    generator = torch.Generator().manual_seed(0)
-    bank = torch.randn(n, p, generator=generator)
-    weights = torch.softmax(torch.randn(n, n, generator=generator), 1)
-    ray = Settings(engine="ray")
-    with connect_ray(ray) as cluster:
-        actors = [cluster.acquire(0.0) for _ in range(cluster.count_actors(ray, n))]
-        away = Always(cluster, lambda: actors)
-
-        def here(_: int) -> Any:
-            return mix(weights, bank), dots([lambda: bank], slice(None), (n, n))
-
-        def spread(round_: int) -> Any:
-            with offload_products(away):
-                return here(round_)
-
-        def same(results: dict[str, Any]) -> None:
-            for a, b in zip(results["here"], results["actors"], strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
-
-        workload = Workload(
-            "ray-mixing",
-            MIXING,
-            ways={
-                "here": here,
-                "only shipped": lambda _: away.call_actors(return_models, bank, None),
-                "actors": spread,
-            },
-            floor="here",
-            flops=3 * n * n * p,
-            bytes=8 * n * p,
-            repeats=7,
-            warmup=1,
-            check=same,
-        )
-        return measure(workload, replace(setting, memory=False, only=None))
-
-
 def _needs_ray() -> None:
     if find_spec("ray") is None:
         raise Skip("Ray is not installed")
 
 
-CASES = (
-    *(
-        Case(name, training.about, lambda setting, name=name: measure_case(name, setting))  # type: ignore[misc]
-        for name, training in TRAININGS.items()
-    ),
-    Case("ray-mixing", MIXING, mixing),
+CASES = tuple(
+    Case(name, training.about, lambda setting, name=name: measure_case(name, setting))  # type: ignore[misc]
+    for name, training in TRAININGS.items()
 )

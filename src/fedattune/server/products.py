@@ -1,9 +1,6 @@
 """Multiply stacks of models by weights and with each other; the products need hardly any memory beside the result."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,30 +13,6 @@ MIN_HALVED_MODELS = 512
 TensorLoader = Callable[[], Tensor]
 """Returns one tensor of a stack as (K, P); the tensor may be a temporary copy."""
 
-Offload = Callable[[Callable[..., Tensor], Tensor, Any, int, bool], Tensor | None]
-"""offload(piece, models, rest, rows, summed): compute piece(columns of models, rest) of `rows` rows in other processes,
-and sum the pieces or join them by columns. None means: compute here."""
-
-
-_offload: ContextVar[Offload | None] = ContextVar("offload", default=None)
-
-
-@contextmanager
-def offload_products(offload: Offload) -> Iterator[None]:
-    """Offer the large products to `offload` inside the block."""
-    token = _offload.set(offload)
-    try:
-        yield
-    finally:
-        _offload.reset(token)
-
-
-def _try_offload(
-    piece: Callable[..., Tensor], models: Tensor, rest: Any, rows: int, *, summed: bool
-) -> Tensor | None:
-    offload = _offload.get()
-    return None if offload is None else offload(piece, models, rest, rows, summed)
-
 
 def flatten(tensor: Tensor) -> Tensor:
     """Flatten all axes behind the first: (K, P)."""
@@ -51,13 +24,7 @@ def mix(weights: Tensor, models: Tensor, out: Tensor | None = None) -> Tensor:
     shape = (len(weights), *models.shape[1:])
     into = None if out is None else out.view(len(weights), -1)
     stack, weights = flatten(models), weights.to(models.dtype)
-    if (result := _try_offload(_mixture, stack, weights, len(weights), summed=False)) is not None:
-        return (result if into is None else into.copy_(result)).view(shape)
     return multiply(weights, stack, into).view(shape)
-
-
-def _mixture(models: Tensor, weights: Tensor) -> Tensor:
-    return multiply(weights, models)
 
 
 def dots(parts: Iterable[TensorLoader], rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
@@ -82,17 +49,8 @@ def dots(parts: Iterable[TensorLoader], rows: Tensor | slice, size: tuple[int, i
 
 def _accumulate_dots(out: Tensor | None, a: Tensor, rows: Tensor | slice, size: tuple[int, int]) -> Tensor:
     # A separate function, so that one part is freed before the next is made.
-    if (result := _try_offload(_dots, a, rows, size[0], summed=True)) is not None:
-        return result if out is None else out.add_(result)
     out = a.new_zeros(size) if out is None else out
     _add_dots(out, a[rows], a)
-    return out
-
-
-def _dots(models: Tensor, rows: Tensor | slice) -> Tensor:
-    some = models[rows]
-    out = models.new_zeros(len(some), len(models))
-    _add_dots(out, some, models)
     return out
 
 
@@ -123,11 +81,7 @@ def squared_distances(parts: Sequence[TensorLoader], like: Tensor, error: float)
     n = len(like)
     out = torch.zeros(n, n, dtype=torch.float64, device=like.device)
     for part in parts:
-        if (result := _try_offload(_centred_dots, models := part(), None, n, summed=True)) is not None:
-            out += result
-        else:
-            _add_centred_dots(out, models)
-        del models
+        _add_centred_dots(out, part())
     lengths = out.diagonal().clone()
     if lengths.max() * torch.finfo(torch.float64).eps <= error:
         return out.mul_(-2).add_(lengths).add_(lengths[:, None]).clamp_min_(0)
@@ -135,12 +89,6 @@ def squared_distances(parts: Sequence[TensorLoader], like: Tensor, error: float)
     for part in parts:
         out += torch.cdist(a := part(), a, compute_mode="donot_use_mm_for_euclid_dist").double().square_()
         del a
-    return out
-
-
-def _centred_dots(models: Tensor, _: None) -> Tensor:
-    out = torch.zeros(len(models), len(models), dtype=torch.float64, device=models.device)
-    _add_centred_dots(out, models)
     return out
 
 

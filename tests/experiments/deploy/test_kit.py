@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from fedattune import ConfigError
 from fedattune.experiments.deploy import programs
@@ -87,36 +86,6 @@ def test_scripts_are_shell(tmp_path: Path, shell: str) -> None:
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
 def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
     subprocess.run(["shellcheck", "-x", *sorted(written(tmp_path).glob("*.sh"))], check=True, cwd=tmp_path)
-
-
-def test_compose_has_a_service_for_each_node_and_publishes_nothing_of_the_superlink(tmp_path: Path) -> None:
-    folder = written(tmp_path, nodes=[{}, {}, {}], proxy_port=9555)
-    services = yaml.safe_load((folder / "compose.yaml").read_text(encoding="utf-8"))["services"]
-    assert set(services) == {"superlink", "proxy", "node-0", "node-1", "node-2"}
-    assert services["node-2"]["environment"]["FEDATTUNE_SUPERLINK"] == "superlink:9555"
-    assert services["proxy"]["network_mode"] == "service:superlink"
-    for service in services.values():
-        assert (folder / service["command"][0]).exists() or service["command"][0] == "nginx"
-        assert not service.get("ports")
-    mounted = [volume.split(":")[0] for volume in services["node-1"]["volumes"]]
-    assert "./keys/node-1" in mounted
-    assert not {"./", "./keys", "./certificates", "./keys/node-0"} & set(mounted)
-    assert (folder / "state/node-2").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_container_sees_the_data_of_its_own_node_read_only(tmp_path: Path) -> None:
-    folder = written(tmp_path, nodes=[{"data": "data/node-0"}, {"data": "CHANGE ME"}])
-    services = yaml.safe_load((folder / "compose.yaml").read_text(encoding="utf-8"))["services"]
-    seen = [[v for v in services[f"node-{n}"]["volumes"] if "data" in v] for n in range(2)]
-    assert seen == [["./data/node-0:/deployment/data/node-0:ro"], []]
-
-
-def test_the_image_gets_flower(tmp_path: Path) -> None:
-    (extra,) = re.findall(r"\.whl\)\[(\w+)\]", (written(tmp_path) / "Dockerfile").read_text(encoding="utf-8"))
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))[
-        "project"
-    ]
-    assert any(need.startswith("flwr") for need in project["optional-dependencies"][extra])
 
 
 @pytest.mark.parametrize(

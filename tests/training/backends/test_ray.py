@@ -1,9 +1,9 @@
-"""Clients on actors of Ray: the numbers of one process, whatever becomes of actors."""
+"""Clients on actors of Ray: the numbers of one process, and an error with advice if an actor is lost."""
 
 import os
-import signal
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,10 @@ from remote_runs import same_numbers, trained
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
 
 
-from fedattune.training.backends.ray import backend as backends
-from fedattune.training.backends.ray import connect_ray, offload, open_ray_backend
-from fedattune.training.backends.ray.actor import ActorState
+from fedattune.training.backends.ray import connect_ray, open_ray_backend
+from fedattune.training.backends.ray.actor import RayMessage
 from fedattune.training.backends.ray.backend import RayBackend
 from fedattune.training.backends.ray.cluster import RayCluster, check_ray
-from fedattune.training.backends.ray.offload import ProductOffloader
 
 ON_RAY: dict[str, Any] = {"engine": "ray", "ray_actors": 2}
 BY_NAME = {case.name: case for case in CASES}
@@ -82,128 +80,58 @@ def test_there_are_at_most_as_many_actors_as_clients(cluster: RayCluster) -> Non
     assert cluster.count_actors(Settings(engine="ray"), 6) == 2  # one per core
 
 
-def kills(
-    monkeypatch: pytest.MonkeyPatch, when: Callable[[RayBackend, dict[str, Any]], bool]
-) -> list[RayBackend]:
-    """Kill the actor of the first state while it has a message, where `when` says so; the backends it was done to."""
-    submit, hit = RayBackend._submit, []
+def lose_an_actor(monkeypatch: pytest.MonkeyPatch, kind: str, round_: int | None) -> None:
+    """Kill the first actor while it has a message of a kind, in a round."""
+    submit = RayBackend._submit
 
-    def killing(self: RayBackend, state: ActorState, message: Any) -> Any:
-        chosen = state is self.actor_states[0] and when(self, message.head)
-        if chosen:
-            if state.actor is None:
-                self._start(state)
-            self._open(state)
-            os.kill(state.pid, signal.SIGSTOP)  # it cannot have answered before it is killed
-        call = submit(self, state, message)
-        if chosen:
-            os.kill(state.pid, signal.SIGKILL)
-            hit.append(self)
+    def killing(self: RayBackend, worker: int, message: RayMessage) -> Any:
+        call = submit(self, worker, message)
+        if worker == 0 and (message.head["kind"], message.head.get("round")) == (kind, round_):
+            self.ray.kill(self.actors[0])
         return call
 
     monkeypatch.setattr(RayBackend, "_submit", killing)
-    return hit
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "round_", "saved"),
+    ("name", "kind", "round_", "at"),
     [
-        ("fedmcsa", "train", 3, False),  # nothing was saved yet: rounds 1 and 2 are told again
-        ("ditto", "train", 4, True),  # saved before the round
-        ("apfl", "evaluate", 3, True),
-        ("scaffold", "models", None, False),
+        ("fedmcsa", "train", 3, "(train, round 3)"),
+        ("apfl", "evaluate", 3, "(evaluate, round 3)"),
+        ("scaffold", "models", None, "(models)"),
     ],
 )
-def test_what_is_lost_with_an_actor_is_made_again(
+def test_a_lost_actor_ends_the_run_with_advice(
     name: str,
     kind: str,
     round_: int | None,
-    saved: bool,
+    at: str,
     ragged: Federation,
     cluster: RayCluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SIGKILL while the actor is at it, once."""
-    case = BY_NAME[name]
-    calm = on_ray(case, ragged)
-    monkeypatch.setattr(backends, "MIN_UNSAVED_S", -1.0 if saved else 1e9)
-    monkeypatch.setattr(backends, "MAX_SAVING_SHARE", 1e9 if saved else 0.1)
-
-    def once(backend: RayBackend, head: dict[str, Any]) -> bool:
-        return not backend.n_lost and not hit and (head["kind"], head.get("round")) == (kind, round_)
-
-    hit: list[RayBackend] = []
-    hit = kills(monkeypatch, once)
-    result = on_ray(case, ragged)
-    assert [backend.n_lost for backend in hit] == [1]
-    assert (hit[0].actor_states[0].saved is not None) == saved
-    same_numbers(calm, result)
-    for k, v in calm.models.items():
-        assert torch.equal(v, result.models[k])
-
-
-@pytest.mark.parametrize(
-    ("name", "lost"), [("fedmcsa", False), ("fedmcsa", True), ("fedamp", False), ("mocha", False)]
-)
-def test_actors_mix_for_the_server_where_that_pays(
-    name: str, lost: bool, ragged: Federation, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All products are sent away here, though on one machine none would be; some with an actor that is gone."""
-    asked: list[int] = []
-    there = ProductOffloader.call_actors
-
-    def counted(self: ProductOffloader, *given: Any) -> Any:
-        asked.append(len(self.actors()))
-        if lost and len(asked) == 3:
-            cluster.ray.kill(self.actors()[0])
-        return there(self, *given)
-
-    monkeypatch.setattr(offload, "MIN_FLOPS", 0.0)
-    monkeypatch.setattr(ProductOffloader, "is_worth", lambda self, flops, nbytes: True)
-    monkeypatch.setattr(ProductOffloader, "call_actors", counted)
-    few = {"rounds": 3}  # some ten products in each
-    one, other = trained(BY_NAME[name], ragged, None, **few), on_ray(BY_NAME[name], ragged, **few)
-    assert len(asked) > 3
-    assert set(asked) == {2}
-    same_numbers(one, other)
-    same_models(one, other)
-
-
-def test_whether_it_pays_follows_from_what_was_measure(
-    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By hand: 1e12 operations at 1e11 a second are 10 s here; a quarter of that on four times the cores."""
-    one = ProductOffloader(cluster, list)
-    assert not one.is_worth(1e30, 1.0)  # the actors of one machine have the same cores
-    monkeypatch.setattr(cluster, "count_machines", lambda: 4)
-    many = ProductOffloader(cluster, list)
-    many.share = 0.25
-    monkeypatch.setattr(many, "_measure", lambda: (1e11, 1e9))
-    assert many.is_worth(1e12, 5e9)  # 2.5 s and 5 s to send, of the 8 s that it may take
-    assert not many.is_worth(1e12, 6e9)
-
-
-def test_sending_and_computing_are_measure(cluster: RayCluster) -> None:
-    actors = [cluster.acquire(0.0) for _ in range(2)]
-    try:
-        speed, sending = ProductOffloader(cluster, lambda: actors)._measure()
-    finally:
-        for actor in actors:
-            cluster.release(actor)
-    assert 1e8 < speed < 1e14
-    assert 1e6 < sending < 1e12
-
-
-def test_what_ends_every_actor_is_given_up(
-    ragged: Federation, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hit = kills(monkeypatch, lambda backend, head: head["kind"] == "train" and head["round"] == 2)
-    monkeypatch.setattr(backends, "MAX_LOST_ACTORS", 2)
+    lose_an_actor(monkeypatch, kind, round_)
     with pytest.raises(
-        RunError, match=r"lost 2 actors in a row with clients .* \(train, round 2\): .*; check whether"
+        RunError, match=rf"lost the actor with clients .* {re.escape(at)}: .*--resume continues"
     ):
-        on_ray(BY_NAME["fedavg"], ragged)
-    assert hit[0].n_lost == 2
+        on_ray(BY_NAME[name], ragged)
+
+
+def test_a_run_that_lost_an_actor_is_resumed(
+    ragged: Federation, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fit(out: str) -> Result:
+        folder = tmp_path / out
+        return fedattune.fit("ditto", ragged, "mlr", out=folder, resume=folder.exists(), **(RUN | ON_RAY))
+
+    calm = fit("calm")
+    with monkeypatch.context() as patch:
+        lose_an_actor(patch, "train", 3)
+        with pytest.raises(RunError, match="--resume"):
+            fit("lost")
+    resumed = fit("lost")
+    same_numbers(calm, resumed)
+    same_models(calm, resumed)
 
 
 def test_an_error_on_an_actor_is_that_error(ragged: Federation, cluster: RayCluster) -> None:
@@ -219,7 +147,6 @@ def test_an_error_on_an_actor_is_that_error(ragged: Federation, cluster: RayClus
         with pytest.raises(KeyError, match="nonsense") as caught:
             made[0].exchange({0: WorkerMessage({"kind": "nonsense"}), 1: WorkerMessage({"kind": "buffers"})})
         assert "on an actor of Ray" in caught.value.__notes__[0]
-        assert made[0].n_lost == 0
 
 
 @pytest.mark.parametrize(("first", "second"), [(ON_RAY, {}), ({}, ON_RAY)], ids=["leaves", "joins"])

@@ -30,6 +30,11 @@ TEMPLATES = {
     "Dockerfile": "Dockerfile",
     "compose.yaml": "compose.yaml",
     **{f"{MONITORING}/{name}": name for name in ("prometheus.yml", "alerts.yml", "grafana.json")},
+    "systemd/README.md": "systemd/README.md",
+    "systemd/fedattune-superlink.service": "systemd/fedattune-superlink.service",
+    "systemd/fedattune-superexec.service": "systemd/fedattune-superexec.service",
+    "systemd/fedattune-proxy.service": "systemd/fedattune-proxy.service",
+    "systemd/fedattune-node@.service": "systemd/fedattune-node@.service",
 }
 """Files of every deployment, and their templates. `nodes/0.toml` and so on are added."""
 
@@ -80,6 +85,7 @@ def write_kit(
         "node_port": node_port,
         "name": name,
         "results": results,
+        "results_top": _find_top(results),
         "server_app": server_app,
         "client_app": client_app,
         "version": __version__,
@@ -98,9 +104,10 @@ def write_kit(
         raise ConfigError(
             f"{folder} holds a deployment already ({existing[0]} is there); choose another folder or remove it"
         )
-    # nginx does not make its folder, and Docker would make the nodes' folders for root only.
-    for n in range(len(nodes)):
-        (folder / "state" / f"node-{n}").mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Neither nginx nor systemd makes its folders, and Docker would make them for root only.
+    (folder / _find_top(results)).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for state in ("superlink", "superexec", "cli", *(f"node-{n}" for n in range(len(nodes)))):
+        (folder / "state" / state).mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, text in texts.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -121,6 +128,12 @@ def _check_ports(port: int, proxy_port: int, node_port: int, nodes: int) -> None
             f"the SuperLink ({port}), the proxy ({proxy_port}) and {nodes} nodes (from {node_port}) "
             "need different ports"
         )
+
+
+def _find_top(results: str) -> str:
+    """Find the folder in which the server needs to write results: the first one in the deployment's folder."""
+    path = Path(results)
+    return results if path.is_absolute() or ".." in path.parts or not path.parts else path.parts[0]
 
 
 def _render(template: str, values: Mapping[str, object]) -> str:

@@ -1,7 +1,7 @@
 """Run clients on actors of Ray: on the cores of one machine, or on the machines of a cluster."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ....core.settings import Settings
@@ -30,16 +30,13 @@ def open_ray_backend(
     if settings.engine != "ray":
         yield None
         return
-    from ....server.products import offload_products
     from .backend import RayBackend
-    from .offload import ProductOffloader
 
-    with connect_ray(settings) as cluster, ExitStack() as stack:
+    with connect_ray(settings) as cluster:
         backends: list[RayBackend] = []
 
         def make_backend(context: RunContext, make_payload: PayloadFactory) -> RayBackend:
             backends.append(backend := RayBackend(context, cluster, make_payload))
-            stack.enter_context(offload_products(ProductOffloader(cluster, backend.actors)))
             return backend
 
         has_failed = True

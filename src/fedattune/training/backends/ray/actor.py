@@ -3,10 +3,9 @@
 Tensors travel as NumPy arrays, which Ray copies least.
 """
 
-import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,12 +41,12 @@ class RayActor:
         settings: Settings,
         members: Sequence[int],
         threads: int,
-    ) -> tuple[str, int]:
-        """Take over the clients `members`, and return the version and the process number."""
+    ) -> str:
+        """Take over the clients `members`, and return the version."""
         self.backend = None
         torch.set_num_threads(threads)
         self.backend = open_backend(algorithm, unpack_federation(data), model, settings, members)
-        return __version__, os.getpid()
+        return __version__
 
     def serve(
         self, head: dict[str, Any], names: Sequence[str], own: Arrays, shared: Arrays
@@ -59,14 +58,6 @@ class RayActor:
             self.backend, WorkerMessage(dict(head), {name: tensors[name] for name in names})
         )
         return reply.head, to_arrays(reply.tensors)
-
-    def redo(self, head: dict[str, Any], names: Sequence[str], own: Arrays, shared: Arrays) -> None:
-        """Handle a message for its effect on the clients, and drop the reply."""
-        self.serve(head, names, own, shared)
-
-    def product(self, piece: Callable[..., Tensor], models: Any, rest: Any) -> Any:
-        """Compute one piece of a product; see `ProductOffloader`."""
-        return piece(torch.from_numpy(np.array(models)), rest).numpy()
 
     def close(self) -> None:
         """Forget the clients."""
@@ -109,14 +100,12 @@ class RayMessage(NamedTuple):
         names: names of its tensors in order.
         own: arrays for this actor alone, or Ray's reference to them.
         shared: arrays for all actors, or Ray's reference to them.
-        nbytes: size of `own`, and this actor's part of `shared`.
     """
 
     head: dict[str, Any]
     names: list[str]
     own: Any
     shared: Any
-    nbytes: int
 
 
 def pack_messages(ray: Any, messages: Mapping[int, WorkerMessage]) -> dict[int, RayMessage]:
@@ -130,12 +119,11 @@ def pack_messages(ray: Any, messages: Mapping[int, WorkerMessage]) -> dict[int, 
         for name, v in first.tensors.items()
         if others and all(name in m.tensors and _is_same_tensor(v, m.tensors[name]) for m in others)
     }
-    shared, shared_bytes = _put(ray, common)
+    shared = _put(ray, common)
     packed = {}
     for worker, message in messages.items():
-        own, nbytes = _put(ray, {k: v for k, v in message.tensors.items() if k not in common})
-        nbytes += shared_bytes // len(messages)
-        packed[worker] = RayMessage(message.head, list(message.tensors), own, shared, nbytes)
+        own = _put(ray, {k: v for k, v in message.tensors.items() if k not in common})
+        packed[worker] = RayMessage(message.head, list(message.tensors), own, shared)
     return packed
 
 
@@ -144,50 +132,7 @@ def _is_same_tensor(a: Tensor, b: Tensor) -> bool:
     return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
 
 
-def _put(ray: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, int]:
-    """Copy tensors to arrays, large ones into Ray's object store; return them and their bytes."""
+def _put(ray: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Copy tensors to arrays, large ones into Ray's object store."""
     arrays, nbytes = to_arrays(tensors), sum(v.numel() * v.element_size() for v in tensors.values())
-    return (ray.put(arrays) if nbytes > INLINE_BYTES else {k: v.copy() for k, v in arrays.items()}), nbytes
-
-
-@dataclass
-class ActorState:
-    """The clients of one actor, and everything needed to restore them on another actor.
-
-    Attributes:
-        members: numbers of the clients.
-        actor: their actor; None before it is started.
-        pid: process number of the actor.
-        opening: pending calls that restore the clients on a new actor.
-        saved: message that restores the last saved state; None for the initial state.
-        log: messages since then, in order.
-    """
-
-    members: Tensor
-    actor: Any = None
-    pid: int = 0
-    opening: list[Any] = field(default_factory=list)
-    saved: RayMessage | None = None
-    log: list[RayMessage] = field(default_factory=list)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the messages since the last saved state."""
-        return sum(message.nbytes for message in self.log)
-
-    def record(self, message: RayMessage) -> None:
-        """Log an answered message if it changed the clients, or the models that they evaluated last."""
-        evaluates = message.head["kind"] in {"train", "evaluate"}
-        if not evaluates and message.head["kind"] != "keep" and "pending" not in message.head:
-            return
-        if self.log and _only_evaluates(self.log[-1]) and evaluates:
-            self.log.pop()  # a later evaluation replaces it
-        self.log.append(message)
-
-    def mark_saved(self, message: RayMessage) -> None:
-        """Mark the state as saved: `message` restores it."""
-        self.saved, self.log = message, []
-
-
-def _only_evaluates(message: RayMessage) -> bool:
-    return message.head["kind"] == "evaluate" and "pending" not in message.head
+    return ray.put(arrays) if nbytes > INLINE_BYTES else {k: v.copy() for k, v in arrays.items()}

@@ -157,10 +157,6 @@ class RayCluster:
         """Count the threads of each actor."""
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // actors)
 
-    def count_machines(self) -> int:
-        """Count the machines that are part of the cluster now."""
-        return sum(bool(node["Alive"]) for node in self.ray.nodes())
-
     def acquire(self, gpus: float) -> Any:
         """Return an idle actor, or start one on any machine; Ray never restarts actors, so no loss goes unnoticed."""
         from .actor import RayActor
