@@ -94,6 +94,22 @@ def test_a_sentence_outside_a_nodes_program_is_text(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == "fedattune: the state is damaged\n"
 
 
+def test_the_error_that_ends_a_run_is_a_line_of_json(
+    ragged: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RunError, match="got answers of 2 nodes"):
+        run_deployed(
+            ragged,
+            tmp_path,
+            lost=lambda node, _: node == 101,
+            algorithms="fedavg",
+            log_format="json",
+        )
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["level"] == "error"
+    assert last["event"].startswith("got answers of 2 nodes, expected 3")
+
+
 def test_a_run_in_json_prints_nothing_else(
     ragged: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

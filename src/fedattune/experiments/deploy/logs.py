@@ -3,9 +3,12 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal
+
+from ...core.errors import FedAttuneError
 
 LogFormat = Literal["text", "json"]
 """Format of log lines: sentences, or one JSON object per line."""
@@ -38,6 +41,25 @@ class JsonFormatter(logging.Formatter):
         line = {"time": time, "level": record.levelname.lower(), "event": event, **self._constants}
         line |= getattr(record, "fields", {})
         return json.dumps({key: value for key, value in line.items() if value is not None})
+
+
+@contextmanager
+def log_errors(log_format: LogFormat, get_fields: Callable[[str], Mapping[str, Any]]) -> Iterator[None]:
+    """Log an error that ends the server as a line of JSON; in text, the server app prints its sentence.
+
+    Args:
+        log_format: the format.
+        get_fields: returns what is known about a sentence.
+
+    """
+    try:
+        yield
+    except Exception as error:
+        if log_format == "json":
+            # The text of an error that is not FedAttune's may hold anything.
+            event = str(error) if isinstance(error, FedAttuneError) else type(error).__name__
+            open_log("server", log_format).error("%s", event, extra={"fields": get_fields(event)})
+        raise
 
 
 class StandardOutput(logging.Handler):

@@ -37,7 +37,7 @@ class MethodNotAllowedError(RunError):
 
 
 class NodePolicy(StrictSchema):
-    """The rules in a node's configuration."""
+    """The rules in a node's configuration, and the format of its log."""
 
     model_config = ConfigDict(extra="ignore", alias_generator=lambda name: name.replace("_", "-"))
 

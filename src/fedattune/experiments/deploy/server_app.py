@@ -25,7 +25,7 @@ from .backend import FlowerBackend
 from .config import DeploymentPlan, Scalar
 from .control import FEDERATION_FILE, open_requests, read_request, write_request
 from .grid import NodeGrid
-from .logs import make_server_log
+from .logs import log_errors, make_server_log
 from .metrics import serve_metrics
 from .monitoring import MonitoredBackend, RunMonitor, monitor_grid
 from .node import build_initial_model, hash_model
@@ -68,7 +68,11 @@ def run_server(
     grid = monitor_grid(grid, monitor)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock", timeout=0), serve_metrics(monitor, plan.deployment.metrics_port, log):
+        with (
+            log_errors(plan.deployment.log_format, monitor.get_fields),
+            FileLock(folder / ".lock", timeout=0),
+            serve_metrics(monitor, plan.deployment.metrics_port, log),
+        ):
             if (folder / FEDERATION_FILE).exists():
                 open_requests(folder)
             results = list(_Server(plan, folder, NodeGrid(grid, plan.deployment, log), monitor).run())
