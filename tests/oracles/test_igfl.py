@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import fedattune.training.loop
+import fedattune.training.backends.base
 from fedattune import Federation, Params, Payload
 from fedattune.algorithms import ALGORITHMS
 from fedattune.algorithms.fedmcsa import Attention
@@ -225,7 +225,7 @@ def test_a_run_forgets_the_displacement_when_all_drop_out(
 ) -> None:
     """All clients drop out in round 2; a run that stops there and goes on ends alike."""
     monkeypatch.setattr(
-        fedattune.training.loop, "sample_dropouts", lambda settings, n, r: torch.full((n,), r == 2)
+        fedattune.training.backends.base, "sample_dropouts", lambda settings, n, r: torch.full((n,), r == 2)
     )
     settings: dict[str, Any] = {"steps": 2, "cohort": 6, "lr": 0.1, "dtype": "float64"}
 

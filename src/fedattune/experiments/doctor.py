@@ -31,7 +31,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "tensorboard": ("tensorboard",),
     "ray": ("ray",),
-    "flower": ("flwr", "tomli-w"),
+    "flower": ("flwr", "prometheus-client", "tomli-w"),
     "hf": ("transformers", "peft"),
 }
 """Optional extra of the package -> the packages that it installs."""

@@ -94,7 +94,7 @@ def _read_run_config(file: Path) -> dict[str, Any]:
 def _check_versions() -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
-    yield Finding("FedAttune", "ok", f"version {__version__}; the server needs the same")
+    yield Finding("FedAttune", "ok", f"version {__version__}; the server may be one minor version apart")
     version = importlib.metadata.version("flwr")
     for text in importlib.metadata.requires("fedattune") or ():
         wanted = Requirement(text)
