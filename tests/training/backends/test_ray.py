@@ -4,6 +4,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +82,16 @@ def test_there_are_at_most_as_many_actors_as_clients(cluster: RayCluster) -> Non
 
 
 def lose_an_actor(monkeypatch: pytest.MonkeyPatch, kind: str, round_: int | None) -> None:
-    """Kill the first actor while it has a message of a kind, in a round."""
+    """Kill the first actor before it gets a message of a kind, in a round."""
     submit = RayBackend._submit
 
     def killing(self: RayBackend, worker: int, message: RayMessage) -> Any:
-        call = submit(self, worker, message)
         if worker == 0 and (message.head["kind"], message.head.get("round")) == (kind, round_):
             self.ray.kill(self.actors[0])
-        return call
+            with suppress(self.ray.exceptions.RayError):
+                while True:  # a kill takes its time
+                    self.ray.get(self.actors[0].__ray_ready__.remote())
+        return submit(self, worker, message)
 
     monkeypatch.setattr(RayBackend, "_submit", killing)
 

@@ -182,9 +182,11 @@ class RayCluster:
         return NodeAffinitySchedulingStrategy(sorted(able)[len(self._lent) % len(able)], soft=True)
 
     def release(self, actor: Any) -> None:
-        """Keep an actor for its next user."""
-        actor.close.remote()
-        self._idle[actor] = self._lent.pop(actor)
+        """Keep an actor for its next user, if it is alive."""
+        share = self._lent.pop(actor)
+        with suppress(self.ray.exceptions.RayError):
+            self.ray.get(actor.close.remote())
+            self._idle[actor] = share
 
     def kill(self, actor: Any) -> None:
         """End an actor, which may be lost already."""
