@@ -231,6 +231,7 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
     known |= {
         "--run-config",  # of Flower
         "--attach",  # of a deployment's run.sh
+        "--build-arg",  # of Docker
         "--write-docs",  # of the benchmarks
         "--list",
         "--logdir",  # of TensorBoard

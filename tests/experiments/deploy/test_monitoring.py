@@ -159,8 +159,6 @@ def test_health_names_a_run_without_progress_or_nodes(
     is_healthy, facts = monitor.describe_health()
     assert not is_healthy
     assert "expected one in 30 s" in facts["reason"]
-    monitor.begin_exchange(100)  # many rounds in one message
-    assert monitor.describe_health()[0]
 
 
 def test_a_fault_in_the_file_of_the_nodes_is_named(tmp_path: Path) -> None:

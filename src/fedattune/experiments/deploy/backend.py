@@ -84,6 +84,7 @@ class FlowerBackend(RemoteBackend):
         # Clients that exchange nothing train many rounds per message: (kind, round) -> the outcome of each worker.
         self._is_alone = not (context.has_shared_parameters or self.statistics or context.is_answered)
         self._ahead: dict[tuple[str, int], Outcomes] = {}
+        self._seconds_per_round: float | None = None
         self._usual_length: float | None = None
         self.bytes_sent = self.bytes_received = 0
 
@@ -102,7 +103,7 @@ class FlowerBackend(RemoteBackend):
     def _train_ahead(self, request: TrainRequest, make_payload: PayloadFactory) -> None:
         """Let clients that exchange nothing train and evaluate for all rounds that fit into one message."""
         settings = self.context.settings
-        last = min(request.round + MAX_ROUNDS_PER_MESSAGE - 1, settings.rounds)
+        last = min(request.round + self._count_rounds() - 1, settings.rounds)
         parts: dict[int, list[WorkerMessage]] = {}
         for r in range(request.round, last + 1):
             is_evaluated = r == settings.rounds or not r % settings.eval_every
@@ -114,12 +115,21 @@ class FlowerBackend(RemoteBackend):
             for i, message in (pair for messages in of_round for pair in messages.items()):
                 parts.setdefault(i, []).append(message)
         self._wait_for(parts.keys())
-        timeout = self._registry.deployment.round_timeout * (last - request.round + 1)
-        for i, outcome in self._send(parts, timeout).items():
+        start = time.monotonic()
+        outcomes = self._send(parts)
+        self._seconds_per_round = (time.monotonic() - start) / (last - request.round + 1)
+        for i, outcome in outcomes.items():
             replies: Sequence[WorkerMessage | str]
             replies = [outcome] * len(parts[i]) if isinstance(outcome, str) else outcome
             for part, reply in zip(parts[i], replies, strict=True):
                 self._ahead.setdefault((part.head["kind"], part.head["round"]), {})[i] = reply
+
+    def _count_rounds(self) -> int:
+        """Count the rounds that take half of the time for a reply; one until a round's time is known."""
+        if self._seconds_per_round is None:
+            return 1
+        fitting = self._registry.deployment.round_timeout / 2 / max(1e-6, self._seconds_per_round)
+        return max(1, min(MAX_ROUNDS_PER_MESSAGE, int(fitting)))
 
     def _wait_for(self, workers: Collection[int]) -> None:
         """Wait for nodes that are offline, because they would miss many rounds."""
@@ -158,27 +168,23 @@ class FlowerBackend(RemoteBackend):
             self.pending[self.worker_clients[i]] = False
         return {i: done[i][-1] if i in done else str(outcomes[i]) for i in messages}
 
-    def _send(
-        self, parts: Mapping[int, Sequence[WorkerMessage]], timeout: float | None = None
-    ) -> dict[int, list[WorkerMessage] | str]:
+    def _send(self, parts: Mapping[int, Sequence[WorkerMessage]]) -> dict[int, list[WorkerMessage] | str]:
         """Send each node some messages; return the valid replies, or the reasons why there are none.
 
         They travel in one message, but to nodes of an older version of FedAttune one after the other.
         """
         self._last_before, self._delivered = self._last.clone(), self.pending.clone()
         apart = {i for i, some in parts.items() if len(some) > 1 and self._format(i) < JOINED_FORMAT}
-        outcomes = self._send_joined({i: some for i, some in parts.items() if i not in apart}, timeout)
+        outcomes = self._send_joined({i: some for i, some in parts.items() if i not in apart})
         outcomes.update((i, []) for i in apart)
         for turn in range(max((len(parts[i]) for i in apart), default=0)):
             rest = {i: parts[i][turn : turn + 1] for i in apart if not isinstance(outcomes[i], str)}
-            for i, outcome in self._send_joined(
-                {i: some for i, some in rest.items() if some}, timeout
-            ).items():
+            for i, outcome in self._send_joined({i: some for i, some in rest.items() if some}).items():
                 outcomes[i] = outcome if isinstance(outcome, str) else [*outcomes[i], *outcome]
         return outcomes
 
     def _send_joined(
-        self, parts: Mapping[int, Sequence[WorkerMessage]], timeout: float | None
+        self, parts: Mapping[int, Sequence[WorkerMessage]]
     ) -> dict[int, list[WorkerMessage] | str]:
         """Send each node its messages in one."""
         nodes, numbers = self._registry.nodes, self._registry.locate(self._grid)
@@ -198,7 +204,7 @@ class FlowerBackend(RemoteBackend):
         r = self._round = max((message.head["round"] for message in messages.values()), default=0)
         reachable = {numbers[i]: message for i, message in messages.items() if i in numbers}
         formats = {numbers[i]: self._format(i) for i in messages if i in numbers}
-        replies = self._grid.exchange(reachable, str(r), timeout, formats)
+        replies = self._grid.exchange(reachable, str(r), formats=formats)
         self.bytes_sent += sum(message.nbytes() for message in reachable.values())
         outcomes: dict[int, list[WorkerMessage] | str] = {}
         for i, message in messages.items():

@@ -141,11 +141,6 @@ class RunMonitor:
             self._progress = self._round_began = time.monotonic()
             self._allowed = self._deployment.round_timeout
 
-    def begin_exchange(self, timeout: float | None) -> None:
-        """Take over the seconds that nodes have for the messages that are sent now; None for a round's."""
-        with self._lock:
-            self._allowed = timeout or self._deployment.round_timeout
-
     def record_exchange(self, reasons: Mapping[int, str | None], sent: int, received: int) -> None:
         """Count what became of messages.
 
@@ -314,12 +309,9 @@ class MonitoredBackend(FlowerBackend):
 
     monitor: RunMonitor
 
-    def _send(
-        self, parts: Mapping[int, Sequence[WorkerMessage]], timeout: float | None = None
-    ) -> dict[int, list[WorkerMessage] | str]:
+    def _send(self, parts: Mapping[int, Sequence[WorkerMessage]]) -> dict[int, list[WorkerMessage] | str]:
         """Send messages, and count what became of them."""
-        self.monitor.begin_exchange(timeout)
-        outcomes = super()._send(parts, timeout)
+        outcomes = super()._send(parts)
         labels = [node.label for node in self._registry.nodes]
         reasons = {
             i: outcome.removeprefix(labels[i]).strip() if isinstance(outcome, str) else None
