@@ -117,7 +117,7 @@ def test_a_run_in_json_prints_nothing_else(
         ragged,
         tmp_path,
         lost=lambda node, message: node == 101 and message.metadata.group_id == "2",
-        algorithms="local,fedavg",
+        algorithms="fedavg",
         log_format="json",
         rounds=3,
     )
