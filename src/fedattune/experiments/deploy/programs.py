@@ -2,7 +2,8 @@
 
 In Flower, a node asks for work every three seconds and starts a process for each message, which imports PyTorch again.
 Here the same code runs: only its pauses are shorter, and the process is a fork. A fork ends after its message, so it
-returns all its memory. Flower has no setting for either; the names that this module replaces belong to the version of
+returns all its memory. A server waits three minutes for the rest of an upload; here it waits one. Flower has no setting
+for any of these; the names that this module replaces belong to the version of
 Flower that `fedattune[flower]` installs.
 
     python -m fedattune.experiments.deploy.programs flower-supernode ARGUMENTS
@@ -32,6 +33,7 @@ from ...core.errors import ConfigError
 from .causes import explain_at_exit
 
 COMMANDS = {
+    "flower-superlink": ("flwr.superlink.cli", "flower_superlink"),
     "flower-supernode": ("flwr.supernode.cli", "flower_supernode"),
     "flower-superexec": ("flwr.supercore.cli", "flower_superexec"),
     "flwr-serverapp": ("flwr.superlink.cli", "flwr_serverapp"),
@@ -56,6 +58,8 @@ DEFAULT_POLL_S = 0.5
 DEFAULT_HEARTBEAT_S = 30
 TASK_POLL_S = 0.2
 """Seconds between the looks of a node's programs for each other's messages; they ask their own machine only."""
+UPLOAD_TTL_S = 60
+"""Seconds after which the SuperLink gives up a node's upload: the time for each object, of at most 5 MiB."""
 
 
 def main(command: str, arguments: Sequence[str]) -> Any:
@@ -70,7 +74,10 @@ def main(command: str, arguments: Sequence[str]) -> Any:
 
     """
     sys.argv = [command, *arguments]
-    _shorten_pauses(_read_seconds("FEDATTUNE_POLL", DEFAULT_POLL_S, 0.01, 60))
+    if command == "flower-superlink":
+        _shorten_uploads()
+    else:
+        _shorten_pauses(_read_seconds("FEDATTUNE_POLL", DEFAULT_POLL_S, 0.01, 60))
     if command == "flower-supernode":
         explain_at_exit()
     if command == "flower-superexec":
@@ -89,6 +96,12 @@ def _read_seconds(name: str, default: float, least: float, most: float) -> float
     if not least <= seconds <= most:
         raise ConfigError(f"{name}: got {text!r}, expected seconds between {least:g} and {most:g}")
     return seconds
+
+
+def _shorten_uploads() -> None:
+    """Replace the time after which the SuperLink gives up an upload: a node that ends in the middle holds its round."""
+    constants: Any = importlib.import_module("flwr.supercore.constant")
+    constants.OBJECT_PUSH_SESSION_TTL_SECONDS = UPLOAD_TTL_S
 
 
 def _shorten_pauses(poll: float) -> None:

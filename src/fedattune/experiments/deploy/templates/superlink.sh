@@ -7,7 +7,8 @@ cd "$(dirname "$0")"
 test -e certificates/server.pem || fail "no certificates/server.pem; run ./certificates.sh first"
 mkdir -p state/superlink
 
-keep superlink flower-superlink --host 127.0.0.1 --port "$FEDATTUNE_PORT" \
+# shellcheck disable=SC2086 # several words
+keep superlink $flower flower-superlink --host 127.0.0.1 --port "$FEDATTUNE_PORT" \
     --ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.pem \
     --ssl-keyfile certificates/server.key --enable-supernode-auth --disable-runtime-dependency-installation \
     --isolation process --database state/superlink/state.db &
