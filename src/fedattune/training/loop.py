@@ -280,6 +280,7 @@ class RoundLoop:
         if self.folder:
             tree = {"server": self.server.state, "clients": self.backend.state_tree()}
             meta = {
+                "clients": self.context.n_clients,
                 "record": self.record,
                 "mean": self.mean,
                 "notes": [*self.notes, *self.backend.notes],
@@ -301,16 +302,25 @@ class RoundLoop:
         """Go on from the last checkpoint, if there is one; the store may hold rounds after it."""
         if folder.checkpoints.has_any:
             saved = folder.checkpoints.load()
-            tree = {"server": self.server.state, "clients": self.backend.state_tree()}
-            tree = restore_tree(tree, saved.flat, rows=folder.rows, older=saved.older_slots)
-            self.server.state = cast(ServerState, tree["server"])
-            self.backend.load_state_tree(tree["clients"])
+            n = self.context.n_clients
+            n_before = int(saved.meta.get("clients", n))
+            if n_before < n:
+                self.server.load_fewer(saved.flat, n_before)
+                self.backend.load_fewer(saved.flat, n_before, self.server.make_payload)
+            else:
+                tree = {"server": self.server.state, "clients": self.backend.state_tree()}
+                tree = restore_tree(tree, saved.flat, rows=folder.rows, older=saved.older_slots)
+                self.server.state = cast(ServerState, tree["server"])
+                self.backend.load_state_tree(tree["clients"])
             self.record = RoundRecord(*json.loads(saved.meta["record"]))
             self.mean = json.loads(saved.meta["mean"])
             self.traffic = {way: Counter(parts) for way, parts in json.loads(saved.meta["traffic"]).items()}
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
+            if n_before < n:
+                joined = f"{n - n_before} of the {n} clients joined after round {self.record.round}"
+                self.notes.append(f"{self.config['algorithm']}: {joined}")
             if self._lacks_received_scores(self.record.round):
                 self._defer_evaluation(self.record.round)
         self.store.forget_after(self.record.round)

@@ -1,15 +1,18 @@
 """The server of a run: its rule, its state, and the last broadcast of that state."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..core.errors import RunError
 from ..core.params import Params
 from ..core.payload import Broadcast, MixingMatrices, Payload
 from .backends.base import TrainReply
 from .context import RunContext
 from .setup import check_compatible, init_server
+from .storage.checkpoint import restore_tree
 from .storage.rows import RowStorage, check_newcomer_memory, count_row_bytes
 
 MIN_SHARED_VALUES = 2_000_000
@@ -40,6 +43,7 @@ class Server:
             ConfigError: client and server rule do not fit each other, or clients could not join afterwards.
 
         """
+        self._context = context
         settings, task, n = context.settings, context.task, context.n_clients
         state = init_server(context.algorithm, task, n, settings.seed)
         is_small = settings.cohort_size(n) * task.params.numel() < MIN_SHARED_VALUES
@@ -50,6 +54,29 @@ class Server:
         if settings.held_out:
             check_newcomer_memory(self.state)
         check_compatible(context.algorithm, self.state, context.all_ids[:1])
+
+    def load_fewer(self, flat: Mapping[str, Tensor], n_before: int) -> None:
+        """Load the state of a checkpoint with fewer clients, and let the rule add the others.
+
+        Args:
+            flat: tensors of the checkpoint by path.
+            n_before: number of its clients.
+
+        Raises:
+            RunError: rows of the clients are on disk.
+
+        """
+        if self.storage.is_on_disk:
+            raise RunError("clients cannot join a run whose clients are on disk; start a new run")
+        context, n = self._context, self._context.n_clients
+        rule, seed = context.algorithm.server, context.settings.seed
+        state = init_server(context.algorithm, context.task, n_before, seed)
+        small = RowStorage(n_before).allocate_server(state)
+        tree = restore_tree({"server": small}, flat)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed + n_before)
+            self.state = rule.add_clients(tree["server"], n - n_before)
+        self._last = None
 
     @property
     def global_model(self) -> Params | None:

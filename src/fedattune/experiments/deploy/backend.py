@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.effect import Effect
+from ...core.io import flatten_tree
 from ...core.params import Params
 from ...core.payload import Payload
 from ...training.backends.base import TrainReply, TrainRequest
@@ -18,6 +19,7 @@ from ...training.backends.remote import RemoteBackend
 from ...training.client_state import PayloadFactory
 from ...training.context import RunContext
 from ...training.evaluation import PointScores
+from ...training.storage.checkpoint import restore_tree
 from .grid import NodeGrid
 from .registration import NodeRegistry
 from .reply_checks import (
@@ -31,6 +33,9 @@ from .state import LostStateError
 
 MAX_ROUNDS_PER_MESSAGE = 100
 """Rounds of clients that exchange nothing in one message; if it is lost, they train these rounds again."""
+
+PER_CLIENT = {"sent", "pending", "is_first", "pending_statistics", "last"}
+"""Entries of the state that have one row per client."""
 
 Outcomes = dict[int, WorkerMessage | str]
 """The reply of each node by its index, or the reason why there is none."""
@@ -295,3 +300,17 @@ class FlowerBackend(RemoteBackend):
         self._last, self.statistics, usual = tree["last"], tree["statistics"], float(tree["usual"])
         self.bytes_sent, self.bytes_received = tree["wire"].tolist()
         self._usual_length = None if math.isnan(usual) else usual
+
+    def load_fewer(self, flat: Mapping[str, Tensor], n_before: int, make_payload: PayloadFactory) -> None:
+        """Load the state of a checkpoint with fewer clients; the others join now."""
+        template = self.state_tree()
+        leaves = {f"clients/{path}": leaf for path, leaf in flatten_tree(template).items()}
+        longer = {
+            path: torch.cat([flat[path], leaf[n_before:].to(flat[path])])
+            for path, leaf in leaves.items()
+            if path.split("/")[1] in PER_CLIENT and path in flat
+        }
+        self.load_state_tree(restore_tree({"clients": template}, {**flat, **longer})["clients"])
+        if self.sent is not None:
+            ids = self.context.all_ids[n_before:]
+            self.receive(ids, make_payload(ids))

@@ -1,5 +1,7 @@
 """The registry of a federation's nodes: the server asks each node for its clients, and later recognizes it by them."""
 
+import hashlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,12 +75,14 @@ class NodeRegistry:
         hellos: the nodes' introductions.
         deployment: the options of the server.
         seed: seed that draws the evaluated clients.
-        attempt: number of times that the server was started for this federation.
+        attempt: number of times that the server began to send messages to this federation.
+        n_founders: number of nodes at the start; the others joined during the run. By default, all of them.
 
     Attributes:
         nodes: the nodes.
         info: facts about the clients.
         notes: sentences about nodes that were left out, and about versions that differ.
+        takes_newcomers: whether a node that comes during the run may join it.
 
     Raises:
         DataError: the data of the nodes do not fit together.
@@ -86,39 +90,75 @@ class NodeRegistry:
     """
 
     def __init__(
-        self, hellos: Sequence[Hello], deployment: DeploymentOptions, seed: int, attempt: int = 1
+        self,
+        hellos: Sequence[Hello],
+        deployment: DeploymentOptions,
+        seed: int,
+        attempt: int = 1,
+        n_founders: int | None = None,
     ) -> None:
-        self.hellos, self.deployment, self.attempt = hellos, deployment, attempt
-        self.nodes = [RegisteredNode(hello.label, {}) for hello in hellos]
+        self.hellos, self.deployment, self.attempt = list(hellos), deployment, attempt
+        self.n_founders = len(hellos) if n_founders is None else n_founders
         self.notes: list[str] = []
-        schema = choose_schema(hellos, deployment)
-        if problems := [one for found in find_problems(hellos, schema) for one in found]:
-            raise DataError("; ".join(problems))
-        clients = {
-            one.name: (one, node)
-            for hello, node in zip(hellos, self.nodes, strict=True)
-            for one in hello.clients
-        }
-        if len(clients) < 2:
-            raise DataError("a federation needs at least two clients, but there is one; start more nodes")
-        names = sorted(clients, key=natural_key)
-        if all(one.number is not None for one, _ in clients.values()):
-            names.sort(key=lambda name: clients[name][0].number or 0)
-        for number, name in enumerate(names):
-            clients[name][1].clients[name] = number
-        self.info = FederationInfo(
-            name="federation",
-            names=tuple(names),
-            counts=tuple(clients[name][0].sizes for name in names),
-            classes=schema.classes,
-            input_shape=tuple(schema.input_shape),
-            partition={"name": "given", "seed": seed},
-            target_scale=schema.target_scale,
-        )
+        self.takes_newcomers = False
+        self._seed = seed
+        self._number_clients()
+        self._newcomers: dict[
+            int, Hello
+        ] = {}  # Flower's number of a node that waits to join -> its introduction
         self._index: dict[int, int] = {}  # Flower's number of a node -> its index in `nodes`
         # Numbers of nodes that are not asked, and for each the nodes that have its place.
         self._foreign: dict[int, set[int]] = {}
         self._silent: dict[int, float] = {}  # number -> when the node failed to introduce itself
+
+    def _number_clients(self) -> None:
+        """Number the clients: first those of the founders, then those of each node that joined."""
+        schema = choose_schema(self.hellos, self.deployment)
+        if problems := [one for found in find_problems(self.hellos, schema) for one in found]:
+            raise DataError("; ".join(problems))
+        joined = self.hellos[self.n_founders :]
+        clients = _sort_clients(self.hellos[: self.n_founders])
+        if len(clients) < 2:
+            raise DataError("a federation needs at least two clients, but there is one; start more nodes")
+        self._sizes = [len(clients)]  # clients at the start, and after each node that joined
+        for hello in joined:
+            clients += _sort_clients([hello])
+            self._sizes.append(len(clients))
+        numbers = {one.name: number for number, one in enumerate(clients)}
+        self.nodes = [
+            RegisteredNode(hello.label, {one.name: numbers[one.name] for one in hello.clients})
+            for hello in self.hellos
+        ]
+        self.info = FederationInfo(
+            name="federation",
+            names=tuple(one.name for one in clients),
+            counts=tuple(one.sizes for one in clients),
+            classes=schema.classes,
+            input_shape=tuple(schema.input_shape),
+            partition={"name": "given", "seed": self._seed},
+            target_scale=schema.target_scale,
+        )
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Tell whether nodes wait to join."""
+        return bool(self._newcomers)
+
+    @property
+    def splits(self) -> list[str]:
+        """The digests of the clients' names and sizes: at the start, and after each node that joined."""
+        names, counts = self.info.names, self.info.counts
+        return [hashlib.sha256(json.dumps([names[:n], counts[:n]]).encode()).hexdigest() for n in self._sizes]
+
+    def admit_newcomers(self) -> list[str]:
+        """Take the nodes that wait into the federation, and return their labels; their clients get the next numbers."""
+        newcomers, self._newcomers = self._newcomers, {}
+        for number, hello in newcomers.items():
+            self._index[number] = len(self.hellos)
+            self.hellos.append(hello)
+        self._number_clients()
+        self.attempt += 1
+        return [hello.label for hello in newcomers.values()]
 
     @classmethod
     def register(cls, grid: NodeGrid, deployment: DeploymentOptions, seed: int) -> "NodeRegistry":
@@ -196,9 +236,10 @@ class NodeRegistry:
             for number, rivals in self._foreign.items()
             if number in online and (not rivals or rivals & online)
         }
+        self._newcomers = {number: hello for number, hello in self._newcomers.items() if number in online}
         now = time.monotonic()
         resting = {number for number, since in self._silent.items() if now - since < SILENCE_S}
-        new = online - self._index.keys() - self._foreign.keys() - resting
+        new = online - self._index.keys() - self._foreign.keys() - self._newcomers.keys() - resting
         timeout = min(HELLO_TIMEOUT_S, self.deployment.round_timeout)
         for number, hello in (_ask_hello(grid, new, timeout) if new else {}).items():
             if not isinstance(hello, Hello):
@@ -219,19 +260,39 @@ class NodeRegistry:
                 self._index = {other: its for other, its in self._index.items() if its != index}
                 self._index[number] = index
                 continue
+            if rivals:
+                obstacle = f"a second node says that it is {hello.label}, which is online: it is not asked"
+            elif not (obstacle := self._find_obstacle(hello)):
+                self._newcomers[number] = hello
+                grid.log(f"{hello.label} joins: its clients take part from the next round on")
+                continue
             self._foreign[number] = rivals
-            grid.log(
-                f"a second node says that it is {hello.label}, which is online: it is not asked"
-                if rivals
-                else f"{hello.label} does not belong to this federation: its clients differ from the clients at the "
-                "start; it takes part from the next run on, in another run-folder"
-            )
+            grid.log(obstacle)
         return {self._index[number]: number for number in sorted(online & self._index.keys())}
+
+    def _find_obstacle(self, hello: Hello) -> str:
+        """Return why a node that is not of this federation cannot join it; an empty text if it can."""
+        everybody = [*self.hellos, *self._newcomers.values(), hello]
+        if problems := find_problems(everybody, choose_schema(self.hellos, self.deployment))[-1]:
+            return (
+                f"{hello.label} does not belong to this federation, and cannot join it: {'; '.join(problems)}"
+            )
+        if not self.takes_newcomers:
+            return (
+                f"{hello.label} does not belong to this federation; it takes part from the next run on, in another "
+                "run-folder: this run compares methods on the same clients, or keeps its clients on disk"
+            )
+        return ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the registry as plain JSON values."""
         hellos = [hello.model_dump(mode="json", by_alias=True) for hello in self.hellos]
-        return {"hellos": hellos, "attempt": self.attempt, "notes": self.notes}
+        return {
+            "hellos": hellos,
+            "founders": self.n_founders,
+            "attempt": self.attempt,
+            "notes": self.notes,
+        }
 
     @classmethod
     def from_json(
@@ -239,9 +300,19 @@ class NodeRegistry:
     ) -> "NodeRegistry":
         """Read the values of `to_json`; this start of the server is one more attempt."""
         hellos = [Hello(**hello) for hello in content["hellos"]]
-        registry = cls(hellos, deployment, seed, content["attempt"] + 1)
+        registry = cls(hellos, deployment, seed, content["attempt"] + 1, content.get("founders"))
         registry.notes = [str(note) for note in content.get("notes", ())]
         return registry
+
+
+def _sort_clients(hellos: Sequence[Hello]) -> list[HelloClient]:
+    """Sort the clients of nodes by their numbers, if all have one, or else by their names."""
+    clients = sorted(
+        (one for hello in hellos for one in hello.clients), key=lambda one: natural_key(one.name)
+    )
+    if all(one.number is not None for one in clients):
+        clients.sort(key=lambda one: one.number or 0)
+    return clients
 
 
 def choose_schema(hellos: Sequence[Hello], deployment: DeploymentOptions) -> Schema:

@@ -1,11 +1,11 @@
 """The Flower ServerApp: the round loop of a simulation over the nodes of a grid, then a comparison of the results."""
 
-import hashlib
-import json
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from flwr.app import Context
@@ -126,10 +126,14 @@ class _Server:
             )
         else:
             token, registry = secrets.token_hex(8), NodeRegistry.register(self.grid, deployment, seed)
-        write_json(file, {"token": token, **registry.to_json()})
+        registry.takes_newcomers = len(self.plan.algorithms) * len(self.plan.seeds) == 1
+        self._save_registry(token, registry)
         # From this file, `fedattune watch` knows the methods that have not begun.
         write_text(self.folder / EXPERIMENT_FILE, self.plan.experiment.to_yaml())
         return token, registry
+
+    def _save_registry(self, token: str, registry: NodeRegistry) -> None:
+        write_json(self.folder / FEDERATION_FILE, {"token": token, **registry.to_json()})
 
     def run(self) -> Iterator[Result]:
         """Run every method with every seed; skip runs that diverge, and end at a request."""
@@ -150,25 +154,72 @@ class _Server:
 
     def _run_method(self, name: str, algorithm: Algorithm, seed: int) -> Result | None:
         """Run a method with a seed; return None if a request ended it before its last round."""
-        info, settings = self.registry.info, self.plan.settings(seed)
-        settings.cohort_size(info.n_clients)
+        run_folder, config = self._open_folder(name, algorithm, seed)
+        settings = self.plan.settings(seed)
+        if run_folder.is_finished:
+            self.monitor.begin_run(name, seed, settings.rounds, settings.rounds)
+            return Result.load(run_folder.path)
+        loop, backend = self._open_loop(name, algorithm, seed, run_folder, config)
+        while True:
+            result = loop.run(
+                partial(self._log_progress, loop, name, seed),
+                lambda: self._should_stop() or self.registry.has_newcomers,
+            )
+            if loop.record.round == settings.rounds:
+                break
+            if self._should_stop():
+                self.grid.log(
+                    f"{name}, seed {seed}: stopped after round {loop.record.round} of {settings.rounds}"
+                )
+                return None
+            loop.store.close()
+            self.registry.admit_newcomers()
+            self._save_registry(self.token, self.registry)
+            self.monitor.begin_federation(self.token, self.registry, self.grid.online())
+            run_folder, config = self._open_folder(name, algorithm, seed)
+            loop, backend = self._open_loop(name, algorithm, seed, run_folder, config)
+        wire = {"up": backend.bytes_received, "down": backend.bytes_sent}
+        facts = {**result.facts, "wire": wire, "notes": [*result.notes, *self.registry.notes]}
+        Result(result.config, facts, result.store).finish(run_folder)
+        return Result.load(run_folder.path)
+
+    def _open_folder(self, name: str, algorithm: Algorithm, seed: int) -> tuple[RunFolder, dict[str, Any]]:
+        """Open the folder of a method with a seed, and return it with the run's config.
+
+        Nodes may have joined the federation since the folder was made.
+        """
+        settings, path, splits = (
+            self.plan.settings(seed),
+            self.folder / name / f"seed-{seed}",
+            self.registry.splits,
+        )
+        settings.cohort_size(self.registry.info.n_clients)
         check_device(settings)
-        card = self.plan.card(name, seed, info.input_shape, info.classes)
+        card = self._make_card(name, seed)
         config = {
             "algorithm": name,
             "definition": str(algorithm),
             **{key: card[key] for key in ("options", "model", "model_options")},
-            "data": info.name,
-            "partition": dict(info.partition),
-            "split": hashlib.sha256(json.dumps([info.names, info.counts]).encode()).hexdigest(),
+            "data": self.registry.info.name,
+            "partition": dict(self.registry.info.partition),
+            "split": splits[-1],
             **settings.model_dump(),
         }
-        path = self.folder / name / f"seed-{seed}"
-        run_folder = RunFolder.open(path, config, resume=(path / "config.json").exists())
-        if run_folder.is_finished:
-            self.monitor.begin_run(name, seed, settings.rounds, settings.rounds)
-            return Result.load(path)
-        module = build_initial_model(algorithm, card)
+        folder = RunFolder(path)
+        if folder.config.exists() and not folder.is_finished:
+            before = read_json(folder.config)
+            if before.get("split") in splits[:-1]:
+                write_json(folder.config, {**before, "split": splits[-1]})
+        return RunFolder.open(path, config, resume=folder.config.exists()), config
+
+    def _make_card(self, name: str, seed: int) -> dict[str, Any]:
+        return self.plan.card(name, seed, self.registry.info.input_shape, self.registry.info.classes)
+
+    def _open_loop(
+        self, name: str, algorithm: Algorithm, seed: int, folder: RunFolder, config: dict[str, Any]
+    ) -> tuple[RoundLoop, FlowerBackend]:
+        """Prepare the first round, or the round after the last checkpoint."""
+        module = build_initial_model(algorithm, self._make_card(name, seed))
         key = {"token": self.token, "algorithm": name, "seed": seed, "model": hash_model(module)}
         backends: list[FlowerBackend] = []
 
@@ -178,26 +229,18 @@ class _Server:
             backends.append(backend)
             return backends[0]
 
-        loop = RoundLoop(algorithm, info, module, settings, config, run_folder, make_backend)
+        info, settings = self.registry.info, self.plan.settings(seed)
+        loop = RoundLoop(algorithm, info, module, settings, config, folder, make_backend)
         if loop.record.round:
             self.grid.log(f"{name}, seed {seed}: continuing after round {loop.record.round}")
         self.monitor.begin_run(name, seed, loop.record.round, settings.rounds)
+        self.registry.takes_newcomers &= not loop.server.storage.is_on_disk
+        return loop, backends[0]
 
-        def log_progress(progress: Progress) -> None:
-            self.monitor.record_progress(progress, len(loop.record.absent))
-            accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
-            self.grid.log(f"{name}, seed {seed}: round {progress.round} of {progress.rounds}{accuracy}")
-
-        result = loop.run(log_progress, self._should_stop)
-        if loop.record.round < settings.rounds:
-            self.grid.log(
-                f"{name}, seed {seed}: stopped after round {loop.record.round} of {settings.rounds}"
-            )
-            return None
-        wire = {"up": backends[0].bytes_received, "down": backends[0].bytes_sent}
-        facts = {**result.facts, "wire": wire, "notes": [*result.notes, *self.registry.notes]}
-        Result(result.config, facts, result.store).finish(run_folder)
-        return Result.load(path)
+    def _log_progress(self, loop: RoundLoop, name: str, seed: int, progress: Progress) -> None:
+        self.monitor.record_progress(progress, len(loop.record.absent))
+        accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
+        self.grid.log(f"{name}, seed {seed}: round {progress.round} of {progress.rounds}{accuracy}")
 
 
 def _write_results(folder: Path, results: list[Result], log: Log, *, has_table: bool) -> None:

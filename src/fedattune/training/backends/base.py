@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.effect import Effect
+from ...core.errors import RunError
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
 from ..client_state import PayloadFactory
@@ -147,6 +148,20 @@ class Backend(ABC):
     @abstractmethod
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
         """Return the scores after the communication of round r, and of the global model `w`, if there is one."""
+
+    def load_fewer(self, flat: Mapping[str, Tensor], n_before: int, make_payload: PayloadFactory) -> None:
+        """Load the state of a checkpoint with fewer clients; the others join now.
+
+        Args:
+            flat: tensors of the checkpoint by path.
+            n_before: number of its clients, numbered before the others.
+            make_payload: returns what the server sends to clients now.
+
+        Raises:
+            RunError: the backend takes no clients during a run.
+
+        """
+        raise RunError("the checkpoint has fewer clients than the data; clients can join deployed runs only")
 
     def defer_evaluation(self, r: int, make_payload: PayloadFactory, w: Params | None) -> bool:
         """Evaluate as `evaluate_received` does, but with the training of the next round; return whether this is done.

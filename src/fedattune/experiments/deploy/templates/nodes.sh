@@ -1,7 +1,7 @@
 #!/bin/sh
 # The nodes of this federation, also while a run goes on:
 #   ./nodes.sh                     list them: id, name, status, since when
-#   ./nodes.sh add KEY NAME        register the public key in the file KEY
+#   ./nodes.sh add KEY NAME        register the public key in the file KEY; a run of one method takes the node in
 #   ./nodes.sh remove NAME         the server refuses the node from now on, and rounds go on without it
 #   ./nodes.sh rotate NAME KEY     register a new key, wait for the node to come with it, then remove the old key
 set -eu
@@ -38,7 +38,7 @@ case ${1-list} in
         [ $# -eq 3 ] || fail "$usage"
         test -z "$(ids_of "$3")" || fail "a node $3 is registered already; ./nodes.sh rotate replaces its key"
         register "$2" "$3"
-        echo "$3 is registered; it takes part from the next run on, in another run-folder"
+        echo "$3 is registered; start its ./node.sh. A run of one method takes it in after the round; a comparison goes on without it"
         ;;
     remove)
         [ $# -eq 2 ] || fail "$usage"

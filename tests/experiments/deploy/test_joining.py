@@ -1,0 +1,125 @@
+"""A node that comes during a run joins it: its clients get the server's models, and the others keep theirs."""
+
+import gc
+import itertools
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="a real federation needs Flower")
+
+from flwr.app import Message
+
+from conformance.table import Case
+from conformance.test_conformance import every_method
+from fedattune import Federation, Result
+from flower.in_process import InProcessGrid
+from flower.runs import find_models, read_log, run_deployed
+
+NEW = 102
+"""Flower's number of the node that comes later, with client 5."""
+
+
+class LateNode(InProcessGrid):
+    """A grid in which the last node comes when the first node was asked `after` times."""
+
+    after = 3
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The nodes that are online."""
+        return [node for node in self.contexts if node != NEW or self.n_asked >= self.after]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Count the messages to the first node."""
+        messages = list(messages)
+        self.n_asked += sum(message.metadata.dst_node_id == 100 for message in messages)
+        return super().push_messages(messages)
+
+    n_asked = 0
+
+
+def run(federation: Federation, folder: Path, **config: Any) -> list[Result]:
+    return run_deployed(federation, folder, **{"make_grid": LateNode, "nodes": 2, "rounds": 6} | config)
+
+
+@every_method
+def test_a_node_joins_a_run_of_every_method(case: Case, ragged: Federation, tmp_path: Path) -> None:
+    options = "; ".join(f"{case.name}.{key}={value}" for key, value in case.same.items())
+    (result,) = run(ragged, tmp_path, algorithms=case.name, set=options)
+    assert result.is_finished
+    assert [one.id for one in result.clients] == list("012345")
+    assert all(one.trained is not None and one.received is not None for one in result.clients)
+    assert not result.store.faults()
+    rounds = {point: r for r, point, scores in result.store.scores("test") if scores.shape[1] == 6}
+    assert rounds["trained"] == 6
+    assert any(scores.shape[1] == 5 for _, _, scores in result.store.scores("test"))
+    assert any("1 of the 6 clients joined after round" in note for note in result.notes)
+    assert not any("lost its state" in line for line in read_log(tmp_path))
+    assert sorted(find_models(tmp_path, case.name)) == list("012345")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "ditto"])
+def test_rounds_before_a_node_joins_are_those_of_the_others(
+    name: str, ragged: Federation, tmp_path: Path
+) -> None:
+    (joined,) = run(ragged, tmp_path / "joined", algorithms=name)
+    (others,) = run(ragged, tmp_path / "others", algorithms=name, groups=([0, 3], [1, 2, 4]))
+    last = max(r for r, _, scores in joined.store.scores("test") if scores.shape[1] == 5)
+    assert 1 <= last < 6
+    before, alone = (
+        {(r, point): scores for r, point, scores in one.store.scores("test") if r < last}
+        for one in (joined, others)
+    )
+    assert before
+    for key, scores in before.items():
+        assert scores == pytest.approx(alone[key])
+
+
+def test_a_newcomer_gets_the_global_model_and_the_others_keep_it(ragged: Federation, tmp_path: Path) -> None:
+    """The evaluation after the last round without the newcomer already asks it."""
+    (joined,) = run(ragged, tmp_path / "joined", algorithms="fedavg")
+    (others,) = run(ragged, tmp_path / "others", algorithms="fedavg", groups=([0, 3], [1, 2, 4]))
+    everybody = {r: s for r, point, s in joined.store.scores("test") if point == "global" and s.shape[1] == 6}
+    alone = {r: s for r, point, s in others.store.scores("test") if point == "global"}
+    first = min(everybody)
+    assert first < 6
+    assert everybody[first][:, :5] == pytest.approx(alone[first])
+    received = {r: s for r, point, s in joined.store.scores("test") if point == "received"}
+    assert received[first] == pytest.approx(everybody[first])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "pfedla"])
+@pytest.mark.parametrize("after", range(8, 20, 3))
+def test_a_server_that_is_killed_around_the_joining_goes_on(
+    name: str, after: int, ragged: Federation, tmp_path: Path
+) -> None:
+    class Killed(BaseException):
+        """The server's process ends."""
+
+    count = itertools.count()
+
+    def dies(*_: Any) -> bool:
+        if next(count) == after:
+            raise Killed
+        return False
+
+    with suppress(Killed):
+        run(ragged, tmp_path, algorithms=name, lost=dies)
+    gc.collect()
+    (result,) = run(ragged, tmp_path, algorithms=name, make_grid=InProcessGrid)
+    assert result.is_finished
+    assert [one.id for one in result.clients] == list("012345")
+    assert not result.store.faults()
+
+
+def test_a_comparison_takes_no_newcomers(ragged: Federation, tmp_path: Path) -> None:
+    results = run(ragged, tmp_path, algorithms="local,fedavg")
+    assert [len(result.clients) for result in results] == [5, 5]
+    (line,) = [line for line in read_log(tmp_path) if "this run compares methods" in line]
+    assert line.startswith(
+        "node 'node-2' does not belong to this federation; it takes part from the next run on"
+    )
+
