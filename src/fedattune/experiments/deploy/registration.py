@@ -272,6 +272,12 @@ class NodeRegistry:
 
     def _find_obstacle(self, hello: Hello) -> str:
         """Return why a node that is not of this federation cannot join it; an empty text if it can."""
+        present = {name for node in self.nodes for name in node.clients}
+        if not present.isdisjoint(one.name for one in hello.clients):
+            return (
+                f"{hello.label} does not belong to this federation: its clients differ from the clients at the start; "
+                "give it the same data as before, or take a new run-folder"
+            )
         everybody = [*self.hellos, *self._newcomers.values(), hello]
         if problems := find_problems(everybody, choose_schema(self.hellos, self.deployment))[-1]:
             return (
