@@ -68,9 +68,20 @@ def test_approval(cli: Cli, node: Path, work: Path) -> None:
     with pytest.raises(NotApprovedError):
         ask.check_consent(state, {"clients": ["ward"]})
     done = cli("node", "approve", node)
+    assert done.code == 2
+    assert "--digest: got nothing, expected " in done.err
+    digest = done.out.rpartition("SHA-256 ")[2].strip()
+    with pytest.raises(NotApprovedError):
+        ask.check_consent(state, {"clients": ["ward", "other"]})  # another run changes the text
+    done = cli("node", "approve", node, "--digest", digest)
+    assert done.code == 2
+    assert '"other"' in done.out
+    with pytest.raises(NotApprovedError):
+        ask.check_consent(state, {"clients": ["ward"]})
+    done = cli("node", "approve", node, "--digest", digest)
     assert done.code == 0
     assert '"ward"' in done.out
-    assert "Approved: the node may tell the server exactly this. SHA-256 " in done.out
+    assert "Approved: the node may tell the server exactly this." in done.out
     ask.check_consent(state, {"clients": ["ward"]})
 
 

@@ -1,12 +1,14 @@
 """The command `node`: check a node, approve what it tells, and show what came and what left."""
 
 import json
+import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..core.errors import ConfigError
 from ..experiments.deploy import require_flower
 from .options import NodeApproveOptions, NodeAuditOptions, NodeCheckOptions, parse_options
 
@@ -59,12 +61,27 @@ def _check(space: Namespace, problems: Sequence[str]) -> int:
 
 def _approve(space: Namespace, problems: Sequence[str]) -> int:
     from ..experiments.deploy.node_files import find_state
-    from ..experiments.deploy.policy import approve_shared
+    from ..experiments.deploy.policy import approve_shared, read_shared
 
-    parse_options(NodeApproveOptions, space, problems)
-    text, digest = approve_shared(find_state(space.node))
+    options = parse_options(NodeApproveOptions, space, problems)
+    folder = find_state(space.node)
+    text, digest = read_shared(folder)
     print(text, end="")
-    print(f"Approved: the node may tell the server exactly this. SHA-256 {digest}")
+    print(f"SHA-256 {digest}")
+    if options.digest is None and sys.stdin.isatty():
+        if input("Approve that the node tells the server exactly this? [y/N] ").strip().lower() not in {
+            "y",
+            "yes",
+        }:
+            print("Not approved.")
+            return 1
+    elif options.digest != digest:
+        raise ConfigError(
+            f"--digest: got {options.digest or 'nothing'}, expected {digest}, which names the text above; read the "
+            "text, then repeat the command with this option"
+        )
+    approve_shared(folder, text)
+    print("Approved: the node may tell the server exactly this.")
     return 0
 
 

@@ -72,6 +72,10 @@ class NodeCheckOptions(StrictSchema):
 class NodeApproveOptions(StrictSchema):
     """Options of `node approve`."""
 
+    digest: str | None = Field(
+        None, description="SHA-256 of the text to approve, where nobody can answer a question"
+    )
+
 
 class NodeAuditOptions(StrictSchema):
     """Options of `node audit`."""

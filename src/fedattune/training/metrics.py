@@ -149,6 +149,11 @@ class RunMetrics:
         names = {**missing, **dict(zip(self.eval_ids, ids, strict=True))}
         return build_history(self.store, names, self.target_deviation)
 
+    @cached_property
+    def _scored(self) -> list[JsonDict]:
+        """The entries of the history with scores at the headline point: the nodes of a deployment may all be absent."""
+        return [entry for entry in self.history if entry[self.headline]]
+
     @property
     def final(self) -> dict[Point, Metrics | None]:
         """Test metrics at the last evaluation, at both points."""
@@ -163,7 +168,7 @@ class RunMetrics:
     @property
     def best_test(self) -> JsonDict | None:
         """Test metrics of the round with the best mean on test data: an optimistic number that papers report."""
-        return self._best(lambda entry: float(entry[self.headline][self._curve_key]))
+        return self._best(lambda entry: float(entry[self.headline][self._curve_key]), self._scored)
 
     @property
     def bmta(self) -> JsonDict | None:
@@ -173,13 +178,13 @@ class RunMetrics:
         the mean over clients, and of the mean over samples, at the headline point. Each has the first round that
         reaches it. None if the target is a number.
         """
-        if not self.history or self.is_regression:
+        if not self._scored or self.is_regression:
             return None
         maxima = {}
         for mean in ("uniform", "pooled"):
-            reached = [entry[self.headline][f"acc_{mean}"] for entry in self.history]
+            reached = [entry[self.headline][f"acc_{mean}"] for entry in self._scored]
             best = int(np.argmax(reached))
-            maxima[mean] = {"accuracy": reached[best], "round": self.history[best]["round"]}
+            maxima[mean] = {"accuracy": reached[best], "round": self._scored[best]["round"]}
         return maxima
 
     def rounds_to(self, accuracy: float) -> int | None:
@@ -197,7 +202,7 @@ class RunMetrics:
             raise ConfigError(
                 f"rounds_to needs a fraction above 0 and at most 1, such as 0.9, got {accuracy:g}"
             )
-        reached = (e["round"] for e in self.history if reaches(e[self.headline], accuracy))
+        reached = (e["round"] for e in self._scored if reaches(e[self.headline], accuracy))
         return next(reached, None)
 
     @property
@@ -216,7 +221,8 @@ class RunMetrics:
         """Test metrics of the round with the best mean on validation data; None without validation data."""
         if not self.history or not self.history[-1]["validation"]:
             return None
-        return self._best(lambda entry: float(entry["validation"][self.headline][self._curve_key]))
+        entries = [e for e in self._scored if e["validation"] and e["validation"].get(self.headline)]
+        return self._best(lambda entry: float(entry["validation"][self.headline][self._curve_key]), entries)
 
     @property
     def mean_last_10pct(self) -> Metrics | None:
@@ -230,8 +236,9 @@ class RunMetrics:
 
         The mean over clients, averaged over the last tenth of the rounds: small validation parts make it jump.
         """
-        late = [e["validation"] for e in self._late() if e["validation"]]
-        return float(np.mean([v[self.headline][self._curve_key] for v in late])) if late else None
+        late = [e["validation"].get(self.headline) for e in self._late() if e["validation"]]
+        values = [one[self._curve_key] for one in late if one]
+        return float(np.mean(values)) if values else None
 
     @cached_property
     def clients(self) -> list[ClientResult]:
@@ -398,10 +405,10 @@ class RunMetrics:
 
     def _late(self) -> list[JsonDict]:
         """The evaluations in the last tenth of the rounds."""
-        return [e for e in self.history if is_in_last_tenth(e["round"], self.rounds)]
+        return [e for e in self._scored if is_in_last_tenth(e["round"], self.rounds)]
 
-    def _best(self, key: Callable[[JsonDict], float]) -> JsonDict | None:
-        if not self.history:
+    def _best(self, key: Callable[[JsonDict], float], entries: Sequence[JsonDict]) -> JsonDict | None:
+        if not entries:
             return None
-        best = max(self.history, key=lambda entry: self.curve_metric.sign * key(entry))
+        best = max(entries, key=lambda entry: self.curve_metric.sign * key(entry))
         return {**best[self.headline], "round": best["round"]}

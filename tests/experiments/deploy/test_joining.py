@@ -122,4 +122,3 @@ def test_a_comparison_takes_no_newcomers(ragged: Federation, tmp_path: Path) -> 
     assert line.startswith(
         "node 'node-2' does not belong to this federation; it takes part from the next run on"
     )
-

@@ -44,8 +44,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunMonitor, list[Any]]]:
     monitors: list[tuple[RunMonitor, list[Any]]] = []
     record = RunMonitor.record_progress
 
-    def record_and_look(self: RunMonitor, progress: Progress, absent: int) -> None:
-        record(self, progress, absent)
+    def record_and_look(self: RunMonitor, progress: Progress, absent: int, **options: Any) -> None:
+        record(self, progress, absent, **options)
         if not monitors or monitors[-1][0] is not self:
             monitors.append((self, []))
         nodes, statuses = read_nodes(self._folder), read_statuses(self._folder)

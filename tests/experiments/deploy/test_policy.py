@@ -9,8 +9,11 @@ import pytest
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from fedattune import ConfigError, Federation, RunError
+from fedattune.data import infer_schema
 from fedattune.data.node import NON_DATA_KEYS
 from fedattune.experiments.deploy import policy as policy_module
+from fedattune.experiments.deploy.backend import FlowerBackend
+from fedattune.experiments.deploy.grid import MESSAGE_TYPES
 from fedattune.experiments.deploy.policy import (
     MaxBytesError,
     MaxRoundsError,
@@ -18,7 +21,9 @@ from fedattune.experiments.deploy.policy import (
     NodePolicy,
     NotApprovedError,
     approve_shared,
+    read_shared,
 )
+from fedattune.training.backends.message import WorkerMessage, join_messages
 from flower.in_process import InProcessGrid
 from flower.runs import read_log, run_deployed
 
@@ -94,6 +99,60 @@ def test_the_server_asks_for_more_than_it_said(
     assert set(log) == {"round 2: node 'node-1' failed (MaxRoundsError; its error.log says why)"}
 
 
+def test_a_server_that_repeats_a_round_trains_no_more_than_that(
+    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives every training the number of the first round."""
+    monkeypatch.setattr(NodePolicy, "check_run", lambda *_: None)
+    run_deployed(ragged, tmp_path, make_grid=with_rules(max_rounds=2), algorithms="fedavg", rounds=4)
+    log = [line for line in read_log(tmp_path) if "MaxRoundsError" in line and line[0] == "r"]
+    assert [line.partition(":")[0] for line in log] == ["round 3", "round 4"]
+    count = tmp_path / "state-1" / "current" / "fedavg" / "seed-0" / "trained.json"
+    assert json.loads(count.read_text()) == {"rounds": 2}
+
+
+def test_a_node_that_asks_does_not_say_whether_its_data_fit_a_schema(
+    ragged: Federation, tmp_path: Path
+) -> None:
+    """A server could otherwise try schemas, and learn the classes and columns of the node."""
+    grid = with_rules(consent="ask")
+    schema = infer_schema(ragged).to_json()
+    other = json.dumps(json.loads(schema) | {"input_shape": [7]})
+    for one in (schema, other):
+        with pytest.raises(RunError, match=r"a node failed \(NotApprovedError"):
+            run_deployed(ragged, tmp_path, make_grid=grid, algorithms="fedavg", data_schema=one)
+    assert "input_shape" in (tmp_path / "state-1" / "error.log").read_text()
+    state = tmp_path / "state-1"
+    approve_shared(state, read_shared(state)[0])
+    problem = ConfigError("no column age")
+    ask = NodePolicy.read({"consent": "ask"})
+    assert ask.hide_problem(state, schema, problem) is problem
+    assert isinstance(ask.hide_problem(state, other, problem), NotApprovedError)
+    assert NodePolicy().hide_problem(state, other, problem) is problem
+
+
+@pytest.mark.parametrize(
+    "kinds", [["state"], ["models"], ["keep"], ["evaluate", "models"], ["evaluate", "several"]]
+)
+def test_a_server_cannot_ask_for_the_models_of_clients(
+    kinds: list[str], ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = FlowerBackend.make_evaluation
+
+    def ask(self: FlowerBackend, *args: Any) -> dict[int, WorkerMessage]:
+        return {
+            i: join_messages([WorkerMessage({**one.head, "kind": kind, "load": False}) for kind in kinds])
+            for i, one in make(self, *args).items()
+        }
+
+    monkeypatch.setattr(FlowerBackend, "make_evaluation", ask)
+    for kind in ("state", "models", "keep"):
+        monkeypatch.setitem(MESSAGE_TYPES, kind, MESSAGE_TYPES["train"])
+    run_deployed(ragged, tmp_path, algorithms="fedrep", rounds=1)
+    assert sum("failed (ConfigError" in line for line in read_log(tmp_path)) >= 3
+    assert "a node only trains and evaluates" in (tmp_path / "state-1" / "error.log").read_text()
+
+
 def test_the_server_names_the_limit_of_bytes(ragged: Federation, tmp_path: Path) -> None:
     run_deployed(ragged, tmp_path, make_grid=with_rules(max_bytes=3000), algorithms="fedavg", rounds=3)
     assert any("node 'node-1' failed (MaxBytesError" in line for line in read_log(tmp_path))
@@ -106,7 +165,7 @@ def test_the_server_names_the_limit_of_bytes(ragged: Federation, tmp_path: Path)
 def test_consent_is_for_exactly_this_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ask, given = NodePolicy.read({"consent": "ask"}), NodePolicy()
     with pytest.raises(RunError, match="the node writes it when the server asks"):
-        approve_shared(tmp_path)
+        read_shared(tmp_path)
     given.check_consent(tmp_path, {"clients": ["ä"]})
     assert '"ä"' in (tmp_path / "shared.json").read_text(encoding="utf-8")
     assert '"ä"' in capsys.readouterr().out
@@ -114,7 +173,7 @@ def test_consent_is_for_exactly_this_content(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == ""  # the log has it once
     with pytest.raises(NotApprovedError, match="fedattune node approve"):
         ask.check_consent(tmp_path, {"clients": ["ä"]})
-    approve_shared(tmp_path)
+    approve_shared(tmp_path, read_shared(tmp_path)[0])
     ask.check_consent(tmp_path, {"clients": ["ä"]})
     with pytest.raises(NotApprovedError):
         ask.check_consent(tmp_path, {"clients": ["ä", "b"]})
@@ -130,6 +189,6 @@ def test_a_node_that_asks_waits_for_approval(ragged: Federation, tmp_path: Path)
     shared = json.loads((tmp_path / "state-1" / "shared.json").read_text())
     assert [one["name"] for one in shared["clients"]] == ["1", "2", "4"]
     assert shared["schema"]["classes"]
-    approve_shared(tmp_path / "state-1")
+    approve_shared(tmp_path / "state-1", read_shared(tmp_path / "state-1")[0])
     (result,) = run_deployed(ragged, tmp_path, make_grid=grid, algorithms="fedavg", rounds=1)
     assert result.metrics

@@ -52,3 +52,30 @@ def test_a_pause_that_is_no_time_is_refused(text: str, monkeypatch: pytest.Monke
 def test_an_empty_pause_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDATTUNE_POLL", "")
     assert programs._read_seconds("FEDATTUNE_POLL", 0.5, 0.01, 60) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("raise ValueError('no model')", 1, "ValueError: no model"),
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit('no key')", 1, ""),
+        ("raise SystemExit", 0, ""),
+        ("pass", 0, ""),
+    ],
+)
+def test_a_fork_ends_with_the_code_of_its_app(end: str, code: int, said: str) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"from fedattune.experiments.deploy import programs\ndef main(*_):\n    {end}\nprograms.main = main\n"
+            "programs._run_fork('flwr-clientapp', [], [])",
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code
+    assert said in done.stderr

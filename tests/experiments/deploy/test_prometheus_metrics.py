@@ -51,8 +51,8 @@ def test_metrics_are_the_results(ragged: Federation, tmp_path: Path, monkeypatch
     port, looks = free_ports(1), []
     record = RunMonitor.record_progress
 
-    def record_and_look(self: RunMonitor, progress: Progress, absent: int) -> None:
-        record(self, progress, absent)
+    def record_and_look(self: RunMonitor, progress: Progress, absent: int, **options: Any) -> None:
+        record(self, progress, absent, **options)
         looks.append((get(port, "/metrics"), get(port, "/healthz")))
 
     monkeypatch.setattr(RunMonitor, "record_progress", record_and_look)
@@ -87,8 +87,8 @@ def test_of_numbers_as_targets_there_is_an_rmse(tmp_path: Path, monkeypatch: pyt
     seen: list[dict[tuple[str, tuple[str, ...]], float]] = []
     record = RunMonitor.record_progress
 
-    def record_and_look(self: RunMonitor, progress: Progress, absent: int) -> None:
-        record(self, progress, absent)
+    def record_and_look(self: RunMonitor, progress: Progress, absent: int, **options: Any) -> None:
+        record(self, progress, absent, **options)
         families = MetricsCollector(self).collect()
         samples = [sample for family in families for sample in family.samples]
         seen.append(

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 
 from fedattune import DataError, Federation, RunError, __version__
 from fedattune.data import export_clients, infer_schema
+from fedattune.experiments.deploy.registration import Hello
 from federations import make_federation
 from flower.in_process import InProcessGrid
 from flower.runs import GROUPS, read_log, run_deployed, run_simulated
@@ -68,6 +70,54 @@ def test_a_hello_that_is_none_is_told(ragged: Federation, tmp_path: Path) -> Non
         RunError, match="got answers of 2 nodes, expected 3: a node does not introduce itself properly"
     ):
         run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=Strange)
+
+
+@pytest.mark.parametrize("text", ["a\nfedattune: error: all data deleted", "\x1b[2J", "a\u202eb", "\u2028"])
+def test_names_that_would_deceive_a_reader_of_the_log_are_refused(text: str) -> None:
+    client = {"name": "a", "number": 0, "sizes": [1, 1, 1]}
+    Hello(name="Zürich 北", clients=[client], schema="{}")
+    for hello in (
+        {"name": text, "clients": [client]},
+        {"clients": [client | {"name": text}]},
+        {"clients": [client], "fedattune": text},
+    ):
+        with pytest.raises(ValidationError, match="invisible characters"):
+            Hello(schema="{}", **hello)
+
+
+def test_a_node_that_comes_with_another_key_is_told(ragged: Federation, tmp_path: Path) -> None:
+    class Replaced(InProcessGrid):
+        """Node 102 leaves after the introductions, and node 103 has its clients."""
+
+        def __init__(self, app: Any, nodes: Any, config: Any, lost: Any) -> None:
+            super().__init__(app, [*nodes, {**nodes[2], "state": str(tmp_path / "other")}], config, lost)
+            self.gone = 103
+
+        def get_node_ids(self) -> Any:
+            return [node for node in self.contexts if node != self.gone]
+
+        def push_messages(self, messages: Any) -> Any:
+            numbers = super().push_messages(messages)
+            self.gone = 102
+            return numbers
+
+    run_deployed(ragged, tmp_path, algorithms="fedavg", make_grid=Replaced)
+    (line,) = [line for line in read_log(tmp_path) if "another key" in line]
+    assert line.startswith("node 'node-2' came back with another key (Flower's number 102 before, 103 now)")
+
+
+def test_a_federation_from_a_backup_is_a_later_attempt(ragged: Federation, tmp_path: Path) -> None:
+    """Nodes refuse messages of an earlier attempt than the last one that they know."""
+    run_deployed(ragged, tmp_path, algorithms="fedavg", rounds=2)
+    shutil.copytree(tmp_path / "run", tmp_path / "backup")
+    for rounds in (2, 2):  # each start of the server is an attempt
+        shutil.rmtree(tmp_path / "run/fedavg")
+        run_deployed(ragged, tmp_path, algorithms="fedavg", rounds=rounds)
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(tmp_path / "backup", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/fedavg")
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", rounds=2)
+    assert not result.store.faults()
 
 
 def test_nobody_takes_the_place_of_a_node_that_is_online(ragged: Federation, tmp_path: Path) -> None:

@@ -122,7 +122,9 @@ class RunMonitor:
             self._token, self._registry = token, registry
             # The clients' names would stand in for a missing name in `label`, but metrics name no clients.
             names = [hello.name[:100] or f"node {i}" for i, hello in enumerate(registry.hellos)]
-            self._names = [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+            while len(set(names)) < len(names):
+                names = [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+            self._names = names
         self.record_online(online)
 
     def begin_run(self, method: str, seed: int, done: int, planned: int) -> None:
@@ -165,12 +167,13 @@ class RunMonitor:
         with self._lock:
             self._faults.update((i, "dropped") for i in nodes)
 
-    def record_progress(self, progress: Progress, absent: int) -> None:
+    def record_progress(self, progress: Progress, absent: int, *, is_empty: bool = False) -> None:
         """Take over a finished round.
 
         Args:
             progress: the position of the run.
             absent: clients of the round's cohort without part in it.
+            is_empty: whether no client at all had part in it; then it is no progress.
 
         """
         with self._lock:
@@ -178,7 +181,9 @@ class RunMonitor:
             run, now = self._runs[self._current], time.monotonic()
             run.done, run.accuracy, run.rmse = progress.round, progress.accuracy, progress.rmse
             run.seconds, run.absent, run.finished_at = now - self._round_began, absent, time.time()
-            self._progress = self._round_began = now
+            self._round_began = now
+            if not is_empty:
+                self._progress = now
         self._write()
 
     def record_online(self, numbers: set[int]) -> None:

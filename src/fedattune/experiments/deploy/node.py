@@ -36,6 +36,9 @@ from .node_files import mark_current, report_error, retire_errors
 from .policy import NodePolicy
 from .state import LostStateError, NodeState
 
+TASKS = ("train", "evaluate")
+"""Kinds of messages that a node handles. A worker of one's own cluster also sends its clients' states and models."""
+
 
 class NodeRuntime:
     """A node with its clients. Flower makes a new one for every message; only its folder survives.
@@ -85,14 +88,19 @@ class NodeRuntime:
 
     def _load_data(self) -> None:
         experiment, schema = self.plan.experiment, self.plan.deployment.data_schema
-        data = load_node(
-            self.config,
-            schema,
-            test=experiment.test,
-            validation=experiment.validation,
-            seed=experiment.split_seed or 0,
-            data_dir=experiment.data_dir,
-        )
+        try:
+            data = load_node(
+                self.config,
+                schema,
+                test=experiment.test,
+                validation=experiment.validation,
+                seed=experiment.split_seed or 0,
+                data_dir=experiment.data_dir,
+            )
+        except Exception as error:
+            raise self.policy.hide_problem(
+                self.folder, schema.to_json() if schema else None, error
+            ) from error
         self.federation, self.numbers = data.federation, data.numbers
         self.schema = schema or infer_schema(data.federation)
 
@@ -125,7 +133,12 @@ class NodeRuntime:
         is_known = name in self.plan.algorithms and re.fullmatch("[0-9a-f]{8,64}", head["token"])
         if not is_known or not isinstance(seed, int) or not isinstance(r, int):  # they name a folder here
             raise ConfigError(f"the server asks for a run of {name!r} that is not in the run configuration")
-        self.policy.check_run([name], max(part.head["round"] for part in split_message(message)))
+        parts = split_message(message)
+        if odd := {str(part.head.get("kind")) for part in parts} - set(TASKS):
+            raise ConfigError(
+                f"the server asks for {min(odd)!r:.40}; a node only trains and evaluates, as its models stay with it"
+            )
+        self.policy.check_run([name], max(part.head["round"] for part in parts))
         self._describe_data()  # what leaves with a model needs the same consent
         algorithm = self.plan.algorithms[name]
         card = self.plan.card(name, seed, self.federation.input_shape, self.federation.classes)
@@ -143,6 +156,7 @@ class NodeRuntime:
             saved, loaded = state.load(head["last"], Params(flatten_tree(export_state(backend))))
             if head.get("is_answered") and loaded != last and set(head.get("pending", ())) < set(names):
                 raise LostStateError("the server expects a state that this node does not have")
+            self.policy.count_trained(state.folder, sum(bool(part.head.get("ids")) for part in parts))
             if saved is not None:
                 load_state(backend, saved)
             reply = handle_message(backend, message)

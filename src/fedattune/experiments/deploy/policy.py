@@ -12,7 +12,7 @@ from typing import Any, Literal
 from filelock import FileLock
 from pydantic import ConfigDict, Field, ValidationError
 
-from ...core.errors import ConfigError, RunError
+from ...core.errors import ConfigError, RunError, summarize_error
 from ...core.io import write_text
 from ...core.options import Count, StrictSchema, describe_errors
 from .logs import LogFormat, log_node
@@ -44,7 +44,9 @@ class NodePolicy(StrictSchema):
     consent: Literal["given", "ask"] = Field(
         "given", description="ask: wait for `fedattune node approve` before the node tells about its data"
     )
-    max_rounds: Count | None = Field(None, description="highest round that the node takes part in")
+    max_rounds: Count | None = Field(
+        None, description="highest round that the node takes part in, and trainings of each method and seed"
+    )
     max_bytes: Count | None = Field(None, description="bytes that the node sends in one run at most")
     methods: str | None = Field(None, description="methods that the node trains, with commas between")
     log_format: LogFormat = Field(
@@ -93,6 +95,28 @@ class NodePolicy(StrictSchema):
                 "the node's configuration if it may take part longer"
             )
 
+    def count_trained(self, folder: Path, rounds: int) -> None:
+        """Count trainings before they begin: the server could give many trainings the same round.
+
+        Args:
+            folder: folder of one method and seed on this node, which keeps the count.
+            rounds: number of trainings.
+
+        Raises:
+            MaxRoundsError: these are too many; nothing is counted then.
+
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "trained.json"
+        trained = _read_count(file, "rounds") + rounds
+        if self.max_rounds is not None and trained > self.max_rounds:
+            raise MaxRoundsError(
+                f"this would be training {trained} of this method and seed, and this node allows {self.max_rounds} (a "
+                "round that the server repeats counts again); raise `max-rounds` in the node's configuration if it may "
+                "train longer"
+            )
+        write_text(file, json.dumps({"rounds": trained}) + "\n")
+
     def count_sent(self, folder: Path, n_bytes: int) -> None:
         """Count the bytes of a reply before it leaves.
 
@@ -107,7 +131,7 @@ class NodePolicy(StrictSchema):
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "sent.json"
         with FileLock(folder / ".sent.lock"):
-            sent = _read_count(file) + n_bytes
+            sent = _read_count(file, "bytes") + n_bytes
             if self.max_bytes is not None and sent > self.max_bytes:
                 raise MaxBytesError(
                     f"with this reply the node would have sent {sent:,} bytes in this run, and it allows "
@@ -137,11 +161,30 @@ class NodePolicy(StrictSchema):
                 without_data=f"what the node tells the server about its data is new: see {SHARED_NAME}",
                 level=logging.INFO,
             )
-        if self.consent == "ask" and _read_approval(folder) != _hash_text(text):
+        if self.consent == "ask" and _read_approval(folder).get("sha256") != _hash_text(text):
             raise NotApprovedError(
                 f"nobody has approved what this node tells the server, {file}; read it, and run: "
                 "fedattune node approve nodes/N.toml"
             )
+
+    def hide_problem(self, folder: Path, schema: str | None, problem: Exception) -> Exception:
+        """Return the error for data that cannot be read by the server's schema.
+
+        Whether data fit a schema tells something about them. So without consent to this schema, the server learns only
+        that there is none.
+
+        Args:
+            folder: the folder of the node's state.
+            schema: the server's schema as JSON; None if it has none.
+            problem: why the data cannot be read.
+
+        """
+        approved = _read_approval(folder).get("schema")
+        if self.consent == "given" or (approved and (schema is None or approved == _hash_schema(schema))):
+            return problem
+        return NotApprovedError(
+            f"{summarize_error(problem)}; the server does not learn this, because nobody has approved its schema"
+        )
 
 
 def format_shared(shared: Mapping[str, Any]) -> str:
@@ -149,14 +192,11 @@ def format_shared(shared: Mapping[str, Any]) -> str:
     return json.dumps(shared, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def approve_shared(folder: Path) -> tuple[str, str]:
-    """Approve what is in `shared.json` now.
+def read_shared(folder: Path) -> tuple[str, str]:
+    """Read what the node would tell about its data, and compute its SHA-256.
 
     Args:
         folder: the folder of the node's state.
-
-    Returns:
-        The approved text, and its SHA-256.
 
     Raises:
         RunError: there is nothing to approve.
@@ -170,30 +210,47 @@ def approve_shared(folder: Path) -> tuple[str, str]:
             f"cannot read {file}: {error.strerror or error}; the node writes it when the server asks for the first "
             "time, so start the node and a run, then approve"
         ) from error
-    digest = _hash_text(text)
-    approval = {"sha256": digest, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    return text, _hash_text(text)
+
+
+def approve_shared(folder: Path, text: str) -> None:
+    """Approve that the node tells the server exactly this about its data.
+
+    Args:
+        folder: the folder of the node's state.
+        text: the text that was read.
+
+    """
+    approval = {
+        "sha256": _hash_text(text),
+        "schema": _hash_schema(json.dumps(json.loads(text).get("schema"))),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     write_text(folder / APPROVED_NAME, json.dumps(approval) + "\n")
-    return text, digest
+
+
+def _hash_schema(schema: str) -> str:
+    return _hash_text(json.dumps(json.loads(schema), sort_keys=True))
 
 
 def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_approval(folder: Path) -> str | None:
+def _read_approval(folder: Path) -> dict[str, Any]:
     try:
-        return str(json.loads((folder / APPROVED_NAME).read_text(encoding="utf-8"))["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):  # a damaged approval is none
-        return None
+        return dict(json.loads((folder / APPROVED_NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # a damaged approval is none
+        return {}
 
 
-def _read_count(file: Path) -> int:
+def _read_count(file: Path, key: str) -> int:
     try:
-        return int(json.loads(file.read_text(encoding="utf-8"))["bytes"])
+        return int(json.loads(file.read_text(encoding="utf-8"))[key])
     except FileNotFoundError:
         return 0
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
-            f'{file} is damaged, so the node cannot know how much it has sent; write {{"bytes": N}} into it, with '
-            "the number that `fedattune node audit` shows"
+            f'{file} is damaged, so the node cannot know what it has sent or trained; write {{"{key}": N}} into it, '
+            "with the number that `fedattune node audit` shows"
         ) from error

@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
@@ -169,11 +170,13 @@ def _run_fork(command: str, arguments: Sequence[str], silent: Sequence[int]) -> 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for stream in silent:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        code = 0
         try:
             main(command, arguments)
+            code = 0
         except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except Exception:
+            traceback.print_exc()
     if "coverage" in sys.modules and (measured := sys.modules["coverage"].Coverage.current()):
         measured.stop()
         measured.save()

@@ -3,11 +3,12 @@
 import hashlib
 import json
 import time
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from ..._version import __version__
 from ...core.errors import DataError, FedAttuneError, RunError
@@ -26,13 +27,26 @@ HELLO_TIMEOUT_S = 60.0
 SILENCE_S = 600.0
 """Seconds after which the server asks a silent node again."""
 
+MAX_CLIENTS_PER_NODE = 100_000
+
+
+def _check_text(text: str) -> str:
+    """Refuse invisible characters: names appear in logs and terminals."""
+    if any(unicodedata.category(one) in {"Cc", "Cf", "Cs", "Zl", "Zp"} for one in text):
+        raise ValueError("invisible characters")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+"""Text from a node, without line breaks and control characters."""
+
 SampleCount = Annotated[int, Field(ge=0, le=2**40)]
 
 
 class HelloClient(BaseModel):
     """A client as its node introduces it: name, number if known, and number of samples by part."""
 
-    name: str = Field(min_length=1, max_length=300)
+    name: Text = Field(min_length=1, max_length=300)
     number: int | None = Field(None, ge=0, le=MAX_CLIENTS)
     sizes: tuple[SampleCount, SampleCount, SampleCount]
 
@@ -40,11 +54,11 @@ class HelloClient(BaseModel):
 class Hello(BaseModel):
     """A node's introduction of itself."""
 
-    name: str = Field("", max_length=300)
-    clients: tuple[HelloClient, ...] = Field(min_length=1)
+    name: Text = Field("", max_length=300)
+    clients: tuple[HelloClient, ...] = Field(min_length=1, max_length=MAX_CLIENTS_PER_NODE)
     data_schema: str = Field(alias="schema")
     format: int = Field(OLDEST_FORMAT, ge=OLDEST_FORMAT)
-    fedattune: str = Field("", max_length=100)
+    fedattune: Text = Field("", max_length=100)
 
     @property
     def label(self) -> str:
@@ -257,6 +271,12 @@ class NodeRegistry:
             index = next((i for i, node in enumerate(self.nodes) if node.clients.keys() == names), None)
             rivals = {other for other, its in self._index.items() if its == index} & online
             if index is not None and not rivals:
+                before = next((other for other, its in self._index.items() if its == index), number)
+                if before != number:
+                    grid.log(
+                        f"{hello.label} came back with another key (Flower's number {before} before, {number} now); if "
+                        "its operator did not change the key, another node has its name: ./nodes.sh lists the nodes"
+                    )
                 self._index = {other: its for other, its in self._index.items() if its != index}
                 self._index[number] = index
                 continue
@@ -306,7 +326,9 @@ class NodeRegistry:
     ) -> "NodeRegistry":
         """Read the values of `to_json`; this start of the server is one more attempt."""
         hellos = [Hello(**hello) for hello in content["hellos"]]
-        registry = cls(hellos, deployment, seed, content["attempt"] + 1, content.get("founders"))
+        # Nodes refuse messages of an earlier attempt, and the folder may be an older copy.
+        attempt = max(content["attempt"] + 1, int(1000 * time.time()))
+        registry = cls(hellos, deployment, seed, attempt, content.get("founders"))
         registry.notes = [str(note) for note in content.get("notes", ())]
         return registry
 
@@ -390,5 +412,7 @@ def _ask_hello(grid: NodeGrid, numbers: set[int], timeout: float) -> dict[int, H
         try:
             introductions[number] = Hello(**reply.message.head) if reply.message else reply.reason
         except (ValidationError, TypeError):
-            introductions[number] = "does not introduce itself properly"
+            introductions[number] = (
+                "does not introduce itself properly: names have at most 300 characters, all of them visible"
+            )
     return introductions

@@ -144,7 +144,7 @@ def _check_ids(ids: object) -> set[int]:
 
 def _check_tensors(rows: Params, example: Params, n: int, part: str) -> None:
     """Check names, types and shapes of n rows against one example row."""
-    where = f" of {part:.40}" if part else ""
+    where = f" of {part!r:.40}" if part else ""
     if rows.keys() != example.keys():
         odd = sorted(rows.keys() ^ example.keys())
         raise RefusedReplyError(f"tensors{where} that only one side has: {', '.join(odd)!r:.80}")

@@ -3,6 +3,7 @@
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def run_server(
         folder.mkdir(parents=True, exist_ok=True)
         with (
             log_errors(plan.deployment.log_format, monitor.get_fields),
-            FileLock(folder / ".lock", timeout=0),
+            _lock(folder),
             serve_metrics(monitor, plan.deployment.metrics_port, log),
         ):
             if (folder / FEDERATION_FILE).exists():
@@ -91,10 +92,22 @@ def run_server(
                 raise RunError("no method finished: training diverged; lower the learning rate")
             _write_results(folder, results, log, has_table=plan.deployment.log_format == "text")
             return results
-    except Timeout as error:
-        raise RunError(f"run-folder: a run is going on in {folder}; stop it, or take a new folder") from error
     except OSError as error:
         raise RunError(f"run-folder: {folder} cannot be used: {error.strerror or error}") from error
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Keep other servers out of the run folder."""
+    try:
+        lock = FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise RunError(f"run-folder: a run is going on in {folder}; stop it, or take a new folder") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class _Server:
@@ -238,7 +251,8 @@ class _Server:
         return loop, backends[0]
 
     def _log_progress(self, loop: RoundLoop, name: str, seed: int, progress: Progress) -> None:
-        self.monitor.record_progress(progress, len(loop.record.absent))
+        absent, n = len(loop.record.absent), loop.context.settings.cohort_size(loop.context.n_clients)
+        self.monitor.record_progress(progress, absent, is_empty=absent >= n)
         accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
         self.grid.log(f"{name}, seed {seed}: round {progress.round} of {progress.rounds}{accuracy}")
 
