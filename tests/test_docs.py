@@ -225,7 +225,7 @@ def list_commands() -> list[list[str]]:
 def test_every_command_line_option_that_the_pages_name_exists() -> None:
     known = {
         flag
-        for words in [*list_commands(), ["node", "check", "nodes/0.toml"]]
+        for words in [*list_commands(), *(["node", one, "nodes/0.toml"] for one in ("check", "approve"))]
         for flag in list_flags(make_parser(words[0]), parse_arguments(words)[0])
     }
     known |= {

@@ -12,8 +12,12 @@ from cli_helpers import Done
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
-from fedattune.data import Schema
+from fedattune import load_federation
+from fedattune.cli.deploy import make_run_config
+from fedattune.data import Schema, infer_schema
+from fedattune.experiments.config import Experiment
 from fedattune.experiments.deploy.client_app import make_client_app
+from fedattune.experiments.deploy.config import DeploymentOptions
 from fedattune.experiments.deploy.server_app import run_server
 from flower.in_process import InProcessGrid
 
@@ -150,3 +154,14 @@ def test_a_table_is_deployed_with_the_epoch_of_compare(cli: Cli, work: Path) -> 
     assert cli("deploy", *words, "--steps", 7, "--out", "e").code == 0
     assert config(work / "e")["steps"] == 7
     assert "epochs" not in config(work / "e")
+
+
+def test_keys_that_the_version_before_does_not_know_are_written_only_if_they_matter() -> None:
+    """A node refuses keys that it does not know, and may be one minor version behind."""
+    schema = infer_schema(load_federation("digits", clients=2))
+    experiment = Experiment(data="digits", algorithms="local")
+    config = make_run_config(experiment, DeploymentOptions(run_folder="runs/a"), schema)
+    assert not {"metrics-port", "log-format"} & config.keys()
+    assert "round-timeout" in config
+    config = make_run_config(experiment, DeploymentOptions(run_folder="runs/a", metrics_port=0), schema)
+    assert config["metrics-port"] == 0

@@ -70,6 +70,11 @@ def deploy(space: Namespace, problems: list[str]) -> int:
 def make_run_config(experiment: Experiment, server: DeploymentOptions, schema: "Schema") -> dict[str, Scalar]:
     """Make the configuration of the run: flat values for the server and the nodes, by keys with hyphens."""
     excluded = NODE_OPTIONS | SIMULATION_OPTIONS | {"set", "algorithms"}
+    # A node of the version before refuses keys that it does not know, so new ones are written only if they matter.
+    new = {"metrics_port", "log_format"}
+    excluded_server = {"data_schema"} | {
+        key for key in new if getattr(server, key) == DeploymentOptions.model_fields[key].default
+    }
     # The data are in the nodes' files and in the schema already.
     of_data = {TABLE_SOURCE, "data", "partition", experiment.data, experiment.partition}
     values: dict[str, Any] = {
@@ -79,7 +84,7 @@ def make_run_config(experiment: Experiment, server: DeploymentOptions, schema: "
         ),
         **experiment.model_dump(mode="json", exclude=excluded),
         "steps": experiment.local_steps,
-        **server.model_dump(mode="json", exclude={"data_schema"}),
+        **server.model_dump(mode="json", exclude=excluded_server),
         "data_schema": schema.to_json(),
     }
     return {key.replace("_", "-"): value for key, value in values.items() if value is not None}

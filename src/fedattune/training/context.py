@@ -23,6 +23,7 @@ class Progress(NamedTuple):
         accuracy: mean test accuracy over clients at the headline point, at the last evaluation; None before.
         seconds: wall-clock time since the run began.
         rmse: in place of the accuracy if the target is a number, in its unit.
+        evaluated: round of the last evaluation; 0 before.
 
     """
 
@@ -31,6 +32,7 @@ class Progress(NamedTuple):
     accuracy: float | None
     seconds: float
     rmse: float | None = None
+    evaluated: int = 0
 
 
 @dataclass(frozen=True)

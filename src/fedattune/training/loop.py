@@ -59,6 +59,7 @@ class RoundLoop:
         store: scores, traffic and mixing matrices of all rounds.
         record: the last finished round.
         mean: mean test accuracy (or RMSE) over clients at the headline point, at the last evaluation.
+        evaluated: round of that evaluation; 0 before the first in this process.
         notes: sentences about interruptions of the run.
 
     """
@@ -92,6 +93,7 @@ class RoundLoop:
         self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
         self.traffic: dict[str, Traffic] = {"up": Counter(), "down": Counter()}
         self.mean: float | None = None
+        self.evaluated = 0
         self.notes: list[str] = []
         self.stopping = StoppingRule(self.context.early_stopping)
         if make_backend:
@@ -154,7 +156,6 @@ class RoundLoop:
             self.context, r, update_server=server.rule.should_update, should_evaluate=should_evaluate
         )
         reply = self._train(request)
-        self._record_scores(*backend.take_late_scores())
         scores = backend.evaluate_trained(server.make_payload) if should_evaluate else []
         mixing = self._aggregate(reply)
         if should_evaluate:
@@ -176,6 +177,7 @@ class RoundLoop:
         size = max(len(request.cohort), self.backend.max_clients)
         chunks = torch.split(request.ids, size)
         reply = TrainReply.merge([self._train_chunk(request._replace(ids=chunk)) for chunk in chunks])
+        self._record_scores(*self.backend.take_late_scores())
         if reply.diverged and not reply.n_trained:
             self.store.commit()
             raise DivergedError(
@@ -239,7 +241,7 @@ class RoundLoop:
                 n, correct, loss = (column.cpu().numpy() for column in client_scores)
                 has = n > 0
                 values = score_clients(n[has], correct[has], loss[has], deviation=self._deviation)
-                self.mean = float(values.mean())
+                self.mean, self.evaluated = float(values.mean()), r
         self._keep_best(r, scores)
 
     @property
@@ -250,7 +252,8 @@ class RoundLoop:
     def _describe_progress(self) -> Progress:
         is_rmse, done = self._deviation is not None, self.record
         accuracy, rmse = (None, self.mean) if is_rmse else (self.mean, None)
-        return Progress(done.round, self.context.settings.rounds, accuracy, done.seconds, rmse)
+        rounds = self.context.settings.rounds
+        return Progress(done.round, rounds, accuracy, done.seconds, rmse, self.evaluated)
 
     def _keep_best(self, r: int, scores: Sequence[PointScores]) -> None:
         """Let the backend keep the models for which this round is the best so far."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.errors import RunError
 from ..core.params import Params
-from ..core.payload import Broadcast, MixingMatrices, Payload
+from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 from .backends.base import TrainReply
 from .context import RunContext
 from .setup import check_compatible, init_server
@@ -69,14 +69,27 @@ class Server:
         if self.storage.is_on_disk:
             raise RunError("clients cannot join a run whose clients are on disk; start a new run")
         context, n = self._context, self._context.n_clients
-        rule, seed = context.algorithm.server, context.settings.seed
-        state = init_server(context.algorithm, context.task, n_before, seed)
+        state = init_server(context.algorithm, context.task, n_before, context.settings.seed)
         small = RowStorage(n_before).allocate_server(state)
         tree = restore_tree({"server": small}, flat)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed + n_before)
-            self.state = rule.add_clients(tree["server"], n - n_before)
+        self.state = self.add_clients(tree["server"], n_before, n - n_before)
         self._last = None
+
+    def add_clients(self, state: ServerState, n_before: int, n_new: int) -> ServerState:
+        """Return a state with more clients, after a try that the rule can send them something.
+
+        Args:
+            state: the state of the rule.
+            n_before: number of its clients.
+            n_new: number of clients to add, numbered after the others.
+
+        """
+        rule, device = self._context.algorithm.server, self._context.device
+        with torch.random.fork_rng():
+            torch.manual_seed(self._context.settings.seed + n_before)
+            larger = rule.add_clients(state, n_new)
+        rule.broadcast(larger, torch.arange(n_before, n_before + n_new, device=device))
+        return larger
 
     @property
     def global_model(self) -> Params | None:

@@ -104,7 +104,7 @@ def test_a_server_that_repeats_a_round_trains_no_more_than_that(
 ) -> None:
     """It gives every training the number of the first round."""
     monkeypatch.setattr(NodePolicy, "check_run", lambda *_: None)
-    run_deployed(ragged, tmp_path, make_grid=with_rules(max_rounds=2), algorithms="fedavg", rounds=4)
+    run_deployed(ragged, tmp_path, make_grid=with_rules(max_rounds=1), algorithms="fedavg", rounds=4)
     log = [line for line in read_log(tmp_path) if "MaxRoundsError" in line and line[0] == "r"]
     assert [line.partition(":")[0] for line in log] == ["round 3", "round 4"]
     count = tmp_path / "state-1" / "current" / "fedavg" / "seed-0" / "trained.json"

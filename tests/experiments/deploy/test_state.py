@@ -32,3 +32,18 @@ def test_each_client_goes_back_to_its_own_round(tmp_path: Path) -> None:
     assert state is not None
     assert (state["w"].tolist(), last) == ([2.0, 1.0, 0.0], 2)
     assert node.load([3, 3, 3], start)[1] == 2  # that of round 3 was forgotten
+
+
+def test_a_round_that_the_server_still_names_stays(tmp_path: Path) -> None:
+    """The server refuses the uploads of the first client for long, so it continues from an old round."""
+    node, start = NodeState(tmp_path), Params(w=torch.zeros(2))
+    for r in range(1, 9):
+        state, _ = node.load([min(r - 1, 2), r - 1], start)
+        assert r == 1 or (state is not None and state["w"].tolist() == [min(r - 1, 2), r - 1])
+        node.save(r, {"w": torch.full((2,), float(r))})
+    assert sorted(file.stem for file in (tmp_path / "rounds").glob("*.safetensors")) == [
+        "000002",
+        "000006",
+        "000007",
+        "000008",
+    ]

@@ -20,7 +20,7 @@ from ...training.client_state import PayloadFactory
 from ...training.context import RunContext
 from ...training.evaluation import PointScores
 from ...training.storage.checkpoint import restore_tree
-from .grid import NodeGrid
+from .grid import MessageFormatError, NodeGrid, NodeReply
 from .registration import NodeRegistry
 from .reply_checks import (
     RefusedReplyError,
@@ -32,7 +32,7 @@ from .reply_checks import (
 from .state import LostStateError
 
 MAX_ROUNDS_PER_MESSAGE = 100
-"""Rounds of clients that exchange nothing in one message; if it is lost, they train these rounds again."""
+"""Rounds of clients that exchange nothing in one message; if its reply is lost, they train these rounds again."""
 
 PER_CLIENT = {"sent", "pending", "is_first", "pending_statistics", "last"}
 """Entries of the state that have one row per client."""
@@ -87,10 +87,13 @@ class FlowerBackend(RemoteBackend):
         )  # round and messages of the deferred evaluation
         self._late_scores: tuple[int, list[PointScores]] = 0, []
         # Clients that exchange nothing train many rounds per message: (kind, round) -> the outcome of each worker.
-        self._is_alone = not (context.has_shared_parameters or self.statistics or context.is_answered)
+        shares = context.has_shared_parameters or self.statistics or context.is_answered
+        extras = self._expected_upload.extra or make_payload(context.all_ids[:1]).extra
+        self._is_alone = not (shares or extras)
         self._ahead: dict[tuple[str, int], Outcomes] = {}
         self._seconds_per_round: float | None = None
         self._usual_length: float | None = None
+        self._missed: set[int] = set()  # workers that were waited for in vain
         self.bytes_sent = self.bytes_received = 0
 
     def measure_clients(self, r: int, ids: Tensor, make_payload: PayloadFactory) -> list[list[Effect]]:
@@ -123,9 +126,12 @@ class FlowerBackend(RemoteBackend):
         start = time.monotonic()
         outcomes = self._send(parts)
         self._seconds_per_round = (time.monotonic() - start) / (last - request.round + 1)
-        for i, outcome in outcomes.items():
-            replies: Sequence[WorkerMessage | str]
-            replies = [outcome] * len(parts[i]) if isinstance(outcome, str) else outcome
+        # Many rounds hang on one message, so it gets a second chance; a node that has done them goes back first.
+        lost = {i: parts[i] for i, replies in outcomes.items() if isinstance(replies[0], str)}
+        if lost and last > request.round:
+            self._wait_for(lost.keys())
+            outcomes |= self._send(lost)
+        for i, replies in outcomes.items():
             for part, reply in zip(parts[i], replies, strict=True):
                 self._ahead.setdefault((part.head["kind"], part.head["round"]), {})[i] = reply
 
@@ -137,10 +143,13 @@ class FlowerBackend(RemoteBackend):
         return max(1, min(MAX_ROUNDS_PER_MESSAGE, int(fitting)))
 
     def _wait_for(self, workers: Collection[int]) -> None:
-        """Wait for nodes that are offline, because they would miss many rounds."""
+        """Wait once for each node that is offline, because it would miss many rounds."""
         end = time.monotonic() + self._registry.deployment.round_timeout
-        while not set(self._registry.locate(self._grid)) >= set(workers) and time.monotonic() < end:
+        while missing := set(workers) - self._registry.locate(self._grid).keys():
+            if missing <= self._missed or time.monotonic() > end:
+                break
             time.sleep(self._registry.deployment.poll)
+        self._missed = missing
 
     def defer_evaluation(self, r: int, make_payload: PayloadFactory, w: Params | None) -> bool:
         """Let the next training carry the evaluation, since each message costs a node a process."""
@@ -166,31 +175,39 @@ class FlowerBackend(RemoteBackend):
         nodes = sorted(late.keys() | messages.keys())
         parts = {i: [group[i] for group in (late, messages) if i in group] for i in nodes}
         outcomes = self._send(parts)
-        done = {i: reply for i, reply in outcomes.items() if not isinstance(reply, str)}
         if late:
-            self._late_scores = r, self.merge_scores({i: done[i][0] for i in late if i in done})
-        for i in done.keys() - messages.keys():
-            self.pending[self.worker_clients[i]] = False
-        return {i: done[i][-1] if i in done else str(outcomes[i]) for i in messages}
+            first = {i: outcomes[i][0] for i in late}
+            scored = {i: reply for i, reply in first.items() if not isinstance(reply, str)}
+            self._late_scores = r, self.merge_scores(scored)
+            for i in scored.keys() - messages.keys():
+                self.pending[self.worker_clients[i]] = False
+        return {i: outcomes[i][-1] for i in messages}
 
-    def _send(self, parts: Mapping[int, Sequence[WorkerMessage]]) -> dict[int, list[WorkerMessage] | str]:
-        """Send each node some messages; return the valid replies, or the reasons why there are none.
+    def _send(self, parts: Mapping[int, Sequence[WorkerMessage]]) -> dict[int, list[WorkerMessage | str]]:
+        """Send each node some messages; return for each message the valid reply, or the reason why there is none.
 
         They travel in one message, but to nodes of an older version of FedAttune one after the other.
         """
         self._last_before, self._delivered = self._last.clone(), self.pending.clone()
         apart = {i for i, some in parts.items() if len(some) > 1 and self._format(i) < JOINED_FORMAT}
+        formats = {i: self._format(i) for i in parts}
         outcomes = self._send_joined({i: some for i, some in parts.items() if i not in apart})
+        apart |= {i for i in outcomes if self._format(i) < formats[i]}  # put back to an older version
         outcomes.update((i, []) for i in apart)
         for turn in range(max((len(parts[i]) for i in apart), default=0)):
-            rest = {i: parts[i][turn : turn + 1] for i in apart if not isinstance(outcomes[i], str)}
-            for i, outcome in self._send_joined({i: some for i, some in rest.items() if some}).items():
-                outcomes[i] = outcome if isinstance(outcome, str) else [*outcomes[i], *outcome]
+            rest = {i: parts[i][turn : turn + 1] for i in apart if turn < len(parts[i])}
+            lost = {i for i in rest if outcomes[i] and isinstance(outcomes[i][-1], str)}
+            for i, replies in self._send_joined(
+                {i: some for i, some in rest.items() if i not in lost}
+            ).items():
+                outcomes[i] += replies
+            for i in lost:  # what follows a lost message would begin too early
+                outcomes[i].append(outcomes[i][-1])
         return outcomes
 
     def _send_joined(
         self, parts: Mapping[int, Sequence[WorkerMessage]]
-    ) -> dict[int, list[WorkerMessage] | str]:
+    ) -> dict[int, list[WorkerMessage | str]]:
         """Send each node its messages in one."""
         nodes, numbers = self._registry.nodes, self._registry.locate(self._grid)
         number = [self._registry.attempt, next(self._numbers)]
@@ -211,23 +228,20 @@ class FlowerBackend(RemoteBackend):
         formats = {numbers[i]: self._format(i) for i in messages if i in numbers}
         replies = self._grid.exchange(reachable, str(r), formats=formats)
         self.bytes_sent += sum(message.nbytes() for message in reachable.values())
-        outcomes: dict[int, list[WorkerMessage] | str] = {}
+        outcomes: dict[int, list[WorkerMessage | str]] = {}
         for i, message in messages.items():
-            if i not in numbers:
-                outcomes[i] = f"{nodes[i].label} was offline"
-                continue
-            reply, reason, error = replies[numbers[i]]
+            reply, reason, error = replies[numbers[i]] if i in numbers else NodeReply(None, "was offline")
             if reply is not None:
-                outcomes[i] = self._accept(
-                    nodes[i].label, message, parts[i], reply, self.worker_clients[i].tolist()
-                )
-                continue
-            outcomes[i] = f"{nodes[i].label} {reason}"
+                members = self.worker_clients[i].tolist()
+                outcomes[i] = self._accept(nodes[i].label, message, parts[i], reply, members)
+            else:
+                outcomes[i] = [f"{nodes[i].label} {reason}"] * len(parts[i])
             if error == LostStateError.__name__ and self.sent is not None:
                 self.pending[self.worker_clients[i]] = True  # send again what the node should have
-        for one in outcomes.values():
-            if isinstance(one, str):
-                self._grid.log(f"round {r}: {one}")
+            if error == MessageFormatError.__name__:
+                self._registry.take_for_old(i)
+            if isinstance(sentence := outcomes[i][0], str):
+                self._grid.log(f"round {r}: {sentence}")
         return outcomes
 
     def _format(self, i: int) -> int:
@@ -241,8 +255,8 @@ class FlowerBackend(RemoteBackend):
         parts: Sequence[WorkerMessage],
         reply: WorkerMessage,
         members: Sequence[int],
-    ) -> list[WorkerMessage] | str:
-        """Check the reply to some messages in one; return its parts, or the reason why it is refused."""
+    ) -> list[WorkerMessage | str]:
+        """Check the reply to some messages in one; return its parts, or for each why the reply is refused."""
         self.bytes_received += reply.nbytes()
         try:
             replies = split_reply(reply, message, len(parts))
@@ -251,7 +265,7 @@ class FlowerBackend(RemoteBackend):
                     one, part, members, self._expected_upload, self.context.federation, self.statistics
                 )
         except RefusedReplyError as error:
-            return f"{label} {str(error)[:200]}"
+            return [f"{label} {str(error)[:200]}"] * len(parts)
         r, last, loaded = message.head["round"], max(message.head["last"]), reply.head.get("loaded")
         if loaded != last:
             is_older = isinstance(loaded, int) and loaded
@@ -260,7 +274,7 @@ class FlowerBackend(RemoteBackend):
             self._grid.log(sentence)
             self.notes.append(f"{self._key['algorithm']}: {sentence}")
         self._last[members] = r
-        return replies
+        return [*replies]
 
     def check(self, reply: TrainReply) -> TrainReply:
         """Drop uploads that are not finite or far too large."""

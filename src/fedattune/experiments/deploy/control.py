@@ -45,9 +45,12 @@ def read_request(folder: Path) -> ControlRequest | None:
 
     """
     file = folder / CONTROL_FILE
-    if not file.exists():
-        return None
-    content = read_json(file)
+    try:
+        content = read_json(file)
+    except RunError as error:
+        if isinstance(error.__cause__, FileNotFoundError):  # also if somebody takes it back right now
+            return None
+        raise
     request = content.get("request") if isinstance(content, dict) else None
     if request not in ("pause", "abort"):
         raise RunError(f"{file} holds {request!r}, expected pause or abort; remove the file")

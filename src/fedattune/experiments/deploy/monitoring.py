@@ -212,7 +212,7 @@ class RunMonitor:
             method, seed = self._current or (None, None)
             found = re.search(r"\bround (\d+)", sentence)
             nodes = self._registry.nodes if self._registry else []
-            named = [name for name, node in zip(self._names, nodes, strict=True) if node.label in sentence]
+            named = [name for name, node in zip(self._names, nodes, strict=False) if node.label in sentence]
             return {
                 "run": self._token,
                 "method": method,
@@ -314,12 +314,12 @@ class MonitoredBackend(FlowerBackend):
 
     monitor: RunMonitor
 
-    def _send(self, parts: Mapping[int, Sequence[WorkerMessage]]) -> dict[int, list[WorkerMessage] | str]:
+    def _send(self, parts: Mapping[int, Sequence[WorkerMessage]]) -> dict[int, list[WorkerMessage | str]]:
         """Send messages, and count what became of them."""
         outcomes = super()._send(parts)
         labels = [node.label for node in self._registry.nodes]
         reasons = {
-            i: outcome.removeprefix(labels[i]).strip() if isinstance(outcome, str) else None
+            i: outcome[-1].removeprefix(labels[i]).strip() if isinstance(outcome[-1], str) else None
             for i, outcome in outcomes.items()
         }
         self.monitor.record_exchange(reasons, self.bytes_sent, self.bytes_received)

@@ -45,7 +45,7 @@ class NodePolicy(StrictSchema):
         "given", description="ask: wait for `fedattune node approve` before the node tells about its data"
     )
     max_rounds: Count | None = Field(
-        None, description="highest round that the node takes part in, and trainings of each method and seed"
+        None, description="highest round that the node takes part in; it trains at most twice as often"
     )
     max_bytes: Count | None = Field(None, description="bytes that the node sends in one run at most")
     methods: str | None = Field(None, description="methods that the node trains, with commas between")
@@ -98,6 +98,8 @@ class NodePolicy(StrictSchema):
     def count_trained(self, folder: Path, rounds: int) -> None:
         """Count trainings before they begin: the server could give many trainings the same round.
 
+        A round is trained again if its reply was lost, so twice `max-rounds` trainings are allowed.
+
         Args:
             folder: folder of one method and seed on this node, which keeps the count.
             rounds: number of trainings.
@@ -109,11 +111,11 @@ class NodePolicy(StrictSchema):
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "trained.json"
         trained = _read_count(file, "rounds") + rounds
-        if self.max_rounds is not None and trained > self.max_rounds:
+        if self.max_rounds is not None and trained > 2 * self.max_rounds:
             raise MaxRoundsError(
-                f"this would be training {trained} of this method and seed, and this node allows {self.max_rounds} (a "
-                "round that the server repeats counts again); raise `max-rounds` in the node's configuration if it may "
-                "train longer"
+                f"this would be training {trained} of this method and seed, and this node allows {2 * self.max_rounds} "
+                "(a round that the server repeats counts again); raise `max-rounds` in the node's configuration if it "
+                "may train longer"
             )
         write_text(file, json.dumps({"rounds": trained}) + "\n")
 

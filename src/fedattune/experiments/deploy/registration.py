@@ -158,6 +158,21 @@ class NodeRegistry:
         """Tell whether nodes wait to join."""
         return bool(self._newcomers)
 
+    def take_for_old(self, index: int) -> None:
+        """Send a node messages of the oldest format from now on: it could not read a newer one."""
+        self.hellos[index] = self.hellos[index].model_copy(update={"format": OLDEST_FORMAT})
+
+    def count_newcomers(self) -> int:
+        """Count the clients of the nodes that wait to join."""
+        return sum(len(hello.clients) for hello in self._newcomers.values())
+
+    def refuse_newcomers(self, grid: NodeGrid, reason: str) -> None:
+        """Ask the nodes that wait to join no more in this run; say why."""
+        for number, hello in self._newcomers.items():
+            self._foreign[number] = set()
+            grid.log(f"{hello.label} cannot join, as the method does not take more clients: {reason}")
+        self._newcomers = {}
+
     @property
     def splits(self) -> list[str]:
         """The digests of the clients' names and sizes: at the start, and after each node that joined."""
@@ -279,6 +294,11 @@ class NodeRegistry:
                     )
                 self._index = {other: its for other, its in self._index.items() if its != index}
                 self._index[number] = index
+                news = {
+                    "format": hello.format,
+                    "fedattune": hello.fedattune,
+                }  # another version may be there now
+                self.hellos[index] = self.hellos[index].model_copy(update=news)
                 continue
             if rivals:
                 obstacle = f"a second node says that it is {hello.label}, which is online: it is not asked"

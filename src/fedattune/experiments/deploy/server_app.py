@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from ...analysis.folder import EXPERIMENT_FILE
 from ...core.algorithm import Algorithm
-from ...core.errors import DivergedError, FedAttuneError, RunError
+from ...core.errors import DivergedError, FedAttuneError, RunError, summarize_error
 from ...core.hardware import check_device
 from ...core.io import read_json, write_json, write_text
 from ...training.client_state import PayloadFactory
@@ -24,7 +24,7 @@ from ...training.result import Result
 from ...training.storage.folder import RunFolder
 from .backend import FlowerBackend
 from .config import DeploymentPlan, Scalar
-from .control import FEDERATION_FILE, open_requests, read_request, write_request
+from .control import FEDERATION_FILE, ControlRequest, open_requests, read_request, write_request
 from .grid import NodeGrid
 from .logs import log_errors, make_server_log
 from .metrics import serve_metrics
@@ -76,9 +76,10 @@ def run_server(
         ):
             if (folder / FEDERATION_FILE).exists():
                 open_requests(folder)
-            results = list(_Server(plan, folder, NodeGrid(grid, plan.deployment, log), monitor).run())
+            server = _Server(plan, folder, NodeGrid(grid, plan.deployment, log), monitor)
+            results = list(server.run())
             monitor.end_runs()
-            request = read_request(folder)
+            request = server.request
             if request == "pause":
                 write_request(folder, None)
                 log("the run is paused and everything is saved; ./run.sh continues it")
@@ -115,6 +116,9 @@ class _Server:
 
     def __init__(self, plan: DeploymentPlan, folder: Path, grid: NodeGrid, monitor: RunMonitor) -> None:
         self.plan, self.folder, self.grid, self.monitor = plan, folder, grid, monitor
+        self.request: ControlRequest | None = (
+            None  # the request that ended the run; it may be taken back later
+        )
         self.token, self.registry = self._open_registry()
         monitor.begin_federation(self.token, self.registry, grid.online())
         info = self.registry.info
@@ -163,7 +167,8 @@ class _Server:
                     self.grid.log(f"{name}, seed {seed}: {error}")
 
     def _should_stop(self) -> bool:
-        return read_request(self.folder) is not None
+        self.request = self.request or read_request(self.folder)
+        return self.request is not None
 
     def _run_method(self, name: str, algorithm: Algorithm, seed: int) -> Result | None:
         """Run a method with a seed; return None if a request ended it before its last round."""
@@ -176,7 +181,7 @@ class _Server:
         while True:
             result = loop.run(
                 partial(self._log_progress, loop, name, seed),
-                lambda: self._should_stop() or self.registry.has_newcomers,
+                partial(self._should_interrupt, loop),
             )
             if loop.record.round == settings.rounds:
                 break
@@ -195,6 +200,22 @@ class _Server:
         facts = {**result.facts, "wire": wire, "notes": [*result.notes, *self.registry.notes]}
         Result(result.config, facts, result.store).finish(run_folder)
         return Result.load(run_folder.path)
+
+    def _should_interrupt(self, loop: RoundLoop) -> bool:
+        return self._should_stop() or self._can_grow(loop)
+
+    def _can_grow(self, loop: RoundLoop) -> bool:
+        """Tell whether nodes wait to join, and the method can take them; refuse them otherwise."""
+        if not self.registry.has_newcomers:
+            return False
+        try:
+            loop.server.add_clients(
+                loop.server.state, loop.context.n_clients, self.registry.count_newcomers()
+            )
+        except Exception as error:  # the rule may be the user's own
+            self.registry.refuse_newcomers(self.grid, summarize_error(error))
+            return False
+        return True
 
     def _open_folder(self, name: str, algorithm: Algorithm, seed: int) -> tuple[RunFolder, dict[str, Any]]:
         """Open the folder of a method with a seed, and return it with the run's config.
@@ -254,6 +275,8 @@ class _Server:
         absent, n = len(loop.record.absent), loop.context.settings.cohort_size(loop.context.n_clients)
         self.monitor.record_progress(progress, absent, is_empty=absent >= n)
         accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
+        if accuracy and progress.evaluated != progress.round:
+            accuracy += f" after round {progress.evaluated}"
         self.grid.log(f"{name}, seed {seed}: round {progress.round} of {progress.rounds}{accuracy}")
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ class NodeState:
             and 0 if there is no state at all.
 
         """
+        # A client whose uploads are refused continues from an ever older round.
+        self._checkpoints = replace(self._checkpoints, needed=frozenset(rounds))
         state, last = self._load_last(max(rounds))
         if state is None or last < max(rounds):
             return state, last

@@ -126,6 +126,8 @@ class CheckpointFolder:
 
     folder: Path
     n_kept: int = KEPT_CHECKPOINTS
+    needed: frozenset[int] = frozenset()
+    """Rounds whose checkpoints stay, however old they are."""
 
     @property
     def has_any(self) -> bool:
@@ -240,7 +242,8 @@ class CheckpointFolder:
 
     def _prune(self) -> None:
         """Remove old checkpoints, and files of processes that were killed while writing."""
-        for path in [*self._files()[self.n_kept :], *unfinished_files(self.folder)]:
+        old = [path for path in self._files()[self.n_kept :] if int(path.stem) not in self.needed]
+        for path in [*old, *unfinished_files(self.folder)]:
             path.unlink()
 
 
