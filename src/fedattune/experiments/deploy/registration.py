@@ -3,22 +3,17 @@
 import hashlib
 import json
 import time
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from typing import Any
 
 from ..._version import __version__
-from ...core.errors import DataError, FedAttuneError, RunError
-from ...core.io import natural_key
-from ...core.settings import MAX_CLIENTS
-from ...data import Schema
+from ...core.errors import DataError, RunError
 from ...data.federated import FederationInfo
-from ...training.backends.message import OLDEST_FORMAT, WorkerMessage
+from ...training.backends.message import OLDEST_FORMAT
 from .config import DeploymentOptions
 from .grid import NodeGrid
+from .introduction import Hello, ask_hello, choose_schema, find_problems, sort_clients
 from .versions import check_versions
 
 HELLO_TIMEOUT_S = 60.0
@@ -26,46 +21,6 @@ HELLO_TIMEOUT_S = 60.0
 
 SILENCE_S = 600.0
 """Seconds after which the server asks a silent node again."""
-
-MAX_CLIENTS_PER_NODE = 100_000
-
-
-def _check_text(text: str) -> str:
-    """Refuse invisible characters: names appear in logs and terminals."""
-    if any(unicodedata.category(one) in {"Cc", "Cf", "Cs", "Zl", "Zp"} for one in text):
-        raise ValueError("invisible characters")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_check_text)]
-"""Text from a node, without line breaks and control characters."""
-
-SampleCount = Annotated[int, Field(ge=0, le=2**40)]
-
-
-class HelloClient(BaseModel):
-    """A client as its node introduces it: name, number if known, and number of samples by part."""
-
-    name: Text = Field(min_length=1, max_length=300)
-    number: int | None = Field(None, ge=0, le=MAX_CLIENTS)
-    sizes: tuple[SampleCount, SampleCount, SampleCount]
-
-
-class Hello(BaseModel):
-    """A node's introduction of itself."""
-
-    name: Text = Field("", max_length=300)
-    clients: tuple[HelloClient, ...] = Field(min_length=1, max_length=MAX_CLIENTS_PER_NODE)
-    data_schema: str = Field(alias="schema")
-    format: int = Field(OLDEST_FORMAT, ge=OLDEST_FORMAT)
-    fedattune: Text = Field("", max_length=100)
-
-    @property
-    def label(self) -> str:
-        """The node's own name, or the names of its clients."""
-        names = [one.name for one in self.clients]
-        text = self.name or ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        return f"node {text!r:.100}"
 
 
 @dataclass
@@ -131,12 +86,12 @@ class NodeRegistry:
         if problems := [one for found in find_problems(self.hellos, schema) for one in found]:
             raise DataError("; ".join(problems))
         joined = self.hellos[self.n_founders :]
-        clients = _sort_clients(self.hellos[: self.n_founders])
+        clients = sort_clients(self.hellos[: self.n_founders])
         if len(clients) < 2:
             raise DataError("a federation needs at least two clients, but there is one; start more nodes")
         self._sizes = [len(clients)]  # clients at the start, and after each node that joined
         for hello in joined:
-            clients += _sort_clients([hello])
+            clients += sort_clients([hello])
             self._sizes.append(len(clients))
         numbers = {one.name: number for number, one in enumerate(clients)}
         self.nodes = [
@@ -207,7 +162,7 @@ class NodeRegistry:
         """
         n = deployment.nodes
         online = grid.wait(lambda numbers: len(numbers) >= n, f"waiting for {n} nodes")
-        replies = _ask_hello(grid, online, deployment.round_timeout)
+        replies = ask_hello(grid, online, deployment.round_timeout)
         notes: list[str] = []
         failed = [f"a node {reason}" for reason in replies.values() if isinstance(reason, str)]
         hellos: dict[int, Hello] = {}
@@ -270,7 +225,7 @@ class NodeRegistry:
         resting = {number for number, since in self._silent.items() if now - since < SILENCE_S}
         new = online - self._index.keys() - self._foreign.keys() - self._newcomers.keys() - resting
         timeout = min(HELLO_TIMEOUT_S, self.deployment.round_timeout)
-        for number, hello in (_ask_hello(grid, new, timeout) if new else {}).items():
+        for number, hello in (ask_hello(grid, new, timeout) if new else {}).items():
             if not isinstance(hello, Hello):
                 self._silent[number] = time.monotonic()
                 continue
@@ -353,86 +308,8 @@ class NodeRegistry:
         return registry
 
 
-def _sort_clients(hellos: Sequence[Hello]) -> list[HelloClient]:
-    """Sort the clients of nodes by their numbers, if all have one, or else by their names."""
-    clients = sorted(
-        (one for hello in hellos for one in hello.clients), key=lambda one: natural_key(one.name)
-    )
-    if all(one.number is not None for one in clients):
-        clients.sort(key=lambda one: one.number or 0)
-    return clients
-
-
-def choose_schema(hellos: Sequence[Hello], deployment: DeploymentOptions) -> Schema:
-    """Take the server's schema, or the first node's where the server has none.
-
-    Raises:
-        DataError: the target is a number, and the server has no schema.
-
-    """
-    schema = deployment.data_schema or Schema.from_json(hellos[0].data_schema)
-    if not schema.classes and deployment.data_schema is None:
-        raise DataError(
-            "the target is a number, and the server has no schema: nodes would each take their own mean and "
-            "deviation; give the deployment a schema with target_mean and target_deviation"
-        )
-    return schema
-
-
-def find_problems(hellos: Sequence[Hello], schema: Schema) -> list[list[str]]:
-    """Find why nodes do not fit into a federation: schema, names of clients, numbers of samples.
-
-    Args:
-        hellos: the nodes' introductions. Of two nodes with the same client, the later one has the problem.
-        schema: the schema of all nodes' data.
-
-    Returns:
-        Sentences with the cure for each node; none if the node fits.
-
-    """
-    owners: dict[str, str] = {}
-    problems: list[list[str]] = []
-    for hello in hellos:
-        mine: list[str] = []
-        try:
-            schema.check(Schema.from_json(hello.data_schema), hello.label)
-        except FedAttuneError as error:
-            mine.append(str(error) if hello.label in str(error) else f"{hello.label}: {error}")
-        names: set[str] = set()
-        for one in hello.clients:
-            if one.name in owners or one.name in names:
-                mine.append(
-                    f"the client {one.name!r} is at {owners.get(one.name, hello.label)} and at {hello.label}; names "
-                    "of clients are unique in the federation, so rename one of them"
-                )
-            if not one.sizes[0] or not one.sizes[2]:
-                mine.append(
-                    f"the client {one.name!r} at {hello.label} has {one.sizes[0]} samples to train and "
-                    f"{one.sizes[2]} to test, expected at least one of each; give the client more data"
-                )
-            names.add(one.name)
-        if not mine:
-            owners |= dict.fromkeys(names, hello.label)
-        problems.append(mine)
-    return problems
-
-
 def _describe_shortage(n_fit: int, n: int, problems: Sequence[str]) -> str:
     return (
         f"got answers of {n_fit} nodes, expected {n}: {'; '.join(problems) or 'some went offline'}; look at the logs "
         "of the nodes that failed, start these nodes again, then run again"
     )
-
-
-def _ask_hello(grid: NodeGrid, numbers: set[int], timeout: float) -> dict[int, Hello | str]:
-    """Ask nodes to introduce themselves; return each node's introduction, or why there is none."""
-    messages = {number: WorkerMessage({"kind": "hello"}) for number in sorted(numbers)}
-    introductions: dict[int, Hello | str] = {}
-    for number, reply in grid.exchange(messages, "hello", timeout).items():
-        try:
-            introductions[number] = Hello(**reply.message.head) if reply.message else reply.reason
-        except (ValidationError, TypeError):
-            introductions[number] = (
-                "does not introduce itself properly: names have at most 300 characters, all of them visible"
-            )
-    return introductions
