@@ -107,6 +107,8 @@ def read_statuses(path: Path) -> list[RunStatus]:
     """
     failures, failed_at = read_failures(path), _read_time(path / "result.json")
     means: dict[tuple[str, str], dict[int, float]] = {}  # by method and folder, which names seed and split
+    # The server of a deployment removes the file when it ends, as for a pause.
+    has_server = not is_deployment(path) or (path / NODES_FILE).exists()
     statuses = []
     for folder, method, seed, rounds in _list_runs(path):
         changed = max(map(_read_time, (RunFolder(folder).metrics, RunFolder(folder).config)))
@@ -127,7 +129,7 @@ def read_statuses(path: Path) -> list[RunStatus]:
             state = "failed"
         elif not changed:
             state = "waiting"
-        elif quiet > limit:
+        elif quiet > limit or not has_server:
             state = "stopped?"
         statuses.append((replace(status, state=state), folder.name))
     return [_add_gain(status, name, means) for status, name in statuses]

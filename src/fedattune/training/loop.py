@@ -59,7 +59,7 @@ class RoundLoop:
         store: scores, traffic and mixing matrices of all rounds.
         record: the last finished round.
         mean: mean test accuracy (or RMSE) over clients at the headline point, at the last evaluation.
-        evaluated: round of that evaluation; 0 before the first in this process.
+        evaluated: round of that evaluation; 0 before the first.
         notes: sentences about interruptions of the run.
 
     """
@@ -286,6 +286,7 @@ class RoundLoop:
                 "clients": self.context.n_clients,
                 "record": self.record,
                 "mean": self.mean,
+                "evaluated": self.evaluated,
                 "notes": [*self.notes, *self.backend.notes],
                 "traffic": self.traffic,
             }
@@ -316,7 +317,7 @@ class RoundLoop:
                 self.server.state = cast(ServerState, tree["server"])
                 self.backend.load_state_tree(tree["clients"])
             self.record = RoundRecord(*json.loads(saved.meta["record"]))
-            self.mean = json.loads(saved.meta["mean"])
+            self.mean, self.evaluated = json.loads(saved.meta["mean"]), int(saved.meta.get("evaluated", 0))
             self.traffic = {way: Counter(parts) for way, parts in json.loads(saved.meta["traffic"]).items()}
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])

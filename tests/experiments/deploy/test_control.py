@@ -10,6 +10,7 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 from flwr.app import Message
 
 from fedattune import Federation, RunError
+from fedattune.analysis.monitor import read_statuses
 from fedattune.experiments.deploy.control import CONTROL_FILE, ControlRequest, read_request, write_request
 from fedattune.experiments.deploy.monitoring import RunMonitor
 from flower.runs import read_log, run_deployed, run_simulated
@@ -35,6 +36,8 @@ def test_a_paused_run_continues_as_if_it_had_not_been(name: str, ragged: Federat
     assert any("seed 0: stopped after round 1 of" in sentence for sentence in read_log(tmp_path))
     assert "./run.sh continues it" in read_log(tmp_path)[-1]
     assert read_request(tmp_path / "run") is None
+    (status,) = read_statuses(tmp_path / "run")
+    assert status.state == "stopped?"
     (result,) = run_deployed(ragged, tmp_path, algorithms=name)
     assert any("continuing after round 1" in sentence for sentence in read_log(tmp_path))
     same_numbers(run_simulated(name, ragged), result, measured=False)

@@ -275,7 +275,7 @@ class _Server:
         absent, n = len(loop.record.absent), loop.context.settings.cohort_size(loop.context.n_clients)
         self.monitor.record_progress(progress, absent, is_empty=absent >= n)
         accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f}"
-        if accuracy and progress.evaluated != progress.round:
+        if accuracy and progress.evaluated not in (0, progress.round):  # 0: an older checkpoint does not tell
             accuracy += f" after round {progress.evaluated}"
         self.grid.log(f"{name}, seed {seed}: round {progress.round} of {progress.rounds}{accuracy}")
 
