@@ -291,3 +291,31 @@ def test_a_run_outlives_new_certificates_and_new_keys(tmp_path: Path) -> None:
         assert ended.completed, ended.output
         faults = trial.result("fedrep").store.faults()
         assert max((r for r, _, _ in faults), default=0) < 40  # the node with the new key trains again
+
+
+def test_a_node_that_is_added_joins_the_run_and_a_pause_keeps_it(tmp_path: Path) -> None:
+    with Trial(tmp_path / "trial", 3, algorithms="fedmcsa", rounds=80, eval_every=80) as trial:
+        trial.stop_node(2)
+        trial.call("nodes.sh", "remove", "node-2")
+        for file in ("keys/node-2", "keys/node-2.pub"):
+            (trial.folder / file).rename(tmp_path / Path(file).name)
+        run = trial.start_run(nodes=2)
+        trial.until("runs/deployment/fedmcsa/seed-0/checkpoints/000002.safetensors")
+        trial.call("certificates.sh", "key", "2")
+        trial.call("nodes.sh", "add", "keys/node-2.pub", "node-2")
+        trial.start_node(2)
+        wait_until(lambda: "continuing after round" in run.output, "the new node", run, 60)
+        assert "node 'node-2' joins" in run.output
+        assert main(["deploy", "pause", str(trial.folder)]) == 0
+        ended = run.finish(60)
+        assert ended.completed, ended.output
+        assert "the run is paused and everything is saved" in ended.output
+        ended = trial.run(timeout=200, nodes=2)
+        assert ended.completed, ended.output
+        assert "6 clients at 3 nodes" in ended.output
+    result = trial.result("fedmcsa")
+    assert len(result.clients) == 6
+    assert all(one.trained is not None for one in result.clients)
+    assert any("clients joined after round" in note for note in result.notes)
+    assert not result.store.faults()
+    assert len(models_below(trial.folder, "fedmcsa")) == 6
