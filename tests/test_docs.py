@@ -232,6 +232,8 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--run-config",  # of Flower
         "--attach",  # of a deployment's run.sh
         "--build-arg",  # of Docker
+        "--no-deps",  # of pip
+        "--wheel-dir",
         "--write-docs",  # of the benchmarks
         "--list",
         "--logdir",  # of TensorBoard

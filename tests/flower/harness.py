@@ -243,7 +243,10 @@ class Deployment:
 
     def pid(self, name: str) -> int:
         """Of the program that a script keeps running, `superlink`, `superexec`, `node-0` and so on."""
-        return int((self.folder / "state" / name / "pid").read_text())
+        file = self.folder / "state" / name / "pid"
+        script = self.scripts["superlink" if name == "superexec" else name]
+        wait_until(lambda: file.exists() and bool(file.read_text()), f"the program {name}", script)
+        return int(file.read_text())
 
     def log(self, name: str) -> str:
         """All that was printed by `superlink`, `node-0`, `proxy`, `run` and so on, in this folder's life."""

@@ -172,7 +172,7 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_exist(tmp_path: Path) -> 
         assert used_names(query), query
         assert used_names(query) <= known, query
     assert used_names(" ".join(queries)) == known  # the dashboard leaves nothing out
-    assert len(rules) == 3
+    assert len(rules) == 4
 
 
 @pytest.mark.parametrize(("config", "port"), [({}, 9300), ({"metrics-port": 9555}, 9555)])

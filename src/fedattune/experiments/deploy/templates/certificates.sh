@@ -3,9 +3,12 @@
 #   ./certificates.sh [HOST...]    HOST: more names or addresses of the server, as nodes know it
 #   ./certificates.sh key N        only the key of node N; in real use, on the machine of that node
 #   ./certificates.sh renew        a new server certificate of the same authority and names; restarts the SuperLink
+#   ./certificates.sh authority    a new authority, trusted beside the old one; bring ca.crt to all nodes, then renew
 set -eu
 cd "$(dirname "$0")"
 . ./common.sh
+days=365
+authority_days=3650
 
 node_key() {
     mkdir -p keys
@@ -14,57 +17,106 @@ node_key() {
     ssh-keygen -q -t ecdsa -b 384 -N '' -C "node-$1" -f "keys/node-$1"
 }
 
-if [ "${1-}" = key ]; then
-    node_key "${2:?which node? ./certificates.sh key N}"
-    echo "keys/node-$2 stays here; send keys/node-$2.pub to the operators of the server"
+# Run openssl; show what it says only if it fails.
+ssl() {
+    said=$(openssl "$@" 2>&1) || fail "openssl $1 failed: $said"
+}
+
+# Make an authority in $new.
+make_authority() {
+    ssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days "$authority_days" \
+        -subj "/CN=FedAttune CA $(date -u +%Y-%m-%d)" -keyout "$new/ca.key" -out "$new/ca.crt" \
+        -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign"
+}
+
+# Sign a certificate of the server for $names in $new, by the authority in the folder $1.
+sign_server() {
+    ssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=FedAttune server" \
+        -keyout "$new/server.key" -out "$new/server.csr"
+    printf 'subjectAltName=%s\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n' "$names" > "$new/server.ext"
+    ssl x509 -req -in "$new/server.csr" -CA "$1/ca.crt" -CAkey "$1/ca.key" \
+        -set_serial "0x$(openssl rand -hex 16)" -days "$days" -extfile "$new/server.ext" -out "$new/server.pem"
+    rm "$new/server.csr" "$new/server.ext"
+}
+
+# Send a signal to the program of a pid file, unless the number belongs to another program by now: signal FILE SIGNAL NAME.
+signal() {
+    pid=$(cat "$1" 2>/dev/null) || return 1
+    case $(ps -o args= -p "$pid" 2>/dev/null) in
+        *"$3"*) kill "-$2" "$pid" ;;
+        *) return 1 ;;
+    esac
+}
+
+case ${1-} in
+    key)
+        node_key "${2:?which node? ./certificates.sh key N}"
+        echo "keys/node-$2 stays here; send keys/node-$2.pub to the operators of the server"
+        exit 0
+        ;;
+    renew | authority)
+        test -e certificates/server.pem || fail "no certificates/server.pem; run ./certificates.sh first"
+        test "$1" = authority || test -e certificates/ca.key ||
+            fail "no certificates/ca.key; bring the authority's key back for this command"
+        ;;
+    -*) fail "unknown option $1; usage: ./certificates.sh [HOST...], key N, renew or authority" ;;
+    *)
+        test ! -e certificates || fail "certificates/ exists already; remove it to replace all certificates"
+        names=$(python3 -c 'import ipaddress, re, sys
+names = ["DNS:localhost", "IP:127.0.0.1", "IP:::1"]
+for host in sys.argv[1:]:
+    try:
+        names.append(f"IP:{ipaddress.ip_address(host)}")
+    except ValueError:
+        if re.fullmatch("[0-9.]*", host) or not re.fullmatch(r"[A-Za-z0-9_*-]+(\.[A-Za-z0-9_-]+)*", host):
+            sys.exit(f"./certificates.sh: got {host!r}, expected a name or an address, without a port")
+        names.append(f"DNS:{host}")
+print(",".join(names))' "$@") || exit 1
+        ;;
+esac
+
+# Files come into place whole, when all of them are made.
+new=certificates.new
+rm -rf "$new"
+mkdir "$new"
+trap 'rm -rf "$new"' EXIT
+
+if [ "${1-}" = authority ]; then
+    make_authority
+    cat certificates/ca.crt >> "$new/ca.crt"
+    mv "$new/ca.key" certificates/ca.key
+    mv "$new/ca.crt" certificates/ca.crt
+    echo "certificates/ca.crt: the new authority and the old one. Bring it to all nodes and restart them, restart the server's"
+    echo "programs, then run ./certificates.sh renew. After that, the old authority's part at the end of ca.crt can go."
     exit 0
 fi
 
-# Sign a certificate of the server for $names, and put it into place whole.
-server_certificate() {
-    openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=FedAttune server" \
-        -keyout certificates/new.key -out certificates/server.csr 2>/dev/null
-    printf 'subjectAltName=%s\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n' "$names" > certificates/server.ext
-    openssl x509 -req -in certificates/server.csr -CA certificates/ca.crt -CAkey certificates/ca.key -CAcreateserial \
-        -days 365 -extfile certificates/server.ext -out certificates/new.pem 2>/dev/null
-    rm certificates/server.csr certificates/server.ext
-    mv certificates/new.key certificates/server.key
-    mv certificates/new.pem certificates/server.pem
-}
-
 if [ "${1-}" = renew ]; then
-    test -e certificates/server.pem || fail "no certificates/server.pem to renew; run ./certificates.sh first"
-    test -e certificates/ca.key || fail "no certificates/ca.key; bring the authority's key back for this command"
+    openssl x509 -in certificates/ca.crt -noout -checkend $((days * 86400)) > /dev/null ||
+        fail "certificates/ca.crt ends before a new certificate would; run ./certificates.sh authority first"
     names=$(openssl x509 -in certificates/server.pem -noout -ext subjectAltName | sed -n '2{s/IP Address:/IP:/g;s/ //g;p;}')
-    server_certificate
+    sign_server certificates
+    mv "$new/server.key" certificates/server.key
+    mv "$new/server.pem" certificates/server.pem
     echo "certificates/server.pem: renewed for $names"
     # At SIGTERM the SuperLink waits up to a minute for open connections, and runs that miss it for so long are ended. Its
     # database is on disk, so it may be killed.
-    if pid=$(cat state/superlink/pid 2>/dev/null) && kill -KILL "$pid" 2>/dev/null; then
+    if signal state/superlink/pid KILL flower-superlink; then
         echo "the SuperLink restarts in $FEDATTUNE_PAUSE seconds; runs continue, and nodes connect again"
+    else
+        echo "no SuperLink of ./superlink.sh runs here. If another service runs it, restart it:"
+        echo "    systemctl kill -s KILL fedattune-superlink; systemctl reload fedattune-proxy"
+        echo "    docker compose up -d --force-recreate superlink proxy"
     fi
-    if pid=$(cat state/nginx.pid 2>/dev/null) && kill -HUP "$pid" 2>/dev/null; then
+    if signal state/nginx.pid HUP nginx; then
         echo "nginx reads the new certificate"
     fi
     exit 0
 fi
 
-test ! -e certificates || fail "certificates/ exists already; remove it to replace all certificates"
-names=DNS:localhost,IP:127.0.0.1,IP:::1
-for host in "$@"; do
-    case $host in
-        -*) fail "unknown option $host; usage: ./certificates.sh [HOST...], ./certificates.sh key N or ./certificates.sh renew" ;;
-        *:* ) names=$names,IP:$host ;;
-        *[!0-9.]*) names=$names,DNS:$host ;;
-        *) names=$names,IP:$host ;;
-    esac
-done
-
-mkdir certificates
-openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365 -subj "/CN=FedAttune trial CA" \
-    -keyout certificates/ca.key -out certificates/ca.crt \
-    -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign" 2>/dev/null
-server_certificate
+make_authority
+sign_server "$new"
+mv "$new" certificates
 echo "certificates/: for $names"
 
 node=0

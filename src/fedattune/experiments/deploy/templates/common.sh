@@ -35,12 +35,13 @@ keep() {
     mkdir -p "$state"
     # $! is the running command or pause.
     # A signal to the whole group arrives twice, from outside and from `stop_with_me`; pass on only the first.
-    trap 'trap "" TERM; kill "$!" 2>/dev/null; wait; exit 0' TERM
+    trap 'trap "" TERM; kill "$!" 2>/dev/null; wait; rm -f "$state/pid"; exit 0' TERM
     while :; do
         env FLWR_HOME="$state" FEDATTUNE_STATE="$state" python3 -c "$apart" "$@" &
         echo "$!" > "$state/pid"
         code=0
         wait "$!" || code=$?
+        rm -f "$state/pid"
         echo "$name ended with code $code; it restarts in $FEDATTUNE_PAUSE seconds" >&2
         sleep "$FEDATTUNE_PAUSE" &
         wait "$!" || :

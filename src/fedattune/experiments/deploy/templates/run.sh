@@ -19,11 +19,18 @@ else
     run=$(printf '%s' "$answer" | python3 -c 'import json, sys; print(json.load(sys.stdin)["run-id"])' 2>/dev/null) ||
         fail "the run was not started: $answer"
 fi
+
+status_of_run() {
+    ./flwr.sh list --run-id "$run" --format json 2>/dev/null |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)["runs"][0]["status"])' 2>/dev/null || echo unknown
+}
+[ "${1-}" != --attach ] || [ "$(status_of_run)" != unknown ] ||
+    fail "no run $run, or the SuperLink does not answer; ./flwr.sh list lists all runs"
 echo "run $run"
-trap 'echo "the run continues; ./run.sh --attach $run follows it again, ./flwr.sh stop $run stops it" >&2; exit 1' INT TERM HUP
+shown="state/cli/shown.$$"
+trap 'rm -f "$shown"; echo "the run continues; ./run.sh --attach $run follows it again, ./flwr.sh stop $run stops it" >&2; exit 1' INT TERM HUP
 
 # The log ends with the run, or with the SuperLink, which may restart. It then begins anew, without the lines shown already.
-shown="state/cli/shown.$$"
 echo 0 > "$shown"
 follow_log() {
     ./flwr.sh log "$run" | python3 -uc 'import pathlib, sys
@@ -37,8 +44,7 @@ for i, line in enumerate(sys.stdin, 1):
 follow_log
 status=
 while :; do
-    status=$(./flwr.sh list --run-id "$run" --format json 2>/dev/null |
-        python3 -c 'import json, sys; print(json.load(sys.stdin)["runs"][0]["status"])' 2>/dev/null) || status=unknown
+    status=$(status_of_run)
     case $status in finished*) break ;; esac
     sleep 2
     [ "$status" = unknown ] || follow_log
