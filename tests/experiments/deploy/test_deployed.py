@@ -157,7 +157,14 @@ def test_a_run_outlives_its_server(tmp_path: Path) -> None:
     with Trial(tmp_path / "trial", 2, algorithms="fedrep,scaffold", rounds=3, eval_every=3) as trial:
         # The SuperLink goes and comes back, and the run goes on; then its app goes, and another one goes on from there.
         first = trial.start_run()
-        trial.until("runs/deployment/fedrep/seed-0/checkpoints/000001.safetensors")
+        # Flower delivers a message at most once, so one that is on its way at the kill may be lost.
+        for node in ("node-0", "node-1"):
+            trial.wait_for("ROUND 2]", node)
+            wait_until(
+                lambda node=node: "Received successfully" in trial.log(node).partition("ROUND 2]")[2],
+                "the message of round 2",
+                trial.scripts[node],
+            )
         trial.kill_superlink()
         trial.until("runs/deployment/scaffold/seed-0/checkpoints/000001.safetensors")
         os.kill(trial.server_app(), signal.SIGKILL)
