@@ -189,14 +189,72 @@ def test_the_schema_of_the_deployment_is_found(node: Path) -> None:
     assert notes == ["schema", "server"]
 
 
+APP = """[tool.flwr.app.config]
+algorithms = "local,fedmcsa"
+rounds = 3
+model = "dnn"
+"""
+
+
+def write_app(node: Path, text: str) -> Path:
+    file = node.parents[1] / "app" / "pyproject.toml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_rules_that_refuse_the_run(node: Path) -> None:
+    write_app(node, APP)
+    node.write_text('data = "ward.csv"\nname = "a"\nmethods = "fedavgg"\nmax-rounds = 1\n')
+    found = broken(check(node))
+    assert len(found) == 3
+    assert "the method 'local', and this node allows only fedavgg" in found[0]
+    assert "the method 'fedmcsa', and this node allows only fedavgg" in found[1]
+    assert "asks for 3 rounds, and this node allows 1" in found[2]
+    node.write_text('data = "ward.csv"\nname = "a"\nmethods = "fedmcsa, local"\nmax-rounds = 3\n')
+    assert broken(check(node)) == []
+
+
+def test_a_run_with_a_method_of_the_operators_own(node: Path) -> None:
+    write_app(node, APP.replace("local", "ours"))
+    (note,) = (one for one in check(node) if one.name == "run")
+    assert note.state == "note"
+    assert "'ours'" in note.value
+
+
+@pytest.mark.parametrize("text", ["tool = 3", "[tool.flwr.app]\nconfig = 3", "[tool]\nflwr = [1]"])
+def test_an_app_that_is_no_table(text: str, node: Path) -> None:
+    file = write_app(node, text)
+    with pytest.raises(ConfigError) as caught:
+        check(node)
+    assert str(file) in str(caught.value)
+    assert "expected the table [tool.flwr.app.config]" in str(caught.value)
+
+
+def test_a_fraction_that_is_no_number(node: Path) -> None:
+    write_app(node, f'{APP}test = "much"\n')
+    assert "test is 'much', expected a number" in only(check(node))
+
+
+def test_a_missing_name_and_the_problems_of_the_table(node: Path) -> None:
+    node.write_text('data = "ward.csv"\n')
+    csv(node.parents[1] / "ward.csv", ["a,20,f,", "a,21,q,perhaps", *rows(20)])
+    found = "\n".join(broken(check(node)))
+    assert "'sex' holds 'q'" in found
+    assert "'ill' lacks 1 of" in found
+    assert "'ill' holds 'perhaps' in data row 2" in found
+    assert "needs the client's name" in found
+
+
 def test_keys(node: Path) -> None:
     key = node.parents[1] / "keys" / "node-0"
     key.chmod(0o644)
     assert "mode is 644, expected 600) -> chmod 600" in only(check(node))
     write_key(key, ed25519.Ed25519PrivateKey.generate())
-    assert "Ed25519PrivateKey, expected P-384" in only(check(node))
-    write_key(key, ec.generate_private_key(ec.SECP256R1()))
-    assert "secp256r1, expected P-384" in only(check(node))
+    assert "Ed25519PrivateKey, expected one on a NIST curve such as P-384" in only(check(node))
+    for curve in (ec.SECP256R1(), ec.SECP521R1()):  # Flower accepts them, too
+        write_key(key, ec.generate_private_key(curve))
+        assert broken(check(node)) == []
     key.write_text("no key")
     assert "is no private key" in only(check(node))
     key.unlink()
@@ -211,6 +269,12 @@ def test_authorities(node: Path) -> None:
     assert "in 9 days" in note.value
     write_certificate(folder, days=-1)
     assert "has expired on" in only(check(node))
+    expired = (folder / "ca.crt").read_bytes()
+    write_certificate(folder)
+    bundle = expired + (folder / "ca.crt").read_bytes()
+    (folder / "ca.crt").write_bytes(bundle)
+    (authority,) = (one for one in check(node) if one.name == "authority")
+    assert authority.state == "ok"
     (folder / "ca.crt").write_text("no certificate")
     assert "holds no certificate" in only(check(node))
     (folder / "ca.crt").unlink()

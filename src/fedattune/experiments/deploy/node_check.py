@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._version import __version__
-from ...core.errors import ConfigError, RunError, summarize_error
+from ...core.errors import ConfigError, FedAttuneError, RunError, summarize_error
 from ...data import Schema
 from ...data.node import find_node_problems
 from ..config import Experiment
@@ -114,7 +114,7 @@ def _check_config(config: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator
     if run:
         try:
             plan = DeploymentPlan(run)
-        except ConfigError as error:  # such as a method of the operators' own, which only their app knows
+        except FedAttuneError as error:  # such as a method of the operators' own, which only their app knows
             advice = "ask the server's operators for the methods and rounds of the run"
             yield Finding("run", "note", f"the rules were not compared with the app: {error}", advice)
         else:
