@@ -269,7 +269,7 @@ def _check_keys(folder: Path, n_nodes: int | None, n_registered: int) -> Iterato
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
     files = sorted(folder.glob("*.pub"))
-    n_known = max(n_registered, len(files))
+    n_known = max(n_registered, sum(file.is_file() for file in files))
     if files and n_nodes is not None and n_known < n_nodes:
         advice = "get the others from the nodes; the first round waits for all nodes"
         yield _broken("keys", f"{n_known} public keys for {n_nodes} nodes", advice)
