@@ -189,5 +189,11 @@ def test_all_problems_of_a_nodes_tables(tmp_path: Path) -> None:
     assert find_node_problems({"data": str(tmp_path / "d")}, schema, **shares) == []
     (problem,) = find_node_problems({"data": str(tmp_path / "d" / "a.csv")}, schema, **shares)
     assert "needs the client's name" in problem
+    csv(tmp_path / "d" / "a.csv", ["a,x,f,n", *rows(9)])
+    found = find_node_problems({"data": str(tmp_path / "d" / "a.csv")}, schema, **shares)
+    assert ["column 'age'" in found[0], "needs the client's name" in found[1]] == [True, True]
+    found = find_node_problems({"data": str(tmp_path / "d"), "client-column": "ward"}, schema, **shares)
+    assert "client-column goes only with one table" in found[-1]
+    assert len(found) == 2
     (problem,) = find_node_problems({"data": "x.csv", "nam": "y"}, schema, **shares)
     assert "unknown key 'nam'; did you mean 'name'?" in problem

@@ -13,6 +13,8 @@ from ..experiments.deploy import require_flower
 from .options import NodeApproveOptions, NodeAuditOptions, NodeCheckOptions, parse_options
 
 TIME_CHARS = len("2026-01-31T12:00:00")
+CELL_CHARS, SENTENCE_CHARS = 40, 1000
+"""Length of a cell, and of a cell with a sentence."""
 
 
 def run_action(space: Namespace, problems: Sequence[str]) -> int:
@@ -98,42 +100,54 @@ def _audit(space: Namespace, problems: Sequence[str]) -> int:
     if options.json_:
         print(json.dumps({"problem": problem, "lines": lines}, indent=2))
         return FAILED if problem else 0
-    _print_lines(lines)
     if problem:
         print(f"The log is not as the node wrote it: {problem}. Compare it with a copy.")
-        return FAILED
-    print(
-        f"The chain of {len(lines)} lines is whole. Only a copy of the last hash on another machine shows whether "
-        "somebody made the whole log anew."
-    )
-    return 0
+    else:
+        print(
+            f"The chain of {len(lines)} lines is whole. Only a copy of the last hash on another machine shows whether "
+            "somebody made the whole log anew."
+        )
+    print()
+    _print_lines(lines)
+    return FAILED if problem else 0
 
 
 def _print_lines(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line for each message, and the totals of each kind."""
+    """Print a line for each message, and the totals of each kind. A changed line may hold anything."""
     from ..analysis.tables import make_console, make_table
 
     console = make_console()
     titles = ("time (UTC)", "way", "message", "run", "method", "seed", "round", "tensors", "bytes")
     table = make_table(*titles, text_columns=titles[:5])
+    counts, totals = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     for line in lines:
-        run = [line.get(key) for key in ("token", "algorithm", "seed", "round")]
-        cells = [str(line.get("time", ""))[:TIME_CHARS], line.get("direction"), line.get("kind"), *run]
-        table.add_row(*map(_format, cells), str(len(line.get("tensors", ()))), f"{line.get('bytes', 0):,}")
+        way, kind, purpose = (
+            _format(line.get(key), SENTENCE_CHARS) for key in ("direction", "kind", "purpose")
+        )
+        run = [_format(line.get(key)) for key in ("token", "algorithm", "seed", "round")]
+        n_bytes, tensors = line.get("bytes"), line.get("tensors")
+        n_tensors = f"{len(tensors):,}" if isinstance(tensors, list) else "?"
+        time = str(line.get("time", ""))[:TIME_CHARS]
+        size = n_bytes if isinstance(n_bytes, int) else None
+        cells = [time, way, kind, *run, n_tensors, "?" if size is None else f"{size:,}"]
+        table.add_row(*map(_format, cells))
+        counts[way, kind, purpose] += 1
+        totals[way, kind, purpose] += size or 0
     console.print(table)
-    keys = [(line.get("direction"), line.get("kind"), line.get("purpose")) for line in lines]
-    counts, totals = Counter(keys), Counter[Any]()
-    for key, line in zip(keys, lines, strict=True):
-        totals[key] += line.get("bytes", 0)
     summary = make_table(
         "way", "message", "messages", "bytes", "purpose", text_columns=("way", "message", "purpose")
     )
-    for (way, kind, purpose), n in counts.items():
-        summary.add_row(
-            _format(way), _format(kind), f"{n:,}", f"{totals[way, kind, purpose]:,}", _format(purpose)
-        )
+    for key, n in counts.items():
+        summary.add_row(*key[:2], f"{n:,}", f"{totals[key]:,}", key[2])
     console.print(summary)
 
 
-def _format(value: Any) -> str:
-    return "-" if value is None else str(value)
+def _format(value: Any, length: int = CELL_CHARS) -> str:
+    """Format what the server or a stranger wrote: no control characters, which a terminal would obey."""
+    if value is None:
+        return "-"
+    text = str(value)
+    text = text if len(text) <= length else f"{text[:length]}..."
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+    )

@@ -1,7 +1,7 @@
 """The data of one node of a real federation, which the node's own configuration names."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -142,6 +142,7 @@ def find_node_problems(
     try:
         node = _read_config(config)
         problems = _find_table_problems(node, schema) if schema is not None else []
+        problems = [*problems, *_find_name_problems(node)] if problems else []
         if not problems:
             load_node(config, schema, test=test, validation=validation, seed=0, data_dir=data_dir)
     except (ConfigError, DataError) as error:
@@ -160,6 +161,18 @@ def _find_table_problems(node: NodeConfig, schema: Schema) -> list[str]:
         if file.suffix.lower() != CLIENT_SUFFIX
         for problem in find_table_problems(file, schema, client_column=node.client_column, target=target)
     ]
+
+
+def _find_name_problems(node: NodeConfig) -> Iterator[str]:
+    """Find what is wrong with the names of the clients in a node's tables."""
+    path = Path(node.data).expanduser()
+    if path.is_dir() and node.client_column is not None:
+        yield f"client-column goes only with one table; in the folder {node.data!r} each table is a client"
+    if not path.is_dir() and node.client_column is None and node.name is None:
+        yield (
+            f"the table {path} needs the client's name, name='...', or the column that names several clients, "
+            "client-column='COLUMN'"
+        )
 
 
 def _read_config(config: Mapping[str, Any]) -> NodeConfig:
@@ -233,19 +246,12 @@ def _read_tables(node: NodeConfig, files: Sequence[Path], schema: Schema | None,
     target = node.target or (schema.target if schema else None)
     if target is None:
         raise ConfigError(f"the table {files[0]} needs the column to predict: add target='COLUMN'")
+    for problem in _find_name_problems(node):
+        raise ConfigError(problem)
     is_file = Path(node.data).expanduser() == files[0]
     if is_file and node.client_column is not None:
         tables = [load_table(files[0], schema, client_column=node.client_column, target=target)]
     else:
-        if node.client_column is not None:
-            raise ConfigError(
-                f"client-column goes only with one table; in the folder {node.data!r} each table is a client"
-            )
-        if is_file and node.name is None:
-            raise ConfigError(
-                f"the table {files[0]} needs the client's name, name='...', or the column that names several "
-                "clients, client-column='COLUMN'"
-            )
         tables = [load_table(file, schema, client_column=None, target=target) for file in files]
         if schema is None and len(files) > 1:
             joint = merge_schemas([data.schema for data in tables if data.schema is not None])

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from data.nodes import csv, rows
 from fedattune.data import Schema
 from fedattune.data.tables.problems import find_table_problems
@@ -27,6 +29,17 @@ def test_every_column_is_compared(tmp_path: Path) -> None:
     assert found[2].endswith("nor does it have 'q'")
     assert "target column 'ill' lacks 1 of 3 values" in found[3]
     assert "client column 'ward' lacks 1 of 3 values, the first in data row 2" in found[4]
+
+
+@pytest.mark.parametrize(("classes", "values"), [(("n", "y"), ("", "z", "y")), (("0", "1"), ("", "7", "1"))])
+def test_a_missing_target_hides_no_unknown_class(
+    classes: tuple[str, ...], values: tuple[str, ...], tmp_path: Path
+) -> None:
+    schema = Schema(classes=classes, numbers=("age",), target="ill")
+    table = csv(tmp_path / "t.csv", [f"1,{value}" for value in values], "age,ill")
+    lacking, unknown = find_table_problems(table, schema, client_column=None, target="ill")
+    assert "lacks 1 of 3 values, the first in data row 1" in lacking
+    assert f"holds {values[1]!r} in data row 2" in unknown
 
 
 def test_a_table_that_fits_or_cannot_be_read(tmp_path: Path) -> None:

@@ -11,9 +11,16 @@ import torch
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
+from flwr.app import ConfigRecord, MessageType
+
 from fedattune import Federation, RunError
+from fedattune.core.io import write_text
+from fedattune.experiments.deploy import audit
 from fedattune.experiments.deploy.audit import AuditLog, AuditLogError, count_bytes
+from fedattune.experiments.deploy.client_app import make_client_app
+from fedattune.experiments.deploy.grid import pack_record, unpack_record
 from fedattune.training.backends.message import WorkerMessage
+from flower.in_process import InProcessGrid
 from flower.runs import run_deployed
 
 HEAD: dict[str, Any] = {
@@ -102,23 +109,75 @@ def test_without_the_second_file_the_end_is_unknown(tmp_path: Path) -> None:
     assert "audit-end.json is missing" in str(log.verify())
 
 
-def test_a_crash_while_a_line_is_written_is_no_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_bytes", [0, 20, -1, None])
+def test_a_crash_while_a_line_is_written_is_no_change(
+    n_bytes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = filled(tmp_path, 1)
-    end = log.end_file.read_text()
-    log.append("in", request(), HEAD)
-    log.end_file.write_text(end)  # the line was on the disk, the second file was not
-    with log.file.open("a") as file:
-        file.write('{"number": 4, "ti')  # the next line was cut off
+    whole, ends = log.file.read_bytes(), list[str]()
+
+    def record(file: Path, text: str) -> None:
+        ends.append(text)
+        write_text(file, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(audit, "write_text", record)
+        log.append("in", request(), HEAD)
+    line = log.file.read_bytes()[len(whole) :]
+    log.end_file.write_text(
+        ends[0]
+    )  # the end of the log before the line, as it was while the line was written
+    log.file.write_bytes(whole + line[:n_bytes])
+    assert log.verify() is None
     log.append("out", reply(), HEAD)
     assert log.verify() is None
-    assert [line["number"] for line in log.read()] == [1, 2, 3, 4]
+    assert len(log.read()) == (4 if n_bytes is None else 3)
 
 
-def test_a_line_of_somebody_else_stops_the_log(tmp_path: Path) -> None:
+def forge(log: AuditLog, n: int) -> None:
+    """Add lines that fit the chain, without a change to the second file."""
+    for _ in range(n):
+        lines = log.file.read_bytes().splitlines(keepends=True)
+        entry = json.loads(lines[-1]) | {"number": len(lines) + 1}
+        entry["before"] = hashlib.sha256(lines[-1]).hexdigest()
+        log.file.write_bytes(b"".join(lines) + json.dumps(entry).encode() + b"\n")
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_lines_of_somebody_else_stop_the_log(n: int, tmp_path: Path) -> None:
+    log = filled(tmp_path, 1)
+    forge(log, n)
+    assert log.verify() == "line 3 was not written by the node: audit-end.json knows 2 lines"
+    for _ in range(2):
+        with pytest.raises(AuditLogError, match="line 3 was not written by the node"):
+            log.append("in", request(), HEAD)
+    assert "line 3 was not written" in str(log.verify())
+
+
+def test_a_half_line_without_a_crash_stops_the_log(tmp_path: Path) -> None:
     log = filled(tmp_path, 1)
     with log.file.open("a") as file:
-        file.write('{"number": 3, "before": "00"}\n')
+        file.write('{"number": 3, "ti')
+    assert "line 3 is damaged" in str(log.verify())
     with pytest.raises(AuditLogError, match="line 3 was not written by the node"):
+        log.append("in", request(), HEAD)
+
+
+def test_a_shorter_log_without_its_second_file_is_refused(tmp_path: Path) -> None:
+    log = filled(tmp_path, 2)
+    log.file.write_text("".join(log.file.read_text().splitlines(keepends=True)[:2]))
+    log.end_file.unlink()
+    with pytest.raises(AuditLogError, match=r"audit-end\.json is missing; keep both .* begins a new log"):
+        log.append("in", request(), HEAD)
+    assert "audit-end.json is missing" in str(log.verify())
+
+
+@pytest.mark.parametrize("text", ["x", "[]", '{"lines": -1, "bytes": 0, "sha256": ""}', "[" * 100_000])
+def test_a_damaged_second_file(text: str, tmp_path: Path) -> None:
+    log = filled(tmp_path, 1)
+    log.end_file.write_text(text)
+    assert "audit-end.json is damaged" in str(log.verify())
+    with pytest.raises(AuditLogError, match="is damaged; keep both"):
         log.append("in", request(), HEAD)
 
 
@@ -132,7 +191,100 @@ def test_several_writers_make_one_chain(tmp_path: Path) -> None:
 
 def test_there_is_no_log(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot read the audit log"):
-        AuditLog(tmp_path).verify()
+        AuditLog(tmp_path / "none").verify()
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_log_that_cannot_be_locked(tmp_path: Path) -> None:
+    log = filled(tmp_path, 1)
+    (tmp_path / ".audit.lock").unlink(missing_ok=True)
+    (tmp_path / ".audit.lock").mkdir()
+    with pytest.raises(RunError, match="cannot lock the audit log"):
+        log.verify()
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+ODD: list[dict[str, Any]] = [
+    {},
+    {"kind": "several", "parts": 5, "clients": 5},
+    {"kind": "several", "parts": ["x", None, {"kind": ["y"]}], "clients": [{}, 3, None, {"name": {}}]},
+    {"kind": {"a": []}, "token": [1], "algorithm": {}, "round": "\x1b[2J", "clients": {"a": 1}},
+    {"kind": "train", "seed": nested(100_000), "names": nested(100_000)},
+]
+
+
+@pytest.mark.parametrize("head", ODD)
+def test_odd_messages_are_logged_too(head: dict[str, Any], tmp_path: Path) -> None:
+    log = AuditLog(tmp_path)
+    log.append("in", WorkerMessage(head), head)
+    log.append("out", WorkerMessage({"kind": "failed", "error": "KeyError"}), head)
+    assert log.verify() is None
+    assert [line["direction"] for line in log.read()] == ["in", "out"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_tensors_of_any_type_are_logged(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
+    log, value = AuditLog(tmp_path), torch.ones(shape).to(dtype)
+    log.append("in", WorkerMessage({"kind": "train"}, {"w": value}), {})
+    (line,) = log.read()
+    content = bytes(value.reshape(-1).view(torch.uint8).tolist())
+    assert line["tensors"][0]["sha256"] == hashlib.sha256(content).hexdigest()
+
+
+def test_the_server_cannot_fill_the_disk(tmp_path: Path) -> None:
+    long = "x" * 1_000_000
+    head: dict[str, Any] = dict.fromkeys(("kind", "token", "algorithm", "seed", "round", long), long)
+    head |= {str(i): 0 for i in range(100_000)}
+    head |= {
+        "clients": [long] * 3 + list(range(100_000)),
+        "parts": [{"kind": str(i)} for i in range(100_000)],
+    }
+    log = AuditLog(tmp_path)
+    log.append("in", WorkerMessage(head, {long: torch.ones(1)}), head)
+    log.append("out", WorkerMessage({"kind": "failed"}), head)
+    came, left = log.read()
+    assert log.file.stat().st_size < 50_000
+    assert came["token"] == left["token"] == "x" * 200 + "... (1,000,000 characters)"
+    assert came["clients"][-1] == left["clients"][-1] == "... and 99,003 more"
+    assert came["head"][-1].startswith("... and ")
+    assert came["bytes"] > 1_000_000
+
+
+@pytest.mark.parametrize(("is_changed", "kind"), [(False, "MessageFormatError"), (True, "AuditLogError")])
+def test_a_message_that_cannot_be_read_is_logged(is_changed: bool, kind: str, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    if is_changed:
+        filled(state, 1).end_file.unlink()
+    grid = InProcessGrid(make_client_app(), [{"data": "x.csv", "state": str(state)}], {})
+    record = pack_record(request())
+    record["head"] = ConfigRecord({"version": 9, "json": str(record["head"]["json"])})
+    message = grid.create_message(record, MessageType.TRAIN, 100, "1")
+    (id_,) = grid.push_messages([message])
+    (answer,) = grid.pull_messages([id_])
+    assert unpack_record(answer.content).head == {"kind": "failed", "error": kind}
+    assert "its message has version 9 of the format" in (state / "error.log").read_text()
+    if is_changed:
+        assert "audit-end.json is missing" in (state / "error.log").read_text()
+        return
+    log = AuditLog(state)
+    assert log.verify() is None
+    came, left = log.read()
+    assert (came["direction"], came["kind"], left["direction"], left["kind"]) == (
+        "in",
+        "unreadable",
+        "out",
+        "failed",
+    )
+    assert came["bytes"] > 24
+    assert "cannot read" in came["purpose"]
+    assert left["head"] == {"error": kind}
 
 
 TRAINED = {("out", "trained"), ("out", "several")}

@@ -9,8 +9,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
+from fedattune import ConfigError
+from fedattune.experiments.deploy import check
 from fedattune.experiments.deploy.check import check_kit, find_run_folder
 from fedattune.experiments.deploy.kit import write_kit
+from fedattune.experiments.deploy.nodes import KnownNode
+from flower.certificates import write_certificate
 from flower.harness import ports
 
 CONFIG = {
@@ -76,6 +80,10 @@ def same_key(kit: Path) -> None:
     (kit / "keys/node-1.pub").write_bytes((kit / "keys/node-0.pub").read_bytes())
 
 
+def trial_data(kit: Path) -> None:
+    (kit / "nodes/0.toml").write_text('data = "data/node-0"\n')
+
+
 @pytest.mark.parametrize(
     ("spoil", "name", "text"),
     [
@@ -88,6 +96,10 @@ def same_key(kit: Path) -> None:
         (lambda kit: (kit / "keys/node-0.pub").write_text("x"), "keys/node-0.pub", "no public key that Flower"),
         (same_key, "keys/node-1.pub", "the same key as node-0.pub"),
         (lambda kit: (kit / "nodes/0.toml").write_text("data ="), "nodes/0.toml", "mend the file"),
+        (lambda kit: (kit / "keys/node-1.pub").unlink(), "keys", "1 public keys for 2 nodes; get the others"),
+        (lambda kit: (kit / "keys/x.pub").mkdir(), "keys/x.pub", "no public key that Flower"),
+        (trial_data, "nodes/0.toml", "the trial's data in data/node-0 are missing"),
+        (replace("[tool.flwr.app.config]", "[tool.other]"), "configuration", "no table [tool.flwr.app.config]"),
     ],
 )  # fmt: skip
 def test_what_is_broken_is_named_with_its_cure(
@@ -97,6 +109,48 @@ def test_what_is_broken_is_named_with_its_cure(
     state, message = found(kit)[name]
     assert state == "broken"
     assert text in message
+
+
+@pytest.mark.parametrize(
+    "text", ["tool = 3", "project = 3\n[tool.flwr.app]\nconfig = 3", "[tool]\nflwr = [1]"]
+)
+def test_an_app_that_is_no_table(text: str, kit: Path) -> None:
+    (kit / "app/pyproject.toml").write_text(text)
+    state, message = found(kit)["configuration"]
+    assert state == "broken"
+    assert "expected the table [tool.flwr.app.config]" in message
+    with pytest.raises(ConfigError, match=r"app/pyproject\.toml: tool.* expected the table"):
+        find_run_folder(kit)
+
+
+def test_keys_of_registered_nodes_need_not_be_here(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (kit / "keys/node-1.pub").unlink()
+    nodes = [KnownNode(i, f"node-{i}", "online", None) for i in range(2)]
+    monkeypatch.setattr(check, "list_nodes", lambda _: nodes)
+    assert found(kit)["keys"][0] == "ok"
+
+
+def expired(kit: Path) -> bytes:
+    """Make a certificate of an authority that has expired."""
+    write_certificate(kit / "old", days=-1)
+    return (kit / "old" / "ca.crt").read_bytes()
+
+
+def test_an_expired_authority_beside_the_valid_one_does_no_harm(kit: Path) -> None:
+    file = kit / "certificates/ca.crt"
+    valid = file.read_bytes()
+    file.write_bytes(expired(kit) + valid)
+    assert found(kit)["authority"][0] == found(kit)["chain"][0] == "ok"
+    file.write_bytes(expired(kit))
+    assert (found(kit)["authority"][0], found(kit)["chain"][0]) == ("broken", "broken")
+
+
+def test_a_server_certificate_of_an_expired_authority(kit: Path) -> None:
+    valid = (kit / "certificates/ca.crt").read_bytes()
+    write_certificate(kit / "certificates", days=-1)
+    with (kit / "certificates/ca.crt").open("ab") as file:
+        file.write(valid)
+    assert found(kit)["authority"][0] == "broken"
 
 
 def test_a_port_that_another_program_has_is_broken(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import importlib.metadata
 import ssl
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
 from data.nodes import csv, rows
 from fedattune import ConfigError
@@ -25,34 +22,9 @@ from fedattune.data import Schema
 from fedattune.experiments.deploy import node_check
 from fedattune.experiments.deploy.node_check import check_node
 from fedattune.experiments.doctor import Finding
+from flower.certificates import write_certificate
 
 SCHEMA = Schema(classes=("n", "y"), numbers=("age",), categories={"sex": ("f", "m")}, target="ill")
-
-
-def write_certificate(folder: Path, name: str = "localhost", days: int = 365) -> ec.EllipticCurvePrivateKey:
-    """Write a certificate that is its own authority, valid for `name`, as ca.crt and, with its key, server.pem."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    end = datetime.now(UTC) + timedelta(days=days)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(end - timedelta(days=400))
-        .not_valid_after(end)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    text = certificate.public_bytes(Encoding.PEM)
-    (folder / "ca.crt").write_bytes(text)
-    (folder / "server.pem").write_bytes(
-        text + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    )
-    return key
 
 
 def write_key(file: Path, key: Any) -> None:
@@ -189,14 +161,72 @@ def test_the_schema_of_the_deployment_is_found(node: Path) -> None:
     assert notes == ["schema", "server"]
 
 
+APP = """[tool.flwr.app.config]
+algorithms = "local,fedmcsa"
+rounds = 3
+model = "dnn"
+"""
+
+
+def write_app(node: Path, text: str) -> Path:
+    file = node.parents[1] / "app" / "pyproject.toml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_rules_that_refuse_the_run(node: Path) -> None:
+    write_app(node, APP)
+    node.write_text('data = "ward.csv"\nname = "a"\nmethods = "fedavgg"\nmax-rounds = 1\n')
+    found = broken(check(node))
+    assert len(found) == 3
+    assert "the method 'local', and this node allows only fedavgg" in found[0]
+    assert "the method 'fedmcsa', and this node allows only fedavgg" in found[1]
+    assert "asks for 3 rounds, and this node allows 1" in found[2]
+    node.write_text('data = "ward.csv"\nname = "a"\nmethods = "fedmcsa, local"\nmax-rounds = 3\n')
+    assert broken(check(node)) == []
+
+
+def test_a_run_with_a_method_of_the_operators_own(node: Path) -> None:
+    write_app(node, APP.replace("local", "ours"))
+    (note,) = (one for one in check(node) if one.name == "run")
+    assert note.state == "note"
+    assert "'ours'" in note.value
+
+
+@pytest.mark.parametrize("text", ["tool = 3", "[tool.flwr.app]\nconfig = 3", "[tool]\nflwr = [1]"])
+def test_an_app_that_is_no_table(text: str, node: Path) -> None:
+    file = write_app(node, text)
+    with pytest.raises(ConfigError) as caught:
+        check(node)
+    assert str(file) in str(caught.value)
+    assert "expected the table [tool.flwr.app.config]" in str(caught.value)
+
+
+def test_a_fraction_that_is_no_number(node: Path) -> None:
+    write_app(node, f'{APP}test = "much"\n')
+    assert "test is 'much', expected a number" in only(check(node))
+
+
+def test_a_missing_name_and_the_problems_of_the_table(node: Path) -> None:
+    node.write_text('data = "ward.csv"\n')
+    csv(node.parents[1] / "ward.csv", ["a,20,f,", "a,21,q,perhaps", *rows(20)])
+    found = "\n".join(broken(check(node)))
+    assert "'sex' holds 'q'" in found
+    assert "'ill' lacks 1 of" in found
+    assert "'ill' holds 'perhaps' in data row 2" in found
+    assert "needs the client's name" in found
+
+
 def test_keys(node: Path) -> None:
     key = node.parents[1] / "keys" / "node-0"
     key.chmod(0o644)
     assert "mode is 644, expected 600) -> chmod 600" in only(check(node))
     write_key(key, ed25519.Ed25519PrivateKey.generate())
-    assert "Ed25519PrivateKey, expected P-384" in only(check(node))
-    write_key(key, ec.generate_private_key(ec.SECP256R1()))
-    assert "secp256r1, expected P-384" in only(check(node))
+    assert "Ed25519PrivateKey, expected one on a NIST curve such as P-384" in only(check(node))
+    for curve in (ec.SECP256R1(), ec.SECP521R1()):  # Flower accepts them, too
+        write_key(key, ec.generate_private_key(curve))
+        assert broken(check(node)) == []
     key.write_text("no key")
     assert "is no private key" in only(check(node))
     key.unlink()
@@ -211,6 +241,12 @@ def test_authorities(node: Path) -> None:
     assert "in 9 days" in note.value
     write_certificate(folder, days=-1)
     assert "has expired on" in only(check(node))
+    expired = (folder / "ca.crt").read_bytes()
+    write_certificate(folder)
+    bundle = expired + (folder / "ca.crt").read_bytes()
+    (folder / "ca.crt").write_bytes(bundle)
+    (authority,) = (one for one in check(node) if one.name == "authority")
+    assert authority.state == "ok"
     (folder / "ca.crt").write_text("no certificate")
     assert "holds no certificate" in only(check(node))
     (folder / "ca.crt").unlink()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from ...core.errors import DataError, did_you_mean
 from ..schema import Schema
-from .checks import read_complete_column
-from .columns import read_labels, read_schema_features
+from .checks import find_missing, read_complete_column
+from .columns import read_labels, read_schema_features, to_text
 from .file import NO_COLUMN, TableFile, read_table
 
 
@@ -38,11 +38,28 @@ def find_table_problems(path: Path, schema: Schema, *, client_column: str | None
             if name == client_column:
                 read_complete_column(table, name, "client")
             elif name == target:
-                read_labels(path, name, read_complete_column(table, name, "target"), schema.classes)
+                problems += _find_target_problems(table, schema, name)
             else:
                 _read_column(table, schema, name)
         except DataError as error:
             problems.append(str(error))
+    return problems
+
+
+def _find_target_problems(table: TableFile, schema: Schema, name: str) -> list[str]:
+    """Find missing values of the target, and values that are no class of the schema."""
+    try:
+        values, problems = read_complete_column(table, name, "target"), []
+    except DataError as error:
+        problems = [str(error)]
+        if not schema.classes or table.column(name).null_count == len(table.column(name)):
+            return problems
+        values = to_text(table.values(name))
+        values[find_missing(values) | (values == "")] = schema.classes[0]  # these are reported already
+    try:
+        read_labels(table.path, name, values, schema.classes)
+    except DataError as error:
+        problems.append(str(error))
     return problems
 
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import socket
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 APP_FILE = "app/pyproject.toml"
 """The Flower app of a deployment, with the configuration of its runs."""
+
+CONFIG_KEYS = ("tool", "flwr", "app", "config")
+"""Keys on the way to the configuration of the run in the Flower app."""
+
+TRIAL_DATA = re.compile(r"data/node-\d+")
+"""Folder of a node's data that `fedattune deploy` wrote for a trial."""
 
 RENEW_DAYS = 30
 """Days before its end from which a certificate should be renewed."""
@@ -55,8 +61,30 @@ def find_run_folder(folder: Path) -> Path:
     """Find the run folder of a deployment; any other folder is taken for a run folder itself."""
     if not (folder / APP_FILE).is_file():
         return folder
-    config = read_app(folder).get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
+    config = find_run_config(read_app(folder), folder / APP_FILE)
     return folder / str(config.get("run-folder", "runs/deployment"))
+
+
+def find_run_config(app: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Find the configuration of the run in a Flower app; empty if there is none.
+
+    Args:
+        app: content of the app's pyproject.toml.
+        file: that file, for messages.
+
+    Raises:
+        ConfigError: a key on the way holds no table.
+
+    """
+    found: Any = app
+    for depth, key in enumerate(CONFIG_KEYS, start=1):
+        found = found.get(key, {})
+        if not isinstance(found, dict):
+            raise ConfigError(
+                f"{file}: {'.'.join(CONFIG_KEYS[:depth])} is {found!r:.40}, expected the table "
+                f"[{'.'.join(CONFIG_KEYS)}] with keys such as rounds = 10"
+            )
+    return dict(found)
 
 
 def check_kit(folder: Path) -> list[Finding]:
@@ -74,14 +102,14 @@ def check_kit(folder: Path) -> list[Finding]:
 
     """
     app = read_app(folder)
-    superlink, is_up = _check_superlink(folder)
+    superlink, n_registered = _check_superlink(folder)
     return [
         *_check_configuration(app),
         *_check_nodes(folder),
         *_check_certificates(folder / "certificates"),
-        *_check_keys(folder / "keys"),
+        *_check_keys(folder / "keys", _count_nodes(app), n_registered or 0),
         superlink,
-        *([] if is_up else _check_port(read_port(folder))),
+        *([] if n_registered is not None else _check_port(read_port(folder))),
         _check_disk(folder),
         *_check_versions(app),
         *_check_clock(folder),
@@ -95,9 +123,13 @@ def _broken(name: str, value: str, advice: str) -> Finding:
 def _check_configuration(app: dict[str, Any]) -> Iterator[Finding]:
     """Check the configuration of the run, and its schema."""
     try:
-        plan = DeploymentPlan(app["tool"]["flwr"]["app"]["config"])
-    except KeyError as error:
-        yield _broken("configuration", f"no key {error} in {APP_FILE}", "write the folder anew")
+        config = find_run_config(app, Path(APP_FILE))
+        if not config:
+            yield _broken(
+                "configuration", f"no table [{'.'.join(CONFIG_KEYS)}] in {APP_FILE}", "write the folder anew"
+            )
+            return
+        plan = DeploymentPlan(config)
     except FedAttuneError as error:
         yield _broken("configuration", str(error), f"mend {APP_FILE}")
     else:
@@ -117,13 +149,16 @@ def _check_nodes(folder: Path) -> Iterator[Finding]:
         name = f"nodes/{file.name}"
         try:
             data = str(tomllib.loads(file.read_text(encoding="utf-8")).get("data", ""))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             yield _broken(name, str(error), "mend the file")
             continue
         if not data or data.startswith("CHANGE ME"):
             yield Finding(
                 name, "note", "names no data", "its operator writes there where the node's data are"
             )
+        elif TRIAL_DATA.fullmatch(data) and not (folder / data).exists():
+            advice = "bring the folder back, or name other data, or write the trial anew"
+            yield _broken(name, f"the trial's data in {data} are missing", advice)
         else:
             yield Finding(name, "ok", f"data in {data}")
 
@@ -146,18 +181,18 @@ def _check_certificates(folder: Path) -> Iterator[Finding]:
         return
     server = chain[0]
     yield _check_dates("server certificate", server, "run ./certificates.sh renew")
-    for authority in authorities:
-        yield _check_dates(
-            "authority", authority, "make a new authority, and send its ca.crt to all nodes first"
-        )
+    signers = _find_signers(chain, authorities)
+    # Other authorities do no harm: during a change of the authority, ca.crt holds the old and the new one.
+    latest = max(signers or authorities, key=lambda one: one.not_valid_after_utc)
+    yield _check_dates("authority", latest, "make a new authority, and send its ca.crt to all nodes first")
     if missing := sorted({"localhost", "127.0.0.1"} - _list_names(server)):
         yield _broken(
             "names", f"the certificate lacks {', '.join(missing)}", "sign one that is also valid for these"
         )
     else:
         yield Finding("names", "ok", ", ".join(sorted(_list_names(server))))
-    if _is_signed(chain, authorities):
-        yield Finding("chain", "ok", f"signed by {authorities[0].subject.rfc4514_string()}")
+    if signers:
+        yield Finding("chain", "ok", f"signed by {latest.subject.rfc4514_string()}")
     else:
         yield _broken(
             "chain", "no authority in ca.crt signed server.pem", "put the authority of server.pem into ca.crt"
@@ -193,37 +228,59 @@ def _list_names(certificate: "Certificate") -> set[str]:
     return {*names.get_values_for_type(x509.DNSName), *map(str, addresses)}
 
 
-def _is_signed(chain: "list[Certificate]", authorities: "list[Certificate]") -> bool:
-    """Tell whether each certificate of the chain signed the one before, and an authority the last."""
+def _find_signers(chain: "list[Certificate]", authorities: "list[Certificate]") -> "list[Certificate]":
+    """Find the authorities that signed the end of a chain in which each certificate signed the one before."""
+    last = chain[0]
+    for other in chain[1:]:
+        if not _has_signed(other, last):
+            break
+        last = other
+    return [one for one in authorities if one == last or _has_signed(one, last)]
+
+
+def _has_signed(issuer: "Certificate", certificate: "Certificate") -> bool:
     from cryptography.exceptions import InvalidSignature
 
-    one = chain[0]
-    for issuers in (*([other] for other in chain[1:]), authorities):
-        for issuer in issuers:
-            try:
-                one.verify_directly_issued_by(issuer)
-            except (InvalidSignature, ValueError, TypeError):
-                continue
-            one = issuer
-            break
-        else:
-            return one in authorities
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
     return True
 
 
-def _check_keys(folder: Path) -> Iterator[Finding]:
-    """Check the nodes' public keys, and that nobody else reads the private ones."""
+def _count_nodes(app: dict[str, Any]) -> int | None:
+    """Count the nodes that the run waits for; None if the configuration is broken, which is another finding."""
+    try:
+        return DeploymentPlan(find_run_config(app, Path(APP_FILE))).deployment.nodes
+    except FedAttuneError:
+        return None
+
+
+def _check_keys(folder: Path, n_nodes: int | None, n_registered: int) -> Iterator[Finding]:
+    """Check the nodes' public keys, and that nobody else reads the private ones.
+
+    Args:
+        folder: the folder of the keys.
+        n_nodes: nodes that the run waits for.
+        n_registered: nodes that the SuperLink knows; their keys need not be here any more.
+
+    """
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
     files = sorted(folder.glob("*.pub"))
+    n_known = max(n_registered, sum(file.is_file() for file in files))
+    if files and n_nodes is not None and n_known < n_nodes:
+        advice = "get the others from the nodes; the first round waits for all nodes"
+        yield _broken("keys", f"{n_known} public keys for {n_nodes} nodes", advice)
     if not files:
         yield _broken("keys", "no public key in keys/", "get them from the nodes, or run ./certificates.sh")
     owners: dict[bytes, str] = {}
     n_good = 0
     for file in files:
-        text = file.read_bytes()
+        text = b""
         try:
+            text = file.read_bytes()
             is_curve = isinstance(load_ssh_public_key(text), ec.EllipticCurvePublicKey)
         except Exception:  # the text of a file can fail in any way
             is_curve = False
@@ -235,9 +292,9 @@ def _check_keys(folder: Path) -> Iterator[Finding]:
             yield _broken(f"keys/{file.name}", f"the same key as {other}", "each node needs a key of its own")
         else:
             n_good += 1
-    if n_good:
+    if n_good and (n_nodes is None or n_known >= n_nodes):
         yield Finding("keys", "ok", f"{n_good} public keys")
-    yield from _check_modes([file.with_suffix("") for file in files if file.with_suffix("").exists()])
+    yield from _check_modes([file.with_suffix("") for file in files if file.with_suffix("").is_file()])
 
 
 def _check_modes(files: list[Path]) -> Iterator[Finding]:
@@ -251,16 +308,15 @@ def _check_modes(files: list[Path]) -> Iterator[Finding]:
             )
 
 
-def _check_superlink(folder: Path) -> tuple[Finding, bool]:
-    """Check whether the SuperLink answers, and how many nodes are online."""
+def _check_superlink(folder: Path) -> tuple[Finding, int | None]:
+    """Check how many nodes are online; the number of registered nodes is None if the SuperLink does not answer."""
     try:
         nodes = list_nodes(folder)
     except RunError:
-        return Finding("SuperLink", "note", "does not answer", "start ./superlink.sh"), False
+        return Finding("SuperLink", "note", "does not answer", "start ./superlink.sh"), None
     n_online = sum(node.status == "online" for node in nodes)
-    return Finding(
-        "SuperLink", "ok", f"answers; {n_online} of {len(nodes)} registered nodes are online"
-    ), True
+    text = f"answers; {n_online} of {len(nodes)} registered nodes are online"
+    return Finding("SuperLink", "ok", text), len(nodes)
 
 
 def _check_port(port: int) -> Iterator[Finding]:
@@ -284,7 +340,9 @@ def _check_disk(folder: Path) -> Finding:
 
 def _check_versions(app: dict[str, Any]) -> Iterator[Finding]:
     """Compare the installed Flower with the pinned one."""
-    pins = [str(one) for one in app.get("project", {}).get("dependencies", ())]
+    project = app.get("project")
+    needed = project.get("dependencies") if isinstance(project, dict) else None
+    pins = [str(one) for one in needed] if isinstance(needed, list) else []
     pinned = next((found[1] for one in pins if (found := re.fullmatch(r"flwr==([\w.]+)", one))), "")
     installed = importlib.metadata.version("flwr")
     if installed == pinned:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ..._version import __version__
-from ...core.errors import ConfigError, summarize_error
+from ...core.errors import ConfigError, FedAttuneError, RunError, summarize_error
 from ...data import Schema
 from ...data.node import find_node_problems
 from ..config import Experiment
 from ..doctor import MIN_FREE_BYTES, Finding
+from .check import find_run_config
+from .config import DeploymentPlan
 from .node_files import find_base, find_state, read_node_file
 from .policy import NodePolicy
 
@@ -68,7 +70,7 @@ def check_node(
     config, base = read_node_file(file), find_base(file)
     run = _read_run_config(base / "app" / "pyproject.toml")
     findings = list(_check_versions())
-    findings += _check_config(config)
+    findings += _check_config(config, run)
     findings += _check_data(config, base, run, schema_file)
     findings += _check_key(key or base / "keys" / f"node-{file.stem}")
     authority = certificates or base / "certificates" / "ca.crt"
@@ -85,10 +87,7 @@ def _read_run_config(file: Path) -> dict[str, Any]:
     """Read the run's configuration from the deployment's app; empty if the node has no copy of the app."""
     if not file.exists():
         return {}
-    found: Any = read_node_file(file)
-    for key in ("tool", "flwr", "app", "config"):
-        found = found.get(key, {})
-    return dict(found)
+    return find_run_config(read_node_file(file), file)
 
 
 def _check_versions() -> Iterator[Finding]:
@@ -105,14 +104,36 @@ def _check_versions() -> Iterator[Finding]:
     yield Finding("Flower", "ok", f"version {version}")
 
 
-def _check_config(config: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_config(config: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check the node's rules, and whether they allow the run of the deployment."""
     try:
         rules = NodePolicy.read(config)
     except ConfigError as error:
         yield Finding("configuration", "broken", str(error), "correct these keys")
         return
+    if run:
+        try:
+            plan = DeploymentPlan(run)
+        except FedAttuneError as error:  # such as a method of the operators' own, which only their app knows
+            advice = "ask the server's operators for the methods and rounds of the run"
+            yield Finding("run", "note", f"the rules were not compared with the app: {error}", advice)
+        else:
+            refusals = list(_find_refusals(rules, plan))
+            yield from refusals
+            if refusals:
+                return
     limits = rules.model_dump(by_alias=True, exclude_none=True, exclude={"log_format"})  # it limits nothing
     yield Finding("rules", "ok", ", ".join(f"{key} = {value}" for key, value in limits.items()))
+
+
+def _find_refusals(rules: NodePolicy, plan: DeploymentPlan) -> Iterator[Finding]:
+    """Find the methods, and the number of rounds, for which the node would refuse a run."""
+    asked: list[tuple[tuple[str, ...], int]] = [((name,), 0) for name in plan.algorithms]
+    for methods, rounds in [*asked, ((), plan.experiment.rounds)]:
+        try:
+            rules.check_run(methods, rounds)
+        except RunError as error:
+            yield Finding("rules", "broken", str(error), "or leave this run out")
 
 
 def _check_data(
@@ -120,6 +141,11 @@ def _check_data(
 ) -> Iterator[Finding]:
     text = run.get("data-schema")
     schema = Schema.read(schema_file) if schema_file else Schema.from_json(str(text)) if text else None
+    for key in ("test", "validation"):
+        if not isinstance(run.get(key, 0), int | float):
+            found = f"{base / 'app' / 'pyproject.toml'}: {key} is {run[key]!r:.40}, expected a number"
+            yield Finding("configuration", "broken", found, "get the app from the server's operators again")
+            return
     values = dict(config)
     if "data" in values and (base / str(values["data"])).exists():
         values["data"] = str(base / str(values["data"]))
@@ -144,6 +170,7 @@ def _check_data(
 def _check_key(file: Path) -> Iterator[Finding]:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
     make = "make one: ./certificates.sh key N, and send the file .pub to the server's operators"
     try:
@@ -155,16 +182,17 @@ def _check_key(file: Path) -> Iterator[Finding]:
         found = f"{file} is no private key without a password in OpenSSH's format ({type(error).__name__})"
         yield Finding("key", "broken", found, make)
         return
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp384r1":
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not uses_nist_ec_curve(key.public_key()):
         kind = key.curve.name if isinstance(key, ec.EllipticCurvePrivateKey) else type(key).__name__
-        yield Finding("key", "broken", f"{file} is a key of the kind {kind}, expected P-384", make)
+        found = f"{file} is a key of the kind {kind}, expected one on a NIST curve such as P-384"
+        yield Finding("key", "broken", found, make)
         return
     mode = file.stat().st_mode & 0o777
     if os.name == "posix" and mode & 0o077:
         found = f"other users may use {file} (its mode is {mode:03o}, expected 600)"
         yield Finding("key", "broken", found, f"chmod 600 {file}")
         return
-    yield Finding("key", "ok", f"{file} is a P-384 key that only its owner can read")
+    yield Finding("key", "ok", f"{file} is a key for Flower ({key.curve.name}) that only its owner can read")
 
 
 def _check_authority(file: Path) -> Iterator[Finding]:
@@ -179,7 +207,8 @@ def _check_authority(file: Path) -> Iterator[Finding]:
     except ValueError:
         yield Finding("authority", "broken", f"{file} holds no certificate in PEM format", advice)
         return
-    end = min(one.not_valid_after_utc for one in found)
+    # An expired authority beside a valid one does no harm, and both are there while the authority changes.
+    end = max(one.not_valid_after_utc for one in found)
     yield _judge_end("authority", str(file), end, "get the new one from the server's operators")
 
 
