@@ -12,7 +12,8 @@ from ..core.errors import ConfigError
 from ..experiments.deploy import require_flower
 from .options import NodeApproveOptions, NodeAuditOptions, NodeCheckOptions, parse_options
 
-TIME_CHARS = len("2026-01-31T12:00:00")
+TIME_CHARS = len("2026-01-31T12:00")
+RUN_CHARS = 6
 CELL_CHARS, SENTENCE_CHARS = 40, 1000
 """Length of a cell, and of a cell with a sentence."""
 
@@ -125,6 +126,7 @@ def _print_lines(lines: Sequence[Mapping[str, Any]]) -> None:
             _format(line.get(key), SENTENCE_CHARS) for key in ("direction", "kind", "purpose")
         )
         run = [_format(line.get(key)) for key in ("token", "algorithm", "seed", "round")]
+        run[0] = run[0][:RUN_CHARS]
         n_bytes, tensors = line.get("bytes"), line.get("tensors")
         n_tensors = f"{len(tensors):,}" if isinstance(tensors, list) else "?"
         time = str(line.get("time", ""))[:TIME_CHARS]
@@ -134,12 +136,13 @@ def _print_lines(lines: Sequence[Mapping[str, Any]]) -> None:
         counts[way, kind, purpose] += 1
         totals[way, kind, purpose] += size or 0
     console.print(table)
-    summary = make_table(
-        "way", "message", "messages", "bytes", "purpose", text_columns=("way", "message", "purpose")
-    )
+    summary = make_table("way", "message", "messages", "bytes", text_columns=("way", "message"))
     for key, n in counts.items():
-        summary.add_row(*key[:2], f"{n:,}", f"{totals[key]:,}", key[2])
+        summary.add_row(*key[:2], f"{n:,}", f"{totals[key]:,}")
     console.print(summary)
+    print()
+    for way, kind, purpose in counts:  # sentences, too long for a column
+        print(f"{way} {kind}: {purpose}")
 
 
 def _format(value: Any, length: int = CELL_CHARS) -> str:

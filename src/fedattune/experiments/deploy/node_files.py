@@ -88,7 +88,11 @@ def report_error(folder: Path, error: Exception, head: Mapping[str, Any]) -> Non
         level=logging.ERROR,
         head=head,
     )
-    parts = [f"{key} {head[key]}" for key in ("kind", "algorithm", "seed", "round") if key in head]
+    parts = [
+        f"{key} {str(head[key])[:60].encode('unicode_escape').decode()}"  # a line break could forge an entry
+        for key in ("kind", "algorithm", "seed", "round")
+        if key in head
+    ]
     entry = f"{datetime.now(UTC).isoformat(timespec='seconds')} message: {', '.join(parts)}\n{text}\n"
     with suppress(OSError):  # a full disk must not replace the error itself; the node's log has it already
         folder.mkdir(parents=True, exist_ok=True)
