@@ -22,10 +22,10 @@ ssl() {
     said=$(openssl "$@" 2>&1) || fail "openssl $1 failed: $said"
 }
 
-# Make an authority in $new.
+# Make an authority in $new. Its name is its own, so that an old one and a new one can be in one ca.crt.
 make_authority() {
     ssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days "$authority_days" \
-        -subj "/CN=FedAttune CA $(date -u +%Y-%m-%d)" -keyout "$new/ca.key" -out "$new/ca.crt" \
+        -subj "/CN=FedAttune CA $(openssl rand -hex 4)" -keyout "$new/ca.key" -out "$new/ca.crt" \
         -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign"
 }
 
@@ -106,7 +106,7 @@ if [ "${1-}" = renew ]; then
     else
         echo "no SuperLink of ./superlink.sh runs here. If another service runs it, restart it:"
         echo "    systemctl kill -s KILL fedattune-superlink; systemctl reload fedattune-proxy"
-        echo "    docker compose up -d --force-recreate superlink proxy"
+        echo "    docker compose up -d --force-recreate superlink proxy     (it ends a run: pause it before)"
     fi
     if signal state/nginx.pid HUP nginx; then
         echo "nginx reads the new certificate"
