@@ -12,6 +12,7 @@ import fedattune
 from cli_helpers import Done, numbers, refused
 from fedattune.analysis.load import read_runs
 from fedattune.core.own_code import find_file, load_file, load_function, make_absolute, make_portable
+from fedattune.models.files import rebuild_model
 
 Cli = Callable[..., Done]
 FAST = ("--data", "digits", "--clients", 5, "--rounds", 2, "--steps", 1, "--lr", 0.1, "--quiet")
@@ -165,8 +166,18 @@ def test_a_module_a_yaml_file_and_python_take_the_same(
     )
     assert one.algorithm == "near"
     other = fedattune.training.result.Result.load("p")  # type: ignore[attr-defined]
-    assert other.model("0")[1].out_features == 4
-    assert fedattune.personalize(other, data, rounds=1)
+    with pytest.raises(
+        fedattune.RunError, match=r"p was trained with 'own\.py:narrow', which is code of some"
+    ):
+        other.model("0")
+    assert other.model("0", factory="code/own.py:narrow")[1].out_features == 4
+    with pytest.raises(fedattune.RunError, match=r"'own\.py:near'.*give what it makes as `algorithm`"):
+        fedattune.personalize(other, data, rounds=1)
+    near = load_function("code/own.py:near", "the method")(mu=0.25)
+    with pytest.raises(fedattune.RunError, match=r"'own\.py:narrow'.*give what it makes as `module`"):
+        fedattune.personalize(other, data, rounds=1, algorithm=near)
+    module = rebuild_model({**other.config, **other.facts})
+    assert fedattune.personalize(other, data, rounds=1, algorithm=near, module=module)
     found = fedattune.compare(data, ["code/own.py:near"], rounds=2, set={"near.mu": 0.25}, tune=1)
     assert [row.algorithm for row in found.rows] == ["local", "near", "majority"]
 
@@ -175,7 +186,11 @@ def test_a_model_of_a_file_trains_and_its_file_runs_no_code_by_itself(cli: Cli, 
     model = ("--model", "code/own.py:narrow", "--set", "narrow.hidden=3")
     assert cli("compare", *FAST, *model, "--algorithms", "fedavg", "--out", "o").code == 0
     assert cli("compare", "--resume", "o", "--quiet").code == 0
-    assert cli("export", "o", "--algorithm", "fedavg", "--client", 0, "-o", "m.safetensors").code == 0
+    export = ("export", "o", "--algorithm", "fedavg", "--client", 0, "-o", "m.safetensors")
+    done = cli(*export)
+    assert done.code == 2
+    assert "is not run because a file names it; if it is yours, say so by factory='own.py:narrow'" in done.err
+    assert cli(*export, "--factory", "code/own.py:narrow").code == 0
     with pytest.raises(fedattune.RunError, match=r"by factory='own\.py:narrow'"):
         fedattune.load_model("m.safetensors")
     with pytest.raises(fedattune.RunError, match="not run because a file names it"):

@@ -57,11 +57,13 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
     result = Result.load(folder)
     print_message(f"exporting {run.algorithm}, seed {run.settings.seed}: {why}")
     if is_single:
-        _print_export(client, result.export(client, out, format_))
+        _print_export(client, result.export(client, out, format_, factory=options.factory))
         return 0
     out.mkdir(parents=True, exist_ok=True)
     for number, name in zip(result.facts.get("numbers", range(len(ids))), ids, strict=True):
-        model = result.export(number, out / (make_file_name(number, name) + suffix), format_)
+        model = result.export(
+            number, out / (make_file_name(number, name) + suffix), format_, factory=options.factory
+        )
         _print_export(name, model, is_brief=name != ids[-1])
     return 0
 

@@ -178,6 +178,10 @@ class ExportOptions(StrictSchema):
     out: Path | None = Field(
         None, description="the file; for all clients, a new folder (default: CLIENT-METHOD in this folder)"
     )
+    factory: str | None = Field(
+        None,
+        description="file.py:factory or package.module:factory of the network, if the network is your own",
+    )
 
 
 class PredictOptions(StrictSchema):

@@ -1,6 +1,5 @@
 """Job: one run of an experiment, and how it can fail."""
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,8 +92,6 @@ class Job:
         """Train the run in this process; the result is unfinished if `should_stop` returned True."""
         from ..training.fit import prepare_run, train_run
 
-        if self.folder.is_dir() and not (self.folder / "config.json").exists():
-            shutil.rmtree(self.folder)  # killed while it was being made: there is nothing in it to resume
         run = prepare_run(
             self.algorithm,
             self.federation,
@@ -109,7 +106,7 @@ class Job:
         return train_run(
             run,
             out=self.folder,
-            resume=self.folder.is_dir(),
+            resume=(self.folder / "config.json").exists(),  # a kill may have left the folder alone
             watch=on_progress,
             stop=should_stop,
             tensorboard=self.folder if self.tensorboard else None,

@@ -228,18 +228,35 @@ def load_model(file: Path | str, module: nn.Module | None = None, *, factory: st
 def read_model(file: Path, module: nn.Module | None, factory: str | None) -> tuple[nn.Module, ModelCard]:
     """Read a model and its card; see `load_model` for arguments and errors."""
     state, meta = load_tensors(file)
-    card = {k: v for k, v in parse_card(meta.get(CARD_KEY), file).items() if k != SOURCE_KEY}
-    if module is None and is_reference(card["model"]):
-        name = make_portable(card["model"])
-        if factory is None or make_portable(factory) != name:
-            raise RunError(
-                f"{file} was trained with {name!r}, which is code of somebody's own and is not run because a file "
-                f"names it; if it is yours, say so by factory={name!r} (--factory {name}), or export the model as onnx"
-            )
-        card = {**card, "model": factory}  # the user's own path, not the path in the file
+    card: ModelCard = {k: v for k, v in parse_card(meta.get(CARD_KEY), file).items() if k != SOURCE_KEY}
+    if module is None:
+        card = confirm_code(card, factory, file)
     model = fill_model(module, state, card)
     check_reference_logits(model, card, card.get("reference_logits"), file)
     return model, card
+
+
+def confirm_code(card: ModelCard, factory: str | None, where: Path | str) -> ModelCard:
+    """Return the card of a model whose code may run: FedAttune's, or the user's own that the user names.
+
+    Args:
+        card: the card of the model.
+        factory: the "file.py:factory" or "package.module:factory" that the user named.
+        where: the file or folder with the card, for messages.
+
+    Raises:
+        RunError: the card names code that the user did not name.
+
+    """
+    if not is_reference(card["model"]):
+        return card
+    name = make_portable(card["model"])
+    if factory is None or make_portable(factory) != name:
+        raise RunError(
+            f"{where} was trained with {name!r}, which is code of somebody's own and is not run because a file "
+            f"names it; if it is yours, say so by factory={name!r} (--factory {name}), or export the model as onnx"
+        )
+    return {**card, "model": factory}  # the user's own path, not the path in the file
 
 
 def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: ModelCard) -> nn.Module:

@@ -12,11 +12,12 @@ from ..algorithms.local import local
 from ..core.algorithm import Algorithm, ServerUpdate
 from ..core.errors import DataError, RunError
 from ..core.hardware import find_usable_device
+from ..core.own_code import is_reference, make_portable
 from ..core.params import Params
 from ..core.payload import Broadcast, Payload, ServerState
 from ..core.settings import RAY_DEFAULTS, Settings
 from ..data import Federation, federation
-from ..models.files import build_algorithm, rebuild_model
+from ..models.files import SOURCE_KEY, build_algorithm, rebuild_model
 from .history import score_clients
 from .loop import RoundLoop
 from .result import Result, TrainedServer
@@ -185,6 +186,15 @@ def _load_trained_server(
             "this run was not finished, or was kept neither in memory nor in a folder: no client can join it"
         )
     settings = result.settings.model_copy(update={"device": config["device"]})
+    for given, name, key in (
+        (algorithm, config.get(SOURCE_KEY, ""), "algorithm"),
+        (module, config["model"], "module"),
+    ):
+        if given is None and is_reference(name):
+            raise RunError(
+                f"{result.folder} was trained with {make_portable(name)!r}, which is code of somebody's own and is not "
+                f"run because a folder names it; if it is yours, give what it makes as `{key}`"
+            )
     method, module = algorithm or build_algorithm(config), module or rebuild_model({**config, **result.facts})
     trained_module = build_trained_module(method, module, clients, settings.seed)
     context = make_run_context(method, clients, trained_module, settings)

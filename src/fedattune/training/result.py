@@ -15,9 +15,11 @@ from ..models import has_outside_parts
 from ..models.export import ExportedModel, ExportFormat, export_model, make_file_name
 from ..models.files import (
     SOURCE_KEY,
+    ModelCard,
     check_preparation,
     check_reference_logits,
     compute_reference_logits,
+    confirm_code,
     fill_model,
     save_model,
 )
@@ -122,16 +124,20 @@ class Result(RunMetrics):
             )
         write_json(folder.result, self.to_json() | {"facts": facts})
 
-    def model(self, client: str | int, module: nn.Module | None = None) -> nn.Module:
+    def model(
+        self, client: str | int, module: nn.Module | None = None, factory: str | None = None
+    ) -> nn.Module:
         """The model that a client predicts with after the last round, at the headline point.
 
         Args:
             client: the id of an evaluated client, or its number.
             module: a model of the same architecture to fill; needed if the run was read from its folder and trained
                 a module of the user's own.
+            factory: the "file.py:factory" or "package.module:factory" that the run was trained with, if it was read
+                from its folder. FedAttune runs no code because a folder names it.
 
         Raises:
-            RunError: there is no such client, or it was not evaluated.
+            RunError: there is no such client, or it was not evaluated, or the code of the model is not named.
 
         """
         if isinstance(self.models, Params) and not self.models:
@@ -146,8 +152,13 @@ class Result(RunMetrics):
         row = names.index(client) if isinstance(client, str) else ids.index(client)
         one_for_all = isinstance(self.models, Params) and len(next(iter(self.models.values()))) == 1
         state = {**self.models.rows(0 if one_for_all else row), **self.buffers.rows(row)}
-        source = {key: self.config[key] for key in (SOURCE_KEY,) if key in self.config}
-        return fill_model(module or self.module, state, {**self._card(names[row]), **source})
+        card: ModelCard = self._card(names[row])
+        module = module or self.module
+        if self.module is not None:  # trained in this process, which has loaded the user's code
+            card = {**card, **{key: self.config[key] for key in (SOURCE_KEY,) if key in self.config}}
+        if module is None:
+            card = confirm_code(card, factory, self.folder or "the run")
+        return fill_model(module, state, card)
 
     def save_models(self, folder: Path | str) -> list[Path]:
         """Write every evaluated client's model to its own safetensors file in `folder`, and return the files.
@@ -172,6 +183,7 @@ class Result(RunMetrics):
         file: Path | str,
         format: ExportFormat = "safetensors",  # noqa: A002 (as the command has it)
         module: nn.Module | None = None,
+        factory: str | None = None,
     ) -> ExportedModel:
         """Write a client's model for use elsewhere, and check that the file predicts the same.
 
@@ -183,6 +195,7 @@ class Result(RunMetrics):
             file: the new file; it ends in .safetensors, .pt2 (of torch-export) or .onnx.
             format: "safetensors", "torch-export" or "onnx".
             module: see `model`.
+            factory: see `model`.
 
         Raises:
             ConfigError: the file's ending is not the format's, or packages for ONNX are missing.
@@ -190,13 +203,13 @@ class Result(RunMetrics):
                 written in this format.
 
         """
-        model = self.model(client, module)
+        model = self.model(client, module, factory)
         name = client if isinstance(client, str) else self.facts["clients"][self.eval_ids.index(client)]["id"]
         card = self._card(name)
         check_preparation(card, f"the run of {self.algorithm}")
         if before := self.facts.get("reference_logits"):
             check_reference_logits(
-                self.model(self.eval_ids[0], module), card, before, self.folder or "the run"
+                self.model(self.eval_ids[0], module, factory), card, before, self.folder or "the run"
             )
         return export_model(Path(file), model, card, format)
 
