@@ -14,6 +14,7 @@ from ..core.metrics import MetricName
 from ..core.own_code import get_short_name
 from ..training.metrics import RunMetrics
 from ..training.predictions import load_predictions
+from ..training.storage.facts import check_facts
 from ..training.storage.folder import RESUMABLE_SETTINGS, RunFolder
 from ..training.storage.store import RunStore
 from .baseline import Baseline, read_baselines
@@ -148,6 +149,7 @@ def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
     try:
         facts = read_json(file)
         known = {"notes": [], **(facts["facts"] if finished else facts)}
+        check_facts(known)
         run = RunMetrics(
             config, known, store, finished, load_predictions(folder.predictions) if finished else {}
         )

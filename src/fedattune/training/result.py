@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from ..core.algorithm import Algorithm
-from ..core.errors import RunError, list_some
+from ..core.errors import RunError, list_some, summarize_error
 from ..core.io import load_tensors, read_json, write_json
 from ..core.params import Params, select_prefix
 from ..core.payload import ServerState
@@ -27,6 +27,7 @@ from .client_results import ClientResult, NewcomerResult
 from .history import JsonDict
 from .metrics import Point, RunMetrics
 from .predictions import load_predictions, save_predictions
+from .storage.facts import check_facts
 from .storage.folder import RunFolder
 from .storage.rows import RowStack
 from .storage.store import RunStore
@@ -93,18 +94,25 @@ class Result(RunMetrics):
         """Read a finished run from its folder.
 
         Raises:
-            RunError: the folder holds no finished run.
+            RunError: the folder holds no finished run, or a damaged one.
 
         """
         folder = RunFolder(Path(path))
         if not folder.is_finished:
             raise RunError(f"{path} holds no finished run")
+        try:
+            facts = read_json(folder.result)["facts"]
+            check_facts(facts)
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"{folder.result} is damaged ({summarize_error(error)}); restore it from a copy, or train the run again"
+            ) from error
         # The server of remote clients has no models.
         flat = load_tensors(folder.models)[0] if folder.models.exists() else {}
         models, buffers = (select_prefix(flat, prefix) for prefix in ("params/", "buffers/"))
         return cls(
             read_json(folder.config),
-            read_json(folder.result)["facts"],
+            facts,
             RunStore(folder.metrics),
             predictions=load_predictions(folder.predictions),
             models=models,

@@ -14,7 +14,8 @@ from ...training.backends.message import OLDEST_FORMAT, WorkerMessage
 from .config import DeploymentOptions
 from .grid import NodeGrid
 
-MAX_CLIENTS_PER_NODE = 100_000
+MAX_CLIENTS_PER_NODE = 10_000
+"""Clients in one introduction, at most: each takes memory of the server before anybody has looked at it."""
 
 
 def _check_text(text: str) -> str:

@@ -129,8 +129,8 @@ class RunFolder:
 
 def _list_foreign_files(path: Path) -> list[Path]:
     """List the files of a folder without a run that do not belong to the beginning of one."""
-    own = {*unfinished_files(path), path / LOCK_FILE, path / WRITER_FILE}
-    return [file for file in path.iterdir() if file not in own]
+    own = {*unfinished_files(path), path / LOCK_FILE, path / WRITER_FILE, RunFolder(path).environment}
+    return [file for file in path.rglob("*") if file.is_file() and file not in own]
 
 
 def _shorten_pair(before: Any, after: Any) -> tuple[str, str]:

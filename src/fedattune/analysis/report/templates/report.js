@@ -224,8 +224,8 @@
     const shown = keep.slice(0, state.shown);
     $("count").textContent = `${keep.length} of ${C.ids.length} clients` + (shown.length < keep.length ? `, the first ${shown.length} shown` : "");
     const [head, body] = $("clients").children;
-    head.innerHTML = "<tr>" + columns.map((c) => `<th scope="col"${c.left ? ' class="text"' : ""} aria-sort="${c.key === by.key ? (state.down ? "descending" : "ascending") : "none"}"><button type="button" data-key="${c.key}">${c.title}${c.key === by.key ? (state.down ? " \u25be" : " \u25b4") : ""}</button></th>`).join("") + "</tr>";
-    body.innerHTML = shown.map((i) => `<tr data-client="${i}"${i === state.client ? ' class="marked"' : ""}>` + columns.map((c) => `<td${c.left ? ' class="text"' : ""}>${c.html ? c.html(i) : c.value(i)}</td>`).join("") + "</tr>").join("");
+    head.innerHTML = "<tr>" + columns.map((c) => `<th scope="col"${c.left ? ' class="text"' : ""} aria-sort="${c.key === by.key ? (state.down ? "descending" : "ascending") : "none"}"><button type="button" data-key="${c.key}">${text(c.title)}${c.key === by.key ? (state.down ? " \u25be" : " \u25b4") : ""}</button></th>`).join("") + "</tr>";
+    body.innerHTML = shown.map((i) => `<tr data-client="${i}"${i === state.client ? ' class="marked"' : ""}>` + columns.map((c) => `<td${c.left ? ' class="text"' : ""}>${c.html ? c.html(i) : text(c.value(i))}</td>`).join("") + "</tr>").join("");
   }
   choose($("client-method"), D.methods, first, drawTable);
   $("only").addEventListener("change", drawTable);
