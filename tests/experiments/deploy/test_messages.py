@@ -120,7 +120,13 @@ def test_a_node_that_is_put_back_to_an_older_version_goes_on(
 
 
 class Older(InProcessGrid):
-    """The node's version reads the first format alone, and says so in its introduction."""
+    """The node's version reads the first format alone: its introduction names no format."""
+
+    def push_messages(self, messages: Any) -> Any:
+        messages = list(messages)
+        for message in messages:
+            assert message.metadata.dst_node_id != NODE or message.content["head"]["version"] == 1
+        return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Any) -> Any:
         for reply in super().pull_messages(message_ids):
@@ -129,6 +135,14 @@ class Older(InProcessGrid):
                 del content.head["format"]
                 reply.content = pack_record(content)
             yield reply
+
+
+@pytest.mark.parametrize("name", ["fedmcsa", "local"])
+def test_a_node_of_the_version_before_gets_each_message_apart(
+    name: str, ragged: Federation, tmp_path: Path
+) -> None:
+    (result,) = run_deployed(ragged, tmp_path, algorithms=name, make_grid=Older, cohort=1.0, round_timeout=20)
+    same_numbers(run_simulated(name, ragged, cohort=1.0), result)
 
 
 def test_scores_of_an_older_node_count_though_the_training_after_them_is_lost(

@@ -34,7 +34,7 @@ from fedattune.algorithms.fedmcsa import Attention
 from fedattune.client import SGD
 from fedattune.experiments.deploy import backend
 from fedattune.experiments.deploy.client_app import make_client_app
-from fedattune.experiments.deploy.grid import pack_record, unpack_record
+from fedattune.experiments.deploy.grid import unpack_record
 from fedattune.experiments.deploy.server_app import make_server_app
 from fedattune.training.backends.message import WorkerMessage, split_message
 from flower.in_process import InProcessGrid
@@ -174,36 +174,6 @@ def test_local_goes_on_after_a_message_that_was_lost(ragged: Federation, tmp_pat
         (r, len(ids)) for r, point, ids, _ in result.store._read_evaluations("test") if point == "trained"
     ]
     assert points == [(1, 3), (2, 6), (3, 6), (4, 6)]
-
-
-def test_a_node_of_the_version_before_gets_each_message_apart(
-    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its hello names no format, and it reads the first one only."""
-
-    class Older(InProcessGrid):
-        def push_messages(self, messages: Any) -> Any:
-            messages = list(messages)
-            for message in messages:
-                is_older = message.metadata.dst_node_id == OLDER
-                assert not is_older or message.content["head"]["version"] == 1
-            return super().push_messages(messages)
-
-        def pull_messages(self, message_ids: Any) -> Any:
-            for reply in super().pull_messages(message_ids):
-                content = unpack_record(reply.content)
-                if reply.metadata.src_node_id == OLDER and content.head["kind"] == "hello":
-                    del content.head["format"]
-                    reply.content = pack_record(content)
-                yield reply
-
-    for name in ("fedmcsa", "local"):
-        (result,) = run_deployed(ragged, tmp_path / name, algorithms=name, make_grid=Older, cohort=1.0)
-        same_numbers(run_simulated(name, ragged, cohort=1.0), result)
-
-
-OLDER = 101
-"""Flower's number of a node of the version before."""
 
 
 class Killed(BaseException):
