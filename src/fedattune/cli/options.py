@@ -160,6 +160,9 @@ class PlotOptions(StrictSchema):
     )
 
 
+FACTORY_HELP = "file.py:factory or package.module:factory of the network, if the network is your own"
+
+
 class ExportOptions(StrictSchema):
     """Options of `export`."""
 
@@ -178,10 +181,7 @@ class ExportOptions(StrictSchema):
     out: Path | None = Field(
         None, description="the file; for all clients, a new folder (default: CLIENT-METHOD in this folder)"
     )
-    factory: str | None = Field(
-        None,
-        description="file.py:factory or package.module:factory of the network, if the network is your own",
-    )
+    factory: str | None = Field(None, description=FACTORY_HELP)
 
 
 class PredictOptions(StrictSchema):
@@ -191,10 +191,7 @@ class PredictOptions(StrictSchema):
     out: Path | None = Field(
         None, description="file for the predictions, .csv or .parquet (default: CSV on standard output)"
     )
-    factory: str | None = Field(
-        None,
-        description="file.py:factory or package.module:factory of the network, if the network is your own",
-    )
+    factory: str | None = Field(None, description=FACTORY_HELP)
 
 
 def validate_options(schema: type[AnyOptions], space: Namespace, problems: list[str]) -> AnyOptions | None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.metrics import MetricName
 from .storage.store import RunStore
 
 Metrics = dict[str, float]
@@ -35,6 +36,29 @@ def score_clients(
 
     """
     return correct / n if deviation is None else deviation * np.sqrt(loss / n)
+
+
+def measure_scores(
+    metric: MetricName, scores: NDArray[np.float64], deviation: float | None
+) -> NDArray[np.float64]:
+    """Compute a metric of each client (N,) from its scores; NaN for metrics that need more than scores.
+
+    Args:
+        metric: accuracy, log_loss or rmse.
+        scores: samples, right predictions and sums of losses, (3, N).
+        deviation: the deviation of a target that is a number; None for classes.
+
+    """
+    n, correct, loss = scores
+    values: NDArray[np.float64] = np.full(len(n), np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if metric == "accuracy" and deviation is None:
+            values = correct / n
+        elif metric == "log_loss" and deviation is None:
+            values = loss / n
+        elif metric == "rmse" and deviation is not None:
+            values = deviation * np.sqrt(loss / n)
+    return values
 
 
 def summarize_scores(

@@ -19,6 +19,7 @@ from .history import (
     average_metrics,
     build_history,
     is_in_last_tenth,
+    measure_scores,
     reaches,
     replace_nonfinite,
     score_clients,
@@ -300,7 +301,7 @@ class RunMetrics:
         """
         if (predictions := self.predictions.get(part)) is not None:
             return predictions.by_client[metric]
-        return self._measure_scores(metric, self.judged_scores(part))
+        return measure_scores(metric, self.judged_scores(part), self.target_deviation)
 
     def measure_for_choice(self, metric: MetricName) -> NDArray[np.float64]:
         """Measure validation rows for the choice between methods: a value for each evaluated client (E,).
@@ -309,32 +310,16 @@ class RunMetrics:
         the round that the other clients' rows choose. Other metrics are not known of every round, so they are of the
         judged models.
         """
-        values = (
-            self._measure_scores(metric, self._scores_by_others)
-            if self._scores_by_others is not None
-            else None
-        )
-        if values is None or not np.isfinite(values).any():
-            return self.measure_clients(metric, "validation")
-        return values
+        if (scores := self._scores_by_others) is not None:
+            values = measure_scores(metric, scores, self.target_deviation)
+            if np.isfinite(values).any():
+                return values
+        return self.measure_clients(metric, "validation")
 
     @cached_property
     def _scores_by_others(self) -> NDArray[np.float64] | None:
         scores = [v for _, point, v in self.store.scores("validation") if point == self.headline]
         return pick_by_others(scores, self.facts.get("early_stopping", "off"))
-
-    def _measure_scores(self, metric: MetricName, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Measure clients by their samples, right predictions and sums of losses (3, E); NaN for other metrics."""
-        n, correct, loss = scores
-        values: NDArray[np.float64] = np.full(len(n), np.nan)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            if metric == "accuracy" and not self.is_regression:
-                values = correct / n
-            elif metric == "log_loss" and not self.is_regression:
-                values = loss / n
-            elif metric == "rmse" and self.target_deviation is not None:
-                values = self.target_deviation * np.sqrt(loss / n)
-        return values
 
     @property
     def is_regression(self) -> bool:

@@ -159,6 +159,34 @@ def test_scores_of_an_older_node_count_though_the_training_after_them_is_lost(
     assert {r for r, _, _ in result.store.faults()} == {3}
 
 
+def test_local_of_an_older_node_is_asked_again_from_the_lost_round_on(
+    ragged: Federation, tmp_path: Path
+) -> None:
+    """Its rounds are messages of their own, and those before the lost one are done."""
+    left = [True]
+
+    def lost(node: int, message: Message) -> bool:
+        head = read_head(message)
+        is_lost = node == NODE and head["kind"] == "train" and head["round"] == 5
+        return is_lost and bool(left) and left.pop()
+
+    settings = {"cohort": 1.0, "rounds": 8, "eval_every": 2}
+    (result,) = run_deployed(
+        ragged, tmp_path, algorithms="local", make_grid=Older, lost=lost, round_timeout=2, **settings
+    )
+    assert not left
+    assert not result.store.faults()
+    same_numbers(run_simulated("local", ragged, **settings), result)
+
+
+def test_the_log_names_the_round_of_an_accuracy_that_came_later(ragged: Federation, tmp_path: Path) -> None:
+    run_deployed(ragged, tmp_path, algorithms="fedavg", cohort=1.0, rounds=4, eval_every=2)
+    lines = [line for line in read_log(tmp_path) if line.startswith("fedavg, seed 0: round")]
+    ends = [line.partition(", accuracy ")[2].partition(" ")[2] for line in lines]
+    assert ends == ["", "", "after round 2", ""]
+    assert ["accuracy" in line for line in lines] == [False, False, True, True]
+
+
 @dataclass(frozen=True)
 class SendsNumber(SGD):
     """All weights stay with the client; one number travels, and moves the weights of all."""

@@ -127,10 +127,11 @@ class FlowerBackend(RemoteBackend):
         outcomes = self._send(parts)
         self._seconds_per_round = (time.monotonic() - start) / (last - request.round + 1)
         # Many rounds hang on one message, so it gets a second chance; a node that has done them goes back first.
-        lost = {i: parts[i] for i, replies in outcomes.items() if isinstance(replies[0], str)}
+        done = {i: [one for one in replies if not isinstance(one, str)] for i, replies in outcomes.items()}
+        lost = {i: parts[i][len(done[i]) :] for i in parts if len(done[i]) < len(parts[i])}
         if lost and last > request.round:
             self._wait_for(lost.keys())
-            outcomes |= self._send(lost)
+            outcomes |= {i: [*done[i], *replies] for i, replies in self._send(lost).items()}
         for i, replies in outcomes.items():
             for part, reply in zip(parts[i], replies, strict=True):
                 self._ahead.setdefault((part.head["kind"], part.head["round"]), {})[i] = reply

@@ -1,4 +1,4 @@
-"""How nodes introduce themselves: names and sizes of their clients, the schema of their data, and their version."""
+"""Introductions of nodes: names and sizes of their clients, the schema of their data, and their version."""
 
 import unicodedata
 from collections.abc import Sequence

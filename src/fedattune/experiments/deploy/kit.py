@@ -86,7 +86,6 @@ def write_kit(
         "name": name,
         "results": results,
         "results_top": _find_top(results),
-        "results_path": str(Path("/srv/fedattune") / _find_top(results)),
         "server_app": server_app,
         "client_app": client_app,
         "version": __version__,
