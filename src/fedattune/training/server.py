@@ -66,8 +66,6 @@ class Server:
             RunError: rows of the clients are on disk.
 
         """
-        if self.storage.is_on_disk:
-            raise RunError("clients cannot join a run whose clients are on disk; start a new run")
         context, n = self._context, self._context.n_clients
         state = init_server(context.algorithm, context.task, n_before, context.settings.seed)
         small = RowStorage(n_before).allocate_server(state)
@@ -83,10 +81,17 @@ class Server:
             n_before: number of its clients.
             n_new: number of clients to add, numbered after the others.
 
+        Raises:
+            RunError: the rows of so many clients go to disk.
+
         """
-        rule, device = self._context.algorithm.server, self._context.device
+        algorithm, settings, task = self._context.algorithm, self._context.settings, self._context.task
+        size = count_row_bytes(algorithm, task, init_server(algorithm, task, 1, settings.seed))
+        if RowStorage.choose(settings, n_before + n_new, size, None).is_on_disk:
+            raise RunError("clients cannot join a run whose clients are on disk; start a new run")
+        rule, device = algorithm.server, self._context.device
         with torch.random.fork_rng():
-            torch.manual_seed(self._context.settings.seed + n_before)
+            torch.manual_seed(settings.seed + n_before)
             larger = rule.add_clients(state, n_new)
         rule.broadcast(larger, torch.arange(n_before, n_before + n_new, device=device))
         return larger

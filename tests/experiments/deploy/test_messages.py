@@ -25,6 +25,7 @@ from fedattune.experiments.deploy import backend
 from fedattune.experiments.deploy.backend import FlowerBackend
 from fedattune.experiments.deploy.grid import pack_record, unpack_record
 from fedattune.training.backends.message import WorkerMessage
+from fedattune.training.storage.rows import RowStorage
 from flower.in_process import InProcessGrid
 from flower.runs import read_log, run_deployed, run_simulated
 from remote_runs import same_numbers
@@ -235,17 +236,33 @@ def test_a_method_that_sends_something_beside_the_model_is_not_alone(
     )
 
 
-def test_a_method_that_cannot_take_newcomers_goes_on_without_them(ragged: Federation, tmp_path: Path) -> None:
-    class Late(InProcessGrid):
-        """The last node comes after the second round."""
+def make_late(folder: Path) -> type[InProcessGrid]:
+    """Make a grid whose last node comes after the second round."""
 
+    class Late(InProcessGrid):
         def get_node_ids(self) -> Any:
-            has_come = any((tmp_path / "run").rglob("000002.safetensors"))
+            has_come = any((folder / "run").rglob("000002.safetensors"))
             return [node for node in super().get_node_ids() if has_come or node != 102]
 
-    (result,) = run_deployed(
-        ragged, tmp_path, algorithms="own", custom={"own": OWN}, make_grid=Late, nodes=2, round_timeout=20
-    )
+    return Late
+
+
+def test_a_method_that_cannot_take_newcomers_goes_on_without_them(ragged: Federation, tmp_path: Path) -> None:
+    options = {"make_grid": make_late(tmp_path), "nodes": 2, "round_timeout": 20}
+    (result,) = run_deployed(ragged, tmp_path, algorithms="own", custom={"own": OWN}, **options)
     assert result.is_finished
     assert len(result.clients) == 5
     assert any("node-2' cannot join, as the method does not take" in line for line in read_log(tmp_path))
+
+
+def test_a_newcomer_for_whom_there_is_no_memory_cannot_join(
+    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        RowStorage, "choose", lambda settings, n, size, folder, **more: RowStorage(n, n > 5, folder, **more)
+    )
+    options = {"make_grid": make_late(tmp_path), "nodes": 2, "round_timeout": 20}
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedmcsa", **options)
+    assert result.is_finished
+    assert len(result.clients) == 5
+    assert any("clients cannot join a run whose clients are on disk" in line for line in read_log(tmp_path))

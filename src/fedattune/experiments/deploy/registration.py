@@ -72,9 +72,8 @@ class NodeRegistry:
         self.takes_newcomers = False
         self._seed = seed
         self._number_clients()
-        self._newcomers: dict[
-            int, Hello
-        ] = {}  # Flower's number of a node that waits to join -> its introduction
+        # Flower's number of a node that waits to join -> its introduction.
+        self._newcomers: dict[int, Hello] = {}
         self._index: dict[int, int] = {}  # Flower's number of a node -> its index in `nodes`
         # Numbers of nodes that are not asked, and for each the nodes that have its place.
         self._foreign: dict[int, set[int]] = {}
@@ -108,17 +107,13 @@ class NodeRegistry:
             target_scale=schema.target_scale,
         )
 
-    @property
-    def has_newcomers(self) -> bool:
-        """Tell whether nodes wait to join."""
-        return bool(self._newcomers)
-
     def take_for_old(self, index: int) -> None:
         """Send a node messages of the oldest format from now on: it could not read a newer one."""
         self.hellos[index] = self.hellos[index].model_copy(update={"format": OLDEST_FORMAT})
 
-    def count_newcomers(self) -> int:
-        """Count the clients of the nodes that wait to join."""
+    @property
+    def n_newcomers(self) -> int:
+        """Number of clients of the nodes that wait to join."""
         return sum(len(hello.clients) for hello in self._newcomers.values())
 
     def refuse_newcomers(self, grid: NodeGrid, reason: str) -> None:
@@ -134,15 +129,14 @@ class NodeRegistry:
         names, counts = self.info.names, self.info.counts
         return [hashlib.sha256(json.dumps([names[:n], counts[:n]]).encode()).hexdigest() for n in self._sizes]
 
-    def admit_newcomers(self) -> list[str]:
-        """Take the nodes that wait into the federation, and return their labels; their clients get the next numbers."""
+    def admit_newcomers(self) -> None:
+        """Take the nodes that wait into the federation; their clients get the next numbers."""
         newcomers, self._newcomers = self._newcomers, {}
         for number, hello in newcomers.items():
             self._index[number] = len(self.hellos)
             self.hellos.append(hello)
         self._number_clients()
         self.attempt += 1
-        return [hello.label for hello in newcomers.values()]
 
     @classmethod
     def register(cls, grid: NodeGrid, deployment: DeploymentOptions, seed: int) -> "NodeRegistry":
@@ -249,10 +243,8 @@ class NodeRegistry:
                     )
                 self._index = {other: its for other, its in self._index.items() if its != index}
                 self._index[number] = index
-                news = {
-                    "format": hello.format,
-                    "fedattune": hello.fedattune,
-                }  # another version may be there now
+                # Another version may be there now.
+                news = {"format": hello.format, "fedattune": hello.fedattune}
                 self.hellos[index] = self.hellos[index].model_copy(update=news)
                 continue
             if rivals:
@@ -281,7 +273,7 @@ class NodeRegistry:
         if not self.takes_newcomers:
             return (
                 f"{hello.label} does not belong to this federation; it takes part from the next run on, in another "
-                "run-folder: this run compares methods on the same clients, or keeps its clients on disk"
+                "run-folder: this run compares methods on the same clients"
             )
         return ""
 

@@ -206,12 +206,10 @@ class _Server:
 
     def _can_grow(self, loop: RoundLoop) -> bool:
         """Tell whether nodes wait to join, and the method can take them; refuse them otherwise."""
-        if not self.registry.has_newcomers:
+        if not self.registry.n_newcomers:
             return False
         try:
-            loop.server.add_clients(
-                loop.server.state, loop.context.n_clients, self.registry.count_newcomers()
-            )
+            loop.server.add_clients(loop.server.state, loop.context.n_clients, self.registry.n_newcomers)
         except Exception as error:  # the rule may be the user's own
             self.registry.refuse_newcomers(self.grid, summarize_error(error))
             return False
@@ -268,7 +266,6 @@ class _Server:
         if loop.record.round:
             self.grid.log(f"{name}, seed {seed}: continuing after round {loop.record.round}")
         self.monitor.begin_run(name, seed, loop.record.round, settings.rounds)
-        self.registry.takes_newcomers &= not loop.server.storage.is_on_disk
         return loop, backends[0]
 
     def _log_progress(self, loop: RoundLoop, name: str, seed: int, progress: Progress) -> None:
