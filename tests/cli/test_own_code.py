@@ -138,11 +138,12 @@ def test_it_resumes_from_another_folder_and_trains_in_processes(
     (out / "near" / "seed-1" / "result.json").unlink()
     (code.parent / "elsewhere").mkdir()
     monkeypatch.chdir(code.parent / "elsewhere")
-    done = cli("compare", "--resume", out, "--quiet")
+    yes = ("--allow-code", f"{code}:near")
+    done = cli("compare", "--resume", out, "--quiet", *yes)
     assert done.code == 0, done.err
     assert numbers(out / "result.json") == first
     code.unlink()
-    refused(cli("compare", "--resume", out), f"there is no file {code}; give the path of a Python file")
+    refused(cli("compare", "--resume", out, *yes), f"there is no file {code}; give the path of a Python file")
 
 
 def test_a_module_a_yaml_file_and_python_take_the_same(
@@ -154,7 +155,8 @@ def test_a_module_a_yaml_file_and_python_take_the_same(
         "algorithms: [code/own.py:near]\nmodel: code/own.py:narrow\npartition: code/own.py:halves\n"
         "set: {code/own.py:near: {mu: 0.125}, narrow.hidden: 3, halves: {keep: 0.5}}\n"
     )
-    done = cli("run", *FAST, "--config", "e.yaml", "--out", "yaml")
+    yes = ("--allow-code", "code/own.py:near,code/own.py:narrow", "--partition", "code/own.py:halves")
+    done = cli("run", *FAST, "--config", "e.yaml", "--out", "yaml", *yes)
     assert done.code == 0, done.err
     config = json.loads(Path("yaml/near/seed-0/config.json").read_text())
     assert (config["options"], config["model_options"]) == ({"mu": 0.125}, {"hidden": 3})
@@ -185,7 +187,7 @@ def test_a_module_a_yaml_file_and_python_take_the_same(
 def test_a_model_of_a_file_trains_and_its_file_runs_no_code_by_itself(cli: Cli, code: Path) -> None:
     model = ("--model", "code/own.py:narrow", "--set", "narrow.hidden=3")
     assert cli("compare", *FAST, *model, "--algorithms", "fedavg", "--out", "o").code == 0
-    assert cli("compare", "--resume", "o", "--quiet").code == 0
+    assert cli("compare", "--resume", "o", "--quiet", "--allow-code", "code/own.py:narrow").code == 0
     export = ("export", "o", "--algorithm", "fedavg", "--client", 0, "-o", "m.safetensors")
     done = cli(*export)
     assert done.code == 2
@@ -208,7 +210,7 @@ def test_a_partition_of_a_file_divides_and_resumes(cli: Cli, code: Path) -> None
     assert (
         sum(len(one[part]) for one in partition["clients"] for part in ("train", "validation", "test")) == 898
     )
-    assert cli("compare", "--resume", "o", "--quiet").code == 0
+    assert cli("compare", "--resume", "o", "--quiet", "--allow-code", "code/own.py:halves").code == 0
     assert cli("data", "show", "--data", "digits", "--clients", 5, *own).code == 0
     assert "partition halves" in cli("cite", "o").out
     data = fedattune.load_federation("digits", partition="code/own.py:halves", clients=4)
@@ -283,3 +285,82 @@ def test_references(work: Path) -> None:
     assert make_absolute("package.module:f") == make_portable("package.module:f") == "package.module:f"
     assert find_file("fedavg") is None
     assert np.array_equal(load_function("numpy:arange", "numbers")(2), [0, 1])
+
+
+MARK = """
+from pathlib import Path
+
+Path("ran").touch()
+
+
+def make(*_, **__):
+    raise SystemExit("it ran")
+"""
+
+
+@pytest.fixture
+def mark(work: Path) -> Path:
+    """Code that leaves a file behind when it is imported."""
+    (work / "mark.py").write_text(MARK)
+    return work / "mark.py"
+
+
+@pytest.mark.parametrize("key", ["algorithms: [mark.py:make]", "model: mark:make", "partition: ./mark.py:make"])
+def test_no_command_runs_code_because_a_file_names_it(key: str, cli: Cli, mark: Path) -> None:
+    Path("e.yaml").write_text(f"data: digits\nclients: 5\nrounds: 2\n{key}\n")
+    name = "mark:make" if "mark:make" in key else f"{mark}:make"
+    said = f"e.yaml names code of somebody's own, {name}, which is not run because a file names it; "
+    for words in ("run", "compare", "data show", "deploy"):
+        refused(cli(*words.split(), "--config", "e.yaml"), f"{said}if it is yours, or you have read it, say so by --allow")
+        refused(cli(*words.split(), "--config", "e.yaml", "--lr", "x", "--allow-code", "other.py:make"), said)
+    Path("e.yaml").write_text("allow_code: [mark:make]\n")
+    refused(cli("run", "--config", "e.yaml"), "allow_code stands only on the command line")
+    assert not Path("ran").exists()
+
+
+def test_no_command_runs_code_because_a_run_folder_names_it(cli: Cli, mark: Path) -> None:
+    assert cli("compare", *FAST, "--algorithms", "fedavg", "--out", "o").code == 0
+    experiment = Path("o/experiment.yaml")
+    experiment.write_text(
+        experiment.read_text().replace("model: mlr", "model: mark:make").replace("- local", "- mark.py:make")
+    )
+    for config in Path("o").glob("*/seed-0/config.json"):
+        content = json.loads(config.read_text()) | {"model": "mark:make", "algorithm_source": "mark.py:make"}
+        config.write_text(json.dumps(content))
+    for file in Path("o").rglob("SHA256SUMS"):
+        file.unlink()  # as from a stranger, or from an older version
+    refused(
+        cli("compare", "--resume", "o"),
+        f"o/experiment.yaml names code of somebody's own, mark:make, {mark}:make, which is not run because",
+    )
+    for words in (
+        "report o",
+        "explain o",
+        "watch o --once",
+        "plot o --kind curves -o c.svg",
+        "table o",
+        "cite o",
+        "export o --client 0",
+    ):
+        done = cli(*words.split())
+        assert "internal error" not in done.err, words
+        assert not Path("ran").exists(), words
+
+
+def test_a_study_runs_no_code_because_its_file_names_it(cli: Cli, mark: Path) -> None:
+    Path("s.yaml").write_text(
+        "title: t\nmeasure: last\ncolumns: {a: {data: digits, model: mark:make}}\nrows: {r: {algorithm: local}}\n"
+    )
+    refused(cli("reproduce", "s.yaml"), "s.yaml names code of somebody's own, mark:make, which is not run because")
+    assert not Path("ran").exists()
+    refused(cli("reproduce", "s.yaml", "--allow-code", "mark:make"), "source: Field required")
+
+
+def test_an_interrupted_run_says_how_its_code_goes_on(cli: Cli, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedattune.cli.train.train_plan", interrupt)
+    done = cli("run", *FAST, "--algorithm", "code/own.py:near", "--out", "o")
+    assert done.code == 130
+    assert f"resume with: fedattune run --resume o --allow-code {code}:near" in done.err

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ..core.errors import FedAttuneError
+from ..core.own_code import format_allow_code
 from .parser import COMMANDS, parse_arguments
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -28,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
 
     """
     allow_all_letters()
-    space = Namespace(command=None, training_folder=None)  # a training command sets the folder that it writes
+    # A training command sets the folder that it writes, and the user's own code that it runs.
+    space = Namespace(command=None, training_folder=None, training_code=())
     try:
         return run_command(argv, space)
     except SystemExit as leaving:  # --help and --version
@@ -79,7 +81,8 @@ def print_message(sentence: str) -> None:
 
 def format_resume_command(space: Namespace) -> str:
     """Return the command line that resumes an interrupted training."""
-    return f"fedattune {space.command} --resume {shlex.quote(str(space.training_folder))}"
+    words = [f"fedattune {space.command} --resume {shlex.quote(str(space.training_folder))}"]
+    return " ".join([*words, *filter(None, [format_allow_code(space.training_code)])])
 
 
 def _report_fault(error: Exception, folder: Path | None) -> None:

@@ -19,7 +19,7 @@ DATA_FIELDS = (
     "clients", "split", "time_column", "split_seed", "test", "validation",
     "stratify", "small_clients", "scaling", "save_partition",
 )  # fmt: skip
-METAVARS = {"algorithms": "A,B,C", "cells": "FILTER", "set": "NAME=VALUE"}
+METAVARS = {"algorithms": "A,B,C", "allow_code": "CODE", "cells": "FILTER", "set": "NAME=VALUE"}
 LIST_KINDS = ("algorithms", "data", "models", "partitions")
 TEMPLATES = ("algorithm", "model", "data")
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -87,7 +87,7 @@ TRAINING = (
 )
 SHOW = (
     Options(EXPERIMENT, "data", (*DATA_FIELDS, "set")),
-    Options(OUTPUT, "output", ("config", "json_file")),
+    Options(OUTPUT, "output", ("config", "allow_code", "json_file")),
     Options("ShowOptions", "output"),
 )
 DEPLOYMENT = (
@@ -96,6 +96,7 @@ DEPLOYMENT = (
     Options(SETTINGS, "training", without=f"{DEPLOY}:SIMULATION_OPTIONS"),
     Options(f"{DEPLOY}:DeploymentOptions", "server"),
     Options(f"{DEPLOY}:KitOptions", "folder"),
+    Options(OUTPUT, "folder", ("allow_code",)),
 )
 STUDY = "experiments.studies.cells:StudyOptions"
 

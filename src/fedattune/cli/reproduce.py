@@ -42,7 +42,7 @@ def reproduce(space: Namespace, problems: list[str]) -> int:
             raise ConfigError("reproduce: give the NAME of a study; without one, the studies are listed")
         _print_studies()
         return 0
-    study = load_study(space.name)
+    study = load_study(space.name, options.allow_code)
     cells = study.cells(options.cells)
     most = max(study.seeds, MAX_SEEDS)
     if options.seeds and options.seeds > most:
@@ -103,6 +103,7 @@ def _format_command(name: str, options: StudyOptions) -> list[str]:
     words = [shlex.quote(name)]
     for key in sorted(options.model_fields_set - {"resume", "show"}):
         value = getattr(options, key)
+        value = ",".join(value) if isinstance(value, tuple) else value
         words += ["--" + key.replace("_", "-")] + ([shlex.quote(str(value))] if value is not True else [])
     return words
 

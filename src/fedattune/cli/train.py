@@ -5,6 +5,7 @@ from argparse import Namespace
 from ..analysis.tables import make_console, print_methods
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
+from ..core.own_code import list_references
 from ..experiments.job import StoppedError
 from ..experiments.output import OutputOptions, check_output_files, check_run_folder, choose_run_folder
 from ..experiments.plan import make_plan, prepare_command
@@ -39,7 +40,7 @@ def train(space: Namespace, problems: list[str]) -> int:
     files = {"--json": output.json_file}
     if output.resume:
         out = output.resume
-        plan, notes = reopen_run(command, out, overrides)
+        plan, notes = reopen_run(command, out, overrides, output.allow_code)
         _check_processes(plan.experiment.engine, output)
         check_output_files(files, list_input_files(plan.experiment, out=out))
     else:
@@ -50,7 +51,7 @@ def train(space: Namespace, problems: list[str]) -> int:
         experiment, notes = prepare_command(command, experiment)
         plan = make_plan(experiment)
         create_run_folder(plan, out, command)
-    space.training_folder = out
+    space.training_folder, space.training_code = out, list_references(plan.experiment.model_dump())
     is_comparison = command == "compare"
     with InterruptHandler() as should_stop, lock_folder(out):
         try:

@@ -18,6 +18,7 @@ from ..analysis.tables import (
 )
 from ..core.errors import RunError
 from ..core.metrics import METRICS, format_number
+from ..core.own_code import format_allow_code, list_references
 from .options import WatchOptions, parse_options
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ def _make_table(statuses: "Sequence[RunStatus]", columns: StatusColumns) -> "Tab
 
 def _write_notes(statuses: "Sequence[RunStatus]", run: Path) -> list[str]:
     from ..analysis.folder import COMMAND_FILE
+    from ..analysis.load import read_experiment
     from ..analysis.monitor import is_deployment, read_nodes
 
     notes = [status.failure for status in statuses if status.failure]
@@ -209,7 +211,8 @@ def _write_notes(statuses: "Sequence[RunStatus]", run: Path) -> list[str]:
     if quiet and not any(status.state == "running" for status in statuses):
         file = run / COMMAND_FILE
         command = file.read_text(encoding="utf-8").strip() if file.is_file() else "compare"
-        resume = f"fedattune {command} --resume {shlex.quote(str(run))}"
+        code = format_allow_code(list_references(read_experiment(run)))
+        resume = f"fedattune {command} --resume {shlex.quote(str(run))} {code}".rstrip()
         if is_deployment(run):
             resume = "./run.sh in the folder of the deployment"
         notes.append(

@@ -3,7 +3,9 @@
 A crash leaves the old file or the new one, never half a file.
 """
 
+import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -82,8 +84,26 @@ def _is_stdout(path: Path) -> bool:
         return False
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """A safe loader that refuses duplicate keys; YAML itself keeps the last one silently."""
+MAX_YAML_BYTES, MAX_JSON_BYTES = 1 << 20, 1 << 30
+"""Bytes of a file that is read as YAML or JSON. A megabyte of YAML takes many seconds; an experiment has a kilobyte."""
+
+MAX_YAML_SIZE = 2 * MAX_YAML_BYTES
+"""Characters and values of a YAML file, counted at each place where an alias repeats them."""
+
+
+class _CarefulLoader(yaml.SafeLoader):
+    """A safe loader that refuses duplicate keys, of which YAML keeps the last one silently, and alias bombs.
+
+    PyYAML, ruamel.yaml and strictyaml have no limit on aliases; strictyaml refuses all of them.
+    """
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None and _measure_node(node, {}) > MAX_YAML_SIZE:
+            raise ConstructorError(
+                None, None, f"its aliases stand for more than {MAX_YAML_SIZE >> 20} MiB", node.start_mark
+            )
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = set()
@@ -97,6 +117,32 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _measure_node(node: yaml.Node, known: dict[int, int]) -> int:
+    """Measure a node and all below it, once for each alias; an alias of a node that it is part of has no end."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1 + len(node.value)
+    if (size := known.get(id(node))) is None:
+        known[id(node)] = MAX_YAML_SIZE + 1  # met again below itself
+        below = itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
+        size = known[id(node)] = 1 + sum(_measure_node(one, known) for one in below)
+    return size
+
+
+def _read_limited(path: Path, n_bytes: int) -> str:
+    """Read a text file of at most so many bytes.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is larger, or no UTF-8.
+
+    """
+    with path.open("rb") as file:
+        content = file.read(n_bytes + 1)
+    if len(content) > n_bytes:
+        raise ValueError(f"it has more than {n_bytes >> 20:,} MiB")
+    return content.decode("utf-8")
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file; keys become text.
 
@@ -105,7 +151,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506 (a safe loader)
+        content = yaml.load(_read_limited(path, MAX_YAML_BYTES), _CarefulLoader)  # noqa: S506 (a safe loader)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
     except (
@@ -128,7 +174,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def read_scalar(text: str) -> Any:
     """Return the YAML value of `text`, or the text itself if it is not YAML."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _CarefulLoader)  # noqa: S506 (a safe loader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
@@ -207,16 +253,42 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
+    """Read a JSON file; NaN and infinite numbers, which `write_json` never writes, are refused.
 
     Raises:
         RunError: the file is missing or damaged.
 
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return parse_json(_read_limited(path, MAX_JSON_BYTES))
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
         raise RunError(f"cannot read {path}: {error}") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON without NaN and infinite numbers.
+
+    Raises:
+        ValueError: the text is no such JSON, or is nested too deeply.
+
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_number, parse_float=_parse_finite)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _refuse_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _parse_finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        _refuse_number(text)
+    return value
 
 
 def natural_key(name: str) -> list[str | int]:

@@ -12,13 +12,14 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import ConfigError, FedAttuneError, did_you_mean, summarize_error
+from .errors import ConfigError, FedAttuneError, did_you_mean, list_some, summarize_error
 
 MODULE_PREFIX = "fedattune_own"
 """Start of the module names of files."""
@@ -66,6 +67,60 @@ def make_portable(name: str) -> str:
     """Name the file of a reference without its folder, so that it is the same on every machine."""
     file = find_file(name)
     return name if file is None else f"{file.name}:{get_short_name(name)}"
+
+
+CODE_KEYS = ("algorithms", "algorithm", "model", "partition")
+"""Keys of files and options that may name code."""
+
+
+def list_references(values: object) -> list[str]:
+    """List the references to code in nested values: those under the keys that may name code.
+
+    Examples:
+        >>> list_references({"algorithms": "fedavg, own.py:near", "columns": [{"model": "net:make"}], "data": "a:b"})
+        ['own.py:near', 'net:make']
+
+    """
+    if isinstance(values, list | tuple):
+        return [name for one in values for name in list_references(one)]
+    if not isinstance(values, Mapping):
+        return []
+    references = []
+    for key, value in values.items():
+        names = value if isinstance(value, list | tuple) else [value]
+        if key in CODE_KEYS and all(isinstance(name, str) for name in names):
+            parts = [part.strip() for name in names for part in name.split(",")]
+            references += [part for part in parts if is_reference(part)]
+        else:
+            references += list_references(value)
+    return references
+
+
+def confirm_references(references: Iterable[str], named: Iterable[str], where: Path | str) -> None:
+    """Refuse code that a file or folder names and the user does not: importing it would run it.
+
+    Args:
+        references: the references in the file.
+        named: the references that the user has named; paths of files are compared in full.
+        where: the file or folder.
+
+    Raises:
+        ConfigError: some references are not among those that the user has named.
+
+    """
+    known = {make_absolute(name) for name in named}
+    unknown = list(dict.fromkeys(one for one in map(make_absolute, references) if one not in known))
+    if unknown:
+        raise ConfigError(
+            f"{where} names code of somebody's own, {list_some(unknown, 9)}, which is not run because a file names it; "
+            f"if it is yours, or you have read it, say so by {format_allow_code(unknown)}"
+        )
+
+
+def format_allow_code(references: Iterable[str]) -> str:
+    """Format the option that lets code run; an empty text if there is no code."""
+    names = ",".join(dict.fromkeys(references))
+    return f"--allow-code {shlex.quote(names)}" if names else ""
 
 
 def load_function(

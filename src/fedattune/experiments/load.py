@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ..core.errors import ConfigError, suggest_name
 from ..core.io import read_scalar, read_yaml
 from ..core.options import describe_errors
-from ..core.own_code import get_short_name
+from ..core.own_code import confirm_references, get_short_name, list_references
 from .config import Experiment, flatten_options
 from .output import OutputOptions
 from .validate import find_known_options
@@ -17,6 +17,7 @@ from .validate import find_known_options
 COMMAND_LINE_ONLY = {
     "resume": "continues an experiment with its own options",
     "config": "names such a file itself",
+    "allow_code": "says that you know the code that a file names",
 }
 """Options that a file cannot hold, and why."""
 
@@ -59,7 +60,8 @@ def load_options(
         errors: mistakes found earlier, to be reported with all others.
 
     Raises:
-        ConfigError: keys are unknown, or values are wrong; one message reports them all.
+        ConfigError: the file names code that the command line does not name; or keys are unknown, or values are wrong,
+            which one message reports all.
 
     """
     problems = list(errors)
@@ -88,6 +90,11 @@ def load_options(
         hint = suggest_name(key, Experiment.model_fields)
         return f"unknown option {locate(key)}{', ' if hint else ''}{hint}"
 
+    if path:
+        from_file = {key: value for key, value in in_file.items() if key not in overrides}
+        allowed = _validate(OutputOptions, {"allow_code": overrides.get("allow_code", ())})[0]
+        named = [*list_references(overrides), *(allowed.allow_code if allowed else ())]
+        confirm_references(list_references(from_file), named, path)
     for_output = {key: values.pop(key) for key in OutputOptions.model_fields if key in values}
     experiment, wrong = _validate(Experiment, values)
     output, wrong_output = _validate(OutputOptions, for_output)

@@ -29,6 +29,23 @@ Processes = Annotated[
 ]
 
 
+def _split_references(value: object) -> object:
+    """Read "net.py:make, own:near" as two references."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple):
+        raise ValueError("expected references such as net.py:make,own.py:near")
+    return tuple(name for name in (str(one).strip() for one in names) if name)
+
+
+AllowCode = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_split_references),
+    Field(
+        description="run this code although only a file or run folder names it: file.py:function, separated by commas"
+    ),
+]
+
+
 class OutputOptions(BaseModel):
     """Places for results, and processes to train in; no part of the identity of an experiment."""
 
@@ -40,6 +57,7 @@ class OutputOptions(BaseModel):
     )
     json_file: Path | None = Field(None, alias="json", description="also write the result to this file")
     resume: Path | None = Field(None, description="resume the interrupted run in this folder")
+    allow_code: AllowCode = ()
     columns: str | None = Field(
         None,
         description="columns of the table: all, or names with commas between (default: what fits 80 characters)",

@@ -118,19 +118,22 @@ def _resolve_paths(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update=paths)
 
 
-def reopen_run(command: str, out: Path, overrides: Mapping[str, Any]) -> tuple[Plan, list[str]]:
+def reopen_run(
+    command: str, out: Path, overrides: Mapping[str, Any], allow_code: Sequence[str] = ()
+) -> tuple[Plan, list[str]]:
     """Plan an interrupted run again.
 
     Args:
         command: the command, which must be the one that began the run.
         out: the run folder.
         overrides: options of the experiment on the command line.
+        allow_code: references to code of the user's own that the run may use.
 
     Returns:
         The plan, and a note about settings that changed.
 
     Raises:
-        ConfigError: an option would change the numbers.
+        ConfigError: an option would change the numbers, or the run uses code that the user has not named.
         RunError: the folder holds no run, or the run of another command, or the data has changed.
 
     """
@@ -146,7 +149,8 @@ def reopen_run(command: str, out: Path, overrides: Mapping[str, Any]) -> tuple[P
         )
     # Another engine than Ray resets the options of Ray.
     reset = RAY_DEFAULTS if overrides.get("engine", "ray") != "ray" else {}
-    before, experiment = load_experiment(path, {}), load_experiment(path, {**reset, **overrides})
+    code = {"allow_code": tuple(allow_code)}
+    before, experiment = load_experiment(path, code), load_experiment(path, {**reset, **overrides, **code})
     try:
         first_command = (out / COMMAND_FILE).read_text(encoding="utf-8").strip()
         first_hash = json.loads((out / PARTITION_FILE).read_text(encoding="utf-8"))["hash"]

@@ -10,7 +10,7 @@ from pydantic import Field
 from ...core.options import Count, StrictSchema, check_options, list_options
 from ...training.storage.folder import RESUMABLE_SETTINGS
 from ..config import NON_IDENTITY_FIELDS, Experiment
-from ..output import Processes
+from ..output import AllowCode, Processes
 
 Precision = Literal["off", "bfloat16"]
 
@@ -82,6 +82,7 @@ class StudyOptions(StrictSchema):
     resume: bool = Field(False, description="continue with the results in the folder")
     show: bool = Field(False, description="train nothing; print the stored results")
     out: Path = Field(Path("results"), description="folder of all studies; each study has a subfolder")
+    allow_code: AllowCode = ()
     data_dir: Path | None = Field(
         None, description="folder with the files of the data sets, instead of a download"
     )

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from ...core.errors import ConfigError, did_you_mean
 from ...core.io import read_yaml
 from ...core.options import describe_errors, look_up
+from ...core.own_code import confirm_references, list_references
 from ...core.settings import Settings
 from ..config import Experiment, flatten_options
 from .cells import WHOLE, Cell, CellRun, Extent
@@ -269,11 +270,15 @@ class Study(BaseModel):
         return next(texts, None)
 
 
-def load_study(name: str) -> Study:
+def load_study(name: str, allow_code: Sequence[str] = ()) -> Study:
     """Load a study that comes with FedAttune, by name, or your own study from a YAML file.
 
+    Args:
+        name: the name, or the file.
+        allow_code: references to code of the user's own that the study may name.
+
     Raises:
-        ConfigError: no study has that name, or the file is wrong.
+        ConfigError: no study has that name, or the file is wrong or names code that the user has not named.
 
     """
     path = STUDY_FOLDER / f"{name}.yaml" if name in STUDIES else Path(name)
@@ -281,8 +286,10 @@ def load_study(name: str) -> Study:
         raise ConfigError(f"{name}: a study cannot be called runs, which is the folder of unfinished runs")
     if name not in STUDIES and path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"unknown study {name!r}; {did_you_mean(name, STUDIES)}")
+    content = read_yaml(path)
+    confirm_references(list_references(content), allow_code, path)
     try:
-        return Study(**{**read_yaml(path), "name": path.stem})
+        return Study(**{**content, "name": path.stem})
     except ValidationError as error:
         problems = [
             (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))
