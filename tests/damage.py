@@ -85,7 +85,9 @@ def edit_json(random_: random.Random, folder: Path) -> str | None:
     places: list[tuple[Any, Any]] = []
 
     def visit(value: Any) -> None:
-        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        items = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        )
         for key, one in items:
             places.append((value, key))
             visit(one)
@@ -129,7 +131,22 @@ def edit_store(random_: random.Random, folder: Path) -> str | None:
             elif rows and action in ("set", "blob"):
                 row = random_.choice(rows)
                 where = " AND ".join(f"{name} IS ?" for name in columns)
-                values = [None, -1, 0, 7, 10**15, 1.5, float("inf"), "x", "[]", "[99]", "[null]", "{}", b"", b"x" * 9]
+                values = [
+                    None,
+                    -1,
+                    0,
+                    7,
+                    10**15,
+                    1.5,
+                    float("inf"),
+                    "x",
+                    "[]",
+                    "[99]",
+                    "[null]",
+                    "{}",
+                    b"",
+                    b"x" * 9,
+                ]
                 value = random_.choice(values)
                 if action == "blob":
                     value = random_.choice([value for one in rows for value in one])
@@ -168,7 +185,12 @@ def judge(now: Outcome, before: Outcome) -> str:
     if now == before:
         return "same"
     said = now.err.strip()
-    if now.code == 2 and said.startswith("fedattune: error: ") and "\n" not in said and "Traceback" not in said:
+    if (
+        now.code == 2
+        and said.startswith("fedattune: error: ")
+        and "\n" not in said
+        and "Traceback" not in said
+    ):
         return "refused"
     if "internal error" in now.err or "Traceback" in now.err:
         return "traceback"

@@ -305,13 +305,18 @@ def mark(work: Path) -> Path:
     return work / "mark.py"
 
 
-@pytest.mark.parametrize("key", ["algorithms: [mark.py:make]", "model: mark:make", "partition: ./mark.py:make"])
+@pytest.mark.parametrize(
+    "key", ["algorithms: [mark.py:make]", "model: mark:make", "partition: ./mark.py:make"]
+)
 def test_no_command_runs_code_because_a_file_names_it(key: str, cli: Cli, mark: Path) -> None:
     Path("e.yaml").write_text(f"data: digits\nclients: 5\nrounds: 2\n{key}\n")
     name = "mark:make" if "mark:make" in key else f"{mark}:make"
     said = f"e.yaml names code of somebody's own, {name}, which is not run because a file names it; "
     for words in ("run", "compare", "data show", "deploy"):
-        refused(cli(*words.split(), "--config", "e.yaml"), f"{said}if it is yours, or you have read it, say so by --allow")
+        refused(
+            cli(*words.split(), "--config", "e.yaml"),
+            f"{said}if it is yours, or you have read it, say so by --allow",
+        )
         refused(cli(*words.split(), "--config", "e.yaml", "--lr", "x", "--allow-code", "other.py:make"), said)
     Path("e.yaml").write_text("allow_code: [mark:make]\n")
     refused(cli("run", "--config", "e.yaml"), "allow_code stands only on the command line")
@@ -351,12 +356,16 @@ def test_a_study_runs_no_code_because_its_file_names_it(cli: Cli, mark: Path) ->
     Path("s.yaml").write_text(
         "title: t\nmeasure: last\ncolumns: {a: {data: digits, model: mark:make}}\nrows: {r: {algorithm: local}}\n"
     )
-    refused(cli("reproduce", "s.yaml"), "s.yaml names code of somebody's own, mark:make, which is not run because")
+    refused(
+        cli("reproduce", "s.yaml"), "s.yaml names code of somebody's own, mark:make, which is not run because"
+    )
     assert not Path("ran").exists()
     refused(cli("reproduce", "s.yaml", "--allow-code", "mark:make"), "source: Field required")
 
 
-def test_an_interrupted_run_says_how_its_code_goes_on(cli: Cli, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_says_how_its_code_goes_on(
+    cli: Cli, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

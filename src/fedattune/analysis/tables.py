@@ -2,13 +2,14 @@
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from ..core.effect import IDLE_BELOW
 from ..core.errors import ConfigError, did_you_mean
 from ..core.metrics import METRICS, format_number
+from ..core.text import make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,11 +38,29 @@ def format_percent(share: float | None, decimals: int = 1) -> str:
     return "-" if share is None else f"{format_points(share, decimals)}%"
 
 
-def make_console() -> "Console":
-    """Make a console on standard output that neither wraps nor colours text in a pipe."""
-    from rich.console import Console
+def make_console(file: IO[str] | None = None, *, stderr: bool = False) -> "Console":
+    """Make a console that neither wraps nor colours text in a pipe, and on which no text steers the terminal.
 
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+    Args:
+        file: where to print; by default standard output.
+        stderr: print on standard error.
+
+    """
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class PrintableConsole(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for one in super().render(renderable, options):
+                # Codes of the console itself are controls, or styles that it has not written yet.
+                yield one if one.control else one._replace(text=make_printable(one.text))
+
+    is_terminal = file is None and (sys.stderr if stderr else sys.stdout).isatty()
+    return PrintableConsole(
+        file=file, stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=not is_terminal
+    )
 
 
 def make_table(*columns: str, text_columns: Sequence[str]) -> "Table":

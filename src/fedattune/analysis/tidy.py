@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..core.errors import ConfigError, did_you_mean
 from ..core.io import replace_atomically
 from ..core.metrics import METRICS, MetricName
+from ..core.text import guard_cell
 from .compare import BASELINE, Contestant, MeanStd, MethodRow, build_rows, compute_gap, get_default_metric
 
 if TYPE_CHECKING:
@@ -189,11 +190,11 @@ def select_table_columns(table: "pa.Table", names: str | None) -> "pa.Table":
 
 
 def write_csv(table: "pa.Table") -> str:
-    """Write a tidy table as CSV; a missing number is an empty cell."""
+    """Write a tidy table as CSV; a missing number is an empty cell, and text is guarded against spreadsheets."""
     text = io.StringIO()  # not PyArrow's writer, which quotes every text
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.column_names)
-    writer.writerows(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    writer.writerows(zip(*(map(guard_cell, column.to_pylist()) for column in table.columns), strict=True))
     return text.getvalue()
 
 

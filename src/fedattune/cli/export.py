@@ -10,7 +10,8 @@ from ..analysis.tables import format_bytes
 from ..analysis.verdict import choose_method
 from ..core.errors import ConfigError, RunError, list_some, suggest_name
 from ..core.metrics import METRICS, format_number
-from .main import print_message
+from ..core.text import make_printable
+from .main import print_content, print_message
 from .options import ExportOptions, PredictOptions, parse_options
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ def _print_export(client: str, model: "ExportedModel", *, is_brief: bool = False
 
     size, inputs = format_bytes(model.size_bytes), " and ".join(map(str, CHECK_BATCH_SIZES))
     print(
-        f"{model.file}: client {client}, {model.format}, {size}; checked on batches of {inputs} random inputs: "
-        f"the run's model gives the same, outputs differ by at most {model.max_difference:.2g}"
+        f"{model.file}: client {make_printable(client)}, {model.format}, {size}; checked on batches of {inputs} random "
+        f"inputs: the run's model gives the same, outputs differ by at most {model.max_difference:.2g}"
     )
     if is_brief:
         return
@@ -164,5 +165,5 @@ def predict(space: Namespace, problems: Sequence[str]) -> int:
     if options.out:
         predictions.save(options.out)
     else:
-        print(predictions.to_csv(), end="")
+        print_content(predictions.to_csv())
     return 0

@@ -10,6 +10,7 @@ from ..analysis.tables import make_console, print_indented
 from ..core.errors import ConfigError
 from ..core.options import list_options, look_up, summarize
 from ..experiments.validate import TABLE_COLUMN_OPTIONS, TABLE_SOURCE, expand_names
+from .main import print_content
 from .options import CiteOptions, ListOptions, parse_options
 from .parser import LIST_KINDS
 
@@ -129,5 +130,5 @@ def cite(space: Namespace, problems: Sequence[str]) -> int:
         look_up("algorithm", name, ALGORITHMS)
     items, version = collect_used_items(space.runs)
     methods = (UsedItem("method", name) for name in names)
-    print(format_bibtex(dict.fromkeys([*items, *methods]), version), end="")
+    print_content(format_bibtex(dict.fromkeys([*items, *methods]), version))
     return 0

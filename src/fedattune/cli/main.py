@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..core.errors import FedAttuneError
 from ..core.own_code import format_allow_code
+from ..core.text import make_printable
 from .parser import COMMANDS, parse_arguments
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -76,7 +77,12 @@ def run_command(argv: list[str] | None, space: Namespace) -> int:
 
 def print_message(sentence: str) -> None:
     """Print a message as one line on standard error."""
-    print("fedattune: " + " ".join(sentence.split()), file=sys.stderr, flush=True)
+    print("fedattune: " + make_printable(" ".join(sentence.split())), file=sys.stderr, flush=True)
+
+
+def print_content(text: str) -> None:
+    """Print what could be the content of a file: exactly as it is, but on a terminal without codes that steer it."""
+    print(make_printable(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def format_resume_command(space: Namespace) -> str:

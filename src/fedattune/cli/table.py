@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigError, RunError
+from .main import print_content
 from .options import TableFormat, TableOptions, parse_options
 
 if TYPE_CHECKING:
@@ -59,23 +60,20 @@ def print_table(space: Namespace, problems: Sequence[str]) -> int:
     elif format_ == "text":
         _print_rows(runs, options.columns)
     else:
-        print(text, end="")
+        print_content(text)
     return 0
 
 
 def _format_rows(runs: "Runs", format_: TableFormat, columns: str | None) -> str:
     """Format the table of methods as text for a file, Markdown or LaTeX."""
-    from rich.console import Console
-
     from ..analysis.table_formats import write_latex, write_markdown
-    from ..analysis.tables import print_methods
+    from ..analysis.tables import make_console, print_methods
 
     if format_ != "text":
         write = write_latex if format_ == "latex" else write_markdown
         return write(runs.rows, runs.rounds_to, columns)
     file = io.StringIO()
-    console = Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    print_methods(runs.rows, console, runs.rounds_to, columns)
+    print_methods(runs.rows, make_console(file), runs.rounds_to, columns)
     return file.getvalue().lstrip("\n")
 
 

@@ -10,6 +10,7 @@ from ..analysis.compare import MethodRow
 from ..analysis.verdict import Verdict, reach_verdict
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
+from ..core.text import make_printable
 from .load import load_experiment
 from .output import OutputOptions, check_run_folder
 from .plan import Plan, make_plan, prepare_command
@@ -69,17 +70,13 @@ class Comparison:
         """Return the table, the notes and the verdict as the command prints them."""
         import io
 
-        from rich.console import Console
+        from ..analysis.tables import make_console, print_methods
 
-        from ..analysis.tables import print_methods
-
-        console = Console(file=io.StringIO(), highlight=False, markup=False, emoji=False, soft_wrap=True)
+        file = io.StringIO()
         if self.rows:
-            print_methods(self.rows, console, self.rounds_to)
-        assert isinstance(console.file, io.StringIO)
-        return "\n".join(
-            [console.file.getvalue().rstrip(), *(f"note: {n}" for n in self.notes), self.verdict.text]
-        )
+            print_methods(self.rows, make_console(file), self.rounds_to)
+        lines = [file.getvalue().rstrip(), *(f"note: {note}" for note in self.notes), self.verdict.text]
+        return make_printable("\n".join(lines))
 
 
 def compare(

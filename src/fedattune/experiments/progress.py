@@ -4,7 +4,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self
 
+from ..analysis.tables import make_console
 from ..core.metrics import format_number
+from ..core.text import make_printable
 from .job import ProgressCallback
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class PlainProgress(ProgressDisplay):
 
     def print_line(self, line: str) -> None:
         """Print one line on standard error."""
-        print(line, file=sys.stderr, flush=True)
+        print(make_printable(line), file=sys.stderr, flush=True)
 
 
 def _format_round(progress: "Progress", seconds_left: float) -> str:
@@ -74,13 +76,12 @@ class ProgressBars(ProgressDisplay):
     """Show a live bar for each run: round, accuracy, time left. Hide finished runs when the terminal is full."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        console = Console(stderr=True)
+        console = make_console(stderr=True)
         self._has_label = console.width >= MIN_COLUMNS_LABEL
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             *([BarColumn(bar_width=24)] if console.width >= MIN_COLUMNS_BARS else []),
             MofNCompleteColumn(),
             TextColumn(f"{{task.fields[score]:>{16 if self._has_label else 7}}}"),
@@ -108,7 +109,7 @@ class ProgressBars(ProgressDisplay):
 
     def print_line(self, line: str) -> None:
         """Print one line above the bars."""
-        self._bars.console.print(line, highlight=False, markup=False)
+        self._bars.console.print(line)
 
     def __enter__(self) -> Self:
         self._bars.start()

@@ -15,6 +15,7 @@ from ..core.errors import ConfigError, DataError, RunError, summarize_error
 from ..core.io import replace_atomically
 from ..core.metrics import compute_metrics
 from ..core.task import limit_samples
+from ..core.text import guard_cell
 from ..data import Schema
 from ..data.federated import gather
 from ..data.tables.new_rows import read_rows
@@ -120,7 +121,7 @@ class Predictions:
             parquet.write_table(pa.table([pa.array(column) for column in columns], names=self._header), new)
 
     def to_csv(self) -> str:
-        """Return the content of `save` as CSV."""
+        """Return the content of `save` as CSV; classes that a spreadsheet would run get an apostrophe."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self._header)
@@ -130,7 +131,7 @@ class Predictions:
         # The shortest decimals that give the same number.
         decimals = self.probabilities.astype(str).tolist()
         writer.writerows(
-            [row, label, *values]
+            [row, guard_cell(label), *values]
             for row, (label, values) in enumerate(zip(self.labels, decimals, strict=True), 1)
         )
         return out.getvalue()

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ...core.errors import FedAttuneError
+from ...core.text import make_printable
 
 LogFormat = Literal["text", "json"]
 """Format of log lines: sentences, or one JSON object per line."""
@@ -67,7 +68,7 @@ class StandardOutput(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record at once."""
-        print(self.format(record), flush=True)
+        print(make_printable(self.format(record)), flush=True)
 
 
 def open_log(program: Literal["server", "node"], log_format: LogFormat, **constants: Any) -> logging.Logger:

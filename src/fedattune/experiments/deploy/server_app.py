@@ -17,6 +17,7 @@ from ...core.algorithm import Algorithm
 from ...core.errors import DivergedError, FedAttuneError, RunError, summarize_error
 from ...core.hardware import check_device
 from ...core.io import read_json, write_json, write_text
+from ...core.text import make_printable
 from ...training.client_state import PayloadFactory
 from ...training.context import Progress, RunContext
 from ...training.loop import RoundLoop
@@ -323,7 +324,7 @@ def make_server_app(custom_algorithms: Mapping[str, Algorithm] | None = None) ->
             run_server(grid, context.run_config, custom_algorithms)
         except FedAttuneError as error:
             # Flower reports an exception as the run's status. It takes SystemExit for a process that died.
-            print(f"fedattune: error: {error}", flush=True)
+            print(make_printable(f"fedattune: error: {error}"), flush=True)
             logging.getLogger("flwr").addFilter(_drop_traceback)
             raise type(error)(str(error)) from None
 
