@@ -51,8 +51,9 @@ def craft(
     store = RunStore(path / "metrics.sqlite")
     ids = torch.tensor(told.get("numbers", range(len(n_test))))
     n = torch.tensor(n_test)
-    for r, right in correct.items():
+    for r in range(1, max(correct) + 1):
         store.add_round(RoundRecord(r, 2.0 * r, moved * r, moved * r, 5 * r * len(n_test), []))
+    for r, right in correct.items():
         store.add_scores(r, "trained", "test", Scores(n, torch.tensor(right), torch.zeros(len(n_test))), ids)
     for r, (rows, columns, weights) in (mixing or {}).items():
         matrices = {name: torch.tensor(matrix) for name, matrix in weights.items()}

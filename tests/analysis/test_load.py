@@ -8,7 +8,8 @@ import pytest
 
 from crafted import compared, craft
 from fedattune import RunError, Runs, read_runs
-from fedattune.analysis.load import list_run_files, read_run
+from fedattune.analysis.folder import find_run_folder
+from fedattune.analysis.load import read_run
 
 SCORES = {1: (5, 10, 5, 20)}
 
@@ -134,11 +135,33 @@ def test_a_method_or_seed_that_is_not_there(tmp_path: Path) -> None:
 
 def test_files_of_runs_are_known_and_others_are_not(tmp_path: Path) -> None:
     craft(tmp_path, "m", SCORES)
-    (tmp_path / "figure.pdf").write_text("")
+    (tmp_path / "experiment.yaml").write_text("rounds: 1\n")
     own = tmp_path / "m" / "seed-0"
-    inside = {own / name for name in ("config.json", "facts.json", "metrics.sqlite", "result.json")}
-    assert set(list_run_files([tmp_path]).values()) == inside  # every file under a name of its own
-    assert set(list_run_files([own]).values()) == inside
+    for name in (
+        "config.json",
+        "metrics.sqlite",
+        "result.json",
+        "models.safetensors",
+        "checkpoints/000001.safetensors",
+    ):
+        assert find_run_folder(own / name) == own
+    (tmp_path / "link").symlink_to(own / "facts.json")
+    assert find_run_folder(tmp_path / "link") == own
+    for name in (
+        "experiment.yaml",
+        "result.json",
+        "partition.json",
+        "tuning/log.json",
+        "baselines/a/split-0/x",
+    ):
+        assert find_run_folder(tmp_path / name) == tmp_path
+    for file in (
+        own / "figure.pdf",
+        tmp_path / "report.html",
+        tmp_path / "m" / "models.safetensors",
+        Path("/config.json"),
+    ):
+        assert find_run_folder(file) is None
     assert read_run(own) is not None
 
 

@@ -24,6 +24,7 @@ def test_an_existing_empty_folder(cli: Cli, work: Path, where: str) -> None:
     assert done.code == 0, done.err
     assert folder.stat().st_ino == before
     assert sorted(path.name for path in folder.iterdir()) == [
+        "SHA256SUMS",
         "command.txt",
         "experiment.yaml",
         "fedmcsa",

@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictInt, StrictStr
 
-from ..core.errors import RunError
+from ..core.errors import RunError, summarize_error
 from ..core.io import read_json, write_json
 from ..core.metrics import MetricName
+from .folder import verify_experiment
 
 if TYPE_CHECKING:
     from ..training.metrics import Part
@@ -92,21 +94,41 @@ def read_baselines(experiments: Sequence[Path]) -> list[Baseline]:
         RunError: a file is damaged.
 
     """
-    files = [file for path in experiments for file in path.glob(f"{BASELINE_FOLDER}/*/split-*/baseline.json")]
-    found = [_read_baseline(file) for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)]
+    files = [
+        (file, path)
+        for path in experiments
+        for file in path.glob(f"{BASELINE_FOLDER}/*/split-*/baseline.json")
+    ]
+    found = [_read_baseline(*one) for one in sorted(files, key=lambda one: one[0].stat().st_mtime_ns)]
     return list({(one.name, one.split): one for one in found}.values())
 
 
-def _read_baseline(file: Path) -> Baseline:
+class StoredBaseline(BaseModel):
+    """The facts of a baseline in its file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[StrictStr, Field(min_length=1)]
+    kind: Kind
+    split: Annotated[StrictInt, Field(ge=0)]
+    split_digest: StrictStr
+    seconds: Annotated[FiniteFloat, Field(ge=0)]
+    notes: list[StrictStr]
+
+
+def _read_baseline(file: Path, experiment: Path) -> Baseline:
     from ..training.predictions import load_predictions
 
+    outputs = file.with_name("predictions.safetensors")
+    verify_experiment(experiment, file, outputs)
     facts: dict[str, Any] = read_json(file)
     try:
-        return Baseline(
-            **(facts | {"notes": tuple(facts["notes"])}),
-            predictions=load_predictions(file.with_name("predictions.safetensors")),
-        )
-    except (TypeError, KeyError) as error:
+        checked = StoredBaseline(**facts).model_dump()
+        predictions = load_predictions(outputs)
+        if not predictions:
+            raise ValueError("its predictions are missing")
+        return Baseline(**(checked | {"notes": tuple(checked["notes"])}), predictions=predictions)
+    except (TypeError, ValueError) as error:
         raise RunError(
-            f"{file} is damaged ({error}); remove its folder, and resume the comparison"
+            f"{file} is damaged ({summarize_error(error)}); remove its folder, and resume the comparison"
         ) from error

@@ -120,7 +120,6 @@ def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
         RunError: a folder holds no run.
 
     """
-    from ..core.io import read_json
     from ..training.storage.folder import RunFolder
 
     items: dict[UsedItem, None] = {}
@@ -133,10 +132,9 @@ def collect_used_items(runs: Iterable[Path]) -> tuple[list[UsedItem], str]:
                 f"{path} holds no run; give a folder that fedattune run or compare wrote, or --algorithms"
             )
         for file in configs:
-            items |= dict.fromkeys(_list_config_items(read_json(file), _find_table(file)))
-            environment = RunFolder(file.parent).environment
-            if environment.is_file():
-                version = read_json(environment).get("fedattune", version)
+            folder = RunFolder(file.parent)
+            items |= dict.fromkeys(_list_config_items(folder.read_config(), _find_table(file)))
+            version = folder.read_environment().get("fedattune", version)
     return list(items), version
 
 
@@ -157,8 +155,8 @@ def _find_table(config: Path) -> str | None:
 def _list_config_items(config: Mapping[str, Any], table: str | None) -> list[UsedItem]:
     names = {
         "data": table or config["data"],
-        "partition": config["partition"].get("name"),
-        "model": config["model"],
+        "partition": config.get("partition", {}).get("name"),
+        "model": config.get("model"),
     }
     # A federation of ready clients has no partition.
     ready_clients = ("partition", "given")

@@ -1,14 +1,129 @@
-"""Names of the files in a comparison's folder."""
+"""The files in a comparison's folder: their names, their checksums, and which of them no result may replace."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import RunError, summarize_error
+from ..core.io import read_json
+from ..training.storage.checksums import CHECKSUM_FILE, set_checksums, verify_file
+
+__all__ = ["CHECKSUM_FILE"]
 
 EXPERIMENT_FILE, COMMAND_FILE = "experiment.yaml", "command.txt"
 PARTITION_FILE, RESULT_FILE = "partition.json", "result.json"
 NOTES_FILE = "notes.json"
 """List of sentences on the tuning of a comparison's methods, or on its absence."""
 
+FROM_THE_START = (EXPERIMENT_FILE, COMMAND_FILE, PARTITION_FILE)
+"""Files that stay as they are from the start of a comparison."""
+
 RUN_FOLDERS = "*/seed-*"
 """Pattern of the folders of single runs in the folder of an experiment."""
+
+EXPERIMENT_FILES = {
+    *FROM_THE_START,
+    RESULT_FILE,
+    NOTES_FILE,
+    CHECKSUM_FILE,
+    "federation.json",
+    "nodes.json",
+    "control.json",
+}
+EXPERIMENT_FOLDERS = {"tuning", "baselines"}
+RUN_FILES = {
+    "config.json", "environment.json", "facts.json", "inputs.safetensors", "metrics.sqlite", "metrics.sqlite-journal",
+    "models.safetensors", "predictions.safetensors", RESULT_FILE, CHECKSUM_FILE,
+}  # fmt: skip
+RUN_SUBFOLDERS = {"checkpoints", "rows"}
+MARKS = ("metrics.sqlite", "environment.json", "facts.json")
+"""Files of which a run's folder has one, beside config.json."""
 
 
 def make_run_name(method: str, split: int, seed: int) -> str:
     """Return the folder of a run in the folder of its experiment; the first split has none in its name."""
     return f"{method}/seed-{seed}" + (f"-split-{split}" if split else "")
+
+
+def seal_experiment(
+    path: Path, contents: Mapping[Path, str] | None = None, *, is_finished: bool = False
+) -> None:
+    """List the checksums of the files in a comparison's own folder; each of its runs has a list of its own.
+
+    Args:
+        path: the folder.
+        contents: texts of files that are written next.
+        is_finished: whether the results are there, and will not change any more.
+
+    """
+    files = [path / name for name in FROM_THE_START if path / name not in (contents or {})]
+    if is_finished:
+        files += [
+            path / RESULT_FILE,
+            path / NOTES_FILE,
+            *path.glob("tuning/*.json"),
+            *path.glob("baselines/*/*/*"),
+        ]
+    set_checksums(path, files, contents)
+
+
+def verify_experiment(path: Path, *files: Path) -> None:
+    """Compare files in a comparison's own folder with their checksums before they are read.
+
+    Raises:
+        RunError: a file is not as the comparison wrote it.
+
+    """
+    for file in files:
+        again = file.name in (RESULT_FILE, NOTES_FILE)
+        remedy = "restore it from a copy, or begin a new comparison; its single runs can still be read"
+        if again:
+            remedy = "restore it from a copy, or resume the comparison, which writes it again"
+        elif file.parent != path:
+            remedy = f"restore it from a copy, or remove {file.parent} and resume the comparison, which makes it again"
+        verify_file(file, path, remedy)
+
+
+def read_experiment_file(path: Path, name: str) -> Any:
+    """Read a JSON file of a comparison's own folder; None if there is none.
+
+    Raises:
+        RunError: the file is damaged, or not as the comparison wrote it.
+
+    """
+    verify_experiment(path, path / name)
+    return read_json(path / name) if (path / name).is_file() else None
+
+
+def check_entries(file: Path, read: Any) -> Any:
+    """Return what `read` makes of the content of a file.
+
+    Raises:
+        RunError: an entry is missing or has another type.
+
+    """
+    try:
+        return read()
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{file} is damaged ({summarize_error(error)}); restore it from a copy, or resume the comparison, which "
+            "writes it again"
+        ) from error
+
+
+def find_run_folder(path: Path) -> Path | None:
+    """Find the run folder or comparison whose own file a path is; None if it is none of theirs.
+
+    A report in such a folder is no such file, and neither is a figure.
+    """
+    file = Path(os.path.realpath(path))
+    for folder in list(file.parents)[:4]:
+        first, *more = file.relative_to(folder).parts
+        is_run = (folder / "config.json").is_file() and any((folder / name).is_file() for name in MARKS)
+        is_experiment = (folder / EXPERIMENT_FILE).is_file()
+        if is_run and (first in RUN_SUBFOLDERS if more else first in RUN_FILES):
+            return folder
+        if is_experiment and (first in EXPERIMENT_FOLDERS if more else first in EXPERIMENT_FILES):
+            return folder
+    return None

@@ -6,27 +6,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from ..core.errors import RunError, did_you_mean, summarize_error
-from ..core.io import natural_key, read_json, read_yaml
-from ..core.metrics import MetricName
+from ..core.errors import RunError, did_you_mean
+from ..core.io import natural_key, read_yaml
+from ..core.metrics import METRICS, MetricName
 from ..core.own_code import get_short_name
 from ..training.metrics import RunMetrics
-from ..training.predictions import load_predictions
-from ..training.storage.facts import check_facts
-from ..training.storage.folder import RESUMABLE_SETTINGS, RunFolder
+from ..training.predictions import RowPredictions, load_predictions
+from ..training.storage.facts import check_number, check_whole
+from ..training.storage.folder import CONFIG_FILE, RESUMABLE_SETTINGS, RunFolder
 from ..training.storage.store import RunStore
 from .baseline import Baseline, read_baselines
 from .compare import BASELINE, MethodRow, build_rows, describe_failure, get_default_metric
 from .folder import (
-    COMMAND_FILE,
     EXPERIMENT_FILE,
     NOTES_FILE,
-    PARTITION_FILE,
     RESULT_FILE,
     RUN_FOLDERS,
+    check_entries,
     make_run_name,
+    read_experiment_file,
+    verify_experiment,
 )
 from .tidy import build_client_table, build_run_table, to_pandas
 from .verdict import Verdict, reach_verdict
@@ -141,26 +140,19 @@ def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
     """
     folder = RunFolder(path)
     finished = folder.is_finished
-    file = folder.result if finished else folder.facts
-    if not folder.metrics.exists() or not file.exists():
+    if not finished and not (folder.metrics.exists() and folder.facts.exists()):
         return None
-    config = read_json(folder.config)
+    config, facts = folder.read_config(), folder.read_facts(is_finished=finished)
+    predictions: dict[str, RowPredictions] = {}
+    if finished:
+        folder.verify(folder.metrics, folder.predictions)
+        predictions = load_predictions(folder.predictions, len(facts["clients"]))
     store = RunStore.load_copy(folder.metrics) if copy else RunStore.open_read_only(folder.metrics)
-    try:
-        facts = read_json(file)
-        known = {"notes": [], **(facts["facts"] if finished else facts)}
-        check_facts(known)
-        run = RunMetrics(
-            config, known, store, finished, load_predictions(folder.predictions) if finished else {}
-        )
-        _ = run.settings, run.algorithm, run.facts["clients"], run.headline
-    except (AttributeError, KeyError, TypeError, ValidationError) as error:
-        raise RunError(
-            f"{path} is damaged, or of another version of FedAttune: {file.name} or {folder.config.name} lacks what "
-            f"belongs there ({summarize_error(error)}); restore the file from a copy, read the run with its "
-            "own version, or train it again"
-        ) from error
-    return run if store.rounds() else None
+    store.expect(facts)
+    if not store.rounds():
+        store.close()
+        return None
+    return RunMetrics(config, facts, store, finished, predictions)
 
 
 def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
@@ -222,7 +214,7 @@ def read_runs(paths: Sequence[Path | str], *, running: bool = False) -> Runs:
         experiment.get("rounds_to"),
         experiment.get("metric") or get_default_metric(results),
         read_baselines(folders),
-        [note for path in folders if (path / NOTES_FILE).is_file() for note in read_json(path / NOTES_FILE)],
+        [note for path in folders for note in _read_notes(path)],
     )
 
 
@@ -254,19 +246,6 @@ def _check_clients(runs: Sequence[tuple[RunMetrics, Path]]) -> None:
             )
 
 
-def list_run_files(paths: Sequence[Path]) -> dict[str, Path]:
-    """List the files of runs, which no other result may replace: name in a message -> file."""
-    files: dict[str, Path] = {}
-    for path in paths:
-        own = [path / name for name in (EXPERIMENT_FILE, RESULT_FILE, PARTITION_FILE, COMMAND_FILE)]
-        for run in map(RunFolder, (path, *path.glob(RUN_FOLDERS))):
-            own += [run.config, run.facts, run.environment, run.metrics, run.models, run.inputs, run.result]
-            own.append(run.predictions)
-            own += (run.path / "checkpoints").glob("*")
-        files |= {f"{file.relative_to(path)} of {path}": file for file in own if file.is_file()}
-    return files
-
-
 def find_run_folders(path: Path) -> list[Path]:
     """Find the folders of single runs, in the order of the experiment.
 
@@ -288,12 +267,45 @@ def find_run_folders(path: Path) -> list[Path]:
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """Read the options of the experiment in a folder; none if it holds a single run."""
-    return read_yaml(path / EXPERIMENT_FILE) if (path / EXPERIMENT_FILE).is_file() else {}
+    file = path / EXPERIMENT_FILE
+    verify_experiment(path, file)
+    if not file.is_file():
+        return {}
+    experiment = read_yaml(file)
+
+    def check() -> None:
+        for key, least in (("seed", 0), ("rounds", 0), ("seeds", 1), ("splits", 1)):
+            check_whole(experiment.get(key, least), least)
+        if not all(isinstance(name, str) for name in _split_names(experiment)):
+            raise TypeError("algorithms: expected names")
+        if (goal := experiment.get("rounds_to")) is not None and not 0 < check_number(goal) <= 1:
+            raise ValueError(f"rounds_to: expected a fraction, got {goal!r:.40}")
+        if experiment.get("metric") not in (None, *METRICS):
+            raise ValueError(f"metric: got {experiment['metric']!r:.40}, expected {', '.join(METRICS)}")
+
+    check_entries(file, check)
+    return experiment
+
+
+def _split_names(experiment: Mapping[str, Any]) -> list[Any]:
+    names = experiment.get("algorithms", [])
+    return names.split(",") if isinstance(names, str) else list(names)
 
 
 def _list_methods(experiment: Mapping[str, Any]) -> list[str]:
-    names = experiment.get("algorithms", [])
-    return [get_short_name(name) for name in (names.split(",") if isinstance(names, str) else names)]
+    return [get_short_name(name) for name in _split_names(experiment)]
+
+
+def _read_notes(path: Path) -> list[str]:
+    """Read the notes of a comparison on its tuning."""
+    notes = read_experiment_file(path, NOTES_FILE) or []
+
+    def check() -> list[str]:
+        if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+            raise TypeError("expected a list of sentences")
+        return notes
+
+    return check_entries(path / NOTES_FILE, check)  # type: ignore[no-any-return]
 
 
 def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
@@ -308,11 +320,15 @@ def list_planned_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
 
 def read_failures(path: Path) -> dict[Path, str]:
     """Read the runs of a comparison that failed: folder -> a sentence on the error."""
-    file = path / RESULT_FILE
-    failed = read_json(file).get("failed", []) if file.is_file() else []
-    return {
-        path / make_run_name(one["algorithm"], one.get("split", 0), one["seed"]): describe_failure(
-            one["algorithm"], one["seed"], one["error"]
-        )
-        for one in failed
-    }
+    if (path / CONFIG_FILE).is_file():  # a single run, whose result is another file of that name
+        return {}
+    content = read_experiment_file(path, RESULT_FILE) or {}
+    return check_entries(  # type: ignore[no-any-return]
+        path / RESULT_FILE,
+        lambda: {
+            path / make_run_name(one["algorithm"], one.get("split", 0), one["seed"]): describe_failure(
+                one["algorithm"] + "", check_whole(one["seed"]), one["error"] + ""
+            )
+            for one in content.get("failed", [])
+        },
+    )

@@ -1,6 +1,5 @@
 """The status of runs while they train, read beside the process that writes them."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.errors import RunError
-from ..core.io import read_json
+from ..core.io import parse_json
 from ..core.metrics import METRICS, MetricName
 from ..training.history import summarize_scores
 from ..training.storage.folder import RunFolder
@@ -149,7 +148,7 @@ def read_nodes(path: Path) -> list[NodeStatus]:
     """
     file = path / NODES_FILE
     try:
-        nodes = json.loads(file.read_text(encoding="utf-8"))["nodes"]
+        nodes = parse_json(file.read_text(encoding="utf-8"))["nodes"]
         return [NodeStatus(str(one["name"]), bool(one["online"]), str(one["fault"] or "")) for one in nodes]
     except FileNotFoundError:  # the server removes it at its end, at any moment
         return []
@@ -162,7 +161,7 @@ def _list_runs(path: Path) -> Iterator[tuple[Path, str, int, int]]:
     planned = list(list_planned_runs(path))
     yield from planned
     for folder in () if planned else find_run_folders(path):
-        config = read_json(RunFolder(folder).config)
+        config = RunFolder(folder).read_config()
         yield folder, str(config["algorithm"]), int(config["seed"]), int(config["rounds"])
 
 

@@ -25,7 +25,7 @@ def act(space: Namespace, problems: list[str]) -> int:
         ConfigError, RunError: there is no folder, it holds no deployment or no run, or the SuperLink is down.
 
     """
-    given = vars(space).keys() - {"command", "action", "folder", "training_folder"}
+    given = vars(space).keys() - {"command", "action", "folder", "training_folder", "training_code"}
     if given:
         problems = [
             *problems,

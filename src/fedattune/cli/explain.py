@@ -31,13 +31,13 @@ AnyColumns = dict[str, Callable[[Any], str]]
 def explain(space: Namespace, problems: list[str]) -> int:
     """Print who learns from whom in a finished run and what clients gain; write it to a file if asked for."""
     from ..analysis.explain import RunExplanation
-    from ..analysis.load import list_run_files, read_runs
+    from ..analysis.load import read_runs
     from ..core.io import write_text
     from ..experiments.output import check_output_files
     from ..training.history import replace_nonfinite
 
     options = parse_options(ExplainOptions, space, problems)
-    check_output_files({"--json": options.json_file}, list_run_files([space.run]))
+    check_output_files({"--json": options.json_file}, {})
     explanation = RunExplanation(read_runs([space.run]), options.algorithm, options.seed, options.client)
     console = make_console()
     content = print_head(explanation, console)

@@ -32,7 +32,6 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
     from ..experiments.output import check_empty_folder, check_output_files
     from ..models.export import FORMAT_SUFFIXES, check_format, make_file_name
     from ..training.result import Result
-    from ..training.storage.folder import RunFolder
 
     options = parse_options(ExportOptions, space, problems)
     format_ = _choose_format(options)
@@ -49,10 +48,7 @@ def export(space: Namespace, problems: Sequence[str]) -> int:
         raise RunError(f"{out} exists already, maybe of another run; name the file by --out")
     if is_single:
         check_format(format_, out)
-        source = RunFolder(folder)
-        check_output_files(
-            {"--out": out}, {"the run's models": source.models, "the run's inputs": source.inputs}
-        )
+        check_output_files({"--out": out}, {})
     else:
         check_empty_folder(out)
     result = Result.load(folder)

@@ -3,7 +3,6 @@
 import io
 import os
 import shlex
-import sqlite3
 import sys
 import traceback
 from argparse import Namespace
@@ -47,10 +46,6 @@ def main(argv: list[str] | None = None) -> int:
         return FAILED
     except (FedAttuneError, OSError) as error:
         print_message(f"error: {error}")
-    except sqlite3.DatabaseError as error:  # opening a store does not find every damage
-        print_message(
-            f"error: a run's metrics.sqlite is damaged ({error}); restore it from a copy, or train that run again"
-        )
     except MemoryError as error:
         print_message(
             f"error: there is not enough memory ({error}); give fewer clients, or smaller data or models"

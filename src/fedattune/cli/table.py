@@ -31,7 +31,7 @@ def print_table(space: Namespace, problems: Sequence[str]) -> int:
 
     """
     from ..analysis import tidy
-    from ..analysis.load import list_run_files, read_runs
+    from ..analysis.load import read_runs
     from ..core.io import write_text
     from ..experiments.output import check_output_files
 
@@ -42,7 +42,7 @@ def print_table(space: Namespace, problems: Sequence[str]) -> int:
         raise ConfigError("--format parquet writes a file; name it by -o, such as -o runs.parquet")
     if options.clients and format_ not in ("csv", "parquet"):
         raise ConfigError(f"--clients is an option of --format csv and parquet, not of --format {format_}")
-    check_output_files({"--out": options.out}, list_run_files(paths))
+    check_output_files({"--out": options.out}, {})
     runs = read_runs(paths, running=True)
     if not runs.results:
         raise RunError(f"{paths[0]}: no round is finished yet, so there is no table; try again later")

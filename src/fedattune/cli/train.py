@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 
+from ..analysis.folder import seal_experiment
 from ..analysis.tables import make_console, print_methods
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
@@ -46,7 +47,7 @@ def train(space: Namespace, problems: list[str]) -> int:
     else:
         out = output.out or choose_run_folder(command, experiment.data)
         check_run_folder(out, command)
-        check_output_files(files, list_input_files(experiment, config=output.config))
+        check_output_files(files, list_input_files(experiment, config=output.config, out=out))
         _check_processes(experiment.engine, output)
         experiment, notes = prepare_command(command, experiment)
         plan = make_plan(experiment)
@@ -59,14 +60,15 @@ def train(space: Namespace, problems: list[str]) -> int:
         except StoppedError as stopped:
             print_message(f"{stopped}; resume with: {format_resume_command(space)}")
             return INTERRUPTED
-    rounds_to = plan.experiment.rounds_to
-    summary = write_summary(
-        outcome,
-        files=[file for file in (out / "result.json", output.json_file) if file],
-        report=out / "report.html" if is_comparison else None,
-        rounds_to=rounds_to,
-        metric=plan.experiment.metric,
-    )
+        rounds_to = plan.experiment.rounds_to
+        summary = write_summary(
+            outcome,
+            files=[file for file in (out / "result.json", output.json_file) if file],
+            report=out / "report.html" if is_comparison else None,
+            rounds_to=rounds_to,
+            metric=plan.experiment.metric,
+        )
+        seal_experiment(out, is_finished=True)
     _print_summary(
         summary, [*notes, *plan.notes, *plan.federation.notes, *summary.notes], rounds_to, output.columns
     )

@@ -44,7 +44,6 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
     """
     from rich.live import Live
 
-    from ..analysis.load import list_run_files
     from ..analysis.monitor import read_statuses
     from ..experiments.output import check_output_files
     from .main import FAILED, INTERRUPTED, print_message
@@ -53,7 +52,7 @@ def watch(space: Namespace, problems: Sequence[str]) -> int:
     run: Path = space.run
     statuses: list[RunStatus] = read_statuses(run)
     before: list[RunStatus] = []
-    check_output_files({"--out": options.out}, list_run_files([run]))
+    check_output_files({"--out": options.out}, {})
     report, console = _LiveReport(run, options.out), make_console()
     is_live = console.is_terminal and not console.is_dumb_terminal and not options.once
     live = Live(console=console, auto_refresh=False, vertical_overflow="crop") if is_live else None

@@ -249,7 +249,12 @@ def unfinished_files(folder: Path) -> list[Path]:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a whole JSON file or nothing."""
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_text(path, format_json(content))
+
+
+def format_json(content: Any) -> str:
+    """Return the text of a JSON file."""
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> Any:

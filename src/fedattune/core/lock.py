@@ -17,13 +17,17 @@ LOCK_FILE, WRITER_FILE = ".lock", ".writer.json"
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path, *, is_new: bool = False) -> Iterator[None]:
     """Hold the lock of a folder inside the block; make the folder if it is missing.
 
     The operating system holds the lock, so it is gone with the process, also after a kill.
 
+    Args:
+        folder: the folder.
+        is_new: refuse a folder that holds anything: another process may have filled it since it was looked at.
+
     Raises:
-        RunError: a living process holds the lock; the message says which one.
+        RunError: a living process holds the lock, and the message says which one; or the folder is not empty.
 
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,6 +44,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
             "host": socket.gethostname(),
             "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         }
+        if is_new and any(one.name not in (LOCK_FILE, WRITER_FILE) for one in folder.iterdir()):
+            raise RunError(f"{folder} is not empty: another process has just filled it; give a new folder")
         (folder / WRITER_FILE).write_text(json.dumps(about), encoding="utf-8")
         yield
     finally:
@@ -54,5 +60,5 @@ def _describe_writer(folder: Path) -> str:
     try:
         about = json.loads((folder / WRITER_FILE).read_text(encoding="utf-8"))
         return f"process {about['pid']} on {about['host']} since {about['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has just begun
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # it has just begun
         return "another process"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, FedAttuneError, RunError, summarize_error
 from ..core.io import copy_tensors, load_tensors, save_tensors
 from .federated import Federation, FederationInfo, infer_schema
 from .schema import Schema
@@ -50,8 +50,8 @@ class InputSpec:
         save_tensors(file, copy_tensors(tensors), {"schema": self.schema.to_json()})
 
     @classmethod
-    def load(cls, file: Path) -> "InputSpec | None":
-        """Read the description; None where a run has none, because the data were elsewhere.
+    def load(cls, file: Path, n_clients: int) -> "InputSpec | None":
+        """Read the description of the inputs of M clients; None where a run has none, because the data were elsewhere.
 
         Raises:
             RunError: the file is damaged.
@@ -60,8 +60,17 @@ class InputSpec:
         if not file.exists():
             return None
         tensors, meta = load_tensors(file)
-        constants = tensors.get(CONSTANTS_KEY)
-        return cls(Schema.from_json(meta["schema"]), None if constants is None else constants.numpy())
+        try:
+            schema = Schema.from_json(meta["schema"])
+            constants = tensors[CONSTANTS_KEY].numpy() if CONSTANTS_KEY in tensors else None
+            expected = (n_clients, 3, len(schema.numbers))
+            if constants is not None and (constants.shape != expected or constants.dtype != np.float64):
+                raise ValueError(f"got constants {constants.shape} of {constants.dtype}, expected {expected}")
+        except (KeyError, TypeError, ValueError, FedAttuneError) as error:
+            raise RunError(
+                f"{file} is damaged ({summarize_error(error)}); restore it from a copy, or train the run again"
+            ) from error
+        return cls(schema, constants)
 
     def card(self, row: int) -> dict[str, Any]:
         """Return the schema and the constants of the evaluated client number `row`, for the client's model file."""

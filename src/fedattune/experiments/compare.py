@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.compare import MethodRow
+from ..analysis.folder import seal_experiment
 from ..analysis.verdict import Verdict, reach_verdict
 from ..core.errors import ConfigError
 from ..core.lock import lock_folder
@@ -179,14 +180,15 @@ def _compare(
     create_run_folder(plan, out, "compare")
     with InterruptHandler() as should_stop, lock_folder(out):
         outcome = train_plan(plan, out, should_stop, output, is_comparison=True)
-    metric = plan.experiment.metric
-    summary = write_summary(
-        outcome,
-        files=[out / "result.json"],
-        report=out / "report.html",
-        rounds_to=plan.experiment.rounds_to,
-        metric=metric,
-    )
+        metric = plan.experiment.metric
+        summary = write_summary(
+            outcome,
+            files=[out / "result.json"],
+            report=out / "report.html",
+            rounds_to=plan.experiment.rounds_to,
+            metric=metric,
+        )
+        seal_experiment(out, is_finished=True)
     verdict = reach_verdict(
         outcome.results, baselines=outcome.baselines, metric=metric, has_failures=bool(outcome.failed)
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from ..analysis.folder import find_run_folder
 from ..core.errors import ConfigError, RunError
 
 
@@ -77,7 +78,8 @@ def check_output_files(outputs: Mapping[str, Path | None], protected_files: Mapp
         protected_files: name in a message -> file that must stay.
 
     Raises:
-        ConfigError: a folder is missing or not writable, or a file is a folder or would replace another.
+        ConfigError: a folder is missing or not writable, or a file is a folder, belongs to a run, or would replace
+            another.
 
     """
     files = dict(protected_files)
@@ -85,6 +87,8 @@ def check_output_files(outputs: Mapping[str, Path | None], protected_files: Mapp
         if path is None:
             continue
         _check_file(option, path)
+        if (folder := find_run_folder(path)) is not None:
+            raise ConfigError(f"{option} {path}: this is a file of the run in {folder}; give another file")
         for what, other in files.items():
             if _is_same_file(path, other):
                 raise ConfigError(

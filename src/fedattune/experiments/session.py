@@ -1,17 +1,27 @@
 """Create the folder of an experiment, train the runs in it, and resume them after an interruption."""
 
-import json
 import signal
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from ..analysis.folder import COMMAND_FILE, EXPERIMENT_FILE, NOTES_FILE, PARTITION_FILE, make_run_name
+from ..analysis.folder import (
+    CHECKSUM_FILE,
+    COMMAND_FILE,
+    EXPERIMENT_FILE,
+    NOTES_FILE,
+    PARTITION_FILE,
+    make_run_name,
+    seal_experiment,
+    verify_experiment,
+)
 from ..core.errors import ConfigError, RunError
-from ..core.io import replace_atomically, write_json, write_text
+from ..core.io import read_json, replace_atomically, write_json, write_text
+from ..core.lock import lock_folder
 from ..core.own_code import find_file, get_short_name, is_reference
 from ..core.settings import RAY_DEFAULTS
 from .config import Experiment
@@ -80,28 +90,39 @@ def list_input_files(
 
 
 def create_run_folder(plan: Plan, out: Path, command: str) -> None:
-    """Create the run folder with the command, the partition and the experiment; after an error, remove it again."""
+    """Create the run folder with the command, the partition and the experiment; after an error, remove it again.
+
+    Raises:
+        RunError: another process is at work in the folder, or has filled it.
+
+    """
     from ..data.manifest import save_manifest
 
     out = out.resolve()
     is_new = not out.exists()
-    out.mkdir(parents=True, exist_ok=True)
     try:
-        write_text(out / COMMAND_FILE, command + "\n")
-        with (
-            replace_atomically(out / PARTITION_FILE) as new,
-            new.open("w", encoding="utf-8", newline="\n") as file,
-        ):
-            file.writelines(plan.federation.iter_manifest())
-        if plan.experiment.save_partition:
-            save_manifest(plan.federation, plan.experiment.save_partition)
-        # The last file: with it, the run can be resumed.
-        write_text(out / EXPERIMENT_FILE, _resolve_paths(plan.experiment).to_yaml())
+        with lock_folder(out, is_new=True):
+            try:
+                write_text(out / COMMAND_FILE, command + "\n")
+                with (
+                    replace_atomically(out / PARTITION_FILE) as new,
+                    new.open("w", encoding="utf-8", newline="\n") as file,
+                ):
+                    file.writelines(plan.federation.iter_manifest())
+                if plan.experiment.save_partition:
+                    save_manifest(plan.federation, plan.experiment.save_partition)
+                text = _resolve_paths(plan.experiment).to_yaml()
+                seal_experiment(out, {out / EXPERIMENT_FILE: text})
+                # The last file: with it, the run can be resumed.
+                write_text(out / EXPERIMENT_FILE, text)
+            except BaseException:
+                for name in (COMMAND_FILE, PARTITION_FILE, EXPERIMENT_FILE, CHECKSUM_FILE):
+                    (out / name).unlink(missing_ok=True)
+                raise
     except BaseException:
-        for name in (COMMAND_FILE, PARTITION_FILE, EXPERIMENT_FILE):
-            (out / name).unlink(missing_ok=True)
         if is_new:
-            out.rmdir()
+            with suppress(OSError):  # another process is at work in it
+                out.rmdir()
         raise
 
 
@@ -147,14 +168,16 @@ def reopen_run(
         raise RunError(
             f"--resume {out}: there is no run of fedattune here ({path} is missing); give its folder"
         )
+    tuning = (out / "tuning" / name for name in ("chosen.json", "log.json"))
+    verify_experiment(out, path, out / COMMAND_FILE, out / PARTITION_FILE, *tuning)
     # Another engine than Ray resets the options of Ray.
     reset = RAY_DEFAULTS if overrides.get("engine", "ray") != "ray" else {}
     code = {"allow_code": tuple(allow_code)}
     before, experiment = load_experiment(path, code), load_experiment(path, {**reset, **overrides, **code})
     try:
         first_command = (out / COMMAND_FILE).read_text(encoding="utf-8").strip()
-        first_hash = json.loads((out / PARTITION_FILE).read_text(encoding="utf-8"))["hash"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        first_hash = str(read_json(out / PARTITION_FILE)["hash"])
+    except (OSError, ValueError, KeyError, TypeError, RunError) as error:
         raise RunError(
             f"--resume {out}: {COMMAND_FILE} or {PARTITION_FILE} is missing or broken; start a new run"
         ) from error
@@ -234,6 +257,7 @@ def train_plan(
     from .tuning import apply_tuning, tune_plan
 
     notes: list[str] = []
+    seal_experiment(out)  # the other files will change
     with make_progress_display(quiet=output.quiet) as display:
         if plan.experiment.tune:
             tuning = tune_plan(plan, plan.experiment.tune, out, should_stop, display, output.processes)

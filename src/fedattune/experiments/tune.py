@@ -99,7 +99,7 @@ def tune(
         folder.mkdir(parents=True, exist_ok=True)
         with (
             InterruptHandler() as should_stop,
-            lock_folder(folder),
+            lock_folder(folder, is_new=True),
             make_progress_display(quiet=output.quiet) as display,
         ):
             tuning = tune_plan(plan, budget, folder, should_stop, display, output.processes)

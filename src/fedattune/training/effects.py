@@ -16,7 +16,7 @@ from ..core.params import Params
 from ..core.payload import Batch, Grad, LocalState, Loss, MixingMatrices, Payload, RoundContext
 from .engine.base import ClientInputs, Engine
 from .engine.batches import LocalTraining
-from .storage.store import MixingLog
+from .storage.mixing_log import MixingLog
 
 MEASURED_CLIENTS = 8
 """Clients that are measured: they train one more round, which changes nothing."""

@@ -27,7 +27,8 @@ from .history import (
 )
 from .predictions import RowPredictions
 from .stopping import StoppingRule, pick_by_others
-from .storage.store import MixingLog, RoundRecord, RunStore
+from .storage.mixing_log import MixingLog
+from .storage.store import RoundRecord, RunStore
 
 Point = Literal["received", "trained"]
 Part = Literal["test", "validation"]

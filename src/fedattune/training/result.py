@@ -1,13 +1,14 @@
 """The result of a run: its numbers, and every client's model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..core.algorithm import Algorithm
-from ..core.errors import RunError, list_some, summarize_error
-from ..core.io import load_tensors, read_json, write_json
+from ..core.errors import RunError, list_some
+from ..core.io import load_tensors
 from ..core.params import Params, select_prefix
 from ..core.payload import ServerState
 from ..data.input_spec import InputSpec
@@ -27,7 +28,7 @@ from .client_results import ClientResult, NewcomerResult
 from .history import JsonDict
 from .metrics import Point, RunMetrics
 from .predictions import load_predictions, save_predictions
-from .storage.facts import check_facts
+from .storage.facts import check_stored
 from .storage.folder import RunFolder
 from .storage.rows import RowStack
 from .storage.store import RunStore
@@ -100,25 +101,24 @@ class Result(RunMetrics):
         folder = RunFolder(Path(path))
         if not folder.is_finished:
             raise RunError(f"{path} holds no finished run")
-        try:
-            facts = read_json(folder.result)["facts"]
-            check_facts(facts)
-        except (KeyError, TypeError) as error:
-            raise RunError(
-                f"{folder.result} is damaged ({summarize_error(error)}); restore it from a copy, or train the run again"
-            ) from error
+        config, facts = folder.read_config(), folder.read_facts(is_finished=True)
+        folder.verify(folder.metrics, folder.predictions, folder.models, folder.inputs)
+        n = len(facts["clients"])
         # The server of remote clients has no models.
         flat = load_tensors(folder.models)[0] if folder.models.exists() else {}
         models, buffers = (select_prefix(flat, prefix) for prefix in ("params/", "buffers/"))
+        check_stored(folder.models, lambda flat: _check_models(flat, n), flat)
+        store = RunStore.open_read_only(folder.metrics)
+        store.expect(facts)
         return cls(
-            read_json(folder.config),
+            config,
             facts,
-            RunStore(folder.metrics),
-            predictions=load_predictions(folder.predictions),
+            store,
+            predictions=load_predictions(folder.predictions, n),
             models=models,
             buffers=buffers,
             folder=folder.path,
-            inputs=InputSpec.load(folder.inputs),
+            inputs=InputSpec.load(folder.inputs, n),
         )
 
     def finish(self, folder: RunFolder) -> None:
@@ -130,7 +130,7 @@ class Result(RunMetrics):
             facts["reference_logits"] = compute_reference_logits(
                 self.model(self.eval_ids[0]), self._card(self.facts["clients"][0]["id"])
             )
-        write_json(folder.result, self.to_json() | {"facts": facts})
+        folder.finish(self.to_json() | {"facts": facts})
 
     def model(
         self, client: str | int, module: nn.Module | None = None, factory: str | None = None
@@ -228,3 +228,19 @@ class Result(RunMetrics):
         if self.inputs:
             card |= self.inputs.card([one["id"] for one in self.facts["clients"]].index(client))
         return card
+
+
+def _check_models(flat: Mapping[str, Tensor], n_clients: int) -> None:
+    """Check the models of a run: one row for each client, or one model for all.
+
+    Raises:
+        ValueError: a tensor has another number of rows, or another name.
+
+    """
+    for name, tensor in flat.items():
+        if not name.startswith(("params/", "buffers/")):
+            raise ValueError(f"{name}: expected names that begin with params/ or buffers/")
+        if tensor.dim() == 0 or len(tensor) not in (1, n_clients):
+            raise ValueError(
+                f"{name}: got shape {tuple(tensor.shape)}, expected a row for each of {n_clients} clients"
+            )

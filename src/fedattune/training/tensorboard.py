@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ..core.errors import ConfigError
 from .context import Progress, RunContext
 from .history import score_clients, summarize_scores
-from .storage.store import RoundMixing, RunStore
+from .storage.mixing_log import RoundMixing
+from .storage.store import RunStore
 
 FLUSH_S = 5
 """Seconds after which the event file is written."""

@@ -225,6 +225,7 @@ def test_a_kill_while_a_file_is_first_written(
     resumed = fedattune.fit("fedavg", ragged, out=out, resume=True, **RUN)
     same(resumed, fedattune.fit("fedavg", ragged, **RUN))
     files = (
+        "SHA256SUMS",
         "config.json",
         "environment.json",
         "facts.json",

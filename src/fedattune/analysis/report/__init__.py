@@ -10,7 +10,7 @@ from typing import Any
 
 from ..._version import __version__
 from ...core.errors import RunError
-from ...core.io import read_json, write_text
+from ...core.io import write_text
 from ...core.metrics import METRICS
 from ...training.storage.folder import RunFolder
 from ..compare import build_rows, group_by_algorithm
@@ -134,9 +134,8 @@ def _collect_notes(runs: Runs) -> list[str]:
 def _collect_environments(runs: Runs) -> list[dict[str, str]]:
     """Collect the versions and machines of the runs, each once."""
     environments: dict[str, dict[str, str]] = {}
-    for file in (RunFolder(folder).environment for folder in runs.folders):
-        if file.is_file():
-            values = read_json(file)
+    for folder in map(RunFolder, runs.folders):
+        if values := folder.read_environment():
             packages = values.pop("packages", {})
             text = {key: str(value) for key, value in values.items() if value is not None}
             text["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())

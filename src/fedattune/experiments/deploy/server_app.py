@@ -3,12 +3,10 @@
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -17,6 +15,7 @@ from ...core.algorithm import Algorithm
 from ...core.errors import DivergedError, FedAttuneError, RunError, summarize_error
 from ...core.hardware import check_device
 from ...core.io import read_json, write_json, write_text
+from ...core.lock import lock_folder
 from ...core.text import make_printable
 from ...training.client_state import PayloadFactory
 from ...training.context import Progress, RunContext
@@ -72,7 +71,7 @@ def run_server(
         folder.mkdir(parents=True, exist_ok=True)
         with (
             log_errors(plan.deployment.log_format, monitor.get_fields),
-            _lock(folder),
+            lock_folder(folder),
             serve_metrics(monitor, plan.deployment.metrics_port, log),
         ):
             if (folder / FEDERATION_FILE).exists():
@@ -96,20 +95,6 @@ def run_server(
             return results
     except OSError as error:
         raise RunError(f"run-folder: {folder} cannot be used: {error.strerror or error}") from error
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Keep other servers out of the run folder."""
-    try:
-        lock = FileLock(folder / ".lock", timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        raise RunError(f"run-folder: a run is going on in {folder}; stop it, or take a new folder") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 class _Server:
@@ -240,9 +225,10 @@ class _Server:
         }
         folder = RunFolder(path)
         if folder.config.exists() and not folder.is_finished:
-            before = read_json(folder.config)
+            before = folder.read_config()
             if before.get("split") in splits[:-1]:
                 write_json(folder.config, {**before, "split": splits[-1]})
+                folder.seal_start()
         return RunFolder.open(path, config, resume=folder.config.exists()), config
 
     def _make_card(self, name: str, seed: int) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import FedAttuneError, RunError
-from ...core.io import read_json
 from ...core.settings import Settings
 from ...training.result import Result
 from ...training.storage.folder import RunFolder
@@ -169,7 +168,7 @@ class StudyTrainer:
             if job.folder in diverged:
                 self.records.add_failure(run, diverged[job.folder])
             elif job.is_finished and run not in self.records:
-                environment = _select_versions(read_json(RunFolder(job.folder).environment))
+                environment = _select_versions(RunFolder(job.folder).read_environment())
                 labels = job.federation.label_counts().tolist() if self.study.mixing else None
                 self.records.add(run, Result.load(job.folder), environment, labels)
         self._save()

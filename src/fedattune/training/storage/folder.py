@@ -12,10 +12,15 @@ from typing import Any
 
 from ..._version import __version__
 from ...core.errors import RunError
-from ...core.io import read_json, unfinished_files, write_json
+from ...core.io import format_json, read_json, unfinished_files, write_json, write_text
 from ...core.lock import LOCK_FILE, WRITER_FILE
 from ...core.settings import RAY_DEFAULTS
 from .checkpoint import CheckpointFolder
+from .checksums import set_checksums, verify_file
+from .facts import check_config, check_environment, check_facts, check_stored
+
+CONFIG_FILE = "config.json"
+"""The file that makes a folder the folder of a run."""
 
 RESUMABLE_SETTINGS = {"client_state", "device", "engine", *RAY_DEFAULTS}
 """Settings that change results by rounding at most, so that a run may resume with others."""
@@ -48,6 +53,7 @@ class RunFolder:
             if not resume:
                 raise RunError(f"{path} holds a run already; take another folder, or resume that run")
             folder._check(config)
+            folder.verify(folder.environment, folder.metrics)
         elif path.exists() and (not path.is_dir() or _list_foreign_files(path)):
             raise RunError(f"{path} is not empty and holds no run; take a new folder")
         else:
@@ -57,12 +63,94 @@ class RunFolder:
             unfinished.unlink()
         if not folder.environment.exists():
             write_json(folder.environment, describe_environment())
+        if not folder.is_finished:  # the other files will change
+            folder.seal_start()
         return folder
+
+    def seal_start(self) -> None:
+        """List the checksums of the files that stay as they are from the start."""
+        set_checksums(self.path, [self.config, self.environment])
+
+    def finish(self, result: Any) -> None:
+        """Write `result.json`, which makes the run a finished one, after the checksums of all files."""
+        text = format_json(result)
+        files = [self.config, self.environment, self.facts, self.inputs, self.metrics, self.models]
+        set_checksums(self.path, [*files, self.predictions], {self.result: text})
+        write_text(self.result, text)
+
+    def verify(self, *files: Path) -> None:
+        """Compare files with their checksums before they are read.
+
+        Raises:
+            RunError: a file is not as the run wrote it.
+        """
+        for file in files:
+            again = file in (self.facts, self.inputs, self.models, self.predictions, self.result)
+            # A run that goes on may lack its result, which was removed to have it written again.
+            if file in (self.facts, self.inputs) and not self.is_finished:
+                continue
+            remedy = "restore it from a copy, or train the run again"
+            if again:
+                remedy = (
+                    f"restore it from a copy, or remove {self.result.name} from that folder and resume the run, which "
+                    "writes it again"
+                )
+            verify_file(file, self.path, remedy)
+
+    def read(self, file: Path) -> Any:
+        """Read one of the JSON files of the folder, and compare it with its checksum before.
+
+        Raises:
+            RunError: the file is missing, damaged, or not as the run wrote it.
+        """
+        self.verify(file)
+        return read_json(file)
+
+    def read_config(self) -> dict[str, Any]:
+        """Read and check the settings of the run.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        config = self.read(self.config)
+        check_stored(self.config, check_config, config)
+        return dict(config)
+
+    def read_facts(self, *, is_finished: bool) -> dict[str, Any]:
+        """Read and check the facts: of the result if the run is finished, else those from its start.
+
+        Args:
+            is_finished: whether to read the result, which may appear at any moment.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        file = self.result if is_finished else self.facts
+        content = self.read(file)
+
+        def check(content: Any) -> None:
+            check_facts(content["facts"] if is_finished else content)
+
+        check_stored(file, check, content)
+        return {"notes": [], **(content["facts"] if is_finished else content)}
+
+    def read_environment(self) -> dict[str, Any]:
+        """Read versions and machine; nothing if the run has none.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        self.verify(self.environment)
+        if not self.environment.is_file():
+            return {}
+        environment = read_json(self.environment)
+        check_stored(self.environment, check_environment, environment)
+        return dict(environment)
 
     @property
     def config(self) -> Path:
         """Settings of the run."""
-        return self.path / "config.json"
+        return self.path / CONFIG_FILE
 
     @property
     def facts(self) -> Path:
@@ -115,7 +203,7 @@ class RunFolder:
         return self.result.exists()
 
     def _check(self, config: dict[str, Any]) -> None:
-        before = read_json(self.config)
+        before = self.read_config()
         changed = [
             "{} was {} and is {}".format(key, *_shorten_pair(before.get(key), config.get(key)))
             for key in sorted(before.keys() | config.keys())

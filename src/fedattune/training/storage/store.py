@@ -1,6 +1,5 @@
 """Store per-client scores, traffic and mixing matrices of one run in SQLite."""
 
-import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -11,82 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...core.errors import RunError
 from ...core.io import natural_key
 from ...core.payload import MixingMatrices
 from ..engine.base import Scores
-from .packing import pack_scores, pack_weights, unpack_scores, unpack_weights
-
-MAX_SQUARE_CLIENTS = 5_000
-"""Clients up to which mixing matrices have a row and a column for every client."""
-
-
-class RoundMixing(NamedTuple):
-    """Matrices (R, K) of one round: the weight of the model of client `columns[k]` in the model of client `rows[i]`."""
-
-    rows: list[int]
-    columns: list[int]
-    weights: dict[str, NDArray[np.float32]]
-
-
-class MixingLog(Mapping[int, dict[str, NDArray[np.float32]]]):
-    """Mixing matrices by round and component, read from the store on access.
-
-    Entry (i, k) of a matrix (N, N) is the weight of client k's model in client i's model. Clients outside the round
-    have rows of NaN. `among` returns the matrices without these clients; only `among` works above
-    MAX_SQUARE_CLIENTS clients. Components are sorted by name, numbers in names by value.
-    """
-
-    def __init__(self, db: sqlite3.Connection, n_clients: int) -> None:
-        self._db = db
-        self._n = n_clients
-
-    def __iter__(self) -> Iterator[int]:
-        return (r for (r,) in self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round").fetchall())
-
-    def __len__(self) -> int:
-        return int(self._db.execute("SELECT COUNT(DISTINCT round) FROM mixing").fetchone()[0])
-
-    def __getitem__(self, round_: int) -> dict[str, NDArray[np.float32]]:
-        rows, columns, weights = self.among(round_)
-        if self._n > MAX_SQUARE_CLIENTS:
-            raise RunError(
-                f"a mixing matrix of {self._n:,} x {self._n:,} is too large; mixing.among({round_}) returns the "
-                "rows and columns of the clients of the round"
-            )
-        out: dict[str, NDArray[np.float32]] = {}
-        for component, matrix in weights.items():
-            out[component] = np.full((self._n, self._n), np.nan, dtype=np.float32)
-            out[component][rows] = 0.0
-            out[component][np.ix_(rows, columns)] = matrix
-        return out
-
-    def among(self, round_: int) -> RoundMixing:
-        """Read the matrices of one round, for the clients of the round only.
-
-        Raises:
-            KeyError: the round has no matrices.
-        """
-        records = self._db.execute(
-            "SELECT component, row_clients, column_clients, weights FROM mixing WHERE round = ?", (round_,)
-        ).fetchall()
-        if not records:
-            raise KeyError(
-                f"no mixing matrices of round {round_}; the run has matrices of rounds {list(self)}"
-            )
-        rows, columns = json.loads(records[0][1]), json.loads(records[0][2])
-        records.sort(key=lambda row: natural_key(row[0]))
-        return RoundMixing(
-            rows,
-            columns,
-            {component: unpack_weights(blob, len(rows), len(columns)) for component, _, _, blob in records},
-        )
-
-    def last(self) -> dict[str, NDArray[np.float32]]:
-        """Read the matrices of the last round that has any; empty if none has."""
-        rounds = list(self)
-        return self[rounds[-1]] if rounds else {}
-
+from .database import (
+    CREATE_TABLES,
+    check_count,
+    check_seconds,
+    check_text,
+    check_version,
+    connect_reader,
+    explain_errors,
+    format_clients,
+    parse_clients,
+)
+from .mixing_log import MixingLog
+from .packing import pack_scores, pack_weights, unpack_scores
 
 MAX_MIXING_BYTES = 8 << 20
 """Bytes of mixing matrices, before compression, above which rounds are thinned out."""
@@ -98,20 +37,7 @@ WRITE_LOCK_TIMEOUT_S, READER_TIMEOUT_S = 5.0, 600.0
 """Seconds to wait for another writer, and for readers to finish: a reader may be halted while it copies."""
 
 
-CREATE_TABLES = """
-CREATE TABLE IF NOT EXISTS rounds (
-    round INTEGER PRIMARY KEY, seconds REAL, bytes_up INTEGER, bytes_down INTEGER, steps INTEGER, diverged TEXT,
-    absent TEXT);
-CREATE TABLE IF NOT EXISTS evaluations (
-    round INTEGER, point TEXT, part TEXT, scores BLOB, PRIMARY KEY (round, point, part)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS mixing (
-    round INTEGER, component TEXT, row_clients TEXT, column_clients TEXT, weights BLOB,
-    PRIMARY KEY (round, component)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS faults (
-    round INTEGER, client INTEGER, reason TEXT, PRIMARY KEY (round, client)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS traffic (
-    direction TEXT, part TEXT, bytes INTEGER, PRIMARY KEY (direction, part)) WITHOUT ROWID;
-"""
+ROUND_COLUMNS = "round, seconds, bytes_up, bytes_down, steps, diverged, absent"
 
 
 class RoundRecord(NamedTuple):
@@ -135,17 +61,21 @@ class RunStore:
     """Append the results of each round; nothing is durable, or visible to other processes, before `commit`."""
 
     def __init__(self, path: Path | None) -> None:
-        self._waiting_mixing: tuple[int, MixingMatrices] | None = None
-        try:
+        self._begin(path)
+        with explain_errors("write", path):
             self._db = sqlite3.connect(":memory:" if path is None else path, timeout=WRITE_LOCK_TIMEOUT_S)
             # A commit must be as durable as the checkpoint that follows.
             self._db.execute("PRAGMA synchronous=FULL")
             # In KiB. SQLite writes larger changes before the commit, and until the commit nobody can read.
             self._db.execute("PRAGMA cache_size=-65536")
-            _check_version(self._db, path)
+            check_version(self._db, path)
             self._db.executescript(CREATE_TABLES)
-        except sqlite3.DatabaseError as error:
-            raise RunError(f"cannot open {path}: {error}") from error
+
+    def _begin(self, path: Path | None) -> None:
+        self._path = path
+        self._waiting_mixing: tuple[int, MixingMatrices] | None = None
+        self._n_clients: int | None = None
+        self._n_samples: dict[str, NDArray[np.int64]] = {}
 
     @classmethod
     def load_copy(cls, path: Path) -> "RunStore":
@@ -155,13 +85,12 @@ class RunStore:
             RunError: the store is missing or damaged.
         """
         store = cls(None)
-        try:
-            with closing(_connect_reader(path)) as source:
-                _check_version(source, path)
+        store._path = path
+        with explain_errors("read", path):
+            with closing(connect_reader(path)) as source:
+                check_version(source, path)
                 source.backup(store._db)
             store._db.executescript(CREATE_TABLES)
-        except sqlite3.DatabaseError as error:
-            raise RunError(f"cannot read {path}: {error}") from error
         return store
 
     @classmethod
@@ -174,21 +103,34 @@ class RunStore:
             RunError: the store is missing, damaged or locked.
         """
         store = cls.__new__(cls)
-        store._waiting_mixing = None
-        try:
-            store._db = _connect_reader(path)
-            _check_version(store._db, path)
-        except sqlite3.DatabaseError as error:
-            raise RunError(f"cannot read {path}: {error}") from error
+        store._begin(path)
+        with explain_errors("read", path):
+            store._db = connect_reader(path)
+            check_version(store._db, path)
         return store
+
+    def expect(self, facts: Mapping[str, Any]) -> None:
+        """Compare what is read from now on with the clients of the run.
+
+        Args:
+            facts: the facts of the run, checked.
+        """
+        clients = facts["clients"]
+        numbers = facts.get("numbers", range(len(clients)))
+        self._n_clients = facts.get("population", len(clients))
+        for part in ("test", "validation"):
+            self._n_samples[part] = np.full(self._n_clients, -1)
+            # Versions before 0.3 did not write the number of validation samples.
+            self._n_samples[part][list(numbers)] = [one.get(f"n_{part}", 2**31) for one in clients]
 
     def add_round(self, record: RoundRecord) -> None:
         """Add a finished round."""
         *numbers, diverged, absent = record
-        self._db.execute(
-            "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (*numbers, json.dumps(diverged), json.dumps(absent)),
-        )
+        with explain_errors("write", self._path):
+            self._db.execute(
+                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*numbers, format_clients(diverged), format_clients(absent)),
+            )
 
     def add_scores(
         self, round_: int, point: str, part: str, scores: Scores, ids: Tensor | None = None
@@ -203,20 +145,33 @@ class RunStore:
             ids: numbers of the clients (E,); None: 0 to E - 1.
         """
         clients = np.arange(len(scores.n)) if ids is None else ids.cpu().numpy()
-        self._db.execute(
-            "INSERT INTO evaluations VALUES (?, ?, ?, ?)", (round_, point, part, pack_scores(clients, scores))
-        )
+        with explain_errors("write", self._path):
+            self._db.execute(
+                "INSERT INTO evaluations VALUES (?, ?, ?, ?)",
+                (round_, point, part, pack_scores(clients, scores)),
+            )
 
     def add_faults(self, round_: int, reasons: Mapping[int, str]) -> None:
         """Add the reasons why clients of the cohort have no part in a round."""
-        self._db.executemany(
-            "INSERT INTO faults VALUES (?, ?, ?)",
-            ((round_, client, reason) for client, reason in reasons.items()),
-        )
+        with explain_errors("write", self._path):
+            self._db.executemany(
+                "INSERT INTO faults VALUES (?, ?, ?)",
+                ((round_, client, reason) for client, reason in reasons.items()),
+            )
 
     def faults(self) -> list[tuple[int, int, str]]:
         """List (round, client, reason) of the clients of the cohort that have no part in their round, in order."""
-        return list(self._db.execute("SELECT round, client, reason FROM faults ORDER BY round, client"))
+        with explain_errors("read", self._path):
+            return [
+                (
+                    check_count(r, "faults, round", 1),
+                    check_count(i, "faults, client"),
+                    check_text(why, "faults"),
+                )
+                for r, i, why in self._db.execute(
+                    "SELECT round, client, reason FROM faults ORDER BY round, client"
+                )
+            ]
 
     def add_mixing(self, round_: int, mixing: MixingMatrices) -> None:
         """Add the mixing matrices of one round; of many clients, the rounds between are thinned out.
@@ -239,33 +194,37 @@ class RunStore:
             self._thin_out_mixing(1)
 
     def _write_mixing(self, round_: int, mixing: MixingMatrices, dtype: type[np.floating[Any]]) -> None:
-        rows, columns = json.dumps(mixing.rows.tolist()), json.dumps(mixing.columns.tolist())
+        rows, columns = format_clients(mixing.rows.tolist()), format_clients(mixing.columns.tolist())
         for component, weights in mixing.weights.items():
             values = weights.detach().cpu().float().contiguous().numpy().astype(dtype)
-            self._db.execute(
-                "INSERT INTO mixing VALUES (?, ?, ?, ?, ?)",
-                (round_, component, rows, columns, pack_weights(values)),
-            )
+            with explain_errors("write", self._path):
+                self._db.execute(
+                    "INSERT INTO mixing VALUES (?, ?, ?, ?, ?)",
+                    (round_, component, rows, columns, pack_weights(values)),
+                )
 
     def _thin_out_mixing(self, most: int) -> None:
         """Delete matrices of rounds between the first and the last one if there are more than `most` rounds."""
-        kept = [r for (r,) in self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round")]
-        if len(kept) <= most:
-            return
-        gone = kept[:-1] if most < MIN_MIXING_ROUNDS else kept[1:-1:2]
-        self._db.executemany("DELETE FROM mixing WHERE round = ?", ((r,) for r in gone))
+        with explain_errors("write", self._path):
+            kept = [r for (r,) in self._db.execute("SELECT DISTINCT round FROM mixing ORDER BY round")]
+            if len(kept) <= most:
+                return
+            gone = kept[:-1] if most < MIN_MIXING_ROUNDS else kept[1:-1:2]
+            self._db.executemany("DELETE FROM mixing WHERE round = ?", ((r,) for r in gone))
 
     def set_traffic(self, total: Mapping[str, Mapping[str, int]]) -> None:
         """Set the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
         rows = [(way, part, count) for way, parts in total.items() for part, count in parts.items()]
-        self._db.execute("DELETE FROM traffic")
-        self._db.executemany("INSERT INTO traffic VALUES (?, ?, ?)", rows)
+        with explain_errors("write", self._path):
+            self._db.execute("DELETE FROM traffic")
+            self._db.executemany("INSERT INTO traffic VALUES (?, ?, ?)", rows)
 
     def traffic(self) -> dict[str, dict[str, int]]:
         """Read the bytes since the start: `up` and `down`, each by layer or other part of the messages."""
         total: dict[str, dict[str, int]] = {"up": {}, "down": {}}
-        for way, part, count in self._db.execute("SELECT direction, part, bytes FROM traffic"):
-            total[way][part] = count
+        with explain_errors("read", self._path):
+            for way, part, count in self._db.execute("SELECT direction, part, bytes FROM traffic"):
+                total[way][check_text(part, "traffic, part")] = check_count(count, "traffic, bytes")
         return {
             way: {part: parts[part] for part in sorted(parts, key=natural_key)}
             for way, parts in total.items()
@@ -277,30 +236,47 @@ class RunStore:
         Raises:
             RunError: the store cannot be written, or a reader took longer than READER_TIMEOUT_S.
         """
-        try:
-            self._flush_mixing()
+        self._flush_mixing()
+        with explain_errors("write", self._path):
             self._db.execute(f"PRAGMA busy_timeout={1000 * READER_TIMEOUT_S:.0f}")
             self._db.commit()
             self._db.execute(f"PRAGMA busy_timeout={1000 * WRITE_LOCK_TIMEOUT_S:.0f}")
-        except sqlite3.OperationalError as error:
-            raise RunError(
-                f"cannot write the metrics of the run: {error}; check that the disk has space and that no halted "
-                "process is reading them, then continue with --resume"
-            ) from error
 
     def forget_after(self, round_: int) -> None:
         """Delete the rounds after `round_`, before they are computed again."""
-        for table in ("rounds", "evaluations", "mixing", "faults"):
-            self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))  # noqa: S608 (no user input)
-        self._db.commit()
+        with explain_errors("write", self._path):
+            for table in ("rounds", "evaluations", "mixing", "faults"):
+                self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))  # noqa: S608 (no user input)
+            self._db.commit()
 
     def rounds(self, since: int = 0) -> list[RoundRecord]:
-        """Read the finished rounds in order, from round `since` on."""
-        records = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (since,))
-        return [
-            RoundRecord(r, s, up, down, steps, json.loads(diverged), json.loads(absent))
-            for r, s, up, down, steps, diverged, absent in records
-        ]
+        """Read the finished rounds in order, from round `since` on.
+
+        Raises:
+            RunError: a round is missing, or its record is damaged.
+        """
+        records: list[RoundRecord] = []
+        with explain_errors("read", self._path):
+            rows = self._db.execute(
+                f"SELECT {ROUND_COLUMNS} FROM rounds WHERE round >= ? ORDER BY round", (since,)
+            )  # noqa: S608
+            for r, seconds, up, down, steps, diverged, absent in rows:
+                record = RoundRecord(
+                    check_count(r, "round", 1),
+                    check_seconds(seconds),
+                    check_count(up, "bytes_up"),
+                    check_count(down, "bytes_down"),
+                    check_count(steps, "steps"),
+                    parse_clients(diverged, "diverged", self._n_clients),
+                    parse_clients(absent, "absent", self._n_clients),
+                )
+                before = records[-1] if records else RoundRecord(max(0, since - 1), 0.0, 0, 0, 0, [], [])
+                if r != before.round + 1:
+                    raise ValueError(f"round {before.round + 1} is missing, and round {r} is there")
+                if any(now < then for now, then in zip(record[1:5], before[1:5], strict=True)):
+                    raise ValueError(f"round {r}: seconds, bytes and steps are totals, which cannot fall")
+                records.append(record)
+        return records
 
     def scores(self, part: str, since: int = 0) -> Iterator[tuple[int, str, NDArray[Any]]]:
         """Read scores of one part in order, from round `since` on.
@@ -315,12 +291,35 @@ class RunStore:
         self, part: str, since: int = 0
     ) -> Iterator[tuple[int, str, NDArray[np.int64], NDArray[np.float64]]]:
         """Read round, point, clients (E,) and scores (3, E) of one part in order."""
-        records = self._db.execute(
-            "SELECT round, point, scores FROM evaluations WHERE round >= ? AND part = ? ORDER BY round, point",
-            (since, part),
-        )
-        for round_, point, blob in records:
-            yield round_, point, *unpack_scores(blob)
+        with explain_errors("read", self._path):
+            records = self._db.execute(
+                "SELECT round, point, scores FROM evaluations WHERE round >= ? AND part = ? ORDER BY round, point",
+                (since, part),
+            )
+            for round_, point, blob in records:
+                clients, scores = unpack_scores(blob)
+                self._check_scores(round_, point, part, clients, scores)
+                yield round_, point, clients, scores
+
+    def _check_scores(
+        self, round_: Any, point: Any, part: str, clients: NDArray[np.int64], scores: NDArray[np.float64]
+    ) -> None:
+        """Check the scores of one evaluation (3, E) of clients (E,).
+
+        Raises:
+            ValueError: they cannot be, or are not of the clients of the run.
+        """
+        where, (n, correct, _) = f"evaluations, round {round_!r:.20}", scores
+        check_count(round_, where)
+        if point not in ("received", "trained", "global"):
+            raise ValueError(f"{where}: expected received, trained or global, got {point!r:.40}")
+        if len(np.unique(clients)) < len(clients) or (clients < 0).any():
+            raise ValueError(f"{where}: expected different clients")
+        if (n < 0).any() or (correct < 0).any() or (correct > n).any():
+            raise ValueError(f"{where}: right predictions should be from 0 to the number of samples")
+        known = self._n_samples.get(part)
+        if known is not None and ((clients >= len(known)).any() or (n > known[clients]).any()):
+            raise ValueError(f"{where}: there are more clients or samples than the run has")
 
     def last_scores(self, part: str) -> dict[tuple[int, str], tuple[int, int, float]]:
         """Read samples, right predictions and sum of losses at each client's last evaluation, by (client, point)."""
@@ -339,38 +338,8 @@ class RunStore:
     def mixing(self, n_clients: int) -> MixingLog:
         """Return the mixing matrices, read on access."""
         self._flush_mixing()
-        return MixingLog(self._db, n_clients)
+        return MixingLog(self._db, n_clients, self._path)
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
-
-
-def _check_version(db: sqlite3.Connection, path: Path | None) -> None:
-    """Refuse a store of a version that kept one row per client and round.
-
-    Raises:
-        RunError: the store is of such a version.
-    """
-    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'scores'").fetchone():
-        raise RunError(
-            f"{path} was written by an older FedAttune, before 2026-11-24; read it with that version, or train again"
-        )
-
-
-def _connect_reader(path: Path) -> sqlite3.Connection:
-    """Open a connection for reading, even if the writer was killed during a commit."""
-    where = path.absolute().as_uri()
-    db = sqlite3.connect(f"{where}?mode=ro", uri=True)
-    try:
-        db.execute("PRAGMA schema_version")
-    except sqlite3.OperationalError as error:
-        db.close()
-        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
-            raise
-        # Only a connection that may write can roll back half a commit.
-        db = sqlite3.connect(f"{where}?mode=rw", uri=True)
-    except BaseException:
-        db.close()
-        raise
-    return db
