@@ -1,5 +1,6 @@
 """Folders of runs that were never trained, with scores, matrices and bytes that a test has chosen."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,3 +121,40 @@ def experiment(folder: Path, names: str = "local, fedavg", seeds: int = 1) -> Pa
 def going(folder: Path, name: str, correct: dict[int, Any], **more: Any) -> Path:
     """Write a run that still trains."""
     return craft(folder, name, correct, finished=False, rounds=10, moved=500, definition="", **more)
+
+
+HOSTILE = "\x1b[31m'\"></script></style><img src=x onerror=hit()><script>hit()</script>{{ 7 * 7 }}"
+
+
+def craft_hostile(folder: Path) -> Path:
+    """Runs of which every text is hostile: names, notes, classes, components, settings and versions."""
+    clients: list[dict[str, Any]] = [
+        {"id": f"{i}{HOSTILE}", "n_train": 9, "n_test": n} for i, n in enumerate((10, 20, 10, 40))
+    ]
+    facts: dict[str, Any] = {
+        "clients": clients,
+        "classes": [HOSTILE, f"other {HOSTILE}"],
+        "notes": [HOSTILE],
+        "data_notes": [f"data {HOSTILE}"],
+        "effects": [[HOSTILE, HOSTILE, HOSTILE, 0.001]],
+        "newcomers": [{**clients[0], "received": 0.1, "trained": 0.2, "local": 0.3}],
+    }
+    config: dict[str, Any] = {
+        "data": HOSTILE,
+        "definition": HOSTILE,
+        "options": {HOSTILE: HOSTILE},
+        "model": HOSTILE,
+    }
+    scores = {1: (5, 10, 5, 20), 2: (6, 12, 5, 20)}
+    craft(folder, "local", scores, labels=LABELS, facts=facts, **config)
+    name = f"m{HOSTILE}"
+    mixing: dict[int, Mixed] = {r: (ALL, ALL, {HOSTILE: EARLY, "b": LATE}) for r in (1, 2)}
+    traffic = {"up": {HOSTILE: 9}, "down": {}}
+    craft(folder, "other", scores, labels=LABELS, facts=facts, mixing=mixing, traffic=traffic, **config)
+    run = folder / "other" / "seed-0"
+    settings = json.loads((run / "config.json").read_text("utf-8"))
+    (run / "config.json").write_text(json.dumps({**settings, "algorithm": name}), "utf-8")
+    environment = {"fedattune": HOSTILE, "platform": HOSTILE, "packages": {HOSTILE: HOSTILE}}
+    (run / "environment.json").write_text(json.dumps(environment), "utf-8")
+    (folder / "notes.json").write_text(json.dumps([f"tuned {HOSTILE}"]), "utf-8")
+    return folder

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import hashlib
 import json
 import re
 import shutil
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import fedattune
-from crafted import craft
+from crafted import craft, craft_hostile
 from fedattune import Federation, Runs, read_runs
 from fedattune.analysis.mixing import thin_out
 from fedattune.analysis.report import content as frames
@@ -324,3 +325,14 @@ def test_compare_writes_the_same_report(tmp_path: Path) -> None:
     # Settings as a reader writes them; those that nobody gave are left out.
     assert "fractions: (test: 0.25, validation: 0.1)" in clean[0]
     assert "None" not in clean[0].partition("Configuration and environment")[2].partition("Algorithm(")[0]
+
+
+def test_no_text_of_a_run_becomes_code_of_the_page(tmp_path: Path) -> None:
+    page = render_report(read_runs([craft_hostile(tmp_path)]))
+    assert "onerror=hit()" in page
+    assert "<img" not in page.replace("&lt;img", "").split('<script type="text/plain" id="data">')[0]
+    scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
+    assert len(hashes) == 3
+    allowed = "script-src " + " ".join(f"'sha256-{one}'" for one in hashes) + ";"
+    assert allowed in page  # a script or handler that got in all the same would not run

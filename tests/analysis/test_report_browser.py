@@ -4,12 +4,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fedattune
+from crafted import craft_hostile
 from fedattune import read_runs, write_report
 from fedattune.analysis.mixing import MixingAnalysis
 from fedattune.analysis.plots.heatmap import choose_scale
@@ -313,3 +315,31 @@ def test_browser_shows_numbers_in_the_unit_of_the_target(numbers: Any) -> None:
     numbers.select_option("#y", "worst")  # the clients with the largest errors
     assert numbers.locator("#curves svg").count() == 1
     assert "The target is a number, so there are no labels" in text
+
+
+def test_browser_runs_nothing_that_a_crafted_folder_holds(opened: Any, tmp_path: Path) -> None:
+    file = tmp_path / "hostile.html"
+    write_report(file, read_runs([craft_hostile(tmp_path / "runs")]))
+    page = opened.context.browser.new_context(offline=True).new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: said.append(dialog.message))
+    page.add_init_script("window.hits = 0; window.hit = () => { window.hits += 1; };")
+    page.goto(file.as_uri())
+    page.wait_for_selector("body[data-ready]", timeout=60_000)
+    for chart in ("gains", "curves", "spread", "network", "evolution", "traffic"):  # and all their tooltips
+        box = page.locator(f"#{chart}").bounding_box()
+        page.locator(f"#{chart}").scroll_into_view_if_needed()
+        box = page.locator(f"#{chart}").bounding_box()
+        for share in (0.2, 0.35, 0.5, 0.65, 0.8):
+            page.mouse.move(box["x"] + share * box["width"], box["y"] + 0.5 * box["height"])
+    for key in ("client", "partners", "gain"):
+        page.click(f"#clients button[data-key={key}]")
+    assert page.locator("img").count() == 0
+    assert page.evaluate("window.hits") == 0
+    # Even if text became a part of the page, its code would not run.
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=hit()>')")
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.hits") == 0
+    assert all("Content Security Policy" in one for one in said), said  # of the last one alone

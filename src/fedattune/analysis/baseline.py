@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictInt, Stric
 from ..core.errors import RunError, summarize_error
 from ..core.io import read_json, write_json
 from ..core.metrics import MetricName
-from .folder import verify_experiment
+from .folder import list_parts, verify_experiment
 
 if TYPE_CHECKING:
     from ..training.metrics import Part
@@ -94,12 +94,12 @@ def read_baselines(experiments: Sequence[Path]) -> list[Baseline]:
         RunError: a file is damaged.
 
     """
-    files = [
-        (file, path)
-        for path in experiments
-        for file in path.glob(f"{BASELINE_FOLDER}/*/split-*/baseline.json")
-    ]
-    found = [_read_baseline(*one) for one in sorted(files, key=lambda one: one[0].stat().st_mtime_ns)]
+    files = []
+    for path in experiments:
+        parts = [file for file in list_parts(path) if file.relative_to(path).parts[0] == BASELINE_FOLDER]
+        verify_experiment(path, *parts)
+        files += [file for file in parts if file.name == "baseline.json"]
+    found = [_read_baseline(file) for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)]
     return list({(one.name, one.split): one for one in found}.values())
 
 
@@ -116,11 +116,10 @@ class StoredBaseline(BaseModel):
     notes: list[StrictStr]
 
 
-def _read_baseline(file: Path, experiment: Path) -> Baseline:
+def _read_baseline(file: Path) -> Baseline:
     from ..training.predictions import load_predictions
 
     outputs = file.with_name("predictions.safetensors")
-    verify_experiment(experiment, file, outputs)
     facts: dict[str, Any] = read_json(file)
     try:
         checked = StoredBaseline(**facts).model_dump()

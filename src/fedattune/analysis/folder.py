@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.errors import RunError, summarize_error
 from ..core.io import read_json
-from ..training.storage.checksums import CHECKSUM_FILE, set_checksums, verify_file
+from ..training.storage.checksums import CHECKSUM_FILE, read_checksums, set_checksums, verify_file
 
 __all__ = ["CHECKSUM_FILE"]
 
@@ -46,6 +46,13 @@ def make_run_name(method: str, split: int, seed: int) -> str:
     return f"{method}/seed-{seed}" + (f"-split-{split}" if split else "")
 
 
+def list_parts(path: Path) -> list[Path]:
+    """List the files of baselines and tuning in a comparison's folder, those that are missing too."""
+    found = {*path.glob("tuning/*.json"), *path.glob("baselines/*/*/*")}
+    named = {path / name for name in read_checksums(path) or () if Path(name).parts[0] in EXPERIMENT_FOLDERS}
+    return sorted(found | named)
+
+
 def seal_experiment(
     path: Path, contents: Mapping[Path, str] | None = None, *, is_finished: bool = False
 ) -> None:
@@ -58,13 +65,7 @@ def seal_experiment(
 
     """
     files = [path / name for name in FROM_THE_START if path / name not in (contents or {})]
-    if is_finished:
-        files += [
-            path / RESULT_FILE,
-            path / NOTES_FILE,
-            *path.glob("tuning/*.json"),
-            *path.glob("baselines/*/*/*"),
-        ]
+    files += list_parts(path) + ([path / RESULT_FILE, path / NOTES_FILE] if is_finished else [])
     set_checksums(path, files, contents)
 
 

@@ -18,7 +18,9 @@ from ..training.storage.store import RunStore
 from .baseline import Baseline, read_baselines
 from .compare import BASELINE, MethodRow, build_rows, describe_failure, get_default_metric
 from .folder import (
+    CHECKSUM_FILE,
     EXPERIMENT_FILE,
+    MARKS,
     NOTES_FILE,
     RESULT_FILE,
     RUN_FOLDERS,
@@ -140,8 +142,16 @@ def read_run(path: Path, *, copy: bool = True) -> RunMetrics | None:
     """
     folder = RunFolder(path)
     finished = folder.is_finished
-    if not finished and not (folder.metrics.exists() and folder.facts.exists()):
-        return None
+    if not finished:
+        lost = [file for file in (folder.metrics, folder.facts) if not file.exists()]
+        if lost and folder.checkpoints.has_any:
+            raise RunError(
+                f"{lost[0]} is missing, and the run has checkpoints; restore it from a copy, or resume the run, which "
+                "writes it again or says that it cannot go on"
+            )
+        if lost:
+            folder.verify(folder.config)  # a run that has begun has one
+            return None
     config, facts = folder.read_config(), folder.read_facts(is_finished=finished)
     predictions: dict[str, RowPredictions] = {}
     if finished:
@@ -255,7 +265,9 @@ def find_run_folders(path: Path) -> list[Path]:
     """
     if RunFolder(path).config.is_file():
         return [path]
-    folders = [file.parent for file in path.glob(f"{RUN_FOLDERS}/config.json")]
+    # A run that has lost its config.json is one, and must not go missing without a word.
+    marks = (CONFIG_FILE, CHECKSUM_FILE, *MARKS)
+    folders = list({file.parent for name in marks for file in path.glob(f"{RUN_FOLDERS}/{name}")})
     if not folders and not (path / EXPERIMENT_FILE).is_file():
         missing = "" if path.exists() else " (there is no such folder)"
         raise RunError(f"{path} holds no run{missing}; give a folder that fedattune run or compare wrote")

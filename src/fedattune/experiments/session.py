@@ -15,6 +15,7 @@ from ..analysis.folder import (
     EXPERIMENT_FILE,
     NOTES_FILE,
     PARTITION_FILE,
+    list_parts,
     make_run_name,
     seal_experiment,
     verify_experiment,
@@ -168,8 +169,9 @@ def reopen_run(
         raise RunError(
             f"--resume {out}: there is no run of fedattune here ({path} is missing); give its folder"
         )
-    tuning = (out / "tuning" / name for name in ("chosen.json", "log.json"))
-    verify_experiment(out, path, out / COMMAND_FILE, out / PARTITION_FILE, *tuning)
+    # Parts that somebody removed are made again.
+    parts = [file for file in list_parts(out) if file.exists()]
+    verify_experiment(out, path, out / COMMAND_FILE, out / PARTITION_FILE, *parts)
     # Another engine than Ray resets the options of Ray.
     reset = RAY_DEFAULTS if overrides.get("engine", "ray") != "ray" else {}
     code = {"allow_code": tuple(allow_code)}
@@ -270,6 +272,7 @@ def train_plan(
         if notes:
             write_json(out / NOTES_FILE, notes)
         baselines = train_baselines(plan, out, should_stop, display.print_line) if is_comparison else []
+        seal_experiment(out)  # with what was tuned, and the baselines
         jobs = [replace(job, tensorboard=output.tensorboard) for job in make_jobs(plan, out)]
         results, failed = train_all(
             jobs, should_stop, display, scratch=out, keep_going=is_comparison, processes=output.processes

@@ -121,6 +121,11 @@ class RoundLoop:
             write_json(self.folder.facts, self._facts)
             if self._inputs:
                 self._inputs.save(self.folder.inputs)
+            if (
+                self.record.round == rounds
+            ):  # the result alone is missing; other files may have been damaged since
+                self._save_models()
+                self._commit()
         for r in range(self.record.round + 1, rounds + 1):
             is_last = r == rounds
             self.run_round(r, should_evaluate=is_last or r % eval_every == 0)
@@ -289,6 +294,7 @@ class RoundLoop:
                 "evaluated": self.evaluated,
                 "notes": [*self.notes, *self.backend.notes],
                 "traffic": self.traffic,
+                "scores": self.store.digest_scores(self.record.round),
             }
             text = {key: json.dumps(value) for key, value in meta.items()}
             self.folder.checkpoints.save(self.record.round, tree, text)
@@ -304,8 +310,10 @@ class RoundLoop:
 
     def _load(self, folder: RunFolder) -> None:
         """Go on from the last checkpoint, if there is one; the store may hold rounds after it."""
+        digest = None
         if folder.checkpoints.has_any:
             saved = folder.checkpoints.load()
+            digest = json.loads(saved.meta.get("scores", "null"))
             n = self.context.n_clients
             n_before = int(saved.meta.get("clients", n))
             if n_before < n:
@@ -328,6 +336,7 @@ class RoundLoop:
             if self._lacks_received_scores(self.record.round):
                 self._defer_evaluation(self.record.round)
         self.store.forget_after(self.record.round)
+        self.store.check_checkpoint(self.record, digest)
         for round_, point, values in self.store.scores("validation"):
             if point == self.context.algorithm.headline:
                 self.stopping.add_round(round_, values)

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import hashlib
 import json
 from datetime import datetime
 from importlib.resources import files
@@ -57,6 +58,14 @@ def render_report(runs: Runs) -> str:
     )
     environment.filters["percent"] = lambda share: format_points(share, 1)
     here = files("fedattune.analysis.report")
+    scripts = [
+        "".join((here / name).read_text("utf-8") for name in names)
+        for names in (
+            ["templates/theme.js"],
+            ["vendor/echarts.min.js"],
+            ["templates/look.js", "templates/report.js"],
+        )
+    ]
     results, rounds_to = runs.results, runs.rounds_to
     table = build_rows(results, rounds_to, metric=runs.metric, baselines=runs.baselines)
     groups = group_by_algorithm(results)
@@ -87,13 +96,16 @@ def render_report(runs: Runs) -> str:
         version=__version__,
         date=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         css=Markup((here / "templates" / "report.css").read_text("utf-8")),  # noqa: S704 (our own)
-        script=Markup(  # noqa: S704
-            "".join((here / "templates" / name).read_text("utf-8") for name in ("look.js", "report.js"))
-        ),
-        library=Markup((here / "vendor" / "echarts.min.js").read_text("utf-8")),  # noqa: S704
+        scripts=[Markup(script) for script in scripts],  # noqa: S704
+        hashes=Markup(" ".join(map(_hash_script, scripts))),  # noqa: S704
         data=_compress(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
         matrices=matrices,
     )
+
+
+def _hash_script(script: str) -> str:
+    """Return the source of a Content Security Policy that lets this script run, and no other one in the page."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _fit_data(runs: Runs) -> tuple[dict[str, Any], str]:

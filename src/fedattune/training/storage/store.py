@@ -1,6 +1,8 @@
 """Store per-client scores, traffic and mixing matrices of one run in SQLite."""
 
 import sqlite3
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...core.errors import RunError
 from ...core.io import natural_key
 from ...core.payload import MixingMatrices
 from ..engine.base import Scores
@@ -76,6 +79,7 @@ class RunStore:
         self._waiting_mixing: tuple[int, MixingMatrices] | None = None
         self._n_clients: int | None = None
         self._n_samples: dict[str, NDArray[np.int64]] = {}
+        self._digests: Counter[int] = Counter()  # by round
 
     @classmethod
     def load_copy(cls, path: Path) -> "RunStore":
@@ -145,10 +149,34 @@ class RunStore:
             ids: numbers of the clients (E,); None: 0 to E - 1.
         """
         clients = np.arange(len(scores.n)) if ids is None else ids.cpu().numpy()
+        entry = (round_, point, part, pack_scores(clients, scores))
         with explain_errors("write", self._path):
-            self._db.execute(
-                "INSERT INTO evaluations VALUES (?, ?, ?, ?)",
-                (round_, point, part, pack_scores(clients, scores)),
+            self._db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", entry)
+        self._digests[round_] += _digest_entry(*entry)
+
+    def digest_scores(self, before: int) -> int:
+        """Return a number that stands for the scores of all rounds before a round.
+
+        Of the round itself, some may come later than its checkpoint. The order in which they came does not matter.
+        """
+        return sum(digest for round_, digest in self._digests.items() if round_ < before)
+
+    def check_checkpoint(self, record: RoundRecord, digest: int | None) -> None:
+        """Compare the store with the checkpoint from which the run goes on.
+
+        Args:
+            record: the last round of the checkpoint.
+            digest: the number for its scores; None in checkpoints of older versions.
+
+        Raises:
+            RunError: the store was edited, or is of another run.
+        """
+        r, records = record.round, self.rounds()
+        is_known = len(records) == r and (not records or records[-1] == record)
+        if not is_known or digest not in (None, self.digest_scores(r)):
+            raise RunError(
+                f"{self._path} is not as the run wrote it: it does not go with the checkpoint of round {r}; restore it "
+                "from a copy, or remove the folder around it and resume, which trains this run again"
             )
 
     def add_faults(self, round_: int, reasons: Mapping[int, str]) -> None:
@@ -248,6 +276,9 @@ class RunStore:
             for table in ("rounds", "evaluations", "mixing", "faults"):
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))  # noqa: S608 (no user input)
             self._db.commit()
+            self._digests = Counter()
+            for entry in self._db.execute("SELECT round, point, part, scores FROM evaluations"):
+                self._digests[entry[0]] += _digest_entry(*entry)
 
     def rounds(self, since: int = 0) -> list[RoundRecord]:
         """Read the finished rounds in order, from round `since` on.
@@ -258,8 +289,9 @@ class RunStore:
         records: list[RoundRecord] = []
         with explain_errors("read", self._path):
             rows = self._db.execute(
-                f"SELECT {ROUND_COLUMNS} FROM rounds WHERE round >= ? ORDER BY round", (since,)
-            )  # noqa: S608
+                f"SELECT {ROUND_COLUMNS} FROM rounds WHERE round >= ? ORDER BY round",  # noqa: S608 (no user input)
+                (since,),
+            )
             for r, seconds, up, down, steps, diverged, absent in rows:
                 record = RoundRecord(
                     check_count(r, "round", 1),
@@ -343,3 +375,7 @@ class RunStore:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+
+def _digest_entry(round_: int, point: str, part: str, blob: bytes) -> int:
+    return zlib.crc32(blob, zlib.crc32(f"{round_} {point} {part}".encode()))
