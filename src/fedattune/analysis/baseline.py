@@ -126,6 +126,8 @@ def _read_baseline(file: Path) -> Baseline:
         predictions = load_predictions(outputs)
         if not predictions:
             raise ValueError("its predictions are missing")
+        if make_baseline_folder(Path(), checked["name"], checked["split"]).parts[-2:] != file.parts[-3:-1]:
+            raise ValueError("its name or split is not that of its folder")
         return Baseline(**(checked | {"notes": tuple(checked["notes"])}), predictions=predictions)
     except (TypeError, ValueError) as error:
         raise RunError(

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from ..core.effect import IDLE_BELOW
 from ..core.errors import ConfigError, did_you_mean
@@ -48,8 +48,12 @@ def make_console(file: IO[str] | None = None, *, stderr: bool = False) -> "Conso
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
+    from rich.text import Text
 
     class PrintableConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(make_printable(text), **options)  # before it is measured
+
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterator[Segment]:

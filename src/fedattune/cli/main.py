@@ -1,5 +1,6 @@
 """Run a command of `fedattune`, and turn errors into one sentence and an exit code."""
 
+import errno
 import io
 import os
 import shlex
@@ -15,6 +16,9 @@ from ..core.text import make_printable
 from .parser import COMMANDS, parse_arguments
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
+"""Errors of the system that say that a disk is full, read-only or broken."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,7 +49,10 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (FedAttuneError, OSError) as error:
-        print_message(f"error: {error}")
+        resume = ""
+        if space.training_folder and getattr(error, "errno", None) in OF_THE_DISK:
+            resume = f"; finished rounds are kept; when that is mended, resume with: {format_resume_command(space)}"
+        print_message(f"error: {error}{resume}")
     except MemoryError as error:
         print_message(
             f"error: there is not enough memory ({error}); give fewer clients, or smaller data or models"

@@ -215,9 +215,18 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str]
         tensors: name -> tensor that shares its memory with no other; see `copy_tensors`.
         meta: text to store beside the tensors.
 
+    Raises:
+        RunError: the disk is full or read-only.
+
     """
     with replace_atomically(path) as new:
-        save_file(tensors, new, dict(meta))
+        try:
+            save_file(tensors, new, dict(meta))
+        except SafetensorError as error:  # the library's name for errors of the disk
+            raise RunError(
+                f"cannot write {path}: {error}; free some space, or make the folder writable; what was written before is "
+                "intact"
+            ) from error
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -20,10 +20,10 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def make_printable(text: str) -> str:
-    """Replace the characters by which text could steer a terminal by visible ones.
+    r"""Replace the characters by which text could steer a terminal by visible ones.
 
     Examples:
-        >>> make_printable("a\\x1b[31mb")
+        >>> make_printable("a\x1b[31mb")
         'a\u241b[31mb'
 
     """

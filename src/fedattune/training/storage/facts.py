@@ -81,6 +81,8 @@ class StoredConfig(_Stored):
     data: StrictStr
     partition: dict[str, Any] = {}
     split: StrictStr = ""
+    seed: Size
+    rounds: Annotated[StrictInt, Field(ge=1)]
 
 
 class StoredEnvironment(_Stored):

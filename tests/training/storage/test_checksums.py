@@ -1,0 +1,145 @@
+"""Finished files of a run are compared with their checksums: an edited, swapped or lost one is named."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fedattune
+from cli_helpers import Done, numbers
+from fedattune import RunError, read_runs
+from fedattune.training.result import Result
+from fedattune.training.storage.checksums import CHECKSUM_FILE, read_checksums
+from fedattune.training.storage.folder import RunFolder
+
+RUN = {"rounds": 3, "lr": 0.1, "steps": 2}
+SEALED = {
+    "config.json", "environment.json", "facts.json", "inputs.safetensors", "metrics.sqlite", "models.safetensors",
+    "predictions.safetensors", "result.json",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    fedattune.fit("fedmcsa", fedattune.load_federation("digits", clients=3), out=folder, **RUN)
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def test_the_list_is_the_one_of_sha256sum(run: Path) -> None:
+    assert set(read_checksums(run) or ()) == SEALED
+    if shutil.which("sha256sum"):
+        check = ["sha256sum", "--check", "--strict", CHECKSUM_FILE]
+        assert subprocess.run(check, cwd=run, check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("name", sorted(SEALED - {"facts.json", "environment.json"}))
+def test_an_edited_file_is_named_with_what_to_do(name: str, run: Path) -> None:
+    content = bytearray((run / name).read_bytes())
+    content[-9] ^= 1
+    (run / name).write_bytes(content)
+    advice = (
+        "train the run again"
+        if name in ("config.json", "metrics.sqlite")
+        else "resume the run, which writes it again"
+    )
+    with pytest.raises(
+        RunError, match=rf"{name} is not as the run wrote it: .*restore it from a copy, or .*{advice}"
+    ):
+        Result.load(run)
+    (run / name).unlink()
+    with pytest.raises(RunError, match=f"{name} is missing|holds no finished run"):
+        Result.load(run)
+
+
+def test_a_foreign_file_and_a_broken_list_are_named(run: Path) -> None:
+    lines = (run / CHECKSUM_FILE).read_text().splitlines(keepends=True)
+    (run / CHECKSUM_FILE).write_text("".join(line for line in lines if "predictions" not in line))
+    with pytest.raises(RunError, match=r"predictions\.safetensors is no file that the run wrote"):
+        read_runs([run])
+    (run / CHECKSUM_FILE).write_text("x")
+    with pytest.raises(
+        RunError, match=r"SHA256SUMS is damaged: expected lines .* remove it to read the other files"
+    ):
+        read_runs([run])
+    (run / CHECKSUM_FILE).unlink()  # a folder of an older version
+    assert Result.load(run).metrics == read_runs([run]).results[0].metrics
+
+
+def test_what_a_run_can_write_again_is_the_same_again(finished: Path, run: Path) -> None:
+    data = fedattune.load_federation("digits", clients=3)
+    for name in ("models.safetensors", "predictions.safetensors", "inputs.safetensors", "facts.json"):
+        (run / name).write_bytes(b"")
+    (run / "result.json").unlink()
+    fedattune.fit("fedmcsa", data, out=run, resume=True, **RUN)
+    assert numbers(run / "result.json") == numbers(finished / "result.json")
+    for name in ("models.safetensors", "predictions.safetensors", "facts.json"):
+        assert (run / name).read_bytes() == (finished / name).read_bytes()
+
+
+def test_edited_numbers_are_not_signed_again(run: Path) -> None:
+    """Who removes the result to have it written again gets no new checksum for a store that somebody edited."""
+    import sqlite3
+
+    data = fedattune.load_federation("digits", clients=3)
+    (run / "result.json").unlink()
+    shutil.copytree(run, run.with_name("open"))
+    for folder, said in (
+        (run, "metrics.sqlite is not as the run wrote it"),
+        (run.with_name("open"), "does not go with"),
+    ):
+        if folder != run:
+            RunFolder(folder).seal_start()  # as of a run that was killed
+        db = sqlite3.connect(folder / "metrics.sqlite")
+        db.execute(
+            "UPDATE evaluations SET scores = (SELECT scores FROM evaluations WHERE round = 2) WHERE round = 1"
+        )
+        db.commit()
+        db.close()
+        with pytest.raises(RunError, match=said):
+            fedattune.fit("fedmcsa", data, out=folder, resume=True, **RUN)
+
+
+def test_a_large_file_is_hashed_only_by_who_reads_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    digest = fedattune.training.storage.checksums.hashlib.file_digest  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        "fedattune.training.storage.checksums.hashlib.file_digest",
+        lambda file, name: hashed.append(Path(file.name).name) or digest(file, name),
+    )
+    for _ in range(2):
+        read_runs([run])
+    assert sorted(hashed) == ["config.json", "metrics.sqlite", "predictions.safetensors", "result.json"]
+
+
+def test_a_comparison_has_a_list_of_its_own(cli: Callable[..., Done]) -> None:
+    fast = ("--data", "digits", "--clients", 5, "--rounds", 1, "--steps", 1, "--quiet")
+    assert cli("compare", *fast, "--algorithms", "fedavg", "--out", "o").code == 0
+    names = {"experiment.yaml", "command.txt", "partition.json", "result.json", "notes.json"}
+    assert names < set(read_checksums(Path("o")) or ())
+    first = numbers(Path("o/result.json"))
+    baseline = Path("o/baselines/majority/split-0/baseline.json")
+    baseline.write_text(baseline.read_text().replace('"seconds": 0', '"seconds": 9'))
+    for words in ("report o", "table o", "compare --resume o"):
+        done = cli(*words.split())
+        assert done.code == 2
+        assert f"{baseline} is not as the run wrote it" in done.err
+        assert (
+            "remove o/baselines/majority/split-0 and resume the comparison, which makes it again" in done.err
+        )
+    shutil.rmtree(baseline.parent)
+    assert cli("compare", "--resume", "o", "--quiet").code == 0
+    assert numbers(Path("o/result.json")) == first
+    notes = Path("o/notes.json")
+    notes.write_text(json.dumps(["all is well"]))
+    assert "notes.json is not as the run wrote it" in cli("report", "o").err
+    assert cli("compare", "--resume", "o", "--quiet").code == 0
+    assert cli("report", "o").code == 0
