@@ -108,6 +108,29 @@ class Settings(StrictSchema):
         "round",
     )
 
+    dp_delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = Field(
+        1e-5, description="with differential privacy: probability delta with which epsilon may be exceeded"
+    )
+
+    dp_record: Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
+        None,
+        description="differential privacy of every training row against whoever sees models: epsilon that no client "
+        "exceeds in the whole run (default: off)",
+    )
+    dp_record_noise: Annotated[float, Field(ge=0, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
+        None, description="the same, by its noise multiplier, the same for all clients, instead of epsilon"
+    )
+    dp_record_clip: Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)] = Field(
+        1.0, description="with dp_record or dp_record_noise: length to which each row's gradient is clipped"
+    )
+
+    @field_validator("dp_record_noise")
+    @classmethod
+    def _one_privacy(cls, noise: float | None, info: ValidationInfo) -> float | None:
+        if noise is not None and info.data.get("dp_record") is not None:
+            raise ValueError(f"give dp_record ({info.data['dp_record']:g}) or dp_record_noise, not both")
+        return noise
+
     @field_validator("cohort", mode="before")
     @classmethod
     def _number_or_fraction(cls, value: object) -> object:
@@ -173,6 +196,11 @@ class Settings(StrictSchema):
     def local_steps(self) -> int | None:
         """Local steps per round; None if the settings give epochs."""
         return None if self.epochs else self.steps or 20
+
+    @property
+    def is_record_private(self) -> bool:
+        """True if training rows are protected by differential privacy."""
+        return self.dp_record is not None or self.dp_record_noise is not None
 
     def count_local_steps(self, samples: float) -> int:
         """Count the local steps of a whole run, for a client with so many training samples in every cohort."""

@@ -31,6 +31,7 @@ from .evaluation import EVALUATED_PARTS, PointScores
 from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes
 from .predictions import RowPredictions, predict_rows
+from .privacy.record import RecordLedger
 from .result import Result
 from .server import Server
 from .setup import make_run_context
@@ -102,6 +103,7 @@ class RoundLoop:
             self.backend = LocalBackend(
                 self.context, self.server.storage, make_payload=self.server.make_payload
             )
+        self.ledger = RecordLedger(self.context, is_secret=self.backend.has_secret_noise)
         if folder:
             self._load(folder)
 
@@ -145,6 +147,7 @@ class RoundLoop:
 
     def evaluate_arrival(self) -> None:
         """Evaluate, as round 0, the models that clients are sent before they have trained at all."""
+        self.ledger.add_evaluation()
         self._record_scores(
             0, self.backend.evaluate_received(0, self.server.make_payload, self.server.global_model)
         )
@@ -156,9 +159,11 @@ class RoundLoop:
             self.context, r, update_server=server.rule.should_update, should_evaluate=should_evaluate
         )
         reply = self._train(request)
+        self.ledger.add_round(request.ids, request.dropouts)
         scores = backend.evaluate_trained(server.make_payload) if should_evaluate else []
         mixing = self._aggregate(reply)
         if should_evaluate:
+            self.ledger.add_evaluation()
             is_last = r == self.context.settings.rounds
             if is_last or not self._defer_evaluation(r):
                 scores += backend.evaluate_received(r, server.make_eval_payload, server.global_model)
@@ -282,6 +287,7 @@ class RoundLoop:
         self._commit()
         if self.folder:
             tree = {"server": self.server.state, "clients": self.backend.state_tree()}
+            tree |= self.ledger.state_tree()
             meta = {
                 "clients": self.context.n_clients,
                 "record": self.record,
@@ -316,6 +322,7 @@ class RoundLoop:
                 tree = restore_tree(tree, saved.flat, rows=folder.rows, older=saved.older_slots)
                 self.server.state = cast(ServerState, tree["server"])
                 self.backend.load_state_tree(tree["clients"])
+            self.ledger.load(saved.flat)
             self.record = RoundRecord(*json.loads(saved.meta["record"]))
             self.mean, self.evaluated = json.loads(saved.meta["mean"]), int(saved.meta.get("evaluated", 0))
             self.traffic = {way: Counter(parts) for way, parts in json.loads(saved.meta["traffic"]).items()}
@@ -344,7 +351,7 @@ class RoundLoop:
         effects = self.server.rule.measure_effects(self.server.state, mixing)
         eval_ids = self.context.eval_ids
         ids = choose_measured(eval_ids[self.context.n_train[eval_ids] > 0])
-        if not len(ids):
+        if not len(ids) or self.ledger.plan:  # a measurement would spend epsilon
             return [*effects]
         measured = self.backend.measure_clients(self.record.round, ids, self.server.make_payload)
         return [*effects, *average_effects(measured)]
@@ -364,8 +371,9 @@ class RoundLoop:
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
         facts = {
             **self._facts,
+            **self.ledger.facts(),
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
-            "notes": [*notes, *self.notes, *self.backend.notes],
+            "notes": [*notes, *self.ledger.notes(), *self.notes, *self.backend.notes],
             **collect_missing_facts(context, records),
         }
         models, buffers = self.backend.headline_models

@@ -18,6 +18,7 @@ from ..engine import make_engine
 from ..engine.batches import LocalTraining
 from ..evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluation, PointScores
 from ..kept import KeptModels
+from ..privacy.record import RecordPlan
 from ..sampling import Stream
 from ..setup import resolve_weight_decay
 from ..storage.rows import RowStack, RowStorage
@@ -45,6 +46,7 @@ class LocalBackend(Backend):
         make_payload: PayloadFactory | None = None,
         client_ids: Tensor | None = None,
         is_one_message: bool = False,
+        is_secret: bool = False,
     ) -> None:
         """Make engine and state.
 
@@ -54,6 +56,7 @@ class LocalBackend(Backend):
             make_payload: gives the first payloads; without it, they come later.
             client_ids: (M,) numbers of the clients, sorted; by default all.
             is_one_message: whether the backend, and its process, end after one message.
+            is_secret: whether random numbers that protect rows come from the operating system, as on real nodes.
 
         """
         federation, settings, task = context.federation, context.settings, context.task
@@ -87,6 +90,7 @@ class LocalBackend(Backend):
         )
         self._trained_models: list[ClientModels] = []
         self._kept = KeptModels.start(context, storage)
+        self._record_plan = RecordPlan.make(context, is_secret=is_secret)
 
     @property
     def personal_example(self) -> Params:
@@ -217,7 +221,8 @@ class LocalBackend(Backend):
 
     def plan_training(self, r: int, stream: int) -> LocalTraining:
         """Return the local training of a client in round r, whose batches come from a random stream."""
-        settings = self.context.settings
+        settings, plan = self.context.settings, self._record_plan
+        privacy = plan and (plan.fine_tuning() if stream == Stream.FINE_TUNING else plan.training())
         return LocalTraining(
             seed=settings.seed,
             stream=stream,
@@ -230,6 +235,7 @@ class LocalBackend(Backend):
             drop_last=self.context.task.has_batch_statistics,
             cohort_size=settings.cohort_size(self.context.n_clients),
             personal_names=tuple(self.client_states.personal),
+            privacy=privacy,
         )
 
     def state_tree(self) -> dict[str, Any]:
