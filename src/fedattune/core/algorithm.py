@@ -197,13 +197,18 @@ class ServerUpdate(ABC):
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting] | None:
-        """The sums of uploads that `aggregate` needs: `params` or name of an extra -> weighting; None for single uploads.
+        """The sums that `aggregate` needs of uploads: `params` or name of an extra -> weighting; None for single uploads.
 
         A rule with sums gives the same state, up to rounding, if each upload is replaced by the mean (or, for `sum`, by
         the sum over their number). Then it can work under secure aggregation. State it in the class that defines
         `aggregate`: a subclass with an `aggregate` of its own states it anew.
         """
         return None
+
+    @property
+    def sends_models(self) -> bool:
+        """True if the model in a payload is one to train from; differential privacy clips the distance from it."""
+        return True
 
     should_update: ClassVar[bool] = True
     """True if uploads change what the server sends to other clients."""

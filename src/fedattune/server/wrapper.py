@@ -40,6 +40,11 @@ class ServerWrapper(ServerUpdate):
         """The sums that `inner` needs."""
         return find_needed_sums(self.inner)
 
+    @property
+    def sends_models(self) -> bool:
+        """True if `inner` sends models."""
+        return self.inner.sends_models
+
     def skip_round(self, state: ServerState) -> ServerState:
         """Return the state after a round without uploads, which `inner` skips."""
         return {**state, **self.inner.skip_round(state)}

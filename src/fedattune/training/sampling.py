@@ -25,6 +25,7 @@ class Stream(IntEnum):
     DROPOUT = 4
     NEWCOMERS = 5
     EVALUATION = 6
+    CLIENT_NOISE = 41
     PROBE_SPLIT = 101
     PROBE = 102
 
