@@ -31,6 +31,8 @@ from .evaluation import EVALUATED_PARTS, PointScores
 from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes
 from .predictions import RowPredictions, predict_rows
+from .privacy.clients import ClientPrivacy, uniform_counts
+from .privacy.noise import limit_variances
 from .privacy.record import RecordLedger
 from .result import Result
 from .server import Server
@@ -62,6 +64,9 @@ class RoundLoop:
         mean: mean test accuracy (or RMSE) over clients at the headline point, at the last evaluation.
         evaluated: round of that evaluation; 0 before the first.
         notes: sentences about interruptions of the run.
+        privacy: differential privacy of whole clients; None without it.
+        ledger: what clients have spent of the differential privacy of their training rows.
+        repeats: rounds that may have been done twice with other noise, because the run was interrupted.
 
     """
 
@@ -103,6 +108,8 @@ class RoundLoop:
             self.backend = LocalBackend(
                 self.context, self.server.storage, make_payload=self.server.make_payload
             )
+        self.privacy = ClientPrivacy.make(self.context, is_secret=self.backend.has_secret_noise)
+        self.repeats = 0
         self.ledger = RecordLedger(self.context, is_secret=self.backend.has_secret_noise)
         if folder:
             self._load(folder)
@@ -123,6 +130,8 @@ class RoundLoop:
             write_json(self.folder.facts, self._facts)
             if self._inputs:
                 self._inputs.save(self.folder.inputs)
+            if self._spends_secretly:  # before others see a model of the next round, its cost is on the disk
+                self._save()
         for r in range(self.record.round + 1, rounds + 1):
             is_last = r == rounds
             self.run_round(r, should_evaluate=is_last or r % eval_every == 0)
@@ -161,7 +170,7 @@ class RoundLoop:
         reply = self._train(request)
         self.ledger.add_round(request.ids, request.dropouts)
         scores = backend.evaluate_trained(server.make_payload) if should_evaluate else []
-        mixing = self._aggregate(reply)
+        mixing = self._aggregate(r, reply)
         if should_evaluate:
             self.ledger.add_evaluation()
             is_last = r == self.context.settings.rounds
@@ -202,7 +211,7 @@ class RoundLoop:
         self._count_down(*((ids, payload) if rows is None else (ids[rows], payload.rows(rows))))
         return self.backend.train(request, payload, make_payload)
 
-    def _aggregate(self, reply: TrainReply) -> MixingMatrices | None:
+    def _aggregate(self, r: int, reply: TrainReply) -> MixingMatrices | None:
         """Make the server's new state and mean statistics, and answer the uploads if the method does.
 
         Return the mixing matrices behind the answers.
@@ -212,10 +221,18 @@ class RoundLoop:
             server.skip_round()
             return None
         n = self.context.n_train[ids]
+        if self.privacy:
+            n = uniform_counts(n)
+            if self.privacy.is_central:
+                upload, buffers = self.privacy.protect(
+                    r, ids, reply.sent, reply.upload, reply.buffers, backend.statistics
+                )
+                reply = reply._replace(upload=upload, buffers=buffers)
         server.aggregate(reply, n)
         self.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
-            backend.statistics = average_statistics(reply.buffers, n)
+            mean = average_statistics(reply.buffers, n)
+            backend.statistics = limit_variances(mean) if self.privacy else mean
             self.traffic["up"] += count_traffic(backend.statistics, len(ids))
         if not self.context.is_answered:
             return None
@@ -295,6 +312,7 @@ class RoundLoop:
                 "evaluated": self.evaluated,
                 "notes": [*self.notes, *self.backend.notes],
                 "traffic": self.traffic,
+                "repeats": self.repeats,
             }
             text = {key: json.dumps(value) for key, value in meta.items()}
             self.folder.checkpoints.save(self.record.round, tree, text)
@@ -326,6 +344,8 @@ class RoundLoop:
             self.record = RoundRecord(*json.loads(saved.meta["record"]))
             self.mean, self.evaluated = json.loads(saved.meta["mean"]), int(saved.meta.get("evaluated", 0))
             self.traffic = {way: Counter(parts) for way, parts in json.loads(saved.meta["traffic"]).items()}
+            # Nodes may have received models of the next round, which is done again with other noise.
+            self.repeats = json.loads(saved.meta.get("repeats", "0")) + self._spends_secretly
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
@@ -338,6 +358,11 @@ class RoundLoop:
         for round_, point, values in self.store.scores("validation"):
             if point == self.context.algorithm.headline:
                 self.stopping.add_round(round_, values)
+
+    @property
+    def _spends_secretly(self) -> bool:
+        """True if a round that is done again costs epsilon again."""
+        return bool(self.privacy or self.ledger.plan) and self.backend.has_secret_noise
 
     def _lacks_received_scores(self, r: int) -> bool:
         """Tell whether a checkpoint lies between a round that was evaluated, and the scores that were deferred."""
@@ -360,6 +385,10 @@ class RoundLoop:
         context, records = self.context, self.store.rounds()
         name = self.config["algorithm"]
         notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
+        spent: dict[str, Any] = {}
+        if self.privacy and context.has_shared_parameters:
+            spent = self.privacy.facts(self.record.round, self.repeats)
+            notes += [f"{name}: {note}" for note in self.privacy.notes(self.record.round, self.repeats)]
         effects: list[Effect] = []
         if is_finished:
             try:
@@ -371,9 +400,10 @@ class RoundLoop:
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
         facts = {
             **self._facts,
-            **self.ledger.facts(),
+            **({"client_privacy": spent} if spent else {}),
+            **self.ledger.facts(self.repeats),
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
-            "notes": [*notes, *self.ledger.notes(), *self.notes, *self.backend.notes],
+            "notes": [*notes, *self.ledger.notes(self.repeats), *self.notes, *self.backend.notes],
             **collect_missing_facts(context, records),
         }
         models, buffers = self.backend.headline_models

@@ -27,6 +27,7 @@ class Stream(IntEnum):
     EVALUATION = 6
     RECORD_NOISE = 31
     RECORD_BATCHES = 32
+    CLIENT_NOISE = 41
     PROBE_SPLIT = 101
     PROBE = 102
 

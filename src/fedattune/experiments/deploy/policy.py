@@ -95,7 +95,7 @@ class NodePolicy(StrictSchema):
                 "the node's configuration if it may take part longer"
             )
 
-    def count_trained(self, folder: Path, rounds: int) -> None:
+    def count_trained(self, folder: Path, rounds: int, private_rounds: int | None = None) -> None:
         """Count trainings before they begin: the server could give many trainings the same round.
 
         A round is trained again if its reply was lost, so twice `max-rounds` trainings are allowed.
@@ -103,6 +103,7 @@ class NodePolicy(StrictSchema):
         Args:
             folder: folder of one method and seed on this node, which keeps the count.
             rounds: number of trainings.
+            private_rounds: trainings for which the noise of record-level privacy is made; None without.
 
         Raises:
             MaxRoundsError: these are too many; nothing is counted then.
@@ -111,6 +112,12 @@ class NodePolicy(StrictSchema):
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "trained.json"
         trained = _read_count(file, "rounds") + rounds
+        if private_rounds is not None and trained > private_rounds:
+            raise MaxRoundsError(
+                f"this would be training {trained} of this method and seed, and the noise that protects the rows of "
+                f"this node is made for {private_rounds}: its privacy budget is spent (a round that the server repeats "
+                "counts again); a new run needs a new budget"
+            )
         if self.max_rounds is not None and trained > 2 * self.max_rounds:
             raise MaxRoundsError(
                 f"this would be training {trained} of this method and seed, and this node allows {2 * self.max_rounds} "

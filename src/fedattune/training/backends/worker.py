@@ -30,7 +30,6 @@ def open_backend(
     *,
     folder: Path | None = None,
     is_one_message: bool = False,
-    is_secret: bool = False,
 ) -> LocalBackend:
     """Make the backend of some clients of a federation.
 
@@ -42,7 +41,6 @@ def open_backend(
         client_ids: numbers of the clients.
         folder: where rows of clients are kept that go on disk; by default in temporary files.
         is_one_message: whether the backend, and its process, end after one message.
-        is_secret: whether random numbers that protect rows come from the operating system, as on real nodes.
 
     """
     settings = settings.model_copy(update={"engine": "auto" if settings.engine == "ray" else settings.engine})
@@ -53,7 +51,6 @@ def open_backend(
         RowStorage.choose(settings, len(client_ids), size, folder),
         client_ids=torch.tensor(sorted(client_ids), dtype=torch.int64, device=context.device),
         is_one_message=is_one_message,
-        is_secret=is_secret,
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...data.types import Index
 from ..sampling import Stream
+from .noise import draw_secret
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
@@ -69,14 +70,6 @@ def make_generator(key: Sequence[int], *, is_secret: bool) -> np.random.Generato
     """Make a generator of the stream that `key` numbers, or one that the operating system seeds."""
     seed = secrets.randbits(256) if is_secret else [int(one) for one in key]
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed)))
-
-
-def draw_secret_normal(n: int) -> Floats:
-    """Draw n standard normal numbers from the operating system's generator, by the method of Box and Muller."""
-    words = np.frombuffer(secrets.token_bytes(16 * ((n + 1) // 2)), dtype=np.uint64)
-    uniform = ((words >> np.uint64(11)).astype(np.float64) + 1) * 2.0**-53  # above 0, at most 1
-    length, angle = np.sqrt(-2 * np.log(uniform[0::2])), 2 * np.pi * uniform[1::2]
-    return np.concatenate([length * np.cos(angle), length * np.sin(angle)])[:n]
 
 
 def draw_poisson_batches(
@@ -140,7 +133,7 @@ class ClientNoise:
         if not self.deviation:
             return torch.zeros(shape, dtype=dtype)
         if self.is_secret:
-            return torch.from_numpy(draw_secret_normal(n)).to(dtype).view(shape) * self.deviation
+            return torch.from_numpy(draw_secret(0, n)).to(dtype).view(shape) * self.deviation
         if self._rng is None:
             self._rng = make_generator((*self.key, Stream.RECORD_NOISE), is_secret=False)
         kind: Any = np.float32 if dtype == torch.float32 else np.float64

@@ -289,42 +289,46 @@ class RecordLedger:
         return {"privacy": {"rounds": self.rounds, "evaluations": self.evaluations}} if self.plan else {}
 
     def load(self, flat: Mapping[str, Tensor]) -> None:
-        """Take over the counts of a checkpoint, which may have fewer clients.
+        """Take over the counts of a checkpoint, which may have fewer clients."""
+        if self.plan:
+            before = flat["privacy/rounds"]
+            self.rounds[: len(before)] = before
+            self.evaluations = flat["privacy/evaluations"].clone()
 
-        Nodes may have trained the round after it already. They train it again with other noise, so it counts twice.
+    def facts(self, repeats: int = 0) -> dict[str, Any]:
+        """Return the facts about the privacy of the run, with one number per evaluated client.
+
+        Args:
+            repeats: rounds that nodes may have trained twice, with other noise, after an interruption.
+
         """
-        if not self.plan:
-            return
-        before = flat["privacy/rounds"]
-        self.rounds[: len(before)] = before
-        self.evaluations = flat["privacy/evaluations"].clone()
-        if self.plan.is_secret:
-            self.rounds[: len(before)] += 1
-            self.evaluations += 1
-
-    def facts(self) -> dict[str, Any]:
-        """Return the facts about the privacy of the run, with one number per evaluated client."""
         if not self.plan:
             return {}
         settings, ids = self.plan.context.settings, self.plan.context.eval_ids.tolist()
-        spent = self._spent(ids)
+        spent = self._spent(ids, repeats)
         return {
             "record_privacy": {
-                "mechanism": "DP-SGD",
-                "delta": settings.dp_delta,
-                "clip": settings.dp_record_clip,
-                "target": settings.dp_record,
-                "noise_multiplier": [self.plan.multiplier(i) for i in ids],
+                "level": "record",
+                "mechanism": "DP-SGD: Gaussian noise on sums of clipped gradients of single rows",
+                "neighbours": "one training row of a client added or removed",
                 "epsilon": [None if one == inf else one for one in spent],
+                "target": settings.dp_record,
+                "delta": settings.dp_delta,
+                "noise_multiplier": [self.plan.multiplier(i) for i in ids],
+                "clip": settings.dp_record_clip,
+                "sampling": "Poisson",
+                "gradients_per_batch": list(self.plan.calls),
+                "repeated_rounds": repeats,
+                "generator": "the operating system" if self.plan.is_secret else "the seed of this simulation",
             }
         }
 
-    def notes(self) -> list[str]:
+    def notes(self, repeats: int = 0) -> list[str]:
         """Return the sentences about it for the table."""
         if not self.plan:
             return []
         context = self.plan.context
-        settings, spent = context.settings, self._spent(context.eval_ids.tolist())
+        settings, spent = context.settings, self._spent(context.eval_ids.tolist(), repeats)
         noise = sorted(self.plan.multiplier(i) for i in context.eval_ids.tolist())
         found = [
             f"record-level differential privacy: epsilon {median(spent):.3g} in the median of clients, at most "
@@ -340,9 +344,10 @@ class RecordLedger:
             )
         return found
 
-    def _spent(self, ids: Sequence[int]) -> list[float]:
+    def _spent(self, ids: Sequence[int], repeats: int) -> list[float]:
         assert self.plan is not None
-        return [self.plan.epsilon(i, int(self.rounds[i]), int(self.evaluations)) for i in ids]
+        evaluations = int(self.evaluations) + repeats
+        return [self.plan.epsilon(i, int(self.rounds[i]) + repeats, evaluations) for i in ids]
 
 
 def _round_down(n: int) -> int:
