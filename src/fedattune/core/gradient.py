@@ -79,7 +79,7 @@ def sum_clipped(
         return differentiate(loss, params, buffers, tuple(t[None] for t in sample))[0]
 
     total = params.zeros()
-    for x, y, weight in zip(*(t.split(at_once) for t in batch), strict=True):
+    for x, y, weight in zip(*(torch.split(t, at_once) for t in batch), strict=True):
         each = vmap(differentiate_one, randomness="different")(x, y)
         squares = torch.stack([v.flatten(1).square().sum(1) for v in each.values()]).sum(0)
         lengths = squares.sqrt()

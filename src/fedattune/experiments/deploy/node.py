@@ -186,9 +186,7 @@ class NodeRuntime:
         settings = self.plan.settings(head["seed"]).model_copy(update={"client_state": "memory"})
         return open_backend(algorithm, data, module, settings, members.tolist(), is_one_message=True)
 
-    def _count_spending(
-        self, backend: LocalBackend, folder: Path, parts: Sequence[WorkerMessage]
-    ) -> None:
+    def _count_spending(self, backend: LocalBackend, folder: Path, parts: Sequence[WorkerMessage]) -> None:
         """Count trainings, and fine-tunings where rows are private: each of them spends epsilon of the node's rows.
 
         The noise is made for the planned rounds. So the node does not train more often, whatever the server asks: a

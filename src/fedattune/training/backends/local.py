@@ -233,7 +233,9 @@ class LocalBackend(Backend):
     def plan_training(self, r: int, stream: int) -> LocalTraining:
         """Return the local training of a client in round r, whose batches come from a random stream."""
         settings, plan = self.context.settings, self._record_plan
-        privacy = plan and (plan.fine_tuning() if stream == Stream.FINE_TUNING else plan.training())
+        privacy = None
+        if plan:
+            privacy = plan.fine_tuning() if stream == Stream.FINE_TUNING else plan.training()
         return LocalTraining(
             seed=settings.seed,
             stream=stream,

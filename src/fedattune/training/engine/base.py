@@ -198,9 +198,7 @@ class Engine(ABC):
         x, y = self.federation.features(real, self.dtype), self.federation.y[real]
         return (x, y, (index >= 0).to(self.dtype)) if padded else (x, y)
 
-    def _gradient(
-        self, buffers: list[Params], training: LocalTraining, noise: Tensor | None = None
-    ) -> Grad:
+    def _gradient(self, buffers: list[Params], training: LocalTraining, noise: Tensor | None = None) -> Grad:
         """Make the gradient function of one client in one step.
 
         Args:
@@ -226,7 +224,7 @@ class Engine(ABC):
         privacy = training.privacy
         assert privacy is not None
 
-        def gradient(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:
+        def gradient(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:  # noqa: ARG001
             row = next(rows, None)
             if row is None:  # noise that is used twice would cancel out
                 raise ConfigError(
@@ -234,7 +232,7 @@ class Engine(ABC):
                     f"{sum(privacy.calls)} that are accounted for; their number must be the same in every step"
                 )
             sizes = [v.numel() for v in self.task.params.values()]
-            parts = dict(zip(self.task.params, row.split(sizes), strict=True))
+            parts = dict(zip(self.task.params, torch.split(row, sizes), strict=True))
             g = self.task.clipped_gradient(w, buffers, batch, privacy.clip)
             g = Params({k: v + parts[k].view_as(v) for k, v in g.items()})
             return g + training.weight_decay * w if training.weight_decay else g

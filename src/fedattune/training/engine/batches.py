@@ -58,7 +58,14 @@ class LocalTraining:
     def recording_key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
         """Return everything that a local step depends on besides its tensors."""
         privacy = self.privacy and (self.privacy.clip, self.privacy.calls)
-        return _hashable_rule(rule), self.lr, self.weight_decay, self.cohort_size, self.personal_names, privacy
+        return (
+            _hashable_rule(rule),
+            self.lr,
+            self.weight_decay,
+            self.cohort_size,
+            self.personal_names,
+            privacy,
+        )
 
     def make_noise(self, client: int, n: int, n_values: int) -> ClientNoise | None:
         """Return the noise of a client's gradients; None for plain gradients.
@@ -74,9 +81,7 @@ class LocalTraining:
         weight = 1 / max(1, min(self.batch_size, n))
         deviation = self.privacy.multiplier(client) * self.privacy.clip * weight
         key = (self.seed, self.stream, self.round, client)
-        return ClientNoise(
-            sum(self.privacy.calls), n_values, weight, deviation, key, self.privacy.is_secret
-        )
+        return ClientNoise(sum(self.privacy.calls), n_values, weight, deviation, key, self.privacy.is_secret)
 
     def choose_batches(
         self, rule: ClientUpdate, client: int, samples: Index, local_state: LocalState

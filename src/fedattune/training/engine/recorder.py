@@ -251,9 +251,7 @@ def replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) 
     twice = [torch.stack([t, t]) for t in (index, y, *rest)]
     weights, noise = (*twice[2:], None, None)[:2]
     samples = (x.flatten(0, y.dim() - 1), None, None)
-    results: Sequence[Tensor] = step.run_steps(
-        0, 2, ready, current, samples, *twice[:2], weights, noise
-    )
+    results: Sequence[Tensor] = step.run_steps(0, 2, ready, current, samples, *twice[:2], weights, noise)
     return results
 
 

@@ -114,7 +114,7 @@ class BatchSequence:
         index = index.squeeze(-2) if index.shape[-2] == 1 else index
         self.padded = [least < 0 for least in filled.reshape(len(filled), -1).min(1).tolist()]
         self._weights = (index >= 0).to(dtype) if noise or any(self.padded) else None
-        self._noise, self._has_lanes = noise, filled.ndim > 3  # noqa: PLR2004 (steps, lanes, per step, B)
+        self._noise, self._has_lanes = noise, filled.ndim > 3
         if noise is not None and self._weights is not None:
             self.padded = [True] * len(filled)
             weights = noise.weights if self._has_lanes else noise.weights[:, 0]
@@ -143,7 +143,7 @@ class BatchSequence:
     ) -> list[Tensor]:
         """Run the steps `first` to `last` - 1, which either all have padding or all have none."""
         weights = self._weights if self.padded[first] else None
-        noise = self._noise and self._noise.draw(first, last)
+        noise = None if self._noise is None else self._noise.draw(first, last)
         if noise is not None and not self._has_lanes:
             noise = noise[:, 0]
         moved: list[Tensor] = step.run_steps(
@@ -155,9 +155,7 @@ class BatchSequence:
         """List the ranges of steps (first, last + 1) between `cuts` with or without padding throughout."""
         at_once = min(MAX_STEPS_PER_CALL, self._noise.steps_at_once if self._noise else MAX_STEPS_PER_CALL)
         kinds = (t for t in range(1, len(self.padded)) if self.padded[t] != self.padded[t - 1])
-        return pairwise(
-            sorted({*range(0, len(self.padded), at_once), *kinds, *cuts, len(self.padded)})
-        )
+        return pairwise(sorted({*range(0, len(self.padded), at_once), *kinds, *cuts, len(self.padded)}))
 
 
 class BatchedRunner:

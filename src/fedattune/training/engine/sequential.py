@@ -59,9 +59,7 @@ class SequentialEngine(Engine):
             if noise is not None:
                 real = torch.as_tensor(index if len(index) > 1 else index[0], device=self.device) >= 0
                 batch = (*batch[:2], real.to(self.dtype) * noise.weight)
-                gradient = self._gradient(
-                    buffer_cell, training, noise.draw(1, self.dtype)[0].to(self.device)
-                )
+                gradient = self._gradient(buffer_cell, training, noise.draw(1, self.dtype)[0].to(self.device))
             carry = rule.step(carry, batch, gradient, context)
         return ClientOutputs(*rule.finish(carry, sent, local_state, context), buffer_cell[0], n_steps)
 

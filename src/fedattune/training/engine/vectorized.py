@@ -160,10 +160,10 @@ class VectorizedEngine(Engine):
                 buffer_cell = [own]
                 noise = None
                 if training.privacy is not None:
-                    *batch, noise = batch
+                    batch, noise = batch[:-1], batch[-1]
                 gradient = self._gradient(buffer_cell, training, noise)
                 context = training.make_round_context(n, u, fixed[0])
-                new = rule.step(carry, tuple(batch), gradient, context)
+                new = rule.step(carry, batch, gradient, context)
                 return new, buffer_cell[0]
 
             n, u, *rest = leaves

@@ -7,6 +7,7 @@ node draws them from the operating system: whoever knows the seed could take the
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -137,7 +138,9 @@ class ClientNoise:
         if self._rng is None:
             self._rng = make_generator((*self.key, Stream.RECORD_NOISE), is_secret=False)
         kind: Any = np.float32 if dtype == torch.float32 else np.float64
-        return torch.from_numpy(self._rng.standard_normal(n, dtype=kind)).to(dtype).view(shape) * self.deviation
+        return (
+            torch.from_numpy(self._rng.standard_normal(n, dtype=kind)).to(dtype).view(shape) * self.deviation
+        )
 
 
 class StepNoise:
@@ -177,7 +180,7 @@ class StepNoise:
         noise = torch.zeros((last - first, *self._shape), dtype=self._dtype)
         for lane, owners in enumerate(self._owners[first:last].T):
             cuts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
-            for start, stop in zip(cuts, cuts[1:], strict=False):
+            for start, stop in pairwise(cuts):
                 if owners[start] >= 0:
                     client = self._clients[owners[start]]
                     noise[start:stop, lane] = client.draw(stop - start, self._dtype)

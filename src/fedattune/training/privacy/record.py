@@ -51,7 +51,7 @@ class Sampled(NamedTuple):
 
     multiplier: float
     rate: float
-    count: int
+    times: int
 
 
 def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Settings) -> None:
@@ -69,12 +69,12 @@ def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Sett
     if not settings.is_record_private:
         return
     check_accounting()
-    reason = _find_obstacle(algorithm, module, settings)
+    reason = _find_obstacle(algorithm, module)
     if reason:
         raise ConfigError(f"record-level differential privacy (--dp-record) cannot go with this: {reason}")
 
 
-def _find_obstacle(algorithm: Algorithm, module: nn.Module, settings: Settings) -> str | None:
+def _find_obstacle(algorithm: Algorithm, module: nn.Module) -> str | None:
     task = Task(module)
     own_loss = isinstance(module, MethodModule) and module.has_batch_loss
     if own_loss:
@@ -137,7 +137,7 @@ def _count_in_step(
 ) -> tuple[int, ...]:
     calls = [0] * rule.batches_per_step
 
-    def count(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:
+    def count(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:  # noqa: ARG001 (as `Grad` has it)
         number = round(float(batch[1].reshape(-1)[0]))
         calls[number] += 1
         return w.zeros()
@@ -178,7 +178,9 @@ class RecordPlan:
 
     def training(self) -> RecordPrivacy:
         """Return the privacy of the local steps."""
-        return RecordPrivacy(self.context.settings.dp_record_clip, self.calls, self.multiplier, self.is_secret)
+        return RecordPrivacy(
+            self.context.settings.dp_record_clip, self.calls, self.multiplier, self.is_secret
+        )
 
     def fine_tuning(self) -> RecordPrivacy:
         """Return the privacy of fine-tuning, which is plain SGD."""
@@ -238,7 +240,7 @@ class RecordPlan:
             parts.append(Sampled(1.0, rate, evaluations * ft_steps))
         merged: dict[float, int] = {}
         for part in parts:
-            merged[part.multiplier] = merged.get(part.multiplier, 0) + part.count
+            merged[part.multiplier] = merged.get(part.multiplier, 0) + part.times
         return tuple(Sampled(multiplier, rate, count) for multiplier, count in sorted(merged.items()))
 
     @cached_property
@@ -377,7 +379,7 @@ def _compose(delta: float, noise: float, parts: tuple[Sampled, ...], interval: f
             event: Any = dp.GaussianDpEvent(noise * part.multiplier)
             if part.rate < 1:
                 event = dp.PoissonSampledDpEvent(part.rate, event)
-            accountant.compose(dp.SelfComposedDpEvent(event, part.count))
+            accountant.compose(dp.SelfComposedDpEvent(event, part.times))
         return float(accountant.get_epsilon(delta))
 
 
@@ -419,15 +421,13 @@ def _find_multiplier(target: float, delta: float, parts: tuple[Sampled, ...]) ->
 
 
 def _guess_multiplier(target: float, delta: float, parts: tuple[Sampled, ...]) -> float:
-    """Guess a noise multiplier from the central limit of many mechanisms (Dong, Roth and Su, JRSS-B 2022, section 5)."""
+    """Guess a noise multiplier from the central limit of many mechanisms (Dong, Roth and Su, JRSS-B 2022)."""
     from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 
     def mu(noise: float) -> float:
         """Return the parameter of the limit: a Gaussian mechanism of sensitivity mu and noise 1."""
         exponents = [(part, min(1 / (noise * part.multiplier) ** 2, 500.0)) for part in parts]
-        terms = (
-            part.count * (part.rate**2 * expm1(e) if part.rate < 1 else e) for part, e in exponents
-        )
+        terms = (part.times * (part.rate**2 * expm1(e) if part.rate < 1 else e) for part, e in exponents)
         return sqrt(sum(terms))
 
     wanted = 1 / float(get_sigma_gaussian(target, delta))
