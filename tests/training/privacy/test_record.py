@@ -13,7 +13,6 @@ from torch import nn
 
 import fedattune
 from conformance.table import CASES, Case
-from federations import make_federation
 from fedattune import ConfigError, Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
@@ -22,6 +21,7 @@ from fedattune.models import make_model
 from fedattune.training.privacy.record import RecordPlan, count_gradients
 from fedattune.training.sampling import sample_cohort
 from fedattune.training.setup import make_run_context
+from federations import make_federation
 from remote_runs import Here, same_numbers, trained
 
 RUN: dict[str, Any] = {"rounds": 3, "steps": 3, "batch_size": 8, "lr": 0.1, "dtype": "float64"}
