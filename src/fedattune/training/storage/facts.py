@@ -25,6 +25,18 @@ class StoredClient(_Stored):
     n_test: Size
 
 
+class StoredClientPrivacy(_Stored):
+    """Differential privacy of whole clients; see `fedattune.training.privacy.clients.ClientPrivacy.facts`."""
+
+    where: Literal["central", "local"]
+    mechanism: StrictStr
+    epsilon: Annotated[float, Field(ge=0)] | None
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    noise_multiplier: Annotated[float, Field(ge=0)]
+    clip: Annotated[float, Field(gt=0)]
+    sampling: StrictStr
+
+
 class StoredFacts(_Stored):
     """The facts of a run; see `fedattune.training.notes.collect_facts`. Older versions did not write all of them."""
 
@@ -40,6 +52,7 @@ class StoredFacts(_Stored):
     numbers: list[Size] | None = None
     population: Size | None = None
     missing: dict[str, StrictStr] = {}
+    client_privacy: StoredClientPrivacy | None = None
 
 
 def check_facts(facts: Mapping[str, Any]) -> None:
