@@ -67,8 +67,8 @@ CLIENTS = {
             "partition_options": {"beta": 0.5, "min_size": 6},
         },
         "mlr",
-        "digits, 100 clients (Dirichlet 0.5, about 12 training rows each), logistic regression, 30 rounds of all clients, "
-        "delta 1e-3, clipped to 1",
+        "digits, 100 clients (Dirichlet 0.5, about 12 training rows each), logistic regression, 30 rounds of all "
+        "clients, delta 1e-3, clipped to 1",
         {"rounds": 30, "lr": 0.1, "dp_delta": 1e-3, "dp_client_clip": 1.0, "eval_every": 30},
     ),
     "synthetic": Problem(
