@@ -16,7 +16,7 @@ from conformance.table import CASES, Case
 from fedattune import ConfigError, Federation, Result, Settings
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.options import build
-from fedattune.experiments.deploy.policy import MaxRoundsError, NodePolicy
+from fedattune.experiments.deploy.policy import NodePolicy, PrivacyBudgetError
 from fedattune.models import make_model
 from fedattune.training.privacy.record import RecordPlan, count_gradients
 from fedattune.training.sampling import sample_cohort
@@ -216,7 +216,7 @@ def test_a_node_does_not_train_more_often_than_its_noise_is_made_for(tmp_path: P
     policy = NodePolicy.read({})
     for _ in range(3):
         policy.count_trained(tmp_path, 1, 3)
-    with pytest.raises(MaxRoundsError, match="privacy budget is spent"):
+    with pytest.raises(PrivacyBudgetError, match="privacy budget is spent"):
         policy.count_trained(tmp_path, 1, 3)
     policy.count_trained(tmp_path, 1)
 

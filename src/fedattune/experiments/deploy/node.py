@@ -107,6 +107,7 @@ class NodeRuntime:
     def _introduce(self) -> WorkerMessage:
         """Tell the server the names and sizes of the clients and the schema of their data, but no data."""
         self.policy.check_run(self.plan.algorithms, self.plan.experiment.rounds)
+        self.policy.check_privacy(self.plan.settings(0))
         return WorkerMessage(self._describe_data())
 
     def _describe_data(self) -> dict[str, Any]:
@@ -139,6 +140,7 @@ class NodeRuntime:
                 f"the server asks for {min(odd)!r:.40}; a node only trains and evaluates, as its models stay with it"
             )
         self.policy.check_run([name], max(part.head["round"] for part in parts))
+        self.policy.check_privacy(self.plan.settings(seed))
         self._describe_data()  # what leaves with a model needs the same consent
         algorithm = self.plan.algorithms[name]
         card = self.plan.card(name, seed, self.federation.input_shape, self.federation.classes)
@@ -157,6 +159,11 @@ class NodeRuntime:
             if head.get("is_answered") and loaded != last and set(head.get("pending", ())) < set(names):
                 raise LostStateError("the server expects a state that this node does not have")
             self._count_spending(backend, state.folder, parts)
+            uploads = sum(
+                not set(part.head.get("cohort", ())).isdisjoint(part.head.get("ids", ())) for part in parts
+            )
+            if uploads and backend.privacy and backend.context.has_shared_parameters:
+                self.policy.count_uploads(state.folder, uploads, backend.privacy.accounting)
             if saved is not None:
                 load_state(backend, saved)
             reply = handle_message(backend, message)

@@ -38,6 +38,71 @@ def count_participations(settings: Settings, n_clients: int, rounds: int) -> int
 
 
 @dataclass(frozen=True)
+class UploadAccounting:
+    """The noise multiplier and the epsilon of the uploads of a run.
+
+    Attributes:
+        settings: settings of the run.
+        n_clients: number of clients.
+        is_sum: whether observers see the noise once, on the sum of the uploads, in place of noise on each.
+        is_secret: whether this is no simulation: clients may join, and nodes have the seed that draws cohorts.
+
+    """
+
+    settings: Settings
+    n_clients: int
+    is_sum: bool
+    is_secret: bool = False
+
+    @property
+    def has_hidden_cohort(self) -> bool:
+        """True if observers do not know who is in a cohort: they see sums alone, and do not have the seed.
+
+        Real nodes have the seed, by which they draw batches.
+        """
+        return self.is_sum and not self.is_secret and self.cohort_size < self.n_clients
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients in a cohort."""
+        return self.settings.cohort_size(self.n_clients)
+
+    @cached_property
+    def multiplier(self) -> float:
+        """The noise multiplier: deviation of the noise over the clipping length."""
+        settings, rounds = self.settings, self.settings.rounds
+        if settings.dp_client is None:
+            return settings.dp_client_noise or 0.0
+        epsilon, delta = settings.dp_client, settings.dp_delta
+        found = [noise_for(epsilon, delta, 1, self.count_uploads(rounds), sampling="none")]
+        if self.has_hidden_cohort:
+            found.append(noise_for(epsilon, delta, self._rate, rounds, sampling="fixed"))
+        return min(found)
+
+    def epsilon(self, rounds: int, repeats: int = 0) -> float:
+        """Return the epsilon after some rounds.
+
+        Args:
+            rounds: number of rounds.
+            repeats: rounds that were done again with other noise, after an interruption.
+
+        """
+        noise, delta = self.multiplier, self.settings.dp_delta
+        found = [epsilon_of(noise, 1, self.count_uploads(rounds) + repeats, delta, sampling="none")]
+        if self.has_hidden_cohort:
+            found.append(epsilon_of(noise, self._rate, rounds + repeats, delta, sampling="fixed"))
+        return min(found)
+
+    def count_uploads(self, rounds: int) -> int:
+        """Count the uploads of the client with most; real clients may join, so each round counts there."""
+        return rounds if self.is_secret else count_participations(self.settings, self.n_clients, rounds)
+
+    @property
+    def _rate(self) -> float:
+        return self.cohort_size / self.n_clients
+
+
+@dataclass(frozen=True)
 class ClientPrivacy:
     """The noise on what leaves clients, and the epsilon that it costs.
 
@@ -67,57 +132,11 @@ class ClientPrivacy:
         return self.context.settings.dp_client_where == "central"
 
     @cached_property
-    def is_sum(self) -> bool:
-        """True if the noise is needed once, on the sum of the uploads."""
-        return self.is_central and find_needed_sums(self.context.algorithm.server) is not None
-
-    @property
-    def has_hidden_cohort(self) -> bool:
-        """True if observers do not know who is in a cohort: they see sums alone, and do not have the seed.
-
-        Real nodes have the seed, by which they draw batches.
-        """
-        settings, n = self.context.settings, self.context.n_clients
-        return self.is_sum and not self.is_secret and settings.cohort_size(n) < n
-
-    @cached_property
-    def multiplier(self) -> float:
-        """The noise multiplier: deviation of the noise over the clipping length."""
-        settings, rounds = self.context.settings, self.context.settings.rounds
-        if settings.dp_client is None:
-            return settings.dp_client_noise or 0.0
-        epsilon, delta = settings.dp_client, settings.dp_delta
-        found = [noise_for(epsilon, delta, 1, self._count_uploads(rounds), sampling="none")]
-        if self.has_hidden_cohort:
-            found.append(noise_for(epsilon, delta, self._rate, rounds, sampling="fixed"))
-        return min(found)
-
-    def epsilon(self, rounds: int, repeats: int = 0) -> float:
-        """Return the epsilon after some rounds.
-
-        Args:
-            rounds: number of rounds.
-            repeats: rounds that were done again with other noise, after an interruption.
-
-        """
-        delta = self.context.settings.dp_delta
-        found = [
-            epsilon_of(self.multiplier, 1, self._count_uploads(rounds) + repeats, delta, sampling="none")
-        ]
-        if self.has_hidden_cohort:
-            found.append(epsilon_of(self.multiplier, self._rate, rounds + repeats, delta, sampling="fixed"))
-        return min(found)
-
-    @property
-    def _rate(self) -> float:
-        n = self.context.n_clients
-        return self.context.settings.cohort_size(n) / n
-
-    def _count_uploads(self, rounds: int) -> int:
-        """Count the uploads of the client with most; real clients may join, so each round counts there."""
-        if self.is_secret:
-            return rounds
-        return count_participations(self.context.settings, self.context.n_clients, rounds)
+    def accounting(self) -> UploadAccounting:
+        """The noise multiplier and the epsilon."""
+        context = self.context
+        is_sum = self.is_central and find_needed_sums(context.algorithm.server) is not None
+        return UploadAccounting(context.settings, context.n_clients, is_sum, self.is_secret)
 
     def protect(
         self, r: int, ids: Tensor, sent: Payload, upload: Payload, buffers: Params, statistics: Params
@@ -139,7 +158,8 @@ class ClientPrivacy:
             start = Params({k: sent.params.get(k, v) for k, v in start.items()})
         settings = context.settings
         # Independent noise on C uploads, each with 1/sqrt(C) of the deviation, is the noise on their sum.
-        deviation = self.multiplier * settings.dp_client_clip / (sqrt(len(ids)) if self.is_sum else 1)
+        share = sqrt(len(ids)) if self.accounting.is_sum else 1.0
+        deviation = self.accounting.multiplier * settings.dp_client_clip / share
         new = clip_and_noise(
             Uploaded(upload, buffers),
             Uploaded(Payload(start), statistics),
@@ -152,24 +172,24 @@ class ClientPrivacy:
 
     def facts(self, rounds: int, repeats: int = 0) -> dict[str, Any]:
         """Return the facts about the privacy of a run after some rounds."""
-        settings, n, epsilon = self.context.settings, self.context.n_clients, self.epsilon(rounds, repeats)
-        size = settings.cohort_size(n)
+        settings, accounting, n = self.context.settings, self.accounting, self.context.n_clients
+        size, epsilon = accounting.cohort_size, accounting.epsilon(rounds, repeats)
         cohort = "all clients in every round"
         if size < n:
             cohort = f"{size} of {n} clients, without replacement, " + (
-                "unknown to observers" if self.has_hidden_cohort else "known to observers"
+                "unknown to observers" if accounting.has_hidden_cohort else "known to observers"
             )
         return {
             "level": "client",
             "where": settings.dp_client_where,
             "mechanism": "Gaussian noise on the sum of the uploads"
-            if self.is_sum
+            if accounting.is_sum
             else "Gaussian noise on each upload",
             "neighbours": "one client replaced",
             "epsilon": None if epsilon == inf else epsilon,
             "target": settings.dp_client,
             "delta": settings.dp_delta,
-            "noise_multiplier": self.multiplier,
+            "noise_multiplier": accounting.multiplier,
             "clip": settings.dp_client_clip,
             "sampling": cohort,
             "rounds": rounds,
@@ -186,8 +206,9 @@ class ClientPrivacy:
         )
         found = [
             f"client-level differential privacy against {against}: {spent} at delta {settings.dp_delta:g} "
-            f"({facts['mechanism']}, noise multiplier {self.multiplier:.3g}, clipped to {settings.dp_client_clip:g}; "
-            f"cohorts: {facts['sampling']}); scores, names and sample counts are not protected"
+            f"({facts['mechanism']}, noise multiplier {facts['noise_multiplier']:.3g}, updates clipped to "
+            f"{settings.dp_client_clip:g}; cohorts: {facts['sampling']}); scores, names and sample counts are not "
+            "protected"
         ]
         if settings.dp_delta * self.context.n_clients >= 1:
             found.append(

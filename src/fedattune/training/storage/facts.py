@@ -25,6 +25,28 @@ class StoredClient(_Stored):
     n_test: Size
 
 
+class StoredClientPrivacy(_Stored):
+    """Differential privacy of whole clients; see `fedattune.training.privacy.clients.ClientPrivacy.facts`."""
+
+    where: Literal["central", "local"]
+    mechanism: StrictStr
+    epsilon: Annotated[float, Field(ge=0)] | None
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    noise_multiplier: Annotated[float, Field(ge=0)]
+    clip: Annotated[float, Field(gt=0)]
+    sampling: StrictStr
+
+
+class StoredRecordPrivacy(_Stored):
+    """Differential privacy of training rows; see `fedattune.training.privacy.record.RecordLedger.facts`."""
+
+    mechanism: StrictStr
+    epsilon: list[Annotated[float, Field(ge=0)] | None] = Field(min_length=1)
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    noise_multiplier: list[Annotated[float, Field(ge=0)]]
+    clip: Annotated[float, Field(gt=0)]
+
+
 class StoredFacts(_Stored):
     """The facts of a run; see `fedattune.training.notes.collect_facts`. Older versions did not write all of them."""
 
@@ -40,6 +62,8 @@ class StoredFacts(_Stored):
     numbers: list[Size] | None = None
     population: Size | None = None
     missing: dict[str, StrictStr] = {}
+    client_privacy: StoredClientPrivacy | None = None
+    record_privacy: StoredRecordPrivacy | None = None
 
 
 def check_facts(facts: Mapping[str, Any]) -> None:

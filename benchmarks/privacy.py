@@ -1,0 +1,174 @@
+"""Remake the table of epsilon against accuracy: methods with differential privacy at several budgets.
+
+    python -m benchmarks privacy
+    python -m benchmarks privacy --problems digits --epsilons inf,10 --seeds 1
+
+The clipping lengths were chosen by hand on the seed 0; a real choice would cost epsilon too.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf, isinf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedattune
+from fedattune.core.errors import ConfigError, DivergedError
+from fedattune.data import Federation
+
+METHODS = ("local", "fedavg", "ditto", "fedmcsa")
+EPSILONS = (inf, 50.0, 10.0, 3.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Data with a model and settings.
+
+    Attributes:
+        data: arguments of `fedattune.load_federation`, without the seed.
+        model: name of the model.
+        settings: settings of the runs.
+        about: the sentence over the table.
+    """
+
+    data: dict[str, Any]
+    model: str
+    about: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def load(self, seed: int) -> Federation:
+        """Load one split."""
+        return fedattune.load_federation(**self.data, seed=seed)
+
+
+@dataclass(frozen=True)
+class Level:
+    """What is protected: the settings for an epsilon, and the problems to measure it on."""
+
+    setting: str
+    problems: dict[str, Problem]
+
+    def choose(self, epsilon: float) -> dict[str, float]:
+        """Return the setting of a run with this epsilon; none for infinity."""
+        return {} if isinf(epsilon) else {self.setting: epsilon}
+
+
+CLIENTS = {
+    "digits": Problem(
+        {
+            "data": "digits",
+            "partition": "dirichlet",
+            "clients": 100,
+            "partition_options": {"beta": 0.5, "min_size": 6},
+        },
+        "mlr",
+        "digits, 100 clients (Dirichlet 0.5, about 12 training rows each), logistic regression, 30 rounds of all "
+        "clients, delta 1e-3, clipped to 1",
+        {"rounds": 30, "lr": 0.1, "dp_delta": 1e-3, "dp_client_clip": 1.0, "eval_every": 30},
+    ),
+    "synthetic": Problem(
+        {"data": "synthetic", "options": {"alpha": 0.0, "beta": 0.0, "clients": 1000}},
+        "mlr",
+        "Synthetic(0, 0), 1,000 clients, logistic regression, 50 rounds of 100 clients, delta 1e-4, clipped to 0.3",
+        {
+            "rounds": 50,
+            "lr": 0.01,
+            "cohort": 100,
+            "dp_delta": 1e-4,
+            "dp_client_clip": 0.3,
+            "eval_every": 50,
+        },
+    ),
+}
+
+LEVELS = {"client": Level("dp_client", CLIENTS)}
+
+Cells = dict[str, dict[str, list[float | None]]]
+"""epsilon -> method -> accuracy of each seed; None if training diverged on all clients."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks privacy",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--level", choices=sorted(LEVELS), default="client", help="what is protected (default: %(default)s)")
+    add("--problems", help="problems of the level (default: all)")
+    add("--algorithms", default=",".join(METHODS), help="methods, the columns (default: %(default)s)")
+    add("--epsilons", default=",".join(f"{e:g}" for e in EPSILONS), help="rows (default: %(default)s)")
+    add("--seeds", type=int, default=3, help="splits and seeds (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the numbers of all seeds to FILE")
+    return parser
+
+
+def measure(level: Level, problem: Problem, given: argparse.Namespace) -> Cells:
+    """Train every method with every budget on every seed."""
+    methods, epsilons = given.algorithms.split(","), [float(e) for e in given.epsilons.split(",")]
+    cells: Cells = {f"{epsilon:g}": {method: [] for method in methods} for epsilon in epsilons}
+    for seed in range(given.seeds):
+        data = problem.load(seed)
+        for method in methods:
+            for epsilon in epsilons:
+                row = cells[f"{epsilon:g}"][method]
+                if method == "local" and level.setting == "dp_client" and epsilon != epsilons[0]:
+                    row.append(cells[f"{epsilons[0]:g}"][method][-1])  # nothing leaves a client
+                    continue
+                row.append(_train(level, problem, data, method, epsilon, seed))
+    return cells
+
+
+def _train(
+    level: Level, problem: Problem, data: Federation, method: str, epsilon: float, seed: int
+) -> float | None:
+    # Without an epsilon, some settings of privacy would be refused.
+    private = () if not isinf(epsilon) else (f"{level.setting}_clip", f"{level.setting}_where")
+    settings = {key: value for key, value in problem.settings.items() if key not in private}
+    try:
+        result = fedattune.fit(method, data, problem.model, seed=seed, **settings, **level.choose(epsilon))
+    except DivergedError:
+        return None
+    return result.metrics["acc_uniform"]
+
+
+def write_table(cells: Cells) -> str:
+    """Write the table in Markdown: mean and deviation over seeds, in percent."""
+    methods = list(next(iter(cells.values())))
+    lines = [" | ".join(["| epsilon", *methods]) + " |", "|---" * (len(methods) + 1) + "|"]
+    for epsilon, row in cells.items():
+        name = "none" if epsilon == "inf" else epsilon
+        lines.append(" | ".join([f"| {name}", *(_write_cell(row[method]) for method in methods)]) + " |")
+    return "\n".join(lines)
+
+
+def _write_cell(values: Sequence[float | None]) -> str:
+    known = [100 * value for value in values if value is not None]
+    return f"{np.mean(known):.1f} ±{np.std(known):.1f}" if known else "diverges"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables of a level."""
+    given = make_parser().parse_args(arguments)
+    level, started = LEVELS[given.level], time.perf_counter()
+    names = given.problems.split(",") if given.problems else list(level.problems)
+    if unknown := [name for name in names if name not in level.problems]:
+        raise SystemExit(f"no problem is called {unknown[0]!r}; expected one of: {', '.join(level.problems)}")
+    measured = {}
+    for name in names:
+        try:
+            measured[name] = measure(level, level.problems[name], given)
+        except ConfigError as error:
+            raise SystemExit(str(error)) from error
+        print(f"{level.problems[name].about}\n\n{write_table(measured[name])}\n", flush=True)
+        if given.json:
+            given.json.write_text(json.dumps({"level": given.level, "cells": measured}, indent=1), "utf-8")
+    print(f"{time.perf_counter() - started:.0f} s")
+    return 0
