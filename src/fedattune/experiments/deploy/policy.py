@@ -136,8 +136,9 @@ class NodePolicy(StrictSchema):
         ):
             asked = "none" if settings.dp_record is None else f"dp-record {settings.dp_record:g}"
             raise PrivacyRequiredError(
-                f"this node has max-record-epsilon {most:g}, and the run's differential privacy of rows is: {asked}, at "
-                f"delta {settings.dp_delta:g}; the run needs dp-record {most:g} or less and dp-delta {MAX_DELTA:g} or less"
+                f"this node has max-record-epsilon {most:g}, and the run's differential privacy of rows is: {asked}, "
+                f"at delta {settings.dp_delta:g}; the run needs dp-record {most:g} or less, and dp-delta {MAX_DELTA:g} "
+                "or less"
             )
         if self.max_epsilon is None:
             return
