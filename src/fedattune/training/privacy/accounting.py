@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from math import inf, isfinite, sqrt
 from typing import Literal
 
+import numpy as np
+
 from ...core.errors import ConfigError
 
 Sampling = Literal["poisson", "fixed", "none"]
@@ -142,6 +144,14 @@ def _check(sample_rate: float, steps: int, delta: float, sampling: Sampling) -> 
 
 @lru_cache(maxsize=4096)
 def _compute_epsilon(
+    noise_multiplier: float, sample_rate: float, steps: int, delta: float, sampling: Sampling
+) -> float:
+    # A delta of zero has the logarithm minus infinity, of which dp-accounting makes the right epsilon.
+    with np.errstate(all="ignore"):
+        return _account(noise_multiplier, sample_rate, steps, delta, sampling)
+
+
+def _account(
     noise_multiplier: float, sample_rate: float, steps: int, delta: float, sampling: Sampling
 ) -> float:
     import dp_accounting as dp
