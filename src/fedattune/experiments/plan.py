@@ -167,7 +167,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     for name, algorithm in algorithms.items():
         try:
             trained_module = build_trained_module(algorithm, module, federation, experiment.seed)
-            check_record_privacy(algorithm, trained_module, experiment)
+            check_record_privacy(algorithm, trained_module, experiment, federation)
         except FedAttuneError as error:
             problems.append(f"{name}: {error}")
     if problems:

@@ -239,7 +239,7 @@ def _train(
     settings, config = run.settings, run.config
     training, newcomers = hold_out_newcomers(run.federation, settings)
     trained_module = build_trained_module(run.algorithm, run.module, run.federation, settings.seed)
-    check_record_privacy(run.algorithm, trained_module, settings)
+    check_record_privacy(run.algorithm, trained_module, settings, training)
     folder = None if out is None else RunFolder.open(out, config, resume=resume)
     if folder and folder.is_finished:
         return Result.load(folder.path)

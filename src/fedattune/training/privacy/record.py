@@ -3,6 +3,7 @@
 DP-SGD (Abadi et al., CCS 2016) inside the `Grad` that every client rule gets its gradients from.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from ...core.algorithm import Algorithm, ClientUpdate
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, summarize_error
 from ...core.network import MethodModule, Network
 from ...core.params import Params
 from ...core.payload import Batch, LocalState, Payload, RoundContext
 from ...core.settings import Settings
 from ...core.task import Task
+from ...data import Federation
 from ..context import RunContext
 from ..sampling import sample_cohort
 from ..setup import init_server
@@ -54,13 +56,16 @@ class Sampled(NamedTuple):
     times: int
 
 
-def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Settings) -> None:
+def check_record_privacy(
+    algorithm: Algorithm, module: nn.Module, settings: Settings, federation: Federation
+) -> None:
     """Check that every number that training takes from a row is a gradient that can be made private.
 
     Args:
         algorithm: the method.
         module: the module that it trains.
         settings: settings of the run.
+        federation: the clients' data.
 
     Raises:
         ConfigError: it is not so; the sentence says why.
@@ -69,7 +74,7 @@ def check_record_privacy(algorithm: Algorithm, module: nn.Module, settings: Sett
     if not settings.is_record_private:
         return
     check_accounting()
-    reason = _find_obstacle(algorithm, module)
+    reason = _find_obstacle(algorithm, module) or _find_gradient_error(module, federation)
     if reason:
         raise ConfigError(f"record-level differential privacy (--dp-record) cannot go with this: {reason}")
 
@@ -101,6 +106,23 @@ def _find_obstacle(algorithm: Algorithm, module: nn.Module) -> str | None:
         )
     if algorithm.fine_tune and algorithm.fine_tune.part == "test":
         return "the method fits the model to test rows, which have no protection; let it adapt on train"
+    return None
+
+
+def _find_gradient_error(module: nn.Module, federation: Federation) -> str | None:
+    """Return the reason why the model gives no gradients of single rows."""
+    task = Task(copy.deepcopy(module))
+    index = torch.as_tensor(federation.part("train")[0][:2], device=federation.device)
+    x, y = federation.features(index, next(iter(task.params.values())).dtype), federation.y[index]
+    weight = x.new_ones(len(x))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            task.clipped_gradient(task.params, task.buffers, (x.cpu(), y.cpu(), weight.cpu()), 1.0)
+    except Exception as error:
+        return (
+            f"the model {type(module).__name__} gives no gradients of single rows ({summarize_error(error)}); use "
+            "layers that torch.func.vmap supports"
+        )
     return None
 
 
