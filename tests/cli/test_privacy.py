@@ -61,4 +61,4 @@ def test_the_table_explains_itself(cli: Cli) -> None:
     ],
 )
 def test_impossible_plans_are_one_sentence(cli: Cli, words: str, text: str) -> None:
-    assert text in refused(cli("privacy", *words.split()))
+    refused(cli("privacy", *words.split()), text)
