@@ -40,6 +40,7 @@ VIEWS: dict[str, type[StrictSchema]] = {
     "new": view_options.NewOptions,
     "completion": view_options.CompletionOptions,
     "doctor": view_options.DoctorOptions,
+    "privacy": view_options.PrivacyOptions,
 }
 """Commands without an experiment of their own."""
 

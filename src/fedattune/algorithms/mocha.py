@@ -83,6 +83,11 @@ class TaskRelationship(UploadStore):
 
     omega: Literal["mean", "learned"] = "mean"
 
+    @property
+    def sends_models(self) -> bool:
+        """False: a payload is a sum of other models, without the client's own."""
+        return False
+
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
         """Send the weighted sum of the other models to each client."""
         W = cast(Params, state["theta"])

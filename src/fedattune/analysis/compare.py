@@ -83,6 +83,7 @@ class MethodRow:
         rounds_to: for each seed, the first round with the accuracy asked for; None if it was not reached.
         global_accuracy: accuracy of the global model on all test samples.
         arrived, newcomers: mean accuracy of clients that joined after training, at first and after own rounds.
+        epsilon: largest epsilon of a run with differential privacy, of clients or of rows; None without it.
         effects: part -> distance of the mechanism's values from the nearest reference; see `Effect`.
         bytes_up, bytes_down, seconds, local_steps: cost, the steps per client.
         n_seeds: runs.
@@ -109,6 +110,7 @@ class MethodRow:
     global_accuracy: MeanStd | None
     arrived: MeanStd | None
     newcomers: MeanStd | None
+    epsilon: float | None
     effects: dict[str, float]
     bytes_up: float
     bytes_down: float
@@ -256,6 +258,7 @@ def _build_row(
         better_than_local=None if gains is None else _compute_share_better(gains),
         p_value=None,
         rounds_to=None if rounds_to is None else [run.rounds_to(rounds_to) for run in runs],
+        epsilon=max((run.epsilon for run in runs if run.epsilon is not None), default=None),
         effects=_average_effects(runs),
         bytes_up=float(np.mean([run.bytes_up for run in runs])),
         bytes_down=float(np.mean([run.bytes_down for run in runs])),
@@ -289,6 +292,7 @@ def _build_baseline_row(
         metric=metric,
         metrics=_average_metrics(runs),
         better_than_local=None if gains is None else _compute_share_better(gains),
+        epsilon=None,
         effects={},
         bytes_up=0.0,
         bytes_down=0.0,

@@ -200,6 +200,7 @@ QUALITY_COLUMNS: dict[str, RowFormatter] = {
     "p": _format_p,
 }
 EXTRA_COLUMNS: dict[str, RowFormatter] = {
+    "epsilon": lambda row: "-" if row.epsilon is None else f"{row.epsilon:.3g}",
     "effect": _format_effects,
     "global": _format_spread(lambda row: row.global_accuracy),
     "arrived": _format_spread(lambda row: row.arrived),
@@ -224,6 +225,7 @@ LEGEND = {
     "worst 10%": "mean of the worst tenth",
     "> local": "clients better than alone",
     "p": "Wilcoxon against local, Holm",
+    "epsilon": "differential privacy spent by a run: of one client, or of a training row of the client with least",
     "effect": "distance of what the method's mechanism changes (its weights, steps, ...) from the same without it, at "
     "the end; a note says which method an idle one is",
     "global": "the one global model on all clients' test samples together",
@@ -288,6 +290,7 @@ def select_columns(
         wanted = [
             get_metric_title(lines),
             *DEFAULT_COLUMNS,
+            *(title for title in columns if title == "epsilon"),
             *(title for title in columns if title.startswith("rounds")),
         ]
     else:

@@ -83,6 +83,36 @@ class NodeAuditOptions(StrictSchema):
     json_: bool = Field(False, alias="json", description="print JSON")
 
 
+class PrivacyOptions(StrictSchema):
+    """Options of `privacy`."""
+
+    level: Literal["client", "record"] = Field(
+        "client", description="what is protected: whole clients, or single training rows"
+    )
+    target_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="epsilon of the whole run, for which the noise is computed"
+    )
+    noise_multiplier: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="noise whose epsilon is computed: its deviation over the clipping length"
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
+        1e-5, description="probability with which epsilon may be exceeded"
+    )
+    rounds: Count = Field(50, description="communication rounds")
+    clients: Count = Field(100, description="for clients: number of clients")
+    cohort: str = Field(
+        "1.0", description="for clients: clients per round, a whole number, or a fraction of all (1.0 = all)"
+    )
+    parameters: Count | None = Field(
+        None, description="for clients: numbers in the model; adds how long the noise is beside an update"
+    )
+    seed: Seed = Field(0, description="for clients: seed that draws cohorts")
+    samples: Count | None = Field(None, description="for rows: training rows of the client")
+    batch_size: Count = Field(20, description="for rows: expected rows in a mini-batch")
+    steps: Count = Field(20, description="for rows: local steps per round")
+    json_: bool = Field(False, alias="json", description="print JSON")
+
+
 class CiteOptions(StrictSchema):
     """Options of `cite`."""
 

@@ -184,6 +184,11 @@ COMMANDS = {
         "CompletionOptions",
         (SHELL,),
     ),
+    "privacy": Command(
+        "compute the noise for an epsilon, or the epsilon of a noise, without training",
+        "privacy:plan_privacy",
+        "PrivacyOptions",
+    ),
     "node": Command("check a node of a deployment, and see what left it", "node:run_action", ()),
     "doctor": Command("check the installation, and say what to do", "doctor", "DoctorOptions"),
 }

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
-from torch.func import grad
+from torch.func import grad, vmap
 
 from .params import Params
 from .payload import Batch
@@ -55,6 +55,40 @@ def differentiate(loss: LossFunction, params: Params, buffers: Params, batch: Ba
         )
         g = {k: torch.zeros_like(v) if d is None else d for (k, v), d in zip(w.items(), found, strict=True)}
         return Params(g).map(unwrap), changed.map(unwrap)
+
+
+def sum_clipped(
+    loss: LossFunction, params: Params, buffers: Params, batch: Batch, clip: float, at_once: int
+) -> Params:
+    """Return the weighted sum of the gradients of single samples, each clipped to a length; works under `vmap`.
+
+    No sample moves the sum by more than `clip` times its weight: a gradient that is not finite counts as zero.
+    Source: Abadi et al. (CCS 2016), Algorithm 1, without its noise.
+
+    Args:
+        loss: the loss; it must not let samples see each other.
+        params: the model.
+        buffers: its buffers; they stay unchanged.
+        batch: inputs (B, ...), targets (B,) and weights (B,).
+        clip: greatest length of a sample's gradient over all tensors.
+        at_once: samples whose gradients are in memory at the same time.
+
+    """
+
+    def differentiate_one(*sample: Tensor) -> Params:
+        return differentiate(loss, params, buffers, tuple(t[None] for t in sample))[0]
+
+    total = params.zeros()
+    for x, y, weight in zip(*(torch.split(t, at_once) for t in batch), strict=True):
+        each = vmap(differentiate_one, randomness="different")(x, y)
+        squares = torch.stack([v.flatten(1).square().sum(1) for v in each.values()]).sum(0)
+        lengths = squares.sqrt()
+        is_finite = lengths.isfinite()
+        factors = torch.where(is_finite, weight * (clip / lengths.clamp_min(1e-12)).clamp_max(1.0), 0.0)
+        for k, v in each.items():
+            rows = torch.where(is_finite[:, None], v.flatten(1), 0.0)
+            total[k] = total[k] + (factors @ rows).view(v.shape[1:])
+    return total
 
 
 @contextmanager

@@ -108,6 +108,39 @@ class Settings(StrictSchema):
         "round",
     )
 
+    dp_delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = Field(
+        1e-5, description="with differential privacy: probability delta with which epsilon may be exceeded"
+    )
+
+    dp_client: Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
+        None,
+        description="differential privacy of whole clients: epsilon of all uploads of a run together (default: off)",
+    )
+    dp_client_noise: Annotated[float, Field(ge=0, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
+        None,
+        description="the same, by the noise multiplier instead of epsilon: deviation of the noise over dp_client_clip",
+    )
+    dp_client_clip: Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)] = Field(
+        1.0, description="with dp_client or dp_client_noise: length to which each client's update is clipped"
+    )
+    dp_client_where: Literal["central", "local"] = Field(
+        "central",
+        description="with dp_client or dp_client_noise: who adds the noise: the server, which is trusted then, or each "
+        "client",
+    )
+
+    dp_record: Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
+        None,
+        description="differential privacy of every training row against whoever sees models: epsilon that no client "
+        "exceeds in the whole run (default: off)",
+    )
+    dp_record_noise: Annotated[float, Field(ge=0, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
+        None, description="the same, by its noise multiplier, the same for all clients, instead of epsilon"
+    )
+    dp_record_clip: Annotated[float, Field(gt=0, le=MAX_FLOAT32, allow_inf_nan=False)] = Field(
+        1.0, description="with dp_record or dp_record_noise: length to which each row's gradient is clipped"
+    )
+
     @field_validator("cohort", mode="before")
     @classmethod
     def _number_or_fraction(cls, value: object) -> object:
@@ -136,6 +169,37 @@ class Settings(StrictSchema):
         if epochs and info.data.get("steps"):
             raise ValueError(f"give steps ({info.data['steps']}) or epochs, not both")
         return epochs
+
+    @field_validator("dp_client_noise")
+    @classmethod
+    def _one_noise(cls, noise: float | None, info: ValidationInfo) -> float | None:
+        if noise is not None and info.data.get("dp_client") is not None:
+            raise ValueError(f"give dp_client ({info.data['dp_client']:g}) or dp_client_noise, not both")
+        return noise
+
+    @field_validator("dp_client_clip", "dp_client_where")
+    @classmethod
+    def _needs_client_privacy(cls, value: object, info: ValidationInfo) -> object:
+        if value != cls.model_fields[info.field_name or ""].default and all(
+            info.data.get(key) is None for key in ("dp_client", "dp_client_noise")
+        ):
+            raise ValueError("it needs dp_client, an epsilon, or dp_client_noise; add one")
+        return value
+
+    @field_validator("dp_record_noise")
+    @classmethod
+    def _one_record_noise(cls, noise: float | None, info: ValidationInfo) -> float | None:
+        if noise is not None and info.data.get("dp_record") is not None:
+            raise ValueError(f"give dp_record ({info.data['dp_record']:g}) or dp_record_noise, not both")
+        return noise
+
+    @field_validator("dp_record_clip")
+    @classmethod
+    def _needs_record_privacy(cls, clip: float, info: ValidationInfo) -> float:
+        is_default = clip == cls.model_fields["dp_record_clip"].default
+        if not is_default and all(info.data.get(key) is None for key in ("dp_record", "dp_record_noise")):
+            raise ValueError("it needs dp_record, an epsilon, or dp_record_noise; add one")
+        return clip
 
     @field_validator("ray_address")
     @classmethod
@@ -173,6 +237,16 @@ class Settings(StrictSchema):
     def local_steps(self) -> int | None:
         """Local steps per round; None if the settings give epochs."""
         return None if self.epochs else self.steps or 20
+
+    @property
+    def is_client_private(self) -> bool:
+        """True if whole clients are protected by differential privacy."""
+        return self.dp_client is not None or self.dp_client_noise is not None
+
+    @property
+    def is_record_private(self) -> bool:
+        """True if training rows are protected by differential privacy."""
+        return self.dp_record is not None or self.dp_record_noise is not None
 
     def count_local_steps(self, samples: float) -> int:
         """Count the local steps of a whole run, for a client with so many training samples in every cohort."""

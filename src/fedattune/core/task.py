@@ -10,13 +10,16 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .errors import ModelError, summarize_error
-from .gradient import differentiate
+from .gradient import differentiate, sum_clipped
 from .network import MethodModule
 from .params import Params
 from .payload import Batch
 
 MAX_ACTIVATIONS = 1 << 27
 """Activations of one call that predicts with a large model: half a gigabyte."""
+
+SAMPLE_GRADIENT_BYTES = 1 << 24
+"""Bytes of the gradients of single samples that one client keeps at a time."""
 
 
 def compute_loss(outputs: Tensor, batch: Batch) -> Tensor:
@@ -165,6 +168,24 @@ class Task:
         """
         self.model.train()
         return differentiate(self._loss, params, buffers, batch)
+
+    def clipped_gradient(self, params: Params, buffers: Params, batch: Batch, clip: float) -> Params:
+        """Return the weighted sum of the samples' gradients, each clipped to the length `clip`; works under `vmap`.
+
+        Args:
+            params: the model.
+            buffers: its buffers.
+            batch: inputs (B, ...), labels (B,) and weights (B,); weight 0 is padding.
+            clip: greatest length of one sample's gradient over all trained tensors.
+
+        """
+        self.model.train()
+        return sum_clipped(self._loss, params, buffers, batch, clip, self.samples_at_once)
+
+    @property
+    def samples_at_once(self) -> int:
+        """Samples whose single gradients fit into `SAMPLE_GRADIENT_BYTES`, at least one."""
+        return max(1, SAMPLE_GRADIENT_BYTES // max(1, self.params.nbytes()))
 
     def eager_gradient(self, params: Params, buffers: Params, batch: Batch) -> tuple[Params, Params]:
         """Return what `gradient` returns, by plain autograd outside function transforms.

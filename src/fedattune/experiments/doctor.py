@@ -33,6 +33,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "ray": ("ray",),
     "flower": ("flwr", "prometheus-client", "tomli-w"),
     "hf": ("transformers", "peft"),
+    "privacy": ("dp-accounting",),
 }
 """Optional extra of the package -> the packages that it installs."""
 
@@ -44,6 +45,7 @@ EXTRA_PURPOSES = {
     "ray": "--engine ray, on a cluster",
     "flower": "fedattune deploy",
     "hf": "--model hf, pretrained networks",
+    "privacy": "differential privacy",
 }
 
 MIN_PYTHON = (3, 11)

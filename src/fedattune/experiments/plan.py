@@ -108,6 +108,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..algorithms import ALGORITHMS
     from ..algorithms.own import build_method
     from ..models import make_model
+    from ..training.privacy.record import check_record_privacy
     from ..training.setup import build_trained_module, hold_out_newcomers
 
     are_all = ALL_METHODS in experiment.algorithms
@@ -165,7 +166,8 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     )
     for name, algorithm in algorithms.items():
         try:
-            build_trained_module(algorithm, module, federation, experiment.seed)
+            trained_module = build_trained_module(algorithm, module, federation, experiment.seed)
+            check_record_privacy(algorithm, trained_module, experiment, federation)
         except FedAttuneError as error:
             problems.append(f"{name}: {error}")
     if problems:

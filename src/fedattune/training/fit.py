@@ -22,6 +22,7 @@ from .backends.ray import check_ray, open_ray_backend
 from .context import Progress
 from .loop import RoundLoop
 from .newcomers import train_newcomers
+from .privacy.record import check_record_privacy
 from .result import Result, TrainedServer
 from .setup import build_trained_module, hold_out_newcomers
 from .storage.folder import RunFolder
@@ -238,6 +239,7 @@ def _train(
     settings, config = run.settings, run.config
     training, newcomers = hold_out_newcomers(run.federation, settings)
     trained_module = build_trained_module(run.algorithm, run.module, run.federation, settings.seed)
+    check_record_privacy(run.algorithm, trained_module, settings, training)
     folder = None if out is None else RunFolder.open(out, config, resume=resume)
     if folder and folder.is_finished:
         return Result.load(folder.path)

@@ -31,6 +31,9 @@ from .evaluation import EVALUATED_PARTS, PointScores
 from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes
 from .predictions import RowPredictions, predict_rows
+from .privacy.clients import ClientPrivacy, uniform_counts
+from .privacy.noise import limit_variances
+from .privacy.record import RecordLedger
 from .result import Result
 from .server import Server
 from .setup import make_run_context
@@ -61,6 +64,9 @@ class RoundLoop:
         mean: mean test accuracy (or RMSE) over clients at the headline point, at the last evaluation.
         evaluated: round of that evaluation; 0 before the first.
         notes: sentences about interruptions of the run.
+        privacy: differential privacy of whole clients; None without it.
+        ledger: what clients have spent of the differential privacy of their training rows.
+        repeats: rounds that may have been done twice with other noise, because the run was interrupted.
 
     """
 
@@ -102,6 +108,9 @@ class RoundLoop:
             self.backend = LocalBackend(
                 self.context, self.server.storage, make_payload=self.server.make_payload
             )
+        self.privacy = ClientPrivacy.make(self.context, is_secret=self.backend.has_secret_noise)
+        self.repeats = 0
+        self.ledger = RecordLedger(self.context, is_secret=self.backend.has_secret_noise)
         if folder:
             self._load(folder)
 
@@ -126,6 +135,8 @@ class RoundLoop:
             ):  # the result alone is missing; other files may have been damaged since
                 self._save_models()
                 self._commit()
+            if self._spends_secretly:  # before others see a model of the next round, its cost is on the disk
+                self._save()
         for r in range(self.record.round + 1, rounds + 1):
             is_last = r == rounds
             self.run_round(r, should_evaluate=is_last or r % eval_every == 0)
@@ -150,6 +161,7 @@ class RoundLoop:
 
     def evaluate_arrival(self) -> None:
         """Evaluate, as round 0, the models that clients are sent before they have trained at all."""
+        self.ledger.add_evaluation()
         self._record_scores(
             0, self.backend.evaluate_received(0, self.server.make_payload, self.server.global_model)
         )
@@ -161,9 +173,11 @@ class RoundLoop:
             self.context, r, update_server=server.rule.should_update, should_evaluate=should_evaluate
         )
         reply = self._train(request)
+        self.ledger.add_round(request.ids, request.dropouts)
         scores = backend.evaluate_trained(server.make_payload) if should_evaluate else []
-        mixing = self._aggregate(reply)
+        mixing = self._aggregate(r, reply)
         if should_evaluate:
+            self.ledger.add_evaluation()
             is_last = r == self.context.settings.rounds
             if is_last or not self._defer_evaluation(r):
                 scores += backend.evaluate_received(r, server.make_eval_payload, server.global_model)
@@ -202,7 +216,7 @@ class RoundLoop:
         self._count_down(*((ids, payload) if rows is None else (ids[rows], payload.rows(rows))))
         return self.backend.train(request, payload, make_payload)
 
-    def _aggregate(self, reply: TrainReply) -> MixingMatrices | None:
+    def _aggregate(self, r: int, reply: TrainReply) -> MixingMatrices | None:
         """Make the server's new state and mean statistics, and answer the uploads if the method does.
 
         Return the mixing matrices behind the answers.
@@ -212,10 +226,18 @@ class RoundLoop:
             server.skip_round()
             return None
         n = self.context.n_train[ids]
+        if self.privacy:
+            n = uniform_counts(n)
+            if self.privacy.is_central:
+                upload, buffers = self.privacy.protect(
+                    r, ids, reply.sent, reply.upload, reply.buffers, backend.statistics
+                )
+                reply = reply._replace(upload=upload, buffers=buffers)
         server.aggregate(reply, n)
         self.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
-            backend.statistics = average_statistics(reply.buffers, n)
+            mean = average_statistics(reply.buffers, n)
+            backend.statistics = limit_variances(mean) if self.privacy else mean
             self.traffic["up"] += count_traffic(backend.statistics, len(ids))
         if not self.context.is_answered:
             return None
@@ -287,6 +309,7 @@ class RoundLoop:
         self._commit()
         if self.folder:
             tree = {"server": self.server.state, "clients": self.backend.state_tree()}
+            tree |= self.ledger.state_tree()
             meta = {
                 "clients": self.context.n_clients,
                 "record": self.record,
@@ -295,6 +318,7 @@ class RoundLoop:
                 "notes": [*self.notes, *self.backend.notes],
                 "traffic": self.traffic,
                 "scores": self.store.digest_scores(self.record.round),
+                "repeats": self.repeats,
             }
             text = {key: json.dumps(value) for key, value in meta.items()}
             self.folder.checkpoints.save(self.record.round, tree, text)
@@ -324,9 +348,12 @@ class RoundLoop:
                 tree = restore_tree(tree, saved.flat, rows=folder.rows, older=saved.older_slots)
                 self.server.state = cast(ServerState, tree["server"])
                 self.backend.load_state_tree(tree["clients"])
+            self.ledger.load(saved.flat)
             self.record = RoundRecord(*json.loads(saved.meta["record"]))
             self.mean, self.evaluated = json.loads(saved.meta["mean"]), int(saved.meta.get("evaluated", 0))
             self.traffic = {way: Counter(parts) for way, parts in json.loads(saved.meta["traffic"]).items()}
+            # Nodes may have received models of the next round, which is done again with other noise.
+            self.repeats = json.loads(saved.meta.get("repeats", "0")) + self._spends_secretly
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
@@ -341,6 +368,11 @@ class RoundLoop:
             if point == self.context.algorithm.headline:
                 self.stopping.add_round(round_, values)
 
+    @property
+    def _spends_secretly(self) -> bool:
+        """True if a round that is done again costs epsilon again."""
+        return bool(self.privacy or self.ledger.plan) and self.backend.has_secret_noise
+
     def _lacks_received_scores(self, r: int) -> bool:
         """Tell whether a checkpoint lies between a round that was evaluated, and the scores that were deferred."""
         settings = self.context.settings
@@ -353,7 +385,7 @@ class RoundLoop:
         effects = self.server.rule.measure_effects(self.server.state, mixing)
         eval_ids = self.context.eval_ids
         ids = choose_measured(eval_ids[self.context.n_train[eval_ids] > 0])
-        if not len(ids):
+        if not len(ids) or self.ledger.plan:  # a measurement would spend epsilon
             return [*effects]
         measured = self.backend.measure_clients(self.record.round, ids, self.server.make_payload)
         return [*effects, *average_effects(measured)]
@@ -362,6 +394,10 @@ class RoundLoop:
         context, records = self.context, self.store.rounds()
         name = self.config["algorithm"]
         notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
+        spent: dict[str, Any] = {}
+        if self.privacy and context.has_shared_parameters:
+            spent = self.privacy.facts(self.record.round, self.repeats)
+            notes += [f"{name}: {note}" for note in self.privacy.notes(self.record.round, self.repeats)]
         effects: list[Effect] = []
         if is_finished:
             try:
@@ -373,8 +409,10 @@ class RoundLoop:
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
         facts = {
             **self._facts,
+            **({"client_privacy": spent} if spent else {}),
+            **self.ledger.facts(self.repeats),
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
-            "notes": [*notes, *self.notes, *self.backend.notes],
+            "notes": [*notes, *self.ledger.notes(self.repeats), *self.notes, *self.backend.notes],
             **collect_missing_facts(context, records),
         }
         models, buffers = self.backend.headline_models

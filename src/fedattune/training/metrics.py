@@ -99,6 +99,24 @@ class RunMetrics:
         return [Effect(Mechanism(part, like, same), value) for part, like, same, value in measured]
 
     @property
+    def client_privacy(self) -> JsonDict | None:
+        """Differential privacy of whole clients: epsilon, delta, mechanism and more; None without it."""
+        return self.facts.get("client_privacy")
+
+    @property
+    def record_privacy(self) -> JsonDict | None:
+        """Differential privacy of training rows: an epsilon and a noise multiplier per client; None without it."""
+        return self.facts.get("record_privacy")
+
+    @property
+    def epsilon(self) -> float | None:
+        """Epsilon that the run has spent for each client, or for a row of the worst client; None without noise."""
+        if self.client_privacy is not None or self.record_privacy is None:
+            return None if self.client_privacy is None else self.client_privacy["epsilon"]
+        spent = self.record_privacy["epsilon"]
+        return None if None in spent else max(spent)
+
+    @property
     def n_parameters(self) -> int:
         """Parameters of one client's model."""
         return int(self.facts["n_parameters"])
@@ -384,6 +402,8 @@ class RunMetrics:
             "clients": [vars(c) for c in self.clients],
             "newcomers": [vars(c) for c in self.newcomers],
             "effects": [{**effect.mechanism._asdict(), "value": effect.value} for effect in self.effects],
+            **({} if self.client_privacy is None else {"client_privacy": self.client_privacy}),
+            **({} if self.record_privacy is None else {"record_privacy": self.record_privacy}),
             "notes": self.notes,
             "finished": self.is_finished,
         }

@@ -44,6 +44,11 @@ class NewcomerServer(ServerUpdate):
     trained_state: ServerState
     n_before: int
 
+    @property
+    def sends_models(self) -> bool:
+        """True if `rule` sends models."""
+        return self.rule.sends_models
+
     def init(self, w0: Params, n_clients: int) -> ServerState:
         """Add the new clients to the trained state."""
         return self.rule.add_clients(self.trained_state, n_clients)

@@ -25,6 +25,9 @@ class Stream(IntEnum):
     DROPOUT = 4
     NEWCOMERS = 5
     EVALUATION = 6
+    RECORD_NOISE = 31
+    RECORD_BATCHES = 32
+    CLIENT_NOISE = 41
     PROBE_SPLIT = 101
     PROBE = 102
 

@@ -57,6 +57,7 @@ class FlowerBackend(RemoteBackend):
     """
 
     should_save_every_round = True
+    has_secret_noise = True
 
     @property
     def can_save(self) -> bool:  # type: ignore[override]

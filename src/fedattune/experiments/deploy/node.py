@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +107,7 @@ class NodeRuntime:
     def _introduce(self) -> WorkerMessage:
         """Tell the server the names and sizes of the clients and the schema of their data, but no data."""
         self.policy.check_run(self.plan.algorithms, self.plan.experiment.rounds)
+        self.policy.check_privacy(self.plan.settings(0))
         return WorkerMessage(self._describe_data())
 
     def _describe_data(self) -> dict[str, Any]:
@@ -139,6 +140,7 @@ class NodeRuntime:
                 f"the server asks for {min(odd)!r:.40}; a node only trains and evaluates, as its models stay with it"
             )
         self.policy.check_run([name], max(part.head["round"] for part in parts))
+        self.policy.check_privacy(self.plan.settings(seed))
         self._describe_data()  # what leaves with a model needs the same consent
         algorithm = self.plan.algorithms[name]
         card = self.plan.card(name, seed, self.federation.input_shape, self.federation.classes)
@@ -156,7 +158,12 @@ class NodeRuntime:
             saved, loaded = state.load(head["last"], Params(flatten_tree(export_state(backend))))
             if head.get("is_answered") and loaded != last and set(head.get("pending", ())) < set(names):
                 raise LostStateError("the server expects a state that this node does not have")
-            self.policy.count_trained(state.folder, sum(bool(part.head.get("ids")) for part in parts))
+            self._count_spending(backend, state.folder, parts)
+            uploads = sum(
+                not set(part.head.get("cohort", ())).isdisjoint(part.head.get("ids", ())) for part in parts
+            )
+            if uploads and backend.privacy and backend.context.has_shared_parameters:
+                self.policy.count_uploads(state.folder, uploads, backend.privacy.accounting)
             if saved is not None:
                 load_state(backend, saved)
             reply = handle_message(backend, message)
@@ -185,6 +192,21 @@ class NodeRuntime:
         data = renumber_clients(mine, members[order], int(head["n_clients"]))
         settings = self.plan.settings(head["seed"]).model_copy(update={"client_state": "memory"})
         return open_backend(algorithm, data, module, settings, members.tolist(), is_one_message=True)
+
+    def _count_spending(self, backend: LocalBackend, folder: Path, parts: Sequence[WorkerMessage]) -> None:
+        """Count trainings, and fine-tunings where rows are private: each of them spends epsilon of the node's rows.
+
+        The noise is made for the planned rounds. So the node does not train more often, whatever the server asks: a
+        round whose reply was lost is spent.
+        """
+        settings, fine_tune = backend.context.settings, backend.context.algorithm.fine_tune
+        is_private = settings.is_record_private
+        trained = sum(bool(part.head.get("ids")) for part in parts)
+        self.policy.count_trained(folder, trained, settings.rounds if is_private else None)
+        if is_private and fine_tune:
+            tuned = sum(part.head.get("kind") == "evaluate" for part in parts)
+            most = backend.planned_evaluations
+            self.policy.count_trained(folder / "fine-tuned", tuned, most)
 
     def _save_models(
         self, backend: LocalBackend, names: Mapping[int, str], folder: Path, card: dict[str, Any]

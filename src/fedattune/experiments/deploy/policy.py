@@ -15,6 +15,8 @@ from pydantic import ConfigDict, Field, ValidationError
 from ...core.errors import ConfigError, RunError, summarize_error
 from ...core.io import write_text
 from ...core.options import Count, StrictSchema, describe_errors
+from ...core.settings import Settings
+from ...training.privacy.clients import UploadAccounting
 from .logs import LogFormat, log_node
 
 SHARED_NAME, APPROVED_NAME = "shared.json", "approved.json"
@@ -36,6 +38,18 @@ class MethodNotAllowedError(RunError):
     """The server asks for a method that is not in the node's `methods`."""
 
 
+class PrivacyRequiredError(RunError):
+    """The server asks for less noise than the node's `max-epsilon` or `max-record-epsilon` needs."""
+
+
+class PrivacyBudgetError(RunError):
+    """One more upload would spend more epsilon than the run's `dp-client`."""
+
+
+MAX_DELTA = 1e-3
+"""Largest delta of a run at a node that has `max-epsilon`."""
+
+
 class NodePolicy(StrictSchema):
     """The rules in a node's configuration, and the format of its log."""
 
@@ -48,6 +62,17 @@ class NodePolicy(StrictSchema):
         None, description="highest round that the node takes part in; it trains at most twice as often"
     )
     max_bytes: Count | None = Field(None, description="bytes that the node sends in one run at most")
+    max_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="epsilon of each method and seed at most, by noise that this node adds itself (delta 1e-3 at most)",
+    )
+    max_record_epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="epsilon of each training row, method and seed at most, by noise on this node's gradients (delta "
+        "1e-3 at most)",
+    )
     methods: str | None = Field(None, description="methods that the node trains, with commas between")
     log_format: LogFormat = Field(
         "text", description="format of the node's log: text, or one JSON object per line"
@@ -95,7 +120,66 @@ class NodePolicy(StrictSchema):
                 "the node's configuration if it may take part longer"
             )
 
-    def count_trained(self, folder: Path, rounds: int) -> None:
+    def check_privacy(self, settings: Settings) -> None:
+        """Compare the noise that a run asks for with the node's limit.
+
+        Args:
+            settings: settings of the run, which the server wrote.
+
+        Raises:
+            PrivacyRequiredError: the node would add too little noise, or none.
+
+        """
+        most = self.max_record_epsilon
+        if most is not None and (
+            settings.dp_record is None or settings.dp_record > most or settings.dp_delta > MAX_DELTA
+        ):
+            asked = "none" if settings.dp_record is None else f"dp-record {settings.dp_record:g}"
+            raise PrivacyRequiredError(
+                f"this node has max-record-epsilon {most:g}, and the run's differential privacy of rows is: {asked}, "
+                f"at delta {settings.dp_delta:g}; the run needs dp-record {most:g} or less, and dp-delta {MAX_DELTA:g} "
+                "or less"
+            )
+        if self.max_epsilon is None:
+            return
+        is_local = settings.dp_client is not None and settings.dp_client_where == "local"
+        if not is_local or settings.dp_client > self.max_epsilon or settings.dp_delta > MAX_DELTA:  # type: ignore[operator]
+            asked = (
+                f"dp-client {settings.dp_client:g}, {settings.dp_client_where}"
+                if settings.dp_client
+                else "none"
+            )
+            raise PrivacyRequiredError(
+                f"this node has max-epsilon {self.max_epsilon:g}, and the run's differential privacy is: {asked}, at "
+                f"delta {settings.dp_delta:g}; the run needs dp-client {self.max_epsilon:g} or less, dp-client-where "
+                f"local, and dp-delta {MAX_DELTA:g} or less"
+            )
+
+    @staticmethod
+    def count_uploads(folder: Path, uploads: int, accounting: UploadAccounting) -> None:
+        """Count noised uploads before they are made: each one spends epsilon, also one that is lost and made again.
+
+        Args:
+            folder: folder of one method and seed on this node, which keeps the count.
+            uploads: number of uploads.
+            accounting: gives the epsilon of the run.
+
+        Raises:
+            PrivacyBudgetError: these are too many; nothing is counted then.
+
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        file, target = folder / "uploads.json", accounting.settings.dp_client
+        total = _read_count(file, "uploads") + uploads
+        if target is not None and accounting.epsilon(total) > target:
+            raise PrivacyBudgetError(
+                f"this would be noised upload {total} of this method and seed, and dp-client {target:g} allows "
+                f"{accounting.settings.rounds} (an upload that the server asks for again counts again); the budget is "
+                "spent"
+            )
+        write_text(file, json.dumps({"uploads": total}) + "\n")
+
+    def count_trained(self, folder: Path, rounds: int, private_rounds: int | None = None) -> None:
         """Count trainings before they begin: the server could give many trainings the same round.
 
         A round is trained again if its reply was lost, so twice `max-rounds` trainings are allowed.
@@ -103,14 +187,21 @@ class NodePolicy(StrictSchema):
         Args:
             folder: folder of one method and seed on this node, which keeps the count.
             rounds: number of trainings.
+            private_rounds: trainings for which the noise of record-level privacy is made; None without.
 
         Raises:
-            MaxRoundsError: these are too many; nothing is counted then.
+            MaxRoundsError, PrivacyBudgetError: these are too many; nothing is counted then.
 
         """
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "trained.json"
         trained = _read_count(file, "rounds") + rounds
+        if private_rounds is not None and trained > private_rounds:
+            raise PrivacyBudgetError(
+                f"this would be training {trained} of this method and seed, and the noise that protects the rows of "
+                f"this node is made for {private_rounds}: its privacy budget is spent (a round that the server repeats "
+                "counts again); a new run needs a new budget"
+            )
         if self.max_rounds is not None and trained > 2 * self.max_rounds:
             raise MaxRoundsError(
                 f"this would be training {trained} of this method and seed, and this node allows {2 * self.max_rounds} "

@@ -101,6 +101,8 @@ class Backend(ABC):
         max_clients: number of clients to train per request; ignored if the cohort is larger.
         should_save_every_round: whether a checkpoint follows every round, as remote clients cannot be taken back far.
         can_save: whether a checkpoint is possible now; not while clients are ahead of the server's round.
+        has_secret_noise: whether the noise of differential privacy comes from the operating system, as it must outside
+            simulations; there it comes from the seed.
         notes: sentences about the run that only the backend knows.
 
     """
@@ -109,6 +111,7 @@ class Backend(ABC):
     max_clients: int
     should_save_every_round = False
     can_save = True
+    has_secret_noise = False
     notes: list[str]
 
     @property

@@ -18,6 +18,8 @@ from ..engine import make_engine
 from ..engine.batches import LocalTraining
 from ..evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluation, PointScores
 from ..kept import KeptModels
+from ..privacy.clients import ClientPrivacy
+from ..privacy.record import RecordPlan
 from ..sampling import Stream
 from ..setup import resolve_weight_decay
 from ..storage.rows import RowStack, RowStorage
@@ -33,6 +35,7 @@ class LocalBackend(Backend):
     Attributes:
         client_ids: (M,) numbers of the clients among all N, sorted.
         client_states: the state that lives on these clients.
+        privacy: the noise that clients add to their uploads; None if they add none.
         evaluation: evaluates these clients.
 
     """
@@ -61,6 +64,8 @@ class LocalBackend(Backend):
             federation, Federation
         )  # there are no data to train on in the facts about a federation
         self.context, self.storage, self.notes = context, storage, []
+        self.has_secret_noise = is_one_message  # so only the process of a real node ends
+        self.privacy = ClientPrivacy.make(context, "local", is_secret=self.has_secret_noise)
         self.max_clients = max(1, REQUEST_CHUNK_BYTES // max(1, task.params.nbytes()))
         self.client_ids = context.all_ids if client_ids is None else client_ids
         n_samples = float(context.n_train[self.client_ids].double().mean())
@@ -87,6 +92,12 @@ class LocalBackend(Backend):
         )
         self._trained_models: list[ClientModels] = []
         self._kept = KeptModels.start(context, storage)
+        self._record_plan = RecordPlan.make(context, is_secret=self.has_secret_noise)
+
+    @property
+    def planned_evaluations(self) -> int:
+        """Evaluations with fine-tuning for which the noise on gradients is made."""
+        return self._record_plan.planned_evaluations if self._record_plan else 0
 
     @property
     def personal_example(self) -> Params:
@@ -162,6 +173,10 @@ class LocalBackend(Backend):
             ids, payload, trained = ids[uploading], payload.rows(uploading), trained.rows(uploading)
         upload = trained.upload._replace(params=trained.upload.params.without(client_states.personal))
         buffers = trained.buffers.only(client_states.statistics)
+        if self.privacy and len(ids):
+            upload, buffers = self.privacy.protect(
+                request.round, ids, payload, upload, buffers, client_states.statistics
+            )
         return TrainReply(ids, payload, upload, buffers, n_trained, steps, diverged)
 
     def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:
@@ -217,7 +232,10 @@ class LocalBackend(Backend):
 
     def plan_training(self, r: int, stream: int) -> LocalTraining:
         """Return the local training of a client in round r, whose batches come from a random stream."""
-        settings = self.context.settings
+        settings, plan = self.context.settings, self._record_plan
+        privacy = None
+        if plan:
+            privacy = plan.fine_tuning() if stream == Stream.FINE_TUNING else plan.training()
         return LocalTraining(
             seed=settings.seed,
             stream=stream,
@@ -230,6 +248,7 @@ class LocalBackend(Backend):
             drop_last=self.context.task.has_batch_statistics,
             cohort_size=settings.cohort_size(self.context.n_clients),
             personal_names=tuple(self.client_states.personal),
+            privacy=privacy,
         )
 
     def state_tree(self) -> dict[str, Any]:

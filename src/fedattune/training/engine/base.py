@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...core.algorithm import ClientUpdate
+from ...core.errors import ConfigError
 from ...core.params import Params, take
 from ...core.payload import Batch, Grad, LocalState, Loss, Payload
 from ...core.task import Task, compute_loss
@@ -197,13 +198,43 @@ class Engine(ABC):
         x, y = self.federation.features(real, self.dtype), self.federation.y[real]
         return (x, y, (index >= 0).to(self.dtype)) if padded else (x, y)
 
-    def _gradient(self, buffers: list[Params], training: LocalTraining) -> Grad:
-        """Make the gradient function of one client; calls with `statistics` replace `buffers[0]`."""
+    def _gradient(self, buffers: list[Params], training: LocalTraining, noise: Tensor | None = None) -> Grad:
+        """Make the gradient function of one client in one step.
+
+        Args:
+            buffers: calls with `statistics` replace `buffers[0]`.
+            training: the local training.
+            noise: (calls, values) of private gradients; each call of the step takes the next row.
+
+        """
+        if training.privacy is not None:
+            return self._private_gradient(buffers[0], training, noise)
 
         def gradient(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:
             g, changed = self._differentiate(w, buffers[0], batch)
             if statistics:
                 buffers[0] = changed
+            return g + training.weight_decay * w if training.weight_decay else g
+
+        return gradient
+
+    def _private_gradient(self, buffers: Params, training: LocalTraining, noise: Tensor | None) -> Grad:
+        """Make the gradient function of one client in one step, by DP-SGD; see `_gradient`."""
+        rows = iter(() if noise is None else noise.unbind())
+        privacy = training.privacy
+        assert privacy is not None
+
+        def gradient(w: Params, batch: Batch, /, *, statistics: bool = True) -> Params:  # noqa: ARG001
+            row = next(rows, None)
+            if row is None:  # noise that is used twice would cancel out
+                raise ConfigError(
+                    f"record-level differential privacy: the client rule takes more gradients in a step than the "
+                    f"{sum(privacy.calls)} that are accounted for; their number must be the same in every step"
+                )
+            sizes = [v.numel() for v in self.task.params.values()]
+            parts = dict(zip(self.task.params, torch.split(row, sizes), strict=True))
+            g = self.task.clipped_gradient(w, buffers, batch, privacy.clip)
+            g = Params({k: v + parts[k].view_as(v) for k, v in g.items()})
             return g + training.weight_decay * w if training.weight_decay else g
 
         return gradient

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...core.algorithm import ClientUpdate
 from ...core.payload import LocalState, RoundContext
 from ...data.types import Index
+from ..privacy.dp_sgd import ClientNoise, RecordPrivacy, count_steps, draw_poisson_batches, make_generator
 from ..sampling import Stream
 
 
@@ -25,6 +26,7 @@ class LocalTraining:
         steps, epochs: local steps, or passes over the client's data; one of the two is None.
         drop_last: leave out the incomplete last batch of an epoch (for models that normalize over the batch).
         cohort_size, personal_names: see `RoundContext`.
+        privacy: makes gradients private, of batches that are Poisson samples; None for plain gradients.
     """
 
     seed: int
@@ -39,6 +41,7 @@ class LocalTraining:
     drop_last: bool = False
     cohort_size: int = 0
     personal_names: tuple[str, ...] = ()
+    privacy: RecordPrivacy | None = None
 
     def rng_seed(self, client: int = 0) -> int:
         """Derive the seed for random layers (dropout) in this round."""
@@ -54,7 +57,31 @@ class LocalTraining:
 
     def recording_key(self, rule: ClientUpdate) -> tuple[Hashable, ...]:
         """Return everything that a local step depends on besides its tensors."""
-        return _hashable_rule(rule), self.lr, self.weight_decay, self.cohort_size, self.personal_names
+        privacy = self.privacy and (self.privacy.clip, self.privacy.calls)
+        return (
+            _hashable_rule(rule),
+            self.lr,
+            self.weight_decay,
+            self.cohort_size,
+            self.personal_names,
+            privacy,
+        )
+
+    def make_noise(self, client: int, n: int, n_values: int) -> ClientNoise | None:
+        """Return the noise of a client's gradients; None for plain gradients.
+
+        Args:
+            client: number of the client.
+            n: its training samples.
+            n_values: numbers of one gradient.
+
+        """
+        if self.privacy is None:
+            return None
+        weight = 1 / max(1, min(self.batch_size, n))
+        deviation = self.privacy.multiplier(client) * self.privacy.clip * weight
+        key = (self.seed, self.stream, self.round, client)
+        return ClientNoise(sum(self.privacy.calls), n_values, weight, deviation, key, self.privacy.is_secret)
 
     def choose_batches(
         self, rule: ClientUpdate, client: int, samples: Index, local_state: LocalState
@@ -97,6 +124,8 @@ class LocalTraining:
     def draw_batches(self, client: int, samples: Index, per_step: int) -> Index:
         """Draw the batches of one client without replacement, reshuffled after each pass.
 
+        With privacy, every sample comes into each batch by chance instead; see `draw_poisson_batches`.
+
         With `steps`, batches are full and may span two passes. With `epochs`, the last batch of a pass may be
         incomplete. A client with fewer samples than the batch size takes all of them in every batch. A client without
         samples takes no step.
@@ -113,6 +142,11 @@ class LocalTraining:
         if not n:
             return np.empty((0, per_step, 1), dtype=np.int64)
         size = min(self.batch_size, n)
+        if self.privacy is not None:
+            key = (self.seed, self.stream, self.round, client, Stream.RECORD_BATCHES)
+            chance = make_generator(key, is_secret=self.privacy.is_secret)
+            count = count_steps(self.steps, self.epochs, n, self.batch_size, per_step)
+            return draw_poisson_batches(samples, self.batch_size, count, per_step, chance)
         rng = np.random.default_rng([self.seed, self.stream, self.round, client])
         if self.steps is not None:
             total = self.steps * per_step * size

@@ -49,6 +49,7 @@ class StepLoop(nn.Module):
         index: Tensor,
         labels: Tensor,
         weights: Tensor | None,
+        noise: Tensor | None,
     ) -> list[Tensor]:
         """Run the steps `first` to `last` - 1.
 
@@ -61,6 +62,7 @@ class StepLoop(nn.Module):
             index: sample numbers of all batches (steps, ...).
             labels: labels of all batches (steps, ...).
             weights: weights of all batches (steps, ...), for batches with padding.
+            noise: noise of the steps from `first` on (steps, ...), for private gradients.
 
         Returns:
             The moving leaves after the last step.
@@ -70,6 +72,8 @@ class StepLoop(nn.Module):
             batch = [gather(x, index[t], shift, scale, self.dtype), labels[t]]
             if weights is not None:
                 batch.append(weights[t])
+            if noise is not None:
+                batch.append(noise[t - first])
             moving = self.body(ready, moving, batch)
         return moving
 
@@ -242,13 +246,12 @@ def replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) 
     """Run two steps on copies: the second shows if the first wrote over an input that is still needed."""
     ready = step.precompute(*fixed, *step.select_constant(leaves))
     current = [copy_dense(leaves[i]) for i in step.moving]
-    x, y, *weights = batch
+    x, y, *rest = batch
     index = torch.arange(y.numel(), device=y.device).view_as(y)
-    twice = [torch.stack([t, t]) for t in (index, y, *weights)]
+    twice = [torch.stack([t, t]) for t in (index, y, *rest)]
+    weights, noise = (*twice[2:], None, None)[:2]
     samples = (x.flatten(0, y.dim() - 1), None, None)
-    results: Sequence[Tensor] = step.run_steps(
-        0, 2, ready, current, samples, *twice[:2], twice[2] if weights else None
-    )
+    results: Sequence[Tensor] = step.run_steps(0, 2, ready, current, samples, *twice[:2], weights, noise)
     return results
 
 

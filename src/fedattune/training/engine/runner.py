@@ -14,6 +14,7 @@ from ...core.hardware import balance
 from ...core.params import as_slice
 from ...data import Federation
 from ...data.types import Index
+from ..privacy.dp_sgd import ClientNoise, StepNoise
 from .recorder import RecordedStep, copy_dense, replay
 
 
@@ -81,6 +82,15 @@ def batch_indices(lanes: Lanes, batches: Sequence[Index]) -> Index:
     return index
 
 
+def batch_owners(lanes: Lanes, batches: Sequence[Index]) -> Index:
+    """Lay out whose step each lane takes (steps, lanes), -1 for the repeated last step of a finished lane."""
+    owners = np.full((lanes.steps, len(lanes.clients)), -1, dtype=np.int64)
+    for number, lane in enumerate(lanes.clients):
+        own = np.repeat(lane, [len(batches[client]) for client in lane])
+        owners[: len(own), number] = own
+    return owners
+
+
 MAX_STEPS_PER_CALL = 1 << 10
 """Steps of one call; a second Ctrl-C waits for the end of a call."""
 
@@ -92,15 +102,23 @@ StepFactory = Callable[[Sequence[Tensor], Sequence[Tensor]], RecordedStep]
 class BatchSequence:
     """The batches of all steps: sample numbers (steps, ..., per step, B), -1 for padding.
 
-    A step of one mini-batch has no axis `per step`.
+    A step of one mini-batch has no axis `per step`. With `noise`, gradients are private, and samples have its weights.
+    Without lanes, `noise` has one.
     """
 
-    def __init__(self, filled: Index, federation: Federation, dtype: torch.dtype) -> None:
+    def __init__(
+        self, filled: Index, federation: Federation, dtype: torch.dtype, noise: StepNoise | None = None
+    ) -> None:
         device = federation.y.device
         index = torch.as_tensor(filled, device=device)
         index = index.squeeze(-2) if index.shape[-2] == 1 else index
         self.padded = [least < 0 for least in filled.reshape(len(filled), -1).min(1).tolist()]
-        self._weights = (index >= 0).to(dtype) if any(self.padded) else None
+        self._weights = (index >= 0).to(dtype) if noise or any(self.padded) else None
+        self._noise, self._has_lanes = noise, filled.ndim > 3
+        if noise is not None and self._weights is not None:
+            self.padded = [True] * len(filled)
+            weights = noise.weights if self._has_lanes else noise.weights[:, 0]
+            self._weights *= weights.view(*weights.shape, *[1] * (index.dim() - weights.dim()))
         self._samples, self._index = federation.samples(dtype), index.clamp_min(0)
         self._labels = federation.y[self._index]
         self._features = partial(federation.features, dtype=dtype)
@@ -113,24 +131,31 @@ class BatchSequence:
     def gather(self, t: int) -> tuple[Tensor, ...]:
         """Gather the batch of step t: inputs, labels, and weights if there is padding."""
         x, y = self._features(self._index[t]), self._labels[t]
-        return (x, y) if self._weights is None or not self.padded[t] else (x, y, self._weights[t])
+        if self._weights is None or not self.padded[t]:
+            return x, y
+        if self._noise is None:
+            return x, y, self._weights[t]
+        example = self._noise.example()
+        return x, y, self._weights[t], example if self._has_lanes else example[0]
 
     def run(
         self, step: RecordedStep, ready: list[Tensor], moving: list[Tensor], first: int, last: int
     ) -> list[Tensor]:
         """Run the steps `first` to `last` - 1, which either all have padding or all have none."""
         weights = self._weights if self.padded[first] else None
+        noise = None if self._noise is None else self._noise.draw(first, last)
+        if noise is not None and not self._has_lanes:
+            noise = noise[:, 0]
         moved: list[Tensor] = step.run_steps(
-            first, last, ready, moving, self._samples, self._index, self._labels, weights
+            first, last, ready, moving, self._samples, self._index, self._labels, weights, noise
         )
         return moved
 
     def uniform_spans(self, cuts: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
         """List the ranges of steps (first, last + 1) between `cuts` with or without padding throughout."""
+        at_once = min(MAX_STEPS_PER_CALL, self._noise.steps_at_once if self._noise else MAX_STEPS_PER_CALL)
         kinds = (t for t in range(1, len(self.padded)) if self.padded[t] != self.padded[t - 1])
-        return pairwise(
-            sorted({*range(0, len(self.padded), MAX_STEPS_PER_CALL), *kinds, *cuts, len(self.padded)})
-        )
+        return pairwise(sorted({*range(0, len(self.padded), at_once), *kinds, *cuts, len(self.padded)}))
 
 
 class BatchedRunner:
@@ -148,12 +173,15 @@ class BatchedRunner:
         leaves: Sequence[Tensor],
         federation: Federation,
         dtype: torch.dtype,
+        noises: Sequence[ClientNoise] = (),
     ) -> None:
         self.lanes, self._fixed = lanes, fixed
         first = torch.tensor([lane[0] for lane in lanes.clients], device=federation.y.device)
         self.rows = as_slice(first) if lanes.is_uniform else first
         self.leaves = [_select_rows(leaf, self.rows) for leaf in leaves]
-        self._batches = BatchSequence(batch_indices(lanes, batches), federation, dtype)
+        owners, device = batch_owners(lanes, batches), federation.y.device
+        noise = StepNoise(noises, owners, dtype, device) if noises else None
+        self._batches = BatchSequence(batch_indices(lanes, batches), federation, dtype, noise)
 
     def prepare(self, maker: StepFactory) -> list[RecordedStep]:
         """Record the steps that `run` needs, one for batches with padding, one for batches without.
@@ -250,9 +278,15 @@ class SerialRunner:
         leaves: Sequence[Tensor],
         federation: Federation,
         dtype: torch.dtype,
+        noises: Sequence[ClientNoise] = (),
     ) -> None:
         self._fixed, self._leaves = fixed, leaves
-        self._batches = {i: BatchSequence(batches[i], federation, dtype) for i in clients}
+
+        def noise(i: int) -> StepNoise | None:
+            one_lane = np.full((len(batches[i]), 1), i)
+            return StepNoise(noises, one_lane, dtype, federation.y.device) if noises else None
+
+        self._batches = {i: BatchSequence(batches[i], federation, dtype, noise(i)) for i in clients}
         self._sizes = {i: batches[i].shape[2] for i in clients}
 
     def prepare(self, maker: StepFactory) -> list[RecordedStep]:

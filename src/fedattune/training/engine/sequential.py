@@ -45,16 +45,22 @@ class SequentialEngine(Engine):
         """Train one client from its first to its last step."""
         sent, local_state, buffers, fresh, is_uploaded = inputs
         buffer_cell = [buffers]
-        gradient = self._gradient(buffer_cell, training)
         batches, probed = training.choose_batches(rule, client, samples, local_state)
         n_steps = torch.tensor(float(len(batches)), dtype=self.dtype, device=self.device)
         context = training.make_round_context(n_steps, is_uploaded, training.round_tensor(n_steps))
         carry = rule.begin(sent, local_state, fresh, context)
+        noise = training.make_noise(client, len(samples), self.task.params.numel())
+        gradient = self._gradient(buffer_cell, training)
         probe_gradient = partial(gradient, statistics=False)
         for index in [] if probed is None else probed:
             carry = rule.probe(carry, self._at(index), probe_gradient, self._loss(buffer_cell), context)
         for index in batches:
-            carry = rule.step(carry, self._at(index), gradient, context)
+            batch = self._at(index)
+            if noise is not None:
+                real = torch.as_tensor(index if len(index) > 1 else index[0], device=self.device) >= 0
+                batch = (*batch[:2], real.to(self.dtype) * noise.weight)
+                gradient = self._gradient(buffer_cell, training, noise.draw(1, self.dtype)[0].to(self.device))
+            carry = rule.step(carry, batch, gradient, context)
         return ClientOutputs(*rule.finish(carry, sent, local_state, context), buffer_cell[0], n_steps)
 
     def _at(self, index: Index) -> Batch:

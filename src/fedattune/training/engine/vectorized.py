@@ -26,6 +26,7 @@ from ...core.payload import Batch, LocalState, Payload
 from ...core.task import Task
 from ...data import Federation
 from ...data.types import Index
+from ..privacy.dp_sgd import ClientNoise
 from .base import ClientInputs, ClientOutputs, Engine, EvalPart, Scores
 from .batches import LocalTraining
 from .evaluator import Evaluator
@@ -64,23 +65,30 @@ class VectorizedEngine(Engine):
             for client, local_state in zip(ids.tolist(), local_states, strict=True)
         ]
         batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
+        n_values = self.task.params.numel()
+        made = (training.make_noise(client, len(parts[client]), n_values) for client in ids.tolist())
+        noises = [noise for noise in made if noise is not None]
         results: list[ClientOutputs] = []
         order: list[int] = []
         # PyTorch's own threads would spin, waiting for work, on cores that groups of clients need.
         with seed_rng(training.rng_seed(), self.device), torch.no_grad(), use_threads(1):
-            for chunk in self._chunks(batches, probed, inputs):
+            for chunk in self._chunks(batches, probed, inputs, has_noise=bool(noises)):
                 order += chunk
                 chunk_batches = [batches[i] for i in chunk]
                 chunk_probed = [probed[i] for i in chunk] if probed else []
+                chunk_noises = [noises[i] for i in chunk] if noises else []
                 is_all = chunk == list(range(len(batches)))
                 chunk_inputs = inputs if is_all else inputs.rows(torch.tensor(chunk, device=self.device))
-                results.append(self._train_chunk(rule, chunk_batches, chunk_probed, chunk_inputs, training))
+                work = chunk_batches, chunk_probed, chunk_noises
+                results.append(self._train_chunk(rule, *work, chunk_inputs, training))
         if len(results) == 1 and order == sorted(order):
             return results[0]
         outputs: ClientOutputs = tree_map(lambda *chunks: torch.cat(chunks), *results)
         return outputs.rows(torch.tensor(np.argsort(order), device=self.device))
 
-    def _chunks(self, batches: list[Index], probed: list[Index], inputs: ClientInputs) -> Iterator[list[int]]:
+    def _chunks(
+        self, batches: list[Index], probed: list[Index], inputs: ClientInputs, *, has_noise: bool
+    ) -> Iterator[list[int]]:
         """Cut the clients into chunks that fit into memory, clients with the most steps first."""
         n_values = sum(v.numel() for v in tree_leaves((inputs.sent, inputs.local_state)))
         values = self.task.params.numel() * 6 + n_values // len(batches) * 2
@@ -89,6 +97,9 @@ class VectorizedEngine(Engine):
             * max(math.prod(b.shape[1:]) for b in batches)
             * max(8, self.task.activations_per_value)
         )
+        if has_noise:  # gradients of single samples, and their copies
+            largest = max(b.shape[2] for b in batches)
+            values += 3 * self.task.params.numel() * min(largest, self.task.samples_at_once)
         per_chunk = max(1, ENGINE_CHUNK_BYTES // (values * self.dtype.itemsize))
 
         # Padding would change batch statistics, so models with these get batches of one size per chunk.
@@ -109,6 +120,7 @@ class VectorizedEngine(Engine):
         rule: ClientUpdate,
         batches: list[Index],
         probed: list[Index],
+        noises: list[ClientNoise],
         inputs: ClientInputs,
         training: LocalTraining,
     ) -> ClientOutputs:
@@ -146,12 +158,12 @@ class VectorizedEngine(Engine):
         def step(fixed: Sequence[Tensor], leaves: Sequence[Tensor], batch: Sequence[Tensor]) -> list[Tensor]:
             def one_step(n: Tensor, u: Tensor, carry: Any, own: Params, batch: Batch) -> tuple[Any, Params]:
                 buffer_cell = [own]
-                new = rule.step(
-                    carry,
-                    batch,
-                    self._gradient(buffer_cell, training),
-                    training.make_round_context(n, u, fixed[0]),
-                )
+                noise = None
+                if training.privacy is not None:
+                    batch, noise = batch[:-1], batch[-1]
+                gradient = self._gradient(buffer_cell, training, noise)
+                context = training.make_round_context(n, u, fixed[0])
+                new = rule.step(carry, batch, gradient, context)
                 return new, buffer_cell[0]
 
             n, u, *rest = leaves
@@ -163,7 +175,8 @@ class VectorizedEngine(Engine):
 
         if any(len(b) for b in batches):
             specs = repr((carry_spec, buffer_spec))
-            leaves = self._steps(step, (*key, specs), [round_], [*clients, *carries, *buffers], batches)[2:]
+            leaves = [*clients, *carries, *buffers]
+            leaves = self._steps(step, (*key, specs), [round_], leaves, batches, noises)[2:]
             carries, buffers = leaves[:n_carries], leaves[n_carries:]
 
         def finish(round_: Tensor, n: Tensor, u: Tensor, *tensors: Tensor) -> Any:
@@ -186,11 +199,12 @@ class VectorizedEngine(Engine):
         fixed: list[Tensor],
         leaves: list[Tensor],
         batches: list[Index],
+        noises: list[ClientNoise],
     ) -> list[Tensor]:
         """Run all local steps of clients with carries and buffers `leaves` (C, ...)."""
         maker = partial(self._recorder.step, key, function, fixed)
         for at_once in (1,) if key in self._undivided else (self._cores, 1):
-            groups = self._groups(at_once, batches, fixed, leaves)
+            groups = self._groups(at_once, batches, fixed, leaves, noises)
             steps = [step for group in groups for step in group.prepare(maker)]
             # Groups that draw random numbers at the same time would not repeat. Small operations called from Python
             # would wait for the interpreter's lock.
@@ -214,18 +228,25 @@ class VectorizedEngine(Engine):
         return choose_threads("step", group.sizes, group.try_steps, self._cores)
 
     def _groups(
-        self, at_once: int, batches: list[Index], fixed: list[Tensor], leaves: list[Tensor]
+        self,
+        at_once: int,
+        batches: list[Index],
+        fixed: list[Tensor],
+        leaves: list[Tensor],
+        noises: list[ClientNoise],
     ) -> Sequence[BatchedRunner | SerialRunner]:
         """Make one runner per core."""
         counts = [len(b) for b in batches]
         if not self.is_serial:
             return [
-                BatchedRunner(lanes, batches, fixed, leaves, self.federation, self.dtype)
+                BatchedRunner(lanes, batches, fixed, leaves, self.federation, self.dtype, noises)
                 for lanes in pack_lanes(counts, at_once)
             ]
         clients = sorted((i for i, n in enumerate(counts) if n), key=lambda i: -counts[i])
         lines = [clients[i::at_once] for i in range(min(at_once, len(clients)))]
-        return [SerialRunner(line, batches, fixed, leaves, self.federation, self.dtype) for line in lines]
+        return [
+            SerialRunner(line, batches, fixed, leaves, self.federation, self.dtype, noises) for line in lines
+        ]
 
     def _probe(
         self,

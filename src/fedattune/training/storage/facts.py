@@ -48,6 +48,28 @@ class StoredScale(_Stored):
     deviation: Annotated[FiniteFloat, Field(gt=0)]
 
 
+class StoredClientPrivacy(_Stored):
+    """Differential privacy of whole clients; see `fedattune.training.privacy.clients.ClientPrivacy.facts`."""
+
+    where: Literal["central", "local"]
+    mechanism: StrictStr
+    epsilon: Annotated[float, Field(ge=0)] | None
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    noise_multiplier: Annotated[float, Field(ge=0)]
+    clip: Annotated[float, Field(gt=0)]
+    sampling: StrictStr
+
+
+class StoredRecordPrivacy(_Stored):
+    """Differential privacy of training rows; see `fedattune.training.privacy.record.RecordLedger.facts`."""
+
+    mechanism: StrictStr
+    epsilon: list[Annotated[float, Field(ge=0)] | None] = Field(min_length=1)
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    noise_multiplier: list[Annotated[float, Field(ge=0)]]
+    clip: Annotated[float, Field(gt=0)]
+
+
 class StoredFacts(_Stored):
     """The facts of a run; see `fedattune.training.notes.collect_facts`. Older versions did not write all of them."""
 
@@ -67,6 +89,8 @@ class StoredFacts(_Stored):
     effects: list[tuple[StrictStr, StrictStr, StrictStr, FiniteFloat]] = []
     target_scale: StoredScale | None = None
     reference_logits: list[list[FiniteFloat]] | None = None
+    client_privacy: StoredClientPrivacy | None = None
+    record_privacy: StoredRecordPrivacy | None = None
 
 
 class StoredConfig(_Stored):

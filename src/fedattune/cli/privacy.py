@@ -1,0 +1,121 @@
+"""The command `privacy`: the noise multiplier of a plan, or the epsilon of a noise, without training."""
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+from math import isfinite, sqrt
+from typing import Any, NamedTuple
+
+from ..core.errors import ConfigError
+from .options import PrivacyOptions, parse_options
+
+
+class PlannedNoise(NamedTuple):
+    """A way to protect what the options describe.
+
+    Attributes:
+        mechanism: where the noise is.
+        sampling: who is drawn, as the accountant counts on it.
+        noise_multiplier: deviation of the noise over the clipping length.
+        epsilon: epsilon of the whole run.
+        noise_ratio: length of the noise on an average, or on an upload, over the length of a clipped update.
+
+    """
+
+    mechanism: str
+    sampling: str
+    noise_multiplier: float
+    epsilon: float
+    noise_ratio: float | None = None
+
+
+def plan_privacy(space: Namespace, problems: Sequence[str]) -> int:
+    """Print the noise and the epsilon of a plan."""
+    options = parse_options(PrivacyOptions, space, problems)
+    if (options.target_epsilon is None) == (options.noise_multiplier is None):
+        raise ConfigError(
+            "privacy: give --target-epsilon, to learn the noise multiplier, or --noise-multiplier, to learn epsilon"
+        )
+    plans = _plan_clients(options) if options.level == "client" else [_plan_rows(options)]
+    if options.json_:
+        values = [_finite(plan._asdict()) for plan in plans]
+        print(json.dumps({"level": options.level, "delta": options.delta, "plans": values}, indent=2))
+    else:
+        _print_plans(plans, options)
+    return 0
+
+
+def _plan_clients(options: PrivacyOptions) -> list[PlannedNoise]:
+    from ..core.settings import Settings
+    from ..training.privacy.clients import UploadAccounting
+
+    settings = Settings.from_keywords(
+        rounds=options.rounds,
+        cohort=options.cohort,
+        seed=options.seed,
+        dp_delta=options.delta,
+        dp_client=options.target_epsilon,
+        dp_client_noise=options.noise_multiplier,
+    )
+    n = options.clients
+    size = settings.cohort_size(n)
+    plans = []
+    for is_sum, mechanism in (
+        (True, "central, on sums (fedavg, ditto)"),
+        (False, "local, or on each upload (fedmcsa)"),
+    ):
+        accounting = UploadAccounting(settings, n, is_sum)
+        uploads = accounting.count_uploads(settings.rounds)
+        sampling = f"at most {uploads} uploads of a client"
+        if accounting.has_hidden_cohort:
+            sampling = f"{size} of {n}, hidden"
+        ratio = None
+        if options.parameters:
+            ratio = accounting.multiplier * sqrt(options.parameters) / (size if is_sum else 1)
+        epsilon = accounting.epsilon(settings.rounds)
+        plans.append(PlannedNoise(mechanism, sampling, accounting.multiplier, epsilon, ratio))
+    return plans
+
+
+def _plan_rows(options: PrivacyOptions) -> PlannedNoise:
+    from ..training.privacy.accounting import epsilon_of, noise_for
+
+    if options.samples is None:
+        raise ConfigError(
+            "privacy: --level record needs --samples, the number of training rows of the client"
+        )
+    rate, steps = min(1.0, options.batch_size / options.samples), options.rounds * options.steps
+    noise = options.noise_multiplier
+    if noise is None:
+        assert options.target_epsilon is not None
+        noise = noise_for(options.target_epsilon, options.delta, rate, steps)
+    epsilon = epsilon_of(noise, rate, steps, options.delta)
+    return PlannedNoise(
+        "DP-SGD", f"Poisson, {100 * rate:.3g}% of the rows in {steps:,} steps", noise, epsilon
+    )
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values as JSON has them: None for infinity."""
+    return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in values.items()}
+
+
+def _print_plans(plans: Sequence[PlannedNoise], options: PrivacyOptions) -> None:
+    from ..analysis.tables import fill_table, make_console, print_whole
+
+    columns = {
+        "noise": lambda plan: plan.mechanism,
+        "drawn": lambda plan: plan.sampling,
+        "multiplier": lambda plan: f"{plan.noise_multiplier:.4g}",
+        "epsilon": lambda plan: f"{plan.epsilon:.4g}",
+    }
+    if options.parameters and options.level == "client":
+        columns["noise/update"] = lambda plan: f"{plan.noise_ratio:.3g}"
+    console = make_console()
+    print_whole(fill_table(plans, columns, ("noise", "drawn")), console)
+    what = "one client replaced" if options.level == "client" else "one training row more or less"
+    console.print(
+        f"neighbours: {what}; delta {options.delta:g}; multiplier: deviation of the noise over the clipping length"
+        + ("; noise/update: their lengths in one round" if "noise/update" in columns else ""),
+        style="dim",
+    )

@@ -1,0 +1,1 @@
+"""Differential privacy: accounting, and the noise on what leaves a client."""

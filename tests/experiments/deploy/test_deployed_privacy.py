@@ -1,0 +1,127 @@
+"""Client-level privacy at real nodes: noise from the operating system, counted uploads, and rules of a node."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="a real federation needs Flower")
+
+from fedattune import Federation, RunError
+from fedattune.core.settings import Settings
+from fedattune.experiments.deploy.policy import NodePolicy, PrivacyBudgetError, PrivacyRequiredError
+from fedattune.training.privacy import clients
+from fedattune.training.privacy.accounting import epsilon_of
+from fedattune.training.privacy.clients import UploadAccounting
+from flower.in_process import InProcessGrid
+from flower.runs import GROUPS, read_log, run_deployed
+
+DP: dict[str, Any] = {"dp_client": 20.0, "dp_delta": 1e-3, "rounds": 3, "cohort": 1.0}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa"])
+@pytest.mark.parametrize("where", ["central", "local"])
+def test_a_deployed_run_spends_its_budget(
+    name: str, where: str, ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All noise comes from the operating system, at the place that the run names."""
+    callers: list[bool] = []
+
+    def record(self: clients.ClientPrivacy, *arguments: Any) -> Any:
+        callers.append(self.is_secret)
+        return protect(self, *arguments)
+
+    protect = clients.ClientPrivacy.protect
+    monkeypatch.setattr(clients.ClientPrivacy, "protect", record)
+    monkeypatch.setattr(clients, "draw_seeded", None)
+    (result,) = run_deployed(ragged, tmp_path, algorithm=name, dp_client_where=where, **DP)
+    assert callers == [True] * (3 if where == "central" else 3 * len(GROUPS))
+    privacy = result.client_privacy
+    assert privacy is not None
+    assert privacy["generator"] == "the operating system"
+    assert 19 < privacy["epsilon"] <= 20
+    assert privacy["epsilon"] == epsilon_of(privacy["noise_multiplier"], 1, 3, 1e-3, sampling="none")
+    counts = {file.resolve() for file in tmp_path.glob("state-*/*/*/seed-0/uploads.json")}
+    assert [json.loads(file.read_text()) for file in counts] == [{"uploads": 3}] * (
+        3 if where == "local" else 0
+    )
+    assert not read_log(tmp_path).count("refused")
+
+
+def test_noise_at_nodes_is_never_the_same(ragged: Federation, tmp_path: Path) -> None:
+    one, two = (
+        run_deployed(ragged, tmp_path / part, algorithm="fedavg", dp_client_where="local", **DP)[0]
+        for part in ("one", "two")
+    )
+    assert one.metrics != two.metrics
+
+
+def test_a_lost_reply_spends_the_budget_of_a_node(ragged: Federation, tmp_path: Path) -> None:
+    """The server is told of no upload beyond the budget, whatever it asks for."""
+    run_deployed(ragged, tmp_path, algorithm="fedavg", dp_client_where="local", **DP)
+    (file,) = {file.resolve() for file in tmp_path.glob("state-1/*/*/seed-0/uploads.json")}
+    file.write_text(json.dumps({"uploads": 4}))
+    accounting = UploadAccounting(Settings(**DP), 6, is_sum=False, is_secret=True)
+    with pytest.raises(PrivacyBudgetError, match=r"noised upload 5 .* dp-client 20 allows 3"):
+        NodePolicy.count_uploads(file.parent, 1, accounting)
+    assert json.loads(file.read_text()) == {"uploads": 4}
+    file.write_text("{")
+    with pytest.raises(RunError, match="damaged"):
+        NodePolicy.count_uploads(file.parent, 1, accounting)
+
+
+def test_a_node_that_asks_for_noise_takes_no_part_without(ragged: Federation, tmp_path: Path) -> None:
+    class Grid(InProcessGrid):
+        def __init__(self, app: Any, nodes: Any, *rest: Any) -> None:
+            super().__init__(app, [{**node, "max-epsilon": 20} for node in nodes], *rest)
+
+    with pytest.raises(RunError, match="PrivacyRequiredError"):
+        run_deployed(ragged, tmp_path / "a", algorithm="fedavg", make_grid=Grid, start_timeout=0.2, **DP)
+    (result,) = run_deployed(
+        ragged, tmp_path / "b", algorithm="fedavg", make_grid=Grid, dp_client_where="local", **DP
+    )
+    assert result.is_finished
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"dp_client": 1.0},
+        {"dp_client": 3.0, "dp_client_where": "local"},
+        {"dp_client": 1.0, "dp_client_where": "local", "dp_delta": 0.1},
+        {"dp_client_noise": 5.0, "dp_client_where": "local"},
+    ],
+)
+def test_the_rule_of_a_node(settings: dict[str, Any]) -> None:
+    policy = NodePolicy.read({"max-epsilon": 2.0})
+    policy.check_privacy(Settings(dp_client=1.0, dp_client_where="local", dp_delta=1e-4))
+    with pytest.raises(PrivacyRequiredError, match="max-epsilon 2"):
+        policy.check_privacy(Settings(**settings))
+    NodePolicy().check_privacy(Settings(**settings))
+
+
+def test_a_server_that_starts_again_counts_the_round_twice(ragged: Federation, tmp_path: Path) -> None:
+    """The server was killed after it sent a model: clients saw this round's noise, and see it with other noise."""
+
+    class Killed(Exception):
+        pass
+
+    class Grid(InProcessGrid):
+        n = 0
+
+        def push_messages(self, messages: Any) -> Any:
+            type(self).n += 1
+            if type(self).n == 4:
+                raise Killed
+            return super().push_messages(messages)
+
+    with pytest.raises(Killed):
+        run_deployed(ragged, tmp_path, algorithm="fedavg", make_grid=Grid, **DP)
+    (result,) = run_deployed(ragged, tmp_path, algorithm="fedavg", **DP)
+    privacy = result.client_privacy
+    assert privacy is not None
+    assert privacy["repeated_rounds"] == 1
+    assert privacy["epsilon"] == epsilon_of(privacy["noise_multiplier"], 1, 4, 1e-3, sampling="none")
+    assert privacy["epsilon"] > 20
