@@ -22,6 +22,7 @@ from ..data import Federation
 from ..data.federated import FederationInfo
 from ..data.input_spec import InputSpec
 from ..server.average import average_statistics
+from .attacks import Adversary
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .client_state import PayloadFactory, copy_rows
@@ -30,6 +31,7 @@ from .effects import average_effects, choose_measured, read_last_mixing
 from .evaluation import EVALUATED_PARTS, PointScores
 from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes
+from .poisoning import measure_backdoor
 from .predictions import RowPredictions, predict_rows
 from .result import Result
 from .server import Server
@@ -89,6 +91,7 @@ class RoundLoop:
         self.config, self.folder = config, folder
         self.context = make_run_context(algorithm, federation, model, settings)
         self.server = Server(self.context, folder.rows if folder else None)
+        self.adversary = Adversary(self.context) if settings.attack else None
         self.store = RunStore(folder.metrics if folder else None)
         self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
         self.traffic: dict[str, Traffic] = {"up": Counter(), "down": Counter()}
@@ -157,7 +160,7 @@ class RoundLoop:
         )
         reply = self._train(request)
         scores = backend.evaluate_trained(server.make_payload) if should_evaluate else []
-        mixing = self._aggregate(reply)
+        mixing = self._aggregate(r, reply)
         if should_evaluate:
             is_last = r == self.context.settings.rounds
             if is_last or not self._defer_evaluation(r):
@@ -197,7 +200,7 @@ class RoundLoop:
         self._count_down(*((ids, payload) if rows is None else (ids[rows], payload.rows(rows))))
         return self.backend.train(request, payload, make_payload)
 
-    def _aggregate(self, reply: TrainReply) -> MixingMatrices | None:
+    def _aggregate(self, r: int, reply: TrainReply) -> MixingMatrices | None:
         """Make the server's new state and mean statistics, and answer the uploads if the method does.
 
         Return the mixing matrices behind the answers.
@@ -207,6 +210,8 @@ class RoundLoop:
             server.skip_round()
             return None
         n = self.context.n_train[ids]
+        if self.adversary:
+            reply, n = self.adversary.corrupt(r, reply, n)
         server.aggregate(reply, n)
         self.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
@@ -369,6 +374,9 @@ class RoundLoop:
             **collect_missing_facts(context, records),
         }
         models, buffers = self.backend.headline_models
+        if is_finished and self.adversary and self.adversary.has_trigger:
+            success = measure_backdoor(context, models, buffers)
+            facts["attack"] = {**facts["attack"], "success": success}
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):
             # The models that were evaluated last may be the ones that clients hold, and went on changing.
             models, buffers = copy_rows(models), copy_rows(buffers)

@@ -19,7 +19,7 @@ from ..data import Federation
 from ..data.federated import FederationInfo
 from ..models.files import wrap_model
 from .context import RunContext
-from .sampling import sample_eval_ids, sample_newcomers
+from .sampling import sample_attackers, sample_eval_ids, sample_newcomers
 from .storage.rows import LazyModel, drop_laziness
 
 
@@ -60,6 +60,7 @@ def make_run_context(
         eval_ids=sample_eval_ids(settings, federation).to(device),
         n_train=federation.sizes("train").to(device),
         has_shared_parameters=bool(get_shared_parameters(algorithm, task)),
+        attackers=torch.tensor(sample_attackers(settings, federation), dtype=torch.int64, device=device),
     )
 
 

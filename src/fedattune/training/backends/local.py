@@ -11,6 +11,7 @@ from ...core.network import MethodModule
 from ...core.params import Params, select_prefix
 from ...core.payload import Payload
 from ...data import Federation
+from ..attacks import poison_federation
 from ..client_state import ClientStates, PayloadFactory
 from ..context import RunContext
 from ..effects import MEASURED_SAMPLES, measure_module, measure_training
@@ -56,10 +57,8 @@ class LocalBackend(Backend):
             is_one_message: whether the backend, and its process, end after one message.
 
         """
-        federation, settings, task = context.federation, context.settings, context.task
-        assert isinstance(
-            federation, Federation
-        )  # there are no data to train on in the facts about a federation
+        settings, task = context.settings, context.task
+        federation = poison_federation(context)
         self.context, self.storage, self.notes = context, storage, []
         self.max_clients = max(1, REQUEST_CHUNK_BYTES // max(1, task.params.nbytes()))
         self.client_ids = context.all_ids if client_ids is None else client_ids
