@@ -125,5 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = {key: value for key, value in vars(given).items() if key != "json"}
     print(f"\n{json.dumps(about | settings)}; {time.perf_counter() - started:.0f} s")
     if given.json:
-        given.json.write_text(json.dumps({"command": about, "settings": settings, "cells": cells}, indent=1), "utf-8")
+        given.json.write_text(
+            json.dumps({"command": about, "settings": settings, "cells": cells}, indent=1), "utf-8"
+        )
     return 0

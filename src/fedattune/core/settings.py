@@ -136,7 +136,9 @@ class Settings(StrictSchema):
     @field_validator("cohort", "attackers")
     @classmethod
     def _some_or_all(cls, value: int | float | None) -> int | float | None:
-        if value is not None and not (1 <= value <= MAX_CLIENTS if isinstance(value, int) else 0 < value <= 1):
+        if value is not None and not (
+            1 <= value <= MAX_CLIENTS if isinstance(value, int) else 0 < value <= 1
+        ):
             raise ValueError(
                 f"expected a number of clients from 1 to {MAX_CLIENTS:,}, or a fraction between 0 and 1"
             )

@@ -85,7 +85,7 @@ def negate_update(view: View) -> Params:
 
 
 def send_noise(view: View) -> Params:
-    """Upload normal noise with `strength` times the norm of the trained model (Blanchard et al., Krum, NeurIPS 2017)."""
+    """Upload normal noise of `strength` times the trained model's norm (Blanchard et al., Krum, NeurIPS 2017)."""
     noise = view.trained.map(lambda v: _draw_normal(view.rng, v))
     scale = view.strength * _measure_norms(view.trained) / _measure_norms(noise).clamp_min(1e-12)
     return _scale_rows(noise, scale)
@@ -188,7 +188,9 @@ class Attack:
 ATTACKS: dict[str, Attack] = {
     "negated_model": Attack("send the negated model", negate_model),
     "negated_update": Attack("send the received model minus their update", negate_update),
-    "gaussian": Attack("send noise of the same norm", send_noise, strength=1.0, meaning="norm in the model's"),
+    "gaussian": Attack(
+        "send noise of the same norm", send_noise, strength=1.0, meaning="norm in the model's"
+    ),
     "scaled_model": Attack("send the model times 10", scale_model, strength=10.0, meaning="factor"),
     "scaled_update": Attack("send ten times their update", scale_update, strength=10.0, meaning="factor"),
     "victim_head": Attack("send an honest client's body with its head negated", copy_victims),
@@ -200,10 +202,16 @@ ATTACKS: dict[str, Attack] = {
         meaning="shift in deviations; 0: the paper's",
     ),
     "ipm": Attack(
-        "send a fraction of the mean honest update, negated (IPM)", point_inwards, strength=0.5, meaning="factor"
+        "send a fraction of the mean honest update, negated (IPM)",
+        point_inwards,
+        strength=0.5,
+        meaning="factor",
     ),
     "free_rider": Attack(
-        "send back what they received", ride_free, strength=0.0, meaning="norm of noise, in the received model's"
+        "send back what they received",
+        ride_free,
+        strength=0.0,
+        meaning="norm of noise, in the received model's",
     ),
     "label_flip": Attack("train on labels C-1-y", poison=flip_labels),
     "label_shift": Attack("train on labels y+1", poison=shift_labels),
@@ -288,7 +296,8 @@ def check_attack(settings: Settings, federation: Federation | FederationInfo | N
     sample_attackers(settings, federation)
     if not federation.classes and chosen.name in NEEDS_CLASSES:
         raise ConfigError(
-            f"attack: {chosen.name} needs classes, and the target is a number; label_flip negates the standardized target"
+            f"attack: {chosen.name} needs classes, and the target is a number; "
+            "label_flip negates the standardized target"
         )
 
 

@@ -22,6 +22,7 @@ from ..data import Federation
 from ..data.federated import FederationInfo
 from ..data.input_spec import InputSpec
 from ..server.average import average_statistics
+from .acceptance import Refusals
 from .attacks import Adversary
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
@@ -98,6 +99,7 @@ class RoundLoop:
         self.mean: float | None = None
         self.evaluated = 0
         self.notes: list[str] = []
+        self.refusals = Refusals()
         self.stopping = StoppingRule(self.context.early_stopping)
         if make_backend:
             self.backend = make_backend(self.context, self.server.make_payload)
@@ -232,6 +234,8 @@ class RoundLoop:
 
     def _record(self, request: TrainRequest, reply: TrainReply) -> None:
         self.store.add_faults(request.round, reply.faults)
+        if self.context.settings.accept == "better":
+            self.refusals = self.refusals.add_round(request.round, reply.refused, reply.n_trained)
         absent = sorted({*request.dropouts.tolist(), *reply.faults})
         bytes_up, bytes_down = (self.traffic[way].total() for way in ("up", "down"))
         steps = self.record.steps + reply.steps
@@ -294,6 +298,7 @@ class RoundLoop:
                 "evaluated": self.evaluated,
                 "notes": [*self.notes, *self.backend.notes],
                 "traffic": self.traffic,
+                "refusals": self.refusals,
             }
             text = {key: json.dumps(value) for key, value in meta.items()}
             self.folder.checkpoints.save(self.record.round, tree, text)
@@ -324,6 +329,7 @@ class RoundLoop:
             self.record = RoundRecord(*json.loads(saved.meta["record"]))
             self.mean, self.evaluated = json.loads(saved.meta["mean"]), int(saved.meta.get("evaluated", 0))
             self.traffic = {way: Counter(parts) for way, parts in json.loads(saved.meta["traffic"]).items()}
+            self.refusals = Refusals(*json.loads(saved.meta.get("refusals", "[]")))
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
@@ -358,6 +364,7 @@ class RoundLoop:
         context, records = self.context, self.store.rounds()
         name = self.config["algorithm"]
         notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
+        notes += self.refusals.collect_notes(context, name)
         effects: list[Effect] = []
         if is_finished:
             try:
@@ -371,6 +378,7 @@ class RoundLoop:
             **self._facts,
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.notes, *self.backend.notes],
+            **self.refusals.collect_facts(context),
             **collect_missing_facts(context, records),
         }
         models, buffers = self.backend.headline_models

@@ -145,7 +145,8 @@ def _note_settings(context: RunContext, records: Sequence[RoundRecord]) -> list[
     if n_evaluated < n:
         why = "" if settings.eval_clients else f", the default for more than {EVALUATE_ALL_UP_TO:,}"
         notes.append(
-            f"numbers are of {n_evaluated:,} of the {n:,}{' honest' * bool(settings.attack)} clients, drawn once for all methods (--eval-clients{why})"
+            f"numbers are of {n_evaluated:,} of the {n:,}{' honest' * bool(settings.attack)} clients, drawn once for "
+            f"all methods (--eval-clients{why})"
         )
     notes += _note_rows_seen(context)
     if settings.drop_out and any(record.absent for record in records):

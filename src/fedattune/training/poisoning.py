@@ -126,9 +126,7 @@ def poison_rows(
     if len(xs) == 1:
         return federation
     poisoned = RaggedIndex.from_lists(lists)
-    clients = federation.index.change(
-        lambda old: poisoned if old is train else old, federation.index.names
-    )
+    clients = federation.index.change(lambda old: poisoned if old is train else old, federation.index.names)
     return replace(federation, x=torch.cat(xs), y=torch.cat(ys), clients=clients)
 
 

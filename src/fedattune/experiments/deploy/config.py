@@ -199,7 +199,9 @@ def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOpti
         if name in values:
             problems.append(f"{name} is given twice, once as {key!r}")
         elif name in ("attack", "attackers"):
-            problems.append(f"{key}: attacks are simulations; try them with fedattune run or compare, and leave it out")
+            problems.append(
+                f"{key}: attacks are simulations; try them with fedattune run or compare, and leave it out"
+            )
         elif name not in allowed_keys:
             hint = suggest_name(name, allowed_keys)
             problems.append(f"unknown key {key!r}{', ' if hint else ''}{hint}")
