@@ -109,7 +109,7 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..algorithms.own import build_method
     from ..models import make_model
     from ..training.acceptance import check_acceptance
-    from ..training.attacks import check_attack
+    from ..training.adversary import check_attack
     from ..training.setup import build_trained_module, hold_out_newcomers
 
     are_all = ALL_METHODS in experiment.algorithms

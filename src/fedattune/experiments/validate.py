@@ -58,7 +58,7 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
     known_options: dict[str, dict[str, Collection[str]]] = {}
     if methods:
         from ..core.hardware import check_device
-        from ..training.attacks import check_attack
+        from ..training.adversary import check_attack
         from ..training.backends.ray import check_ray
 
         names = expand_names(experiment.algorithms, ALGORITHMS)

@@ -3,13 +3,9 @@
 A model attack changes what attackers upload, a data attack the rows that they train on. Attackers otherwise follow the
 method: they train, upload and receive. They know everything that their attack needs, also the honest uploads of the
 round. The round loop corrupts uploads at the server's end, so that engines and backends see the same attack.
-
-A method may upload extras beside the model. An extra that has a value for each value of the model (the variates of
-SCAFFOLD) is attacked in the same way, as a change of zero. All other extras (scores, counters), and the statistics of
-BatchNorm layers, stay honest.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
 from statistics import NormalDist
@@ -21,15 +17,7 @@ from torch import Tensor
 
 from ..core.errors import ConfigError, did_you_mean
 from ..core.params import Params, find_layer
-from ..core.payload import Payload
-from ..core.selectors import Head
-from ..core.settings import Settings
-from ..data import Federation
-from ..data.federated import FederationInfo
-from .backends.base import TrainReply
-from .context import RunContext
-from .poisoning import DataAttack, flip_labels, plant_trigger, poison_rows, shift_labels
-from .sampling import Stream, sample_attackers
+from .poisoning import DataAttack, flip_labels, plant_trigger, shift_labels
 
 
 class View(NamedTuple):
@@ -279,111 +267,6 @@ def parse_attack(text: str) -> ChosenAttack:
             f"attack: got {text!r}, expected {name}:NUMBER with a number ({attack.meaning}) from 0 to {most:g}"
         )
     return ChosenAttack(name, attack, strength)
-
-
-def check_attack(settings: Settings, federation: Federation | FederationInfo | None = None) -> None:
-    """Check the attack of the settings, and whether it suits the data if they are known; do nothing without one.
-
-    Raises:
-        ConfigError: there is no such attack, it needs classes, or no honest client would be left.
-
-    """
-    if settings.attack is None:
-        return
-    chosen = parse_attack(settings.attack)
-    if federation is None:
-        return
-    sample_attackers(settings, federation)
-    if not federation.classes and chosen.name in NEEDS_CLASSES:
-        raise ConfigError(
-            f"attack: {chosen.name} needs classes, and the target is a number; "
-            "label_flip negates the standardized target"
-        )
-
-
-def poison_federation(context: RunContext) -> Federation:
-    """Return the data that clients train on: the attackers' rows are changed if the attack is one on data."""
-    federation, settings = context.federation, context.settings
-    assert isinstance(federation, Federation)  # facts about a federation have no data to train on
-    if settings.attack is None:
-        return federation
-    chosen = parse_attack(settings.attack)
-    if chosen.attack.poison is None:
-        return federation
-    return poison_rows(federation, context.attackers.tolist(), chosen.attack.poison, chosen.strength)
-
-
-class Adversary:
-    """Corrupt the attackers' uploads of each round.
-
-    Args:
-        context: the run, with its attackers.
-
-    """
-
-    def __init__(self, context: RunContext) -> None:
-        assert context.settings.attack is not None
-        self._context, self._chosen = context, parse_attack(context.settings.attack)
-
-    @property
-    def has_trigger(self) -> bool:
-        """True if the attack plants a trigger, whose success is measured."""
-        return self._chosen.attack.poison is plant_trigger
-
-    def corrupt(self, r: int, reply: TrainReply, n: Tensor) -> tuple[TrainReply, Tensor]:
-        """Return the reply with the attackers' lies, and the samples that clients claim.
-
-        Args:
-            r: number of the round.
-            reply: honest uploads of all clients.
-            n: (C,) training samples of each.
-
-        """
-        is_attacker = torch.isin(reply.ids, self._context.attackers)
-        liars = is_attacker.nonzero().flatten()
-        if not len(liars):
-            return reply, n
-        attack, strength = self._chosen.attack, self._chosen.strength
-        if attack.claims_samples:
-            n = torch.where(is_attacker, torch.full_like(n, int(strength)), n)
-        if attack.corrupt is not None and reply.upload.params:
-            reply = reply._replace(upload=self._corrupt_upload(attack.corrupt, r, reply, is_attacker))
-        return reply, n
-
-    def _corrupt_upload(
-        self, corrupt: ModelAttack, r: int, reply: TrainReply, is_attacker: Tensor
-    ) -> Payload:
-        liars = is_attacker.nonzero().flatten()
-        others = (~is_attacker).nonzero().flatten()
-        others = others if len(others) else liars
-        rng = np.random.default_rng([self._context.settings.seed, Stream.ATTACK, r])
-        victim = int(rng.integers(len(others)))
-        head = self._find_head(reply.upload.params)
-
-        def change(received: Params, uploads: Params) -> Params:
-            view = View(
-                received.rows(liars),
-                uploads.rows(liars),
-                uploads.rows(others),
-                received.rows(others),
-                head,
-                victim,
-                self._chosen.strength,
-                rng,
-            )
-            stack = uploads.map(torch.clone)
-            return stack.put_rows(liars, corrupt(view))
-
-        params, extra = reply.upload
-        received = Params({k: reply.sent.params.get(k, torch.zeros_like(v)) for k, v in params.items()})
-        changed = {k: change(v.zeros(), v) if v.keys() == params.keys() else v for k, v in extra.items()}
-        return Payload(change(received, params), changed)
-
-    def _find_head(self, uploads: Mapping[str, Tensor]) -> frozenset[str]:
-        """Return the shared tensors of the classifier; of the last shared layer if the classifier stays home."""
-        head = {name for name in Head().names(self._context.task.model) if name in uploads}
-        last = find_layer(list(uploads)[-1])
-        return frozenset(head or {name for name in uploads if find_layer(name) == last})
 
 
 def _draw_normal(rng: np.random.Generator, like: Tensor) -> Tensor:

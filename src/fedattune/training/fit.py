@@ -19,7 +19,7 @@ from ..data import Federation
 from ..models import build_seeded_model, check_model
 from ..models.files import SOURCE_KEY
 from .acceptance import check_acceptance
-from .attacks import check_attack
+from .adversary import check_attack
 from .backends.ray import check_ray, open_ray_backend
 from .context import Progress
 from .loop import RoundLoop

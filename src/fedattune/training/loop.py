@@ -23,24 +23,23 @@ from ..data.federated import FederationInfo
 from ..data.input_spec import InputSpec
 from ..server.average import average_statistics
 from .acceptance import Refusals
-from .attacks import Adversary
+from .adversary import Adversary
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
 from .effects import average_effects, choose_measured, read_last_mixing
-from .evaluation import EVALUATED_PARTS, PointScores
+from .evaluation import PointScores
 from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes
-from .poisoning import measure_backdoor
-from .predictions import RowPredictions, predict_rows
+from .predictions import predict_parts
 from .result import Result
 from .server import Server
 from .setup import make_run_context
 from .stopping import StoppingRule
 from .storage.checkpoint import restore_tree
 from .storage.folder import RunFolder
-from .storage.rows import RowStack, load_rows
+from .storage.rows import load_rows
 from .storage.store import RoundRecord, RunStore
 
 CHECKPOINT_SHARE = 0.1
@@ -382,9 +381,8 @@ class RoundLoop:
             **collect_missing_facts(context, records),
         }
         models, buffers = self.backend.headline_models
-        if is_finished and self.adversary and self.adversary.has_trigger:
-            success = measure_backdoor(context, models, buffers)
-            facts["attack"] = {**facts["attack"], "success": success}
+        if is_finished and self.adversary:
+            facts["attack"] = {**facts["attack"], **self.adversary.measure(models, buffers)}
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):
             # The models that were evaluated last may be the ones that clients hold, and went on changing.
             models, buffers = copy_rows(models), copy_rows(buffers)
@@ -393,23 +391,9 @@ class RoundLoop:
             facts,
             self.store,
             is_finished,
-            self._predict(models, buffers) if is_finished else {},
+            predict_parts(context, models, buffers) if is_finished else {},
             models,
             buffers,
             context.task.model,
             inputs=self._inputs,
         )
-
-    def _predict(self, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:
-        """Let the judged models predict the rows that they are judged on; nothing if models or rows are elsewhere."""
-        context = self.context
-        if not isinstance(context.federation, Federation) or not models:
-            return {}
-        predictions: dict[str, RowPredictions] = {}
-        for part in EVALUATED_PARTS:
-            one = predict_rows(
-                context.task, context.federation, part, context.eval_ids.tolist(), models, buffers
-            )
-            if one is not None:
-                predictions[part] = one
-        return predictions

@@ -12,7 +12,7 @@ from ...core.params import Params, select_prefix
 from ...core.payload import Payload
 from ...data import Federation
 from ..acceptance import REFUSAL, AcceptBetter, Judge
-from ..attacks import poison_federation
+from ..adversary import poison_federation
 from ..client_state import ClientStates, PayloadFactory
 from ..context import RunContext
 from ..effects import MEASURED_SAMPLES, measure_module, measure_training
