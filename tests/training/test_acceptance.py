@@ -21,9 +21,9 @@ ACCEPT: dict[str, Any] = {"accept": "better", "cohort": 6}
 
 @pytest.fixture(scope="module")
 def judging() -> Federation:
-    """Six clients that all have validation rows."""
-    data = make_federation([40, 40, 45, 50, 55, 60])
-    assert bool((data.sizes("validation") > 0).all())
+    """Six clients with validation rows enough that noise is not better by chance."""
+    data = make_federation([100, 110, 120, 130, 140, 150])
+    assert int(data.sizes("validation").min()) >= 7
     return data
 
 
@@ -60,14 +60,6 @@ def test_what_is_evaluated_is_what_was_accepted(judging: Federation) -> None:
     assert refusing.final["received"] == pytest.approx(refusing.final["trained"])
     believing = fit("fedavg", judging, **noise)
     assert believing.metrics["loss_uniform"] > 10 * refusing.metrics["loss_uniform"]
-
-
-def test_an_equal_model_is_accepted() -> None:
-    """The average over one client is the client's own model."""
-    data = make_federation([60])
-    careful = fit("fedavg", data, accept="better", cohort=1)
-    assert careful.facts["refusals"] == {"clients": {}, "rounds": []}
-    same_models(careful, fit("fedavg", data, cohort=1))
 
 
 def test_clients_without_validation_rows_accept_everything() -> None:
