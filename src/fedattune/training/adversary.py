@@ -6,6 +6,7 @@ BatchNorm layers, stay honest.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from ..data.federated import FederationInfo
 from .attacks import NEEDS_CLASSES, ModelAttack, View, parse_attack
 from .backends.base import TrainReply
 from .context import RunContext
-from .poisoning import measure_backdoor, plant_trigger, poison_rows
+from .poisoning import TARGET_CLASS, measure_backdoor, plant_trigger, poison_rows
 from .sampling import Stream, sample_attackers
 from .storage.rows import RowStack
 
@@ -70,11 +71,25 @@ class Adversary:
         assert context.settings.attack is not None
         self._context, self._chosen = context, parse_attack(context.settings.attack)
 
-    def measure(self, models: RowStack, buffers: RowStack) -> dict[str, float | None]:
-        """Measure what the attack did to the judged models (E, ...) of honest clients: the success of a trigger."""
+    def add_measures(self, facts: dict[str, Any], name: str, models: RowStack, buffers: RowStack) -> None:
+        """Add to the facts of a finished run what the attack did to honest clients: the success of a trigger.
+
+        Args:
+            facts: the facts; their entries `attack` and `notes` change.
+            name: name of the method.
+            models: the judged models (E, ...) of the evaluated clients.
+            buffers: their buffers (E, ...).
+
+        """
         if self._chosen.attack.poison is not plant_trigger:
-            return {}
-        return {"success": measure_backdoor(self._context, models, buffers)}
+            return
+        success = measure_backdoor(self._context, models, buffers)
+        facts["attack"] = {**facts["attack"], "success": success}
+        if success is not None:
+            facts["notes"].append(
+                f"{name}: with the trigger, honest clients' models take {100 * success:.1f}% of the test rows of other "
+                f"classes for class {facts['classes'][TARGET_CLASS]}"
+            )
 
     def corrupt(self, r: int, reply: TrainReply, n: Tensor) -> tuple[TrainReply, Tensor]:
         """Return the reply with the attackers' lies, and the samples that clients claim.

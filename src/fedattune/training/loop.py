@@ -382,7 +382,7 @@ class RoundLoop:
         }
         models, buffers = self.backend.headline_models
         if is_finished and self.adversary:
-            facts["attack"] = {**facts["attack"], **self.adversary.measure(models, buffers)}
+            self.adversary.add_measures(facts, name, models, buffers)
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):
             # The models that were evaluated last may be the ones that clients hold, and went on changing.
             models, buffers = copy_rows(models), copy_rows(buffers)

@@ -55,6 +55,9 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
     if context.settings.attack:
         names = {str(i): federation.names[i] for i in context.attackers.tolist()}
         facts["attack"] = {"name": context.settings.attack, "attackers": names}
+        if isinstance(federation, Federation) and federation.classes:
+            attackers = federation.index.take(context.attackers.cpu().numpy())
+            facts["attack"]["labels"] = replace(federation, clients=attackers).label_counts().tolist()
     return facts if are_all else facts | {"numbers": ids, "population": context.n_clients}
 
 

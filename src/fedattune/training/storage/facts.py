@@ -30,6 +30,7 @@ class StoredAttack(_Stored):
 
     name: StrictStr
     attackers: dict[str, StrictStr]
+    labels: list[list[Size]] | None = None
     success: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
