@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from . import machine, privacy, privacy_attacks, show
+from . import machine, privacy, privacy_attacks, robustness, show
 from .measure import Case, Figures, Setting, Skip
 
 DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -77,6 +77,8 @@ def main(arguments: Sequence[str] | None = None, docs: Path = DOCS) -> int:
         return privacy.main(arguments[1:])
     if arguments[:1] == ["privacy-attacks"]:
         return privacy_attacks.main(arguments[1:])
+    if arguments[:1] == ["robustness"]:  # measures accuracies, not seconds
+        return robustness.main(arguments[1:])
     given = make_parser().parse_args(arguments)
     for option in ("repeats", "threads"):
         value = getattr(given, option)

@@ -141,7 +141,19 @@ class Settings(StrictSchema):
         1.0, description="with dp_record or dp_record_noise: length to which each row's gradient is clipped"
     )
 
-    @field_validator("cohort", mode="before")
+    attack: str | None = Field(
+        None,
+        description="what attackers do in this simulation: NAME, or NAME:NUMBER for its strength (default: no attack)",
+    )
+    attackers: int | float | None = Field(
+        None, description="clients that attack: a whole number, or a share of all clients (default: 0.2)"
+    )
+    accept: Literal["always", "better"] = Field(
+        "always",
+        description="what clients accept: every received model, or only one that is no worse on their validation rows",
+    )
+
+    @field_validator("cohort", "attackers", mode="before")
     @classmethod
     def _number_or_fraction(cls, value: object) -> object:
         """Read "10" as ten clients and "0.5" or "1.0" as a share of all."""
@@ -154,10 +166,12 @@ class Settings(StrictSchema):
                 ) from None
         return value
 
-    @field_validator("cohort")
+    @field_validator("cohort", "attackers")
     @classmethod
-    def _some_or_all(cls, value: int | float) -> int | float:
-        if not (1 <= value <= MAX_CLIENTS if isinstance(value, int) else 0 < value <= 1):
+    def _some_or_all(cls, value: int | float | None) -> int | float | None:
+        if value is not None and not (
+            1 <= value <= MAX_CLIENTS if isinstance(value, int) else 0 < value <= 1
+        ):
             raise ValueError(
                 f"expected a number of clients from 1 to {MAX_CLIENTS:,}, or a fraction between 0 and 1"
             )
@@ -200,6 +214,13 @@ class Settings(StrictSchema):
         if not is_default and all(info.data.get(key) is None for key in ("dp_record", "dp_record_noise")):
             raise ValueError("it needs dp_record, an epsilon, or dp_record_noise; add one")
         return clip
+
+    @field_validator("attackers")
+    @classmethod
+    def _needs_attack(cls, value: int | float | None, info: ValidationInfo) -> int | float | None:
+        if value is not None and "attack" in info.data and info.data["attack"] is None:
+            raise ValueError("it needs an attack; add one, such as negated_model")
+        return value
 
     @field_validator("ray_address")
     @classmethod

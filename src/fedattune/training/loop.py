@@ -22,15 +22,17 @@ from ..data import Federation
 from ..data.federated import FederationInfo
 from ..data.input_spec import InputSpec
 from ..server.average import average_statistics
+from .acceptance import Refusals
+from .adversary import Adversary
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
 from .effects import average_effects, choose_measured, read_last_mixing
-from .evaluation import EVALUATED_PARTS, PointScores
+from .evaluation import PointScores
 from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes
-from .predictions import RowPredictions, predict_rows
+from .predictions import predict_parts
 from .privacy.clients import ClientPrivacy, uniform_counts
 from .privacy.noise import limit_variances
 from .privacy.record import RecordLedger
@@ -40,7 +42,7 @@ from .setup import make_run_context
 from .stopping import StoppingRule
 from .storage.checkpoint import restore_tree
 from .storage.folder import RunFolder
-from .storage.rows import RowStack, load_rows
+from .storage.rows import load_rows
 from .storage.store import RoundRecord, RunStore
 
 CHECKPOINT_SHARE = 0.1
@@ -95,12 +97,14 @@ class RoundLoop:
         self.config, self.folder = config, folder
         self.context = make_run_context(algorithm, federation, model, settings)
         self.server = Server(self.context, folder.rows if folder else None)
+        self.adversary = Adversary(self.context) if settings.attack else None
         self.store = RunStore(folder.metrics if folder else None)
         self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
         self.traffic: dict[str, Traffic] = {"up": Counter(), "down": Counter()}
         self.mean: float | None = None
         self.evaluated = 0
         self.notes: list[str] = []
+        self.refusals = Refusals()
         self.stopping = StoppingRule(self.context.early_stopping)
         if make_backend:
             self.backend = make_backend(self.context, self.server.make_payload)
@@ -226,6 +230,8 @@ class RoundLoop:
             server.skip_round()
             return None
         n = self.context.n_train[ids]
+        if self.adversary:
+            reply, n = self.adversary.corrupt(r, reply, n)
         if self.privacy:
             n = uniform_counts(n)
             if self.privacy.is_central:
@@ -254,6 +260,8 @@ class RoundLoop:
 
     def _record(self, request: TrainRequest, reply: TrainReply) -> None:
         self.store.add_faults(request.round, reply.faults)
+        if self.context.settings.accept == "better":
+            self.refusals = self.refusals.add_round(request.round, reply.refused, reply.n_trained)
         absent = sorted({*request.dropouts.tolist(), *reply.faults})
         bytes_up, bytes_down = (self.traffic[way].total() for way in ("up", "down"))
         steps = self.record.steps + reply.steps
@@ -319,6 +327,7 @@ class RoundLoop:
                 "traffic": self.traffic,
                 "scores": self.store.digest_scores(self.record.round),
                 "repeats": self.repeats,
+                "refusals": self.refusals,
             }
             text = {key: json.dumps(value) for key, value in meta.items()}
             self.folder.checkpoints.save(self.record.round, tree, text)
@@ -354,6 +363,7 @@ class RoundLoop:
             self.traffic = {way: Counter(parts) for way, parts in json.loads(saved.meta["traffic"]).items()}
             # Nodes may have received models of the next round, which is done again with other noise.
             self.repeats = json.loads(saved.meta.get("repeats", "0")) + self._spends_secretly
+            self.refusals = Refusals(*json.loads(saved.meta.get("refusals", "[]")))
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
@@ -398,6 +408,7 @@ class RoundLoop:
         if self.privacy and context.has_shared_parameters:
             spent = self.privacy.facts(self.record.round, self.repeats)
             notes += [f"{name}: {note}" for note in self.privacy.notes(self.record.round, self.repeats)]
+        notes += self.refusals.collect_notes(context, name)
         effects: list[Effect] = []
         if is_finished:
             try:
@@ -413,9 +424,12 @@ class RoundLoop:
             **self.ledger.facts(self.repeats),
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.ledger.notes(self.repeats), *self.notes, *self.backend.notes],
+            **self.refusals.collect_facts(context),
             **collect_missing_facts(context, records),
         }
         models, buffers = self.backend.headline_models
+        if is_finished and self.adversary:
+            self.adversary.add_measures(facts, name, models, buffers)
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):
             # The models that were evaluated last may be the ones that clients hold, and went on changing.
             models, buffers = copy_rows(models), copy_rows(buffers)
@@ -424,23 +438,9 @@ class RoundLoop:
             facts,
             self.store,
             is_finished,
-            self._predict(models, buffers) if is_finished else {},
+            predict_parts(context, models, buffers) if is_finished else {},
             models,
             buffers,
             context.task.model,
             inputs=self._inputs,
         )
-
-    def _predict(self, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:
-        """Let the judged models predict the rows that they are judged on; nothing if models or rows are elsewhere."""
-        context = self.context
-        if not isinstance(context.federation, Federation) or not models:
-            return {}
-        predictions: dict[str, RowPredictions] = {}
-        for part in EVALUATED_PARTS:
-            one = predict_rows(
-                context.task, context.federation, part, context.eval_ids.tolist(), models, buffers
-            )
-            if one is not None:
-                predictions[part] = one
-        return predictions

@@ -11,10 +11,13 @@ from ...core.network import MethodModule
 from ...core.params import Params, select_prefix
 from ...core.payload import Payload
 from ...data import Federation
+from ..acceptance import REFUSAL, AcceptBetter, Judge
+from ..adversary import poison_federation
 from ..client_state import ClientStates, PayloadFactory
 from ..context import RunContext
 from ..effects import MEASURED_SAMPLES, measure_module, measure_training
 from ..engine import make_engine
+from ..engine.base import ClientOutputs
 from ..engine.batches import LocalTraining
 from ..evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluation, PointScores
 from ..kept import KeptModels
@@ -37,6 +40,7 @@ class LocalBackend(Backend):
         client_states: the state that lives on these clients.
         privacy: the noise that clients add to their uploads; None if they add none.
         evaluation: evaluates these clients.
+        round: the round in which clients train with the payload that they have or are sent.
 
     """
 
@@ -59,10 +63,8 @@ class LocalBackend(Backend):
             is_one_message: whether the backend, and its process, end after one message.
 
         """
-        federation, settings, task = context.federation, context.settings, context.task
-        assert isinstance(
-            federation, Federation
-        )  # there are no data to train on in the facts about a federation
+        settings, task = context.settings, context.task
+        federation = poison_federation(context)
         self.context, self.storage, self.notes = context, storage, []
         self.has_secret_noise = is_one_message  # so only the process of a real node ends
         self.privacy = ClientPrivacy.make(context, "local", is_secret=self.has_secret_noise)
@@ -90,6 +92,14 @@ class LocalBackend(Backend):
         self.evaluation = LocalEvaluation(
             context.algorithm, self.engine, federation, self.client_states, eval_ids
         )
+        self.round = 1
+        if isinstance(rule := context.algorithm.client, AcceptBetter):
+            self.client_states.judge = Judge(
+                rule,
+                self.engine,
+                frozenset(self.client_states.personal),
+                lambda: self.plan_training(self.round, Stream.TRAINING),
+            )
         self._trained_models: list[ClientModels] = []
         self._kept = KeptModels.start(context, storage)
         self._record_plan = RecordPlan.make(context, is_secret=self.has_secret_noise)
@@ -140,6 +150,7 @@ class LocalBackend(Backend):
         self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
     ) -> TrainReply:
         """Train clients, and keep what stays with them."""
+        self.round = request.round
         with self.storage.share_cores():
             return self._train(request, payload)
 
@@ -168,6 +179,7 @@ class LocalBackend(Backend):
             self._trained_models.append(models)
         if len(ids):
             client_states.store_trained(ids, trained)
+        refused = self._find_refusals(ids, trained, inputs.fresh, is_finite)
         n_trained, uploading = len(ids), find_rows(ids, request.cohort, self.context.n_clients)
         if uploading is not None:
             ids, payload, trained = ids[uploading], payload.rows(uploading), trained.rows(uploading)
@@ -177,7 +189,17 @@ class LocalBackend(Backend):
             upload, buffers = self.privacy.protect(
                 request.round, ids, payload, upload, buffers, client_states.statistics
             )
-        return TrainReply(ids, payload, upload, buffers, n_trained, steps, diverged)
+        return TrainReply(ids, payload, upload, buffers, n_trained, steps, diverged, refused=refused)
+
+    def _find_refusals(
+        self, ids: Tensor, trained: ClientOutputs, fresh: Tensor, is_finite: Tensor
+    ) -> list[int]:
+        """Return the clients (C,) that refused a payload of this round."""
+        if self.client_states.judge is None or not len(ids):
+            return []
+        is_new = fresh[is_finite.nonzero().flatten()]
+        refusals: list[int] = ids[is_new & (trained.local_state[REFUSAL]["refused"] > 0)].tolist()
+        return refusals
 
     def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:
         """Return the scores after the local training of this round."""
@@ -196,6 +218,7 @@ class LocalBackend(Backend):
             mean_buffers: its buffers; by default the mean of the buffers that clients have here.
 
         """
+        self.round = r + 1
         training = self.plan_training(r + 1, Stream.TRAINING)
         fine_tuning = self.plan_training(r, Stream.FINE_TUNING)
         return self.evaluation.evaluate_received(make_payload, w, training, fine_tuning, mean_buffers)
@@ -204,6 +227,7 @@ class LocalBackend(Backend):
         """Measure the mechanisms of clients: in one more round, which is dropped, and on received models."""
         rule, states = self.context.algorithm.client, self.client_states
         effects: list[list[Effect]] = [[] for _ in ids]
+        self.round = r + 1
         if rule.mechanisms:
             kept, every = states.sent, torch.ones_like(ids, dtype=torch.bool)
             payload = make_payload(ids) if kept is None else kept.rows(states.rows_of(ids))

@@ -70,6 +70,15 @@ class StoredRecordPrivacy(_Stored):
     clip: Annotated[float, Field(gt=0)]
 
 
+class StoredAttack(_Stored):
+    """The attack of a simulation: its name, and the names of the attackers by number."""
+
+    name: StrictStr
+    attackers: dict[str, StrictStr]
+    labels: list[list[Size]] | None = None
+    success: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
 class StoredFacts(_Stored):
     """The facts of a run; see `fedattune.training.notes.collect_facts`. Older versions did not write all of them."""
 
@@ -91,6 +100,7 @@ class StoredFacts(_Stored):
     reference_logits: list[list[FiniteFloat]] | None = None
     client_privacy: StoredClientPrivacy | None = None
     record_privacy: StoredRecordPrivacy | None = None
+    attack: StoredAttack | None = None
 
 
 class StoredConfig(_Stored):
