@@ -174,6 +174,14 @@ class ServerUpdate(ABC):
         """
         return state
 
+    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Return the state in which the last uploads of clients `ids` (E,) no longer act on what others receive.
+
+        The server calls it when it refuses uploads of these clients. By default nothing changes: a rule that only
+        averages the uploads of a round keeps none. The next accepted upload of a client acts again.
+        """
+        return state
+
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Return sentences for the user about the last round, in which clients `ids` took part."""
         return ()

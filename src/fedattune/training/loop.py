@@ -32,6 +32,7 @@ from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes
 from .predictions import RowPredictions, predict_rows
 from .result import Result
+from .screening import Screen
 from .server import Server
 from .setup import make_run_context
 from .stopping import StoppingRule
@@ -57,6 +58,7 @@ class RoundLoop:
         server: the server's rule and state.
         backend: trains and evaluates the clients.
         store: scores, traffic and mixing matrices of all rounds.
+        screen: refuses uploads that no honest client sends.
         record: the last finished round.
         mean: mean test accuracy (or RMSE) over clients at the headline point, at the last evaluation.
         evaluated: round of that evaluation; 0 before the first.
@@ -102,6 +104,9 @@ class RoundLoop:
             self.backend = LocalBackend(
                 self.context, self.server.storage, make_payload=self.server.make_payload
             )
+        self.screen = Screen(
+            self.context, self.backend.largest_update, are_claims=self.backend.has_claimed_counts
+        )
         if folder:
             self._load(folder)
 
@@ -157,7 +162,7 @@ class RoundLoop:
         )
         reply = self._train(request)
         scores = backend.evaluate_trained(server.make_payload) if should_evaluate else []
-        mixing = self._aggregate(reply)
+        reply, mixing = self._aggregate(r, reply)
         if should_evaluate:
             is_last = r == self.context.settings.rounds
             if is_last or not self._defer_evaluation(r):
@@ -197,27 +202,31 @@ class RoundLoop:
         self._count_down(*((ids, payload) if rows is None else (ids[rows], payload.rows(rows))))
         return self.backend.train(request, payload, make_payload)
 
-    def _aggregate(self, reply: TrainReply) -> MixingMatrices | None:
-        """Make the server's new state and mean statistics, and answer the uploads if the method does.
+    def _aggregate(self, r: int, reply: TrainReply) -> tuple[TrainReply, MixingMatrices | None]:
+        """Screen the uploads, make the server's new state and mean statistics, and answer if the method does.
 
-        Return the mixing matrices behind the answers.
+        Return the reply without refused uploads, and the mixing matrices behind the answers.
         """
-        backend, server, ids = self.backend, self.server, reply.ids
+        backend, server, before = self.backend, self.server, reply.faults
+        reply, n = self.screen(r, reply, self.context.n_train[reply.ids])
+        if refused := {i: reason for i, reason in reply.faults.items() if i not in before}:
+            backend.refuse(r, refused)
+            server.evict(refused)
+        ids = reply.ids
         if not len(ids):
             server.skip_round()
-            return None
-        n = self.context.n_train[ids]
+            return reply, None
         server.aggregate(reply, n)
         self.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
             backend.statistics = average_statistics(reply.buffers, n)
             self.traffic["up"] += count_traffic(backend.statistics, len(ids))
         if not self.context.is_answered:
-            return None
+            return reply, None
         payload, mixing = server.broadcast(ids)
         backend.receive(ids, payload)
         self._count_down(ids, payload)
-        return mixing
+        return reply, mixing
 
     def _count_down(self, ids: Tensor, sent: Payload) -> None:
         """Count the bytes of payloads, and of the statistics that come with them."""
@@ -290,7 +299,7 @@ class RoundLoop:
                 "notes": [*self.notes, *self.backend.notes],
                 "traffic": self.traffic,
             }
-            text = {key: json.dumps(value) for key, value in meta.items()}
+            text = {key: json.dumps(value) for key, value in meta.items()} | {"screen": self.screen.dump()}
             self.folder.checkpoints.save(self.record.round, tree, text)
 
     def _save_models(self) -> None:
@@ -319,6 +328,7 @@ class RoundLoop:
             self.record = RoundRecord(*json.loads(saved.meta["record"]))
             self.mean, self.evaluated = json.loads(saved.meta["mean"]), int(saved.meta.get("evaluated", 0))
             self.traffic = {way: Counter(parts) for way, parts in json.loads(saved.meta["traffic"]).items()}
+            self.screen.load(saved.meta.get("screen"))
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
