@@ -192,6 +192,10 @@ class PFedLAServer(UploadStore):
         self.learn(state, ids, sent.params, uploads.params)
         return super().aggregate(state, ids, sent, uploads, n)
 
+    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Put the mean of the other models in place of the uploads of clients `ids`."""
+        return self.forget(state, ids)
+
     def learn(self, state: ServerState, ids: Tensor, sent: Params, uploads: Params) -> None:
         """Take a step of the hypernetworks of clients `ids`, from the models `sent` and `uploads`."""
         if not state["theta"]:

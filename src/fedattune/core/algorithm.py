@@ -185,6 +185,14 @@ class ServerUpdate(ABC):
         """
         return state
 
+    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Return the state in which the last uploads of clients `ids` (E,) no longer act on what others receive.
+
+        The server calls it when it refuses uploads of these clients. By default nothing changes: a rule that only
+        averages the uploads of a round keeps none. The next accepted upload of a client acts again.
+        """
+        return state
+
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Return sentences for the user about the last round, in which clients `ids` took part."""
         return ()
@@ -208,7 +216,7 @@ class ServerUpdate(ABC):
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting] | None:
-        """The sums of uploads that `aggregate` needs: `params` or name of an extra -> weighting; None for no sums.
+        """The sums of uploads that `aggregate` needs: `params` or name of an extra -> weighting; None for single uploads.
 
         A rule with sums gives the same state, up to rounding, if each upload is replaced by the mean (or, for `sum`, by
         the sum over their number). Then it can work under secure aggregation. State it in the class that defines

@@ -14,6 +14,8 @@ SEED_LIMIT = 2**32
 """Seeds are smaller: NumPy's legacy generator takes no others."""
 MAX_FLOAT32 = 1e38
 MAX_COUNT = 1_000_000
+LARGEST_UPDATE = 5.0
+"""Ratio of an update's length to the usual length from which on it is refused, unless a deployment says another."""
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
 EngineName = Literal["auto", "sequential", "vectorized", "ray"]
 """Name of an engine; see `Settings.engine`."""
@@ -153,6 +155,34 @@ class Settings(StrictSchema):
         description="what clients accept: every received model, or only one that is no worse on their validation rows",
     )
 
+    screening: Literal["on", "off"] = Field(
+        "on",
+        description="refuse uploads that no honest client sends, and bound the sample counts that clients claim",
+    )
+    max_weight: Annotated[float, Field(ge=1, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
+        None,
+        description="largest ratio of a client's sample count to the median of a round; larger counts are cut (default: "
+        "3 for counts that clients claim, in deployments and under attack; none for counts that are known)",
+    )
+    robust: Literal["off", "median", "trimmed_mean", "geometric_median", "multi_krum", "trust", "rows"] = (
+        Field(
+            "off",
+            description="robust aggregation: median to trust replace an average; rows clips what enters a client's mixture, "
+            "and leaves out models that point against the client's own",
+        )
+    )
+    robust_share: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = Field(
+        0.2,
+        description="share of uploads that may be lies: trimmed_mean cuts it at each end, multi_krum leaves it out",
+    )
+    trusted: str | None = Field(
+        None,
+        description="with robust trust: names of the clients whose updates are the reference, with commas between",
+    )
+    max_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        None, description="largest share of any one other client in a client's mixture (default: no limit)"
+    )
+
     @field_validator("cohort", "attackers", mode="before")
     @classmethod
     def _number_or_fraction(cls, value: object) -> object:
@@ -221,6 +251,15 @@ class Settings(StrictSchema):
         if value is not None and "attack" in info.data and info.data["attack"] is None:
             raise ValueError("it needs an attack; add one, such as negated_model")
         return value
+
+    @field_validator("trusted")
+    @classmethod
+    def _needs_trust(cls, names: str | None, info: ValidationInfo) -> str | None:
+        is_needed = info.data.get("robust") == "trust"
+        if is_needed != bool(names and names.strip(" ,")) and "robust" in info.data:
+            what = "robust trust needs the names of trusted clients" if is_needed else "it needs robust trust"
+            raise ValueError(what)
+        return names
 
     @field_validator("ray_address")
     @classmethod

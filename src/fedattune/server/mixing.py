@@ -52,6 +52,26 @@ class UploadStore(ServerUpdate):
         cast(Tensor, state["n"]).index_copy_(0, ids, n)
         return state
 
+    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Take the uploads of clients `ids` out of the pool, in place, until their next accepted upload."""
+        for flag in ("in_pool", "has_uploaded"):
+            cast(Tensor, state[flag]).index_fill_(0, ids, False)
+        return state
+
+    def forget(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Evict clients `ids`, and put the mean model of the others in place of their uploads.
+
+        It is for rules that compare all stored models, whoever may receive them.
+        """
+        state = UploadStore.evict(self, state, ids)
+        others = cast(Tensor, state["in_pool"]).nonzero().flatten()
+        theta = cast(Params, state["theta"])
+        if len(others):
+            for name in theta:
+                one = theta.only([name])
+                one.put_rows(ids, Params({name: one.rows(others)[name].mean(0)}).copies(len(ids)))
+        return state
+
     def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         """Measure the mixing weights."""
         return measure_mixing(mixing)

@@ -49,6 +49,10 @@ class ServerWrapper(ServerUpdate):
         """Return the state after a round without uploads, which `inner` skips."""
         return {**state, **self.inner.skip_round(state)}
 
+    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Return the state after `inner` evicted uploads."""
+        return {**state, **self.inner.evict(state, ids)}
+
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Return the warnings of `inner`."""
         return self.inner.warnings(state, ids)

@@ -37,6 +37,7 @@ from .privacy.clients import ClientPrivacy, uniform_counts
 from .privacy.noise import limit_variances
 from .privacy.record import RecordLedger
 from .result import Result
+from .screening import Screen
 from .server import Server
 from .setup import make_run_context
 from .stopping import StoppingRule
@@ -62,6 +63,7 @@ class RoundLoop:
         server: the server's rule and state.
         backend: trains and evaluates the clients.
         store: scores, traffic and mixing matrices of all rounds.
+        screen: refuses uploads that no honest client sends.
         record: the last finished round.
         mean: mean test accuracy (or RMSE) over clients at the headline point, at the last evaluation.
         evaluated: round of that evaluation; 0 before the first.
@@ -115,6 +117,9 @@ class RoundLoop:
         self.privacy = ClientPrivacy.make(self.context, is_secret=self.backend.has_secret_noise)
         self.repeats = 0
         self.ledger = RecordLedger(self.context, is_secret=self.backend.has_secret_noise)
+        self.screen = Screen(
+            self.context, self.backend.largest_update, are_claims=self.backend.has_claimed_counts
+        )
         if folder:
             self._load(folder)
 
@@ -179,7 +184,7 @@ class RoundLoop:
         reply = self._train(request)
         self.ledger.add_round(request.ids, request.dropouts)
         scores = backend.evaluate_trained(server.make_payload) if should_evaluate else []
-        mixing = self._aggregate(r, reply)
+        reply, mixing = self._aggregate(r, reply)
         if should_evaluate:
             self.ledger.add_evaluation()
             is_last = r == self.context.settings.rounds
@@ -220,25 +225,28 @@ class RoundLoop:
         self._count_down(*((ids, payload) if rows is None else (ids[rows], payload.rows(rows))))
         return self.backend.train(request, payload, make_payload)
 
-    def _aggregate(self, r: int, reply: TrainReply) -> MixingMatrices | None:
-        """Make the server's new state and mean statistics, and answer the uploads if the method does.
+    def _aggregate(self, r: int, reply: TrainReply) -> tuple[TrainReply, MixingMatrices | None]:
+        """Screen the uploads, make the server's new state and mean statistics, and answer if the method does.
 
-        Return the mixing matrices behind the answers.
+        Return the reply without refused uploads, and the mixing matrices behind the answers.
         """
-        backend, server, ids = self.backend, self.server, reply.ids
-        if not len(ids):
-            server.skip_round()
-            return None
-        n = self.context.n_train[ids]
+        backend, server, before = self.backend, self.server, reply.faults
+        n = self.context.n_train[reply.ids]
         if self.adversary:
             reply, n = self.adversary.corrupt(r, reply, n)
-        if self.privacy:
-            n = uniform_counts(n)
-            if self.privacy.is_central:
-                upload, buffers = self.privacy.protect(
-                    r, ids, reply.sent, reply.upload, reply.buffers, backend.statistics
-                )
-                reply = reply._replace(upload=upload, buffers=buffers)
+        if self.privacy and self.privacy.is_central and len(reply.ids):
+            upload, buffers = self.privacy.protect(
+                r, reply.ids, reply.sent, reply.upload, reply.buffers, backend.statistics
+            )
+            reply = reply._replace(upload=upload, buffers=buffers)
+        reply, n = self.screen(r, reply, uniform_counts(n) if self.privacy else n)
+        if refused := {i: reason for i, reason in reply.faults.items() if i not in before}:
+            backend.refuse(r, refused)
+            server.evict(refused)
+        ids = reply.ids
+        if not len(ids):
+            server.skip_round()
+            return reply, None
         server.aggregate(reply, n)
         self.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
@@ -246,11 +254,11 @@ class RoundLoop:
             backend.statistics = limit_variances(mean) if self.privacy else mean
             self.traffic["up"] += count_traffic(backend.statistics, len(ids))
         if not self.context.is_answered:
-            return None
+            return reply, None
         payload, mixing = server.broadcast(ids)
         backend.receive(ids, payload)
         self._count_down(ids, payload)
-        return mixing
+        return reply, mixing
 
     def _count_down(self, ids: Tensor, sent: Payload) -> None:
         """Count the bytes of payloads, and of the statistics that come with them."""
@@ -329,7 +337,7 @@ class RoundLoop:
                 "repeats": self.repeats,
                 "refusals": self.refusals,
             }
-            text = {key: json.dumps(value) for key, value in meta.items()}
+            text = {key: json.dumps(value) for key, value in meta.items()} | {"screen": self.screen.dump()}
             self.folder.checkpoints.save(self.record.round, tree, text)
 
     def _save_models(self) -> None:
@@ -364,6 +372,7 @@ class RoundLoop:
             # Nodes may have received models of the next round, which is done again with other noise.
             self.repeats = json.loads(saved.meta.get("repeats", "0")) + self._spends_secretly
             self.refusals = Refusals(*json.loads(saved.meta.get("refusals", "[]")))
+            self.screen.load(saved.meta.get("screen"))
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]

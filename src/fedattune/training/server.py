@@ -1,6 +1,6 @@
 """The server of a run: its rule, its state, and the last broadcast of that state."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -138,6 +138,12 @@ class Server:
         self._last = None
         with self.storage.share_cores():
             self.state = self.rule.aggregate(self.state, reply.ids, reply.sent, reply.upload, n)
+
+    def evict(self, ids: Iterable[int]) -> None:
+        """Take the earlier uploads of clients `ids`, whose uploads were refused, out of what others receive."""
+        self._last = None
+        refused = torch.tensor(sorted(ids), dtype=torch.int64, device=self._context.device)
+        self.state = self.rule.evict(self.state, refused)
 
     def skip_round(self) -> None:
         """Make the new state after a round in which no upload arrived."""

@@ -1,7 +1,6 @@
 """The clients of a deployment, each at its node, for the round loop."""
 
 import itertools
-import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -25,7 +24,6 @@ from .registration import NodeRegistry
 from .reply_checks import (
     RefusedReplyError,
     check_reply,
-    drop_bad_uploads,
     make_expected_upload,
     split_reply,
 )
@@ -58,6 +56,7 @@ class FlowerBackend(RemoteBackend):
 
     should_save_every_round = True
     has_secret_noise = True
+    has_claimed_counts = True
 
     @property
     def can_save(self) -> bool:  # type: ignore[override]
@@ -73,6 +72,7 @@ class FlowerBackend(RemoteBackend):
         key: Mapping[str, Any],
     ) -> None:
         self._registry, self._grid, self._key = registry, grid, dict(key)
+        self.largest_update = registry.deployment.largest_update
         members = [torch.tensor(sorted(node.clients.values())) for node in registry.nodes]
         super().__init__(context, members, make_payload)
         # The round of each client's last accepted reply, (N,): the client continues from there.
@@ -81,7 +81,6 @@ class FlowerBackend(RemoteBackend):
         self._delivered = self.pending  # the clients whose pending answers the last exchange carried
         self._numbers = itertools.count(1)
         self._expected_upload = make_expected_upload(context, self.personal_example, make_payload)
-        self._round = 0  # of the last exchange
         self._late: tuple[int, dict[int, WorkerMessage]] = (
             0,
             {},
@@ -93,7 +92,6 @@ class FlowerBackend(RemoteBackend):
         self._is_alone = not (shares or extras)
         self._ahead: dict[tuple[str, int], Outcomes] = {}
         self._seconds_per_round: float | None = None
-        self._usual_length: float | None = None
         self._missed: set[int] = set()  # workers that were waited for in vain
         self.bytes_sent = self.bytes_received = 0
 
@@ -225,7 +223,7 @@ class FlowerBackend(RemoteBackend):
                 clients=nodes[i].clients,
                 n_clients=self.context.n_clients,
             )
-        r = self._round = max((message.head["round"] for message in messages.values()), default=0)
+        r = max((message.head["round"] for message in messages.values()), default=0)
         reachable = {numbers[i]: message for i, message in messages.items() if i in numbers}
         formats = {numbers[i]: self._format(i) for i in messages if i in numbers}
         replies = self._grid.exchange(reachable, str(r), formats=formats)
@@ -278,20 +276,14 @@ class FlowerBackend(RemoteBackend):
         self._last[members] = r
         return [*replies]
 
-    def check(self, reply: TrainReply) -> TrainReply:
-        """Drop uploads that are not finite or far too large."""
-        limit = self._registry.deployment.largest_update
-        checked, self._usual_length = drop_bad_uploads(reply, limit, self._usual_length)
+    def refuse(self, r: int, reasons: Mapping[int, str]) -> None:
+        """Log the refused uploads, and let their clients forget the round."""
         names = self.context.federation.names
-        for client, reason in checked.faults.items():
-            if client not in reply.faults:
-                self._grid.log(
-                    f"round {self._round}: client {names[client]!r} {reason}; its upload is dropped"
-                )
-                # The client is told to forget this round, so it lacks the answers that came with it.
-                self._last[client] = self._last_before[client]
-                self.pending[client] |= self._delivered[client]
-        return checked
+        for client, reason in reasons.items():
+            self._grid.log(f"round {r}: client {names[client]!r} {reason}; its upload is dropped")
+            # The client lacks the answers that came with the round that it is told to forget.
+            self._last[client] = self._last_before[client]
+            self.pending[client] |= self._delivered[client]
 
     def global_buffers(self) -> Params | None:
         """Return the averaged statistics; None if some stay with the clients."""
@@ -301,21 +293,18 @@ class FlowerBackend(RemoteBackend):
 
     def state_tree(self) -> dict[str, Any]:
         """Return the server's share of the clients' state for a checkpoint; the rest is on their nodes."""
-        usual = math.nan if self._usual_length is None else self._usual_length
         return {
             **self.pending_tree(),
             "last": self._last,
             "wire": torch.tensor([self.bytes_sent, self.bytes_received]),
-            "usual": torch.tensor(usual, dtype=torch.float64),
             "statistics": self.statistics,
         }
 
     def load_state_tree(self, tree: dict[str, Any]) -> None:
         """Load the tree of a checkpoint."""
         self.load_pending_tree(tree)
-        self._last, self.statistics, usual = tree["last"], tree["statistics"], float(tree["usual"])
+        self._last, self.statistics = tree["last"], tree["statistics"]
         self.bytes_sent, self.bytes_received = tree["wire"].tolist()
-        self._usual_length = None if math.isnan(usual) else usual
 
     def load_fewer(self, flat: Mapping[str, Tensor], n_before: int, make_payload: PayloadFactory) -> None:
         """Load the state of a checkpoint with fewer clients; the others join now."""

@@ -11,7 +11,7 @@ from ...core.algorithm import Algorithm
 from ...core.errors import ConfigError, suggest_name
 from ...core.options import Count, StrictSchema, build, describe_errors, list_options, look_up
 from ...core.own_code import find_file, is_reference, make_portable
-from ...core.settings import RAY_DEFAULTS, Settings
+from ...core.settings import LARGEST_UPDATE, RAY_DEFAULTS, Settings
 from ...data.schema import Schema
 from ..config import Experiment
 from ..load import parse_set
@@ -61,7 +61,7 @@ class DeploymentOptions(StrictSchema):
         300, gt=0, le=1e6, description="seconds to wait for a node's reply; later replies are ignored"
     )
     largest_update: float = Field(
-        100,
+        LARGEST_UPDATE,
         gt=1,
         description="refuse an update whose length (L2 norm) is this many times the usual length",
     )

@@ -1,7 +1,5 @@
 """Checks of the nodes' replies before the server uses them: structure, types, shapes, numbers and lengths."""
 
-import math
-import statistics
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +9,6 @@ from ...core.params import Params
 from ...core.payload import Payload
 from ...data import Federation
 from ...data.federated import FederationInfo
-from ...training.backends.base import TrainReply
 from ...training.backends.message import WorkerMessage, split_message
 from ...training.client_state import PayloadFactory
 from ...training.context import RunContext
@@ -183,65 +180,3 @@ def _check_scores(
         sizes = federation.sizes(one.part)[one.ids]
         if not torch.equal(n, sizes) or (correct < 0).any() or (correct > n).any() or (loss < 0).any():
             raise RefusedReplyError("sends impossible scores")
-
-
-def drop_bad_uploads(
-    reply: TrainReply, largest: float, usual: float | None
-) -> tuple[TrainReply, float | None]:
-    """Drop uploads that are not finite or far too large.
-
-    The length of an upload is the Euclidean norm of its difference to the sent model. It is compared with the usual
-    length of earlier rounds; at first with the median of the round, if three or more clients upload. The usual length
-    shrinks by at most a tenth per round, because a client that joins late makes longer steps than the others.
-
-    Args:
-        reply: uploads of a round.
-        largest: maximum ratio of a length to the usual length.
-        usual: the usual length; None before the first upload.
-
-    Returns:
-        The reply without the refused uploads, which are in `faults`, and the new usual length.
-
-    """
-    if not len(reply.ids):
-        return reply, usual
-    lengths = _lengths(reply)
-    finite_lengths = [length for length in lengths.tolist() if math.isfinite(length)]
-    reference = usual or (statistics.median_low(finite_lengths) if len(finite_lengths) > 2 else None)
-    limit = largest * reference if reference else math.inf
-    faults = dict(reply.faults)
-    for number, length in zip(reply.ids.tolist(), lengths.tolist(), strict=True):
-        if not math.isfinite(length):
-            faults[number] = "uploaded values that are not finite"
-        elif length > limit:
-            faults[number] = f"uploaded an update more than {largest:g} times longer than usual"
-    rows = torch.tensor([i for i, n in enumerate(reply.ids.tolist()) if n not in faults], dtype=torch.int64)
-    rows = rows.to(reply.ids.device)
-    if len(rows):
-        usual = max(statistics.median_low(lengths[rows].tolist()), 0.9 * (usual or 0.0))
-    if len(rows) == len(reply.ids):
-        return reply, usual
-    return reply._replace(
-        ids=reply.ids[rows],
-        sent=reply.sent.rows(rows),
-        upload=reply.upload.rows(rows),
-        buffers=reply.buffers.rows(rows),
-        faults=faults,
-    ), usual
-
-
-def _lengths(reply: TrainReply) -> Tensor:
-    """Compute the Euclidean norms of the updates with everything that comes with them, (C,)."""
-    total = torch.zeros(len(reply.ids), dtype=torch.float64, device=reply.ids.device)
-    sent, upload = reply.sent, reply.upload
-    parts = [
-        upload.params.map(lambda a, b: a - b, sent.params.only(upload.params))
-        if upload.params.keys() <= sent.params.keys()
-        else upload.params,
-        *upload.extra.values(),
-        reply.buffers,
-    ]
-    for part in parts:
-        for value in part.values():
-            total += value.double().reshape(len(total), -1).square().sum(1)
-    return total.sqrt()

@@ -11,6 +11,7 @@ from ...core.effect import Effect
 from ...core.errors import RunError
 from ...core.params import Params, concatenate
 from ...core.payload import Payload, concatenate_payloads
+from ...core.settings import LARGEST_UPDATE
 from ..client_state import PayloadFactory
 from ..context import RunContext
 from ..evaluation import PointScores
@@ -103,6 +104,8 @@ class Backend(ABC):
         statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
         max_clients: number of clients to train per request; ignored if the cohort is larger.
         should_save_every_round: whether a checkpoint follows every round, as remote clients cannot be taken back far.
+        largest_update: ratio of an update's length to the usual length from which on it is refused.
+        has_claimed_counts: whether sample counts are what clients elsewhere say.
         can_save: whether a checkpoint is possible now; not while clients are ahead of the server's round.
         has_secret_noise: whether the noise of differential privacy comes from the operating system, as it must outside
             simulations; there it comes from the seed.
@@ -113,6 +116,8 @@ class Backend(ABC):
     statistics: Params
     max_clients: int
     should_save_every_round = False
+    largest_update = LARGEST_UPDATE
+    has_claimed_counts = False
     can_save = True
     has_secret_noise = False
     notes: list[str]
@@ -146,6 +151,10 @@ class Backend(ABC):
             The uploads, and the clients that failed.
 
         """
+
+    def refuse(self, r: int, reasons: Mapping[int, str]) -> None:
+        """Take note that uploads of round r were refused: client -> reason."""
+        return
 
     @abstractmethod
     def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:

@@ -66,10 +66,6 @@ class RemoteBackend(Backend):
         """Nothing: models and buffers stay with the clients."""
         return Params(), Params()
 
-    def check(self, reply: TrainReply) -> TrainReply:
-        """Return the reply without uploads that must be refused; workers are trusted unless a subclass checks."""
-        return reply
-
     def receive(self, ids: Tensor, payload: Payload) -> None:
         """Let the answers to clients `ids` wait for the next messages to their workers."""
         assert self.sent is not None
@@ -89,7 +85,7 @@ class RemoteBackend(Backend):
             lost = select_ids(select_ids(request.cohort, self.worker_clients[worker]), ids)
             faults |= dict.fromkeys(lost[~torch.isin(lost, request.dropouts)].tolist(), reason)
         self._trained_scores = self.merge_scores(replies)
-        return self.check(self._merge_replies(request, payload, replies, faults))
+        return self._merge_replies(request, payload, replies, faults)
 
     def make_training(
         self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory

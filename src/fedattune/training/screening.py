@@ -1,0 +1,319 @@
+"""Screen the uploads of a round before the server uses them: one mechanism for simulations and deployments.
+
+Four rules refuse an upload. None of them looks at one client alone: what is usual comes from the other clients.
+
+    finite      a value is not a number, or infinite
+    length      the update of a layer is `largest_update` times as long as the longest median of a round so far
+    part        a layer keeps another share of what was sent than the median client by MIN_PART_GAP and MAX_DEVIATIONS
+                median absolute deviations; the share <theta_l, sent_l> / ||sent_l||^2 is near 1 in honest training,
+                near 0 for noise, and negative for a reversed layer
+    direction   from the first round for as long as the updates of a layer agree (the median cosine with the
+                coordinate-wise median of the others is at least MIN_AGREEMENT), a client's updates oppose the others
+                round after round: the sum of -cosine / median cosine - TOLERATED, at least 0, exceeds MAX_EVIDENCE
+
+The rule on parts needs MIN_CLIENTS uploads, the rule on directions MIN_VOTERS. Near the end of training, the updates of
+honest clients with different data cancel out, so directions say nothing there.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.params import Params, find_layer
+from ..server.products import flatten
+from .backends.base import TrainReply
+from .context import RunContext
+
+LENGTH_FLOOR = 0.3
+"""Least usual length, in the longest median of a round so far: some clients have learnt all that they can."""
+
+MIN_CLIENTS, MIN_VOTERS = 5, 8
+"""Uploads of a round that the rules on parts, and on directions, need."""
+
+MIN_PART_GAP, MAX_DEVIATIONS = 0.75, 8.0
+"""Gap of an outlier among the kept shares, and the same in median absolute deviations."""
+
+MIN_AGREEMENT, TOLERATED, MAX_EVIDENCE = 0.15, 0.3, 2.0
+"""Median cosine down to which directions count; opposition that an honest client may show; sum that is refused."""
+
+MAX_CLAIMED_WEIGHT = 3.0
+"""Largest ratio of a claimed sample count to the median, unless the user says another."""
+
+MAX_SAMPLED_VALUES = 2048
+"""Values of a layer that are compared for its direction."""
+
+WHOLE = ""
+"""Name of all layers together, among the lengths."""
+
+
+class LayerMeasures(NamedTuple):
+    """What the rules compare of one layer, for C clients.
+
+    Attributes:
+        squares: (C,) squared length of the update.
+        shares: (C,) share of the sent layer that the upload keeps; empty if the layer was not sent.
+        sample: (C, P) some values of the update, for its direction; empty likewise.
+
+    """
+
+    squares: Tensor
+    shares: Tensor
+    sample: Tensor
+
+
+class Screen:
+    """Refuse uploads that no honest client sends, and bound the sample counts that clients claim.
+
+    Args:
+        context: the run.
+        largest_update: ratio of a length to the usual length from which on an update is refused.
+        are_claims: whether sample counts are what clients claim; they are facts if the clients' data are here.
+
+    Attributes:
+        usual: layer -> longest median length of a round so far.
+        evidence: client -> sum of its opposition to the others, if it is above 0.
+        parted: layers whose updates agreed no longer in some round.
+        bounded: clients whose claimed sample count was bounded.
+
+    """
+
+    def __init__(self, context: RunContext, largest_update: float, *, are_claims: bool) -> None:
+        self._context, self._largest_update = context, largest_update
+        self._max_weight = context.settings.max_weight or (MAX_CLAIMED_WEIGHT if are_claims else math.inf)
+        # A client that chooses its start by its own data, as in FedFomo, can move far in any round.
+        self._floor = 1.0 if context.algorithm.client.is_ready_after_probe else LENGTH_FLOOR
+        self.usual: dict[str, float] = {}
+        self.evidence: dict[int, float] = {}
+        self.parted: set[str] = set()
+        self.bounded: set[int] = set()
+
+    def __call__(self, r: int, reply: TrainReply, n: Tensor) -> tuple[TrainReply, Tensor]:
+        """Screen the uploads of a round.
+
+        Args:
+            r: number of the round.
+            reply: the uploads.
+            n: (C,) training samples that the clients claim.
+
+        Returns:
+            The reply without the refused uploads, which are in `faults`, and the bounded sample counts.
+
+        """
+        if not len(reply.ids):
+            return reply, n
+        n, is_finite = self._bound_counts(reply.ids, n), find_finite(reply)
+        refused = dict.fromkeys(
+            (~is_finite).nonzero().flatten().tolist(), "uploaded values that are not finite"
+        )
+        if self._context.settings.screening == "on" and (layers := measure_layers(reply, r)):
+            self._check_lengths(layers, is_finite, n, refused)
+            check_parts(layers, is_finite, refused)
+            self._check_directions(reply.ids, layers, refused)
+        return drop_uploads(reply, n, refused)
+
+    def _bound_counts(self, ids: Tensor, n: Tensor) -> Tensor:
+        """Bound the counts by `max_weight` times their median."""
+        if math.isinf(self._max_weight):
+            return n
+        most = int(self._max_weight * max(1, statistics.median_low(n.tolist())))
+        if int(n.max()) <= most:
+            return n
+        self.bounded.update(ids[n > most].tolist())
+        return n.clamp_max(most)
+
+    def _check_lengths(
+        self, layers: Mapping[str, LayerMeasures], is_finite: Tensor, n: Tensor, refused: dict[int, str]
+    ) -> None:
+        """Refuse updates far longer than usual; an epoch of more samples may be longer in proportion."""
+        squares = {layer: one.squares for layer, one in layers.items()}
+        squares[WHOLE] = torch.stack(list(squares.values())).sum(0)
+        factors = torch.ones(len(n), dtype=torch.float64, device=n.device)
+        if self._context.settings.epochs:
+            factors = (n / max(1, statistics.median_low(n.tolist()))).clamp_min(1)
+        medians = {}
+        for layer, one in squares.items():
+            lengths = one.sqrt() / factors
+            known = lengths[is_finite]
+            median = float(known.median()) if len(known) else math.nan
+            usual = max(self._floor * self.usual.get(layer, 0.0), median if len(known) > 2 else 0.0)
+            medians[layer] = lengths
+            if usual > 0:
+                for row in (lengths > self._largest_update * usual).nonzero().flatten().tolist():
+                    where = f" of {layer}" if layer else ""
+                    refused.setdefault(
+                        row,
+                        f"uploaded an update{where} more than {self._largest_update:g} times longer than usual",
+                    )
+        rows = [row for row in range(len(n)) if row not in refused]
+        for layer, lengths in medians.items():
+            if rows:
+                median = statistics.median_low(lengths[rows].tolist())
+                self.usual[layer] = max(self.usual.get(layer, 0.0), median)
+
+    def _check_directions(
+        self, ids: Tensor, layers: Mapping[str, LayerMeasures], refused: dict[int, str]
+    ) -> None:
+        """Refuse clients whose updates opposed the others in many rounds; only accepted clients are the others."""
+        clients = ids.tolist()
+        rows = [row for row in range(len(clients)) if row not in refused]
+        voters = [row for row in rows if self.evidence.get(clients[row], 0.0) <= MAX_EVIDENCE]
+        opposition = []
+        if len(voters) >= MIN_VOTERS:
+            for layer, one in layers.items():
+                if one.sample.shape[1] and layer not in self.parted:
+                    cosines = compare_directions(one.sample, voters)
+                    agreement = float(cosines[voters].median())
+                    if agreement >= MIN_AGREEMENT:
+                        lengths = one.squares.sqrt()
+                        # A client that has learnt all that it can makes short updates in any direction.
+                        share = (lengths / lengths[voters].median().clamp_min(1e-30)).clamp_max(1)
+                        opposition.append(-cosines * share / agreement)
+                    else:
+                        self.parted.add(layer)
+        if opposition:
+            means = torch.stack(opposition).mean(0).clamp_max(MAX_EVIDENCE).tolist()
+            for row in rows:
+                total = self.evidence.get(clients[row], 0.0) + means[row] - TOLERATED
+                self.evidence[clients[row]] = min(max(0.0, total), 2 * MAX_EVIDENCE)
+                if not self.evidence[clients[row]]:
+                    del self.evidence[clients[row]]
+        for row in rows:
+            if self.evidence.get(clients[row], 0.0) > MAX_EVIDENCE:
+                refused[row] = "uploaded updates against those of the others, round after round"
+
+    def dump(self) -> str:
+        """Return the state as JSON, for a checkpoint."""
+        return json.dumps([self.usual, self.evidence, sorted(self.parted), sorted(self.bounded)])
+
+    def load(self, text: str | None) -> None:
+        """Take over the state of a checkpoint; checkpoints of older versions have none."""
+        if text is not None:
+            usual, evidence, parted, bounded = json.loads(text)
+            self.usual, self.parted, self.bounded = usual, set(parted), set(bounded)
+            self.evidence = {int(client): value for client, value in evidence.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the names of clients whose claimed sample count was bounded, if there are any."""
+        names = self._context.federation.names
+        return {"bounded_counts": [names[i] for i in sorted(self.bounded)]} if self.bounded else {}
+
+
+def find_finite(reply: TrainReply) -> Tensor:
+    """Return which uploads are finite, with all that comes with them, (C,)."""
+    is_finite = torch.ones(len(reply.ids), dtype=torch.bool, device=reply.ids.device)
+    for part in (reply.upload.params, *reply.upload.extra.values(), reply.buffers):
+        for value in part.values():
+            if value.is_floating_point():
+                # A sum is finite if all values are, except for sums that overflow: only these are looked at one by one.
+                sums = flatten(value).sum(1)
+                if not torch.isfinite(sums).all():
+                    is_finite &= torch.isfinite(flatten(value)).all(1)
+    return is_finite
+
+
+def measure_layers(reply: TrainReply, r: int) -> dict[str, LayerMeasures]:
+    """Measure every layer of the uploads, and every extra that has the tensors of a model.
+
+    Args:
+        reply: the uploads.
+        r: number of the round, which chooses the sampled values.
+
+    """
+    upload, sent = reply.upload, reply.sent.params
+    layers: dict[str, list[str]] = {}
+    for name in upload.params:
+        layers.setdefault(find_layer(name), []).append(name)
+    measured = {layer: _measure(upload.params.only(names), sent, r) for layer, names in layers.items()}
+    for name, extra in upload.extra.items():
+        if extra.keys() == upload.params.keys():
+            measured[name] = _measure(extra, Params(), r)
+    return measured
+
+
+def _measure(rows: Params, sent: Params, r: int) -> LayerMeasures:
+    first = next(iter(rows.values()))
+    squares = torch.zeros(len(first), dtype=torch.float64, device=first.device)
+    dots, lengths, samples = squares.clone(), squares.clone(), []
+    is_sent = rows.keys() <= sent.keys()
+    size = sum(value[0].numel() for value in rows.values())
+    step = -(-size // MAX_SAMPLED_VALUES)
+    for name, value in rows.items():
+        update = flatten(value)
+        if is_sent:
+            before = flatten(sent[name])
+            update = update - before
+            if before.stride(0) == 0:
+                dots += torch.mv(update, before[0])
+                lengths += torch.linalg.vector_norm(before[0]).square()
+            else:
+                dots += torch.einsum("cp,cp->c", update, before)
+                lengths += torch.linalg.vector_norm(before, dim=1).square()
+            samples.append(update[:, r % step :: step])
+        squares += torch.linalg.vector_norm(update, dim=1).square()
+    if not is_sent:
+        return LayerMeasures(squares, squares[:0], torch.empty(len(squares), 0, device=squares.device))
+    return LayerMeasures(squares, 1 + dots / lengths.clamp_min(1e-30), torch.cat(samples, 1))
+
+
+def check_parts(layers: Mapping[str, LayerMeasures], is_finite: Tensor, refused: dict[int, str]) -> None:
+    """Refuse uploads with a layer that was reversed, erased or blown up, by the share that it keeps of what was sent.
+
+    Args:
+        layers: the measures.
+        is_finite: (C,) the uploads to compare.
+        refused: reason by row; new ones are added.
+
+    """
+    if int(is_finite.sum()) < MIN_CLIENTS:
+        return
+    for layer, one in layers.items():
+        if len(one.shares):
+            known = one.shares[is_finite]
+            median = known.median()
+            gaps = (one.shares - median).abs()
+            most = max(MIN_PART_GAP, MAX_DEVIATIONS * 1.4826 * float(gaps[is_finite].median()))
+            for row in (gaps > most).nonzero().flatten().tolist():
+                refused.setdefault(
+                    row, f"uploaded a model whose part {layer} was reversed, erased or blown up"
+                )
+
+
+def compare_directions(updates: Tensor, voters: list[int]) -> Tensor:
+    """Return the cosine (C,) of each update with the coordinate-wise lower median of the other voters' updates.
+
+    Args:
+        updates: (C, P) the updates.
+        voters: rows that count.
+
+    """
+    ordered = updates[voters].sort(0).values
+    k = len(ordered)
+    below = (k - 2) // 2  # position of the median of k - 1 values
+    is_voter = torch.zeros(len(updates), 1, dtype=torch.bool, device=updates.device)
+    is_voter[voters] = True
+    # Without a value at or below that position, the next one is the median.
+    others = torch.where(updates <= ordered[below], ordered[below + 1], ordered[below])
+    medians = torch.where(is_voter, others, ordered[(k - 1) // 2])
+    return torch.nn.functional.cosine_similarity(updates, medians, dim=1, eps=1e-30).double()
+
+
+def drop_uploads(reply: TrainReply, n: Tensor, refused: Mapping[int, str]) -> tuple[TrainReply, Tensor]:
+    """Return the reply and sample counts without the refused rows, whose reasons become faults of their clients."""
+    if not refused:
+        return reply, n
+    ids = reply.ids.tolist()
+    rows = torch.tensor([row for row in range(len(ids)) if row not in refused], dtype=torch.int64)
+    rows = rows.to(reply.ids.device)
+    faults = {**reply.faults, **{ids[row]: reason for row, reason in sorted(refused.items())}}
+    return reply._replace(
+        ids=reply.ids[rows],
+        sent=reply.sent.rows(rows),
+        upload=reply.upload.rows(rows),
+        buffers=reply.buffers.rows(rows),
+        faults=faults,
+    ), n[rows]
