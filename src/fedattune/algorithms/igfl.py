@@ -21,6 +21,7 @@ IGFL has both parts. IGFL-C averages on the server; IGFL-S trains with plain SGD
 Delta_i and Delta'_i are zero before a client's first round.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
-from ..core.algorithm import Algorithm
+from ..core.algorithm import Algorithm, SumWeighting
 from ..core.dense import column_blocks
 from ..core.effect import Effect, Mechanism, total_variation
 from ..core.options import Fraction
@@ -236,6 +237,11 @@ class GlobalUpdateWrapper(ServerWrapper):
         if before is None or after is None:
             return {**new, "D": mean_update(client_weights(n, "uniform"), sent.params, uploads.params)}
         return {**new, "D": after - before}
+
+    @property
+    def needed_sums(self) -> Mapping[str, SumWeighting] | None:
+        """The sums that `inner` needs."""
+        return super().needed_sums
 
     def skip_round(self, state: ServerState) -> ServerState:
         """Set D = 0: without uploads, the global model did not move."""

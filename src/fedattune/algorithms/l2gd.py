@@ -20,6 +20,7 @@ paper's best p = lam / (L + lam) with its largest stable alpha gives c = 1/2.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -29,7 +30,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..client import SGD, StartPoint
-from ..core.algorithm import Algorithm, Participation
+from ..core.algorithm import Algorithm, Participation, SumWeighting
 from ..core.effect import OWN_MODEL, Effect
 from ..core.options import Fraction
 from ..core.params import Params
@@ -132,6 +133,11 @@ class L2GDServer(Average):
         if not _averages(new):
             return new
         return {**new, **super().aggregate(state, ids, sent, uploads, n)}
+
+    @property
+    def needed_sums(self) -> Mapping[str, SumWeighting]:
+        """The mean of the models, in rounds with an averaging."""
+        return super().needed_sums
 
     def aggregate_newcomers(
         self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor

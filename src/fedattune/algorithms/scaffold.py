@@ -17,6 +17,7 @@ Algorithm 1:
     server   w <- w + server_lr mean_S (y_i - w),  c <- c + (|S| / N) mean_S (change of c_i)         (5)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..client import SGD, Correction, LocalContext
-from ..core.algorithm import Algorithm
+from ..core.algorithm import Algorithm, SumWeighting
 from ..core.effect import Mechanism
 from ..core.errors import ConfigError
 from ..core.options import Positive
@@ -113,6 +114,12 @@ class ControlVariateWrapper(ServerWrapper):
         changes = uploads.extra["dc"].map(lambda a: a.sum(0))
         c = cast(Params, state["c"]) + changes / int(cast(Tensor, state["N"]))
         return {**super().aggregate(state, ids, sent, uploads, n), "c": c}
+
+    @property
+    def needed_sums(self) -> Mapping[str, SumWeighting] | None:
+        """The sums that `inner` needs, and the sum of the changes."""
+        inner = super().needed_sums
+        return None if inner is None else {**inner, "dc": "sum"}
 
 
 @method(Family.GLOBAL, "one average and a control variate", "SGD corrected for the client's drift")

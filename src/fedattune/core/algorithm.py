@@ -4,6 +4,7 @@ The two updates do not know how clients run: one by one, as one batch of models,
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -132,6 +133,10 @@ class ClientUpdate(ABC):
         return ()
 
 
+SumWeighting = Literal["samples", "uniform", "sum"]
+"""How a server rule adds up uploads: a mean by training samples, a mean of equal weights, or a plain sum."""
+
+
 @dataclass(frozen=True)
 class ServerUpdate(ABC):
     """The server's part of a round: its state, its broadcast, and the aggregation of uploads."""
@@ -190,6 +195,16 @@ class ServerUpdate(ABC):
         w = state.get("w")
         return w if isinstance(w, Params) and w else None
 
+    @property
+    def needed_sums(self) -> Mapping[str, SumWeighting] | None:
+        """The sums of uploads that `aggregate` needs: `params` or name of an extra -> weighting; None for single uploads.
+
+        A rule with sums gives the same state, up to rounding, if each upload is replaced by the mean (or, for `sum`, by
+        the sum over their number). Then it can work under secure aggregation. State it in the class that defines
+        `aggregate`: a subclass with an `aggregate` of its own states it anew.
+        """
+        return None
+
     should_update: ClassVar[bool] = True
     """True if uploads change what the server sends to other clients."""
 
@@ -210,6 +225,16 @@ class ServerUpdate(ABC):
     ) -> ServerState:
         """Return the state after a round of clients `ids` that joined after training; nothing changes for others."""
         return state
+
+
+def find_needed_sums(rule: ServerUpdate) -> Mapping[str, SumWeighting] | None:
+    """Return the sums that a server rule needs, if the class that states them has no subclass with other arithmetic."""
+    for cls in type(rule).__mro__:
+        if "needed_sums" in vars(cls):
+            return rule.needed_sums
+        if "aggregate" in vars(cls):
+            return None
+    return None
 
 
 def _append_rows(old: Params | Tensor, new: Params | Tensor) -> Params | Tensor:

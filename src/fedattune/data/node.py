@@ -24,7 +24,8 @@ from .tables.file import TABLE_SUFFIXES
 from .tables.problems import find_table_problems
 
 NON_DATA_KEYS = (
-    "state", "consent", "max-rounds", "max-bytes", "methods", "log-format", "partition-id", "num-partitions",
+    "state", "consent", "max-rounds", "max-bytes", "methods", "log-format", "secure-aggregation", "min-participants",
+    "threshold", "key", "roster", "partition-id", "num-partitions",
 )  # fmt: skip
 """Keys of a node's configuration that are not about its data."""
 

@@ -1,12 +1,13 @@
 """Average the cohort's uploads into one global model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
-from ..core.algorithm import ServerUpdate
+from ..core.algorithm import ServerUpdate, SumWeighting
 from ..core.params import Params
 from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 
@@ -70,6 +71,11 @@ class Average(ServerUpdate):
         mean = weighted_sum(p, uploads.params)
         new = mean if self.beta == 1 else (1 - self.beta) * w + self.beta * mean
         return {"w": new, "p": store_weights(state, ids, p)}
+
+    @property
+    def needed_sums(self) -> Mapping[str, SumWeighting]:
+        """The mean of the models."""
+        return {"params": self.weighting}
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Move one global model by an optimizer, which takes the mean update for a descent direction."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from ..core.algorithm import ServerUpdate
+from ..core.algorithm import ServerUpdate, SumWeighting
 from ..core.effect import Effect, Mechanism
 from ..core.params import Params, square_length
 from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
@@ -49,6 +50,11 @@ class ServerOptimizer(ServerUpdate):
         update = self.server_lr * step
         effect = (square_length(update - mean) / square_length(mean).clamp_min(1e-30)).sqrt()
         return {"w": cast(Params, state["w"]) + update, **moments, "effect": effect.double().cpu()}
+
+    @property
+    def needed_sums(self) -> Mapping[str, SumWeighting]:
+        """The mean of the models; all clients are sent the same one."""
+        return {"params": self.weighting}
 
     def measure_effects(self, state: ServerState, mixing: MixingMatrices | None) -> tuple[Effect, ...]:
         """Measure the distance of the last update of the global model from the mean update."""

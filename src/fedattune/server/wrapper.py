@@ -1,11 +1,12 @@
 """Wrap a server rule, to send an extra beside its payload."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor
 
-from ..core.algorithm import ServerUpdate
+from ..core.algorithm import ServerUpdate, SumWeighting, find_needed_sums
 from ..core.effect import Effect
 from ..core.params import Params
 from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState, Traffic
@@ -33,6 +34,11 @@ class ServerWrapper(ServerUpdate):
     ) -> ServerState:
         """Return the state after the aggregation of `inner`."""
         return {**state, **self.inner.aggregate(state, ids, sent, uploads, n)}
+
+    @property
+    def needed_sums(self) -> Mapping[str, SumWeighting] | None:
+        """The sums that `inner` needs."""
+        return find_needed_sums(self.inner)
 
     def skip_round(self, state: ServerState) -> ServerState:
         """Return the state after a round without uploads, which `inner` skips."""

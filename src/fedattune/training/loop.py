@@ -29,7 +29,7 @@ from .context import Progress, RunContext
 from .effects import average_effects, choose_measured, read_last_mixing
 from .evaluation import EVALUATED_PARTS, PointScores
 from .history import score_clients
-from .notes import collect_facts, collect_missing_facts, collect_notes
+from .notes import MERGED_NOTE, collect_facts, collect_missing_facts, collect_notes, merge_clients
 from .predictions import RowPredictions, predict_rows
 from .result import Result
 from .server import Server
@@ -165,7 +165,7 @@ class RoundLoop:
             self._record_scores(r, scores)
             if not self.context.is_answered:
                 mixing = server.take_mixing(reply.ids)
-            if mixing:
+            if mixing and not backend.merges_clients:
                 self.store.add_mixing(r, mixing)
         self._record(request, reply)
 
@@ -267,7 +267,8 @@ class RoundLoop:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        return collect_facts(self.context)
+        facts = collect_facts(self.context)
+        return merge_clients(facts, self.context) if self.backend.merges_clients else facts
 
     @cached_property
     def _inputs(self) -> InputSpec | None:
@@ -362,11 +363,13 @@ class RoundLoop:
                     f"{name}: the effect of the mechanism could not be measured: {summarize_error(error)}"
                 )
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
+        if self.backend.merges_clients:
+            notes.append(MERGED_NOTE)
         facts = {
             **self._facts,
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.notes, *self.backend.notes],
-            **collect_missing_facts(context, records),
+            **collect_missing_facts(context, records, is_merged=self.backend.merges_clients),
         }
         models, buffers = self.backend.headline_models
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):

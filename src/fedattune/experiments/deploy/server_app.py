@@ -31,6 +31,7 @@ from .metrics import serve_metrics
 from .monitoring import MonitoredBackend, RunMonitor, monitor_grid
 from .node import build_initial_model, hash_model
 from .registration import NodeRegistry
+from .secagg.backend import SecureBackend
 
 Log = Callable[[str], None]
 """Called with a sentence for the user."""
@@ -256,7 +257,8 @@ class _Server:
         backends: list[FlowerBackend] = []
 
         def make_backend(context: RunContext, make_payload: PayloadFactory) -> FlowerBackend:
-            backend = MonitoredBackend(context, make_payload, self.grid, self.registry, key)
+            make = SecureBackend if self.plan.deployment.secure_aggregation else MonitoredBackend
+            backend = make(context, make_payload, self.grid, self.registry, key)
             backend.monitor = self.monitor
             backends.append(backend)
             return backends[0]

@@ -101,6 +101,7 @@ class Backend(ABC):
         max_clients: number of clients to train per request; ignored if the cohort is larger.
         should_save_every_round: whether a checkpoint follows every round, as remote clients cannot be taken back far.
         can_save: whether a checkpoint is possible now; not while clients are ahead of the server's round.
+        merges_clients: whether scores are of all clients together, as one client with the number after the last.
         notes: sentences about the run that only the backend knows.
 
     """
@@ -109,6 +110,7 @@ class Backend(ABC):
     max_clients: int
     should_save_every_round = False
     can_save = True
+    merges_clients = False
     notes: list[str]
 
     @property
