@@ -45,7 +45,8 @@ def run_deployed(
         "data-schema": infer_schema(federation).to_json(),
         **{key.replace("_", "-"): value for key, value in (RUN | config).items()},
     }
-    run_config["set"] = f"dnn.hidden=6; {run_config.get('set', '')}"
+    if run_config["model"] == "dnn":
+        run_config["set"] = f"dnn.hidden=6; {run_config.get('set', '')}"
     nodes = [
         {
             "name": f"node-{i}",

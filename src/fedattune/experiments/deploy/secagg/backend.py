@@ -1,6 +1,5 @@
 """The clients of a deployment under secure aggregation, for the round loop: each exchange is a session over nodes."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -69,6 +68,7 @@ class SecureBackend(MonitoredBackend):
         for name in self._tensors:
             find_weighting(name, self._sums)  # a client rule whose upload has no sum is refused here
         self._done: dict[tuple[str, int], GroupSum] = {}
+        self._work_seconds = 0.0  # of the last session, without the steps around the training
 
     @property
     def can_save(self) -> bool:  # type: ignore[override]
@@ -108,9 +108,8 @@ class SecureBackend(MonitoredBackend):
             if is_evaluated:
                 keys.append(("evaluate", r))
                 groups.append(self.make_evaluation(r, make_payload, None))
-        start = time.monotonic()
         self._done = dict(zip(keys, self._sum(groups), strict=True))
-        self._seconds_per_round = (time.monotonic() - start) / (last - request.round + 1)
+        self._seconds_per_round = self._work_seconds / (last - request.round + 1)
 
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
         """Return the summed scores after the communication of round r."""
@@ -143,6 +142,7 @@ class SecureBackend(MonitoredBackend):
             self._registry.deployment.round_timeout,
         )
         outcome = exchange.run()
+        self._work_seconds = outcome.seconds
         self.bytes_sent += outcome.sent
         self.bytes_received += outcome.received
         reasons |= outcome.reasons

@@ -1,5 +1,6 @@
 """Send the steps of one session to the nodes, and collect their sum; nodes that fall away are left out."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ class SessionOutcome(NamedTuple):
         reasons: node -> why it left the session.
         failure: why there is no sum.
         sent, received: bytes of all messages and replies.
+        seconds: time of the step in which the nodes trained.
 
     """
 
@@ -51,6 +53,7 @@ class SessionOutcome(NamedTuple):
     failure: str
     sent: int
     received: int
+    seconds: float
 
 
 class SessionExchange:
@@ -83,6 +86,7 @@ class SessionExchange:
         self._active = set(members)
         self._reasons: dict[int, str] = {}
         self._sent = self._received = 0
+        self._seconds = 0.0
 
     def run(self) -> SessionOutcome:
         """Go through all steps, as long as enough nodes are left."""
@@ -105,7 +109,7 @@ class SessionExchange:
 
     def _end(self, total: Fixed | None, survivors: frozenset[int], failure: str) -> SessionOutcome:
         reasons = {i: reason for i, reason in self._reasons.items() if i not in survivors}
-        return SessionOutcome(total, survivors, reasons, failure, self._sent, self._received)
+        return SessionOutcome(total, survivors, reasons, failure, self._sent, self._received, self._seconds)
 
     def _agree(self) -> None:
         session = self._session.model_dump()
@@ -134,7 +138,10 @@ class SessionExchange:
             i: {"shares": self._server.select_shares(self._ids[i]), "inner": self._members[i].work.head}
             for i in self._active
         }
-        for i, reply in self._ask("masked", contents, has_work=True).items():
+        start = time.monotonic()
+        replies = self._ask("masked", contents, has_work=True)
+        self._seconds = time.monotonic() - start
+        for i, reply in replies.items():
             masked = reply.tensors.get("masked")
             numbers = np.zeros(0, np.int64) if masked is None else masked.numpy()
             if numbers.dtype == np.int64:
