@@ -12,16 +12,14 @@ from ..data import Federation
 from ..data.client_index import PARTS
 from ..data.federated import FederationInfo
 from .context import RunContext
+from .history import MERGED_NAME
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .setup import resolve_weight_decay
 from .storage.store import RoundRecord, RunStore
 
-MERGED_NAME = "all clients together"
-"""Name of the client that stands for all where the server learns sums only."""
-
 MERGED_NOTE = (
-    "numbers are of the rows of all clients together, and nothing is told of single clients: the server learned sums over "
-    "nodes only (secure aggregation)"
+    "numbers are of the rows of all clients together, and nothing is told of single clients: the server learned sums "
+    "over nodes only (secure aggregation)"
 )
 
 MAX_LISTED = 5

@@ -210,7 +210,9 @@ def only(step: str, change: Callable[[Any], Any]) -> Callable[[str, int, Any], A
 
 
 def test_too_few_participants() -> None:
-    few = only("shares", lambda adverts: [a for a in adverts if a["id"] in {make_rules(i).id for i in (1, 2)}])
+    few = only(
+        "shares", lambda adverts: [a for a in adverts if a["id"] in {make_rules(i).id for i in (1, 2)}]
+    )
     expect(TooFewParticipantsError, "2 nodes are left, and this node demands 3", few)
     rules = [make_rules(i, least=5) for i in range(4)]
     expect(TooFewParticipantsError, "4 nodes are left, and this node demands 5", lambda *a: a[2], rules=rules)
@@ -289,14 +291,16 @@ def test_survivors_that_contradict_each_other() -> None:
     me = make_rules(1).id
     both = only("survivors", lambda lists: [lists[0], [lists[0][0]]])
     expect(SurvivorsError, "twice in the lists", both)
-    missing = only("survivors", lambda lists: [lists[0][:-1] if lists[0][-1] != me else lists[0][1:], lists[1]])
+    missing = only(
+        "survivors", lambda lists: [lists[0][:-1] if lists[0][-1] != me else lists[0][1:], lists[1]]
+    )
     expect(SurvivorsError, "other nodes than those that sent shares", missing)
     without = only("survivors", lambda lists: [[one for one in lists[0] if one != me], [me]])
     expect(SurvivorsError, "other nodes than those that sent shares", without)
 
 
 def test_no_node_helps_with_two_lists_of_survivors() -> None:
-    """The attack: half of the nodes hear that a node survived, and half that it fell away; both masks would come off."""
+    """The attack: half of the nodes hear that a node survived, half that it fell away; both masks would come off."""
     victim = 4
     play = Play(rules=[make_rules(i) for i in range(5)])
     play.agree(range(5))
@@ -329,7 +333,15 @@ def test_steps_come_once_and_in_order() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"modulus": 32}, {"bits": 0}, {"clip": float("nan")}, {"nodes": 50}, {"round": "3"}, {"version": 2}, {"more": 1}],
+    [
+        {"modulus": 32},
+        {"bits": 0},
+        {"clip": float("nan")},
+        {"nodes": 50},
+        {"round": "3"},
+        {"version": 2},
+        {"more": 1},
+    ],
 )
 def test_sessions_that_no_node_knows(change: dict[str, Any]) -> None:
     with pytest.raises(SessionMismatchError, match="is none that this node knows"):
@@ -337,7 +349,8 @@ def test_sessions_that_no_node_knows(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"contributes": [True, True]}, {"contributes": [1]}, {"mask": "AAAA"}, {"mask": "?"}, {"more": 1}]
+    "change",
+    [{"contributes": [True, True]}, {"contributes": [1]}, {"mask": "AAAA"}, {"mask": "?"}, {"more": 1}],
 )
 def test_adverts_that_are_none(change: dict[str, Any]) -> None:
     _, advert = NodeSession.begin(make_session(), (True,), make_rules(0))

@@ -1,4 +1,4 @@
-"""Runs whose server learns sums over nodes only: the numbers of plain runs, and what is left of them when nodes fail."""
+"""Runs whose server learns sums over nodes only: the numbers of plain runs, and what is left when nodes fail."""
 
 import json
 from collections.abc import Iterable
@@ -13,13 +13,14 @@ pytest.importorskip("flwr", reason="a real federation needs Flower")
 
 from flwr.app import Message
 
-from fedattune import Federation, Result, load_model
+from fedattune import Federation, Result
 from fedattune.core.errors import ConfigError
+from fedattune.core.io import load_tensors
 from fedattune.experiments.deploy.audit import AuditLog
 from fedattune.experiments.deploy.grid import unpack_record
 from fedattune.experiments.deploy.secagg.node import STEPS
 from fedattune.training.backends.message import WorkerMessage
-from fedattune.training.notes import MERGED_NAME
+from fedattune.training.history import MERGED_NAME
 from flower.in_process import InProcessGrid
 from flower.runs import find_models, read_log, run_deployed, run_secure, run_simulated
 
@@ -48,7 +49,7 @@ def pool(result: Result, point: str, r: int) -> tuple[float, float]:
 
 
 def load_models(folder: Path, name: str) -> dict[str, dict[str, torch.Tensor]]:
-    return {client: load_model(file).state_dict() for client, file in find_models(folder, name).items()}
+    return {client: load_tensors(file)[0] for client, file in find_models(folder, name).items()}
 
 
 def same_models(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -88,6 +89,16 @@ def test_the_numbers_are_those_of_a_plain_run(
     assert not list(secure.mixing)
 
 
+def test_the_verdict_of_sums_claims_nothing_of_clients(ragged: Federation, tmp_path: Path) -> None:
+    run_secure(ragged, tmp_path, algorithms="local,fedavg", **RUN)
+    said = json.loads((tmp_path / "run/result.json").read_text())
+    assert said["verdict"].startswith("Sums over all clients do not say whether collaborating helps: ")
+    assert said["verdict"].endswith("; nobody's loss is known.")
+    assert any("nothing is told of single clients" in line for line in read_log(tmp_path))
+    page = (tmp_path / "run/report.html").read_text()
+    assert MERGED_NAME in page
+
+
 def test_training_alone_takes_two_sessions(ragged: Federation, tmp_path: Path) -> None:
     config = {"algorithms": "local", **RUN, "rounds": 6, "round_timeout": 100}
     (secure,) = run_secure(ragged, tmp_path, **config)
@@ -113,7 +124,9 @@ def test_no_single_number_leaves_a_node(ragged: Federation, tmp_path: Path) -> N
     Recording.replies = []
     run_secure(ragged, tmp_path, algorithms="fedavg", make_grid=Recording, **RUN)
     models = load_models(tmp_path, "fedavg")
-    weights = [torch.cat([v.reshape(-1) for v in state.values()]).double().numpy() for state in models.values()]
+    weights = [
+        torch.cat([v.reshape(-1) for v in state.values()]).double().numpy() for state in models.values()
+    ]
     kinds = {reply.head["kind"] for reply in Recording.replies}
     assert kinds == {"hello", *(f"secure-{step}" for step in STEPS)}
     n_masked = 0
@@ -179,7 +192,9 @@ def test_a_node_demands_more_participants_than_there_are(ragged: Federation, tmp
 
 def test_a_small_cohort_is_no_sum(ragged: Federation, tmp_path: Path) -> None:
     """Two nodes with clients in the cohort would each know the other's part."""
-    (result,) = run_secure(ragged, tmp_path, algorithms="fedavg", groups=FIVE, rounds=2, cohort=2, eval_every=2)
+    (result,) = run_secure(
+        ragged, tmp_path, algorithms="fedavg", groups=FIVE, rounds=2, cohort=2, eval_every=2
+    )
     assert {r for r, _, _ in result.store.faults()} == {1, 2}
     assert "2 nodes have clients in the upload of round" in "".join(
         file.read_text() for file in tmp_path.glob("state-*/error*.log")
@@ -215,7 +230,9 @@ def test_a_node_without_a_key_or_with_another_roster(ragged: Federation, tmp_pat
 
 @pytest.mark.parametrize("name", ["fedmcsa", "fedamp", "fedfomo", "pfedla", "mocha", "igfl", "combined"])
 def test_methods_that_need_single_uploads_are_refused(name: str, ragged: Federation, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a server that knows the weights W and the mixtures W X solves for X"):
+    with pytest.raises(
+        ConfigError, match="a server that knows the weights W and the mixtures W X solves for X"
+    ):
         run_secure(ragged, tmp_path, algorithms=f"local,{name}", **RUN)
 
 

@@ -44,8 +44,8 @@ class GroupSum(NamedTuple):
 class SecureBackend(MonitoredBackend):
     """Run clients at nodes that tell sums only.
 
-    All clients of a round are handed to the server rule with the same upload, the mean; the scores are of one client that
-    stands for all. So the round loop and the rules are those of every other run.
+    All clients of a round are handed to the server rule with the same upload, the mean; the scores are of one client
+    that stands for all. So the round loop and the rules are those of every other run.
 
     Args:
         context, make_payload, grid, registry, key: see `FlowerBackend`.
@@ -148,14 +148,14 @@ class SecureBackend(MonitoredBackend):
         reasons |= outcome.reasons
         if outcome.total is None:
             self._grid.log(f"round {r}: no sum, and nothing is revealed: {outcome.failure}")
-            reasons = {i: reasons.get(i, f"took part, but there was no sum: {outcome.failure}") for i in asked}
+            reasons = {
+                i: reasons.get(i, f"took part, but there was no sum: {outcome.failure}") for i in asked
+            }
         for i, reason in sorted(reasons.items()):
             self._grid.log(f"round {r}: {nodes[i].label} {reason}")
         for i in outcome.survivors:
             self._last[self.worker_clients[i]] = r
-        self.monitor.record_exchange(
-            {i: reasons.get(i) for i in asked}, self.bytes_sent, self.bytes_received
-        )
+        self.monitor.record_exchange({i: reasons.get(i) for i in asked}, self.bytes_sent, self.bytes_received)
         return [
             GroupSum(
                 _slice_blocks(outcome.total, session.blocks, number),
@@ -224,9 +224,7 @@ class SecureBackend(MonitoredBackend):
             return []
         return unpack_scores(one.blocks["scores"], kind, self.context.n_clients)
 
-    def _read_training(
-        self, request: TrainRequest, payload: Payload | None, one: GroupSum
-    ) -> TrainReply:
+    def _read_training(self, request: TrainRequest, payload: Payload | None, one: GroupSum) -> TrainReply:
         """Read the sum of uploads as the same upload of every client behind it."""
         assert payload is not None  # no method that answers uploads comes here
         self._trained_scores = self._read_scores(one, "train")
@@ -251,7 +249,10 @@ class SecureBackend(MonitoredBackend):
         diverged: list[int] = []
         if counts["diverged"]:
             diverged = ids.tolist() if not counts["trained"] else []
-            sentence = f"round {request.round}: training diverged on {counts['diverged']} clients; a sum does not say which"
+            n_diverged = counts["diverged"]
+            sentence = (
+                f"round {request.round}: training diverged on {n_diverged} clients; a sum does not say which"
+            )
             self._grid.log(sentence)
             self.notes.append(f"{self._key['algorithm']}: {sentence}")
         if not counts["clients"]:

@@ -97,7 +97,9 @@ class SessionExchange:
             for step in (self._agree, self._share, self._collect):
                 step()
                 if len(self._active) < MIN_NODES:
-                    return self._end(None, frozenset(), f"{len(self._active)} nodes were left of {len(self._members)}")
+                    return self._end(
+                        None, frozenset(), f"{len(self._active)} nodes were left of {len(self._members)}"
+                    )
             survivors = frozenset(self._active)
             self._sign()
             self._unmask()
@@ -117,21 +119,16 @@ class SessionExchange:
             i: {"session": session, "contributes": self._members[i].contributes} for i in self._active
         }
         for i, reply in self._ask("keys", contents, number=self._session.number).items():
-            self._take(i, lambda i=i, reply=reply: self._add_advert(i, reply))
+            self._take(i, self._add_advert, i, reply.head.get("advert"))
 
-    def _add_advert(self, i: int, reply: WorkerMessage) -> None:
-        self._ids[i] = self._server.add_advert(reply.head.get("advert"))
+    def _add_advert(self, i: int, advert: object) -> None:
+        self._ids[i] = self._server.add_advert(advert)
 
     def _share(self) -> None:
-        adverts = [advert.to_json() for advert in self._server.adverts.values()]
-        for i, reply in self._ask("shares", dict.fromkeys(self._active, {"adverts": adverts})).items():
-            told = reply.head
-            self._take(
-                i,
-                lambda i=i, told=told: self._server.add_shares(
-                    self._ids[i], told.get("threshold"), told.get("shares")
-                ),
-            )
+        content = {"adverts": [advert.to_json() for advert in self._server.adverts.values()]}
+        for i, reply in self._ask("shares", {i: content for i in self._active}).items():
+            told = reply.head.get("threshold"), reply.head.get("shares")
+            self._take(i, self._server.add_shares, self._ids[i], *told)
 
     def _collect(self) -> None:
         contents = {
@@ -146,29 +143,24 @@ class SessionExchange:
             numbers = np.zeros(0, np.int64) if masked is None else masked.numpy()
             if numbers.dtype == np.int64:
                 numbers = numbers.view(np.uint64)
-            self._take(i, lambda i=i, numbers=numbers: self._server.add_masked(self._ids[i], numbers))
+            self._take(i, self._server.add_masked, self._ids[i], numbers)
 
     def _sign(self) -> None:
-        lists = {"survivors": self._server.survivors, "dropped": self._server.dropped}
-        for i, reply in self._ask("survivors", dict.fromkeys(self._active, lists)).items():
+        content = {"survivors": self._server.survivors, "dropped": self._server.dropped}
+        for i, reply in self._ask("survivors", {i: content for i in self._active}).items():
             self._server.signatures[self._ids[i]] = str(reply.head.get("signature"))[:1000]
 
     def _unmask(self) -> None:
         content = {"signatures": self._server.signatures}
-        for i, reply in self._ask("unmask", dict.fromkeys(self._active, content)).items():
+        for i, reply in self._ask("unmask", {i: content for i in self._active}).items():
             shares = reply.head.get("shares")
             told = shares if isinstance(shares, Mapping) else {}
-            self._take(
-                i,
-                lambda i=i, told=told: self._server.add_shares_of_masks(
-                    self._ids[i], told.get("seeds"), told.get("keys")
-                ),
-            )
+            self._take(i, self._server.add_shares_of_masks, self._ids[i], told.get("seeds"), told.get("keys"))
 
-    def _take(self, i: int, take: Callable[[], None]) -> None:
+    def _take(self, i: int, take: Callable[..., None], *values: Any) -> None:
         """Take what a node replied; leave the node out if it cannot be taken."""
         try:
-            take()
+            take(*values)
         except FedAttuneError as error:
             self._lose(i, str(error))
 
@@ -209,7 +201,9 @@ class SessionExchange:
                 self._lose(i, reason)
                 continue
             self._received += count_bytes(reply)
-            if any(reply.head.get(key) != head[key] for key in ("kind", "token", "algorithm", "seed", "round")):
+            if any(
+                reply.head.get(key) != head[key] for key in ("kind", "token", "algorithm", "seed", "round")
+            ):
                 self._lose(i, "replied for another session or step")
             else:
                 replies[i] = reply

@@ -225,12 +225,14 @@ def decrypt(key: bytes, text: object, about: bytes) -> bytes:
     try:
         return AESGCM(key).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], PREFIX + about)
     except (InvalidTag, ValueError) as error:
-        raise TamperedShareError("an encrypted share was changed on its way, or is for another node") from error
+        raise TamperedShareError(
+            "an encrypted share was changed on its way, or is for another node"
+        ) from error
 
 
 def split_secret(secret: bytes, threshold: int, n: int) -> list[bytes]:
     """Split 32 bytes into n shares of 32 bytes, of which `threshold` are enough (Shamir, over GF(2^128), by halves)."""
-    halves = [Shamir.split(threshold, n, secret[i : i + HALF_BYTES]) for i in (0, HALF_BYTES)]
+    halves = [Shamir.split(threshold, n, secret[i : i + HALF_BYTES], False) for i in (0, HALF_BYTES)]
     return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
 
 
@@ -244,7 +246,7 @@ def join_shares(shares: dict[int, bytes], threshold: int) -> bytes:
     """
     chosen = sorted(shares.items())[:threshold]
     halves = [
-        Shamir.combine([(number, share[i : i + HALF_BYTES]) for number, share in chosen])
+        Shamir.combine([(number, share[i : i + HALF_BYTES]) for number, share in chosen], False)
         for i in (0, HALF_BYTES)
     ]
     return halves[0] + halves[1]

@@ -231,6 +231,4 @@ def unpack_scores(total: Fixed, kind: str, number: int) -> list[PointScores]:
 
 def plan_part(message: WorkerMessage) -> SessionPart:
     """Describe a message as a part of a session."""
-    return SessionPart(
-        kind=message.head["kind"], round=message.head["round"], digest=digest_model(message)
-    )
+    return SessionPart(kind=message.head["kind"], round=message.head["round"], digest=digest_model(message))

@@ -58,8 +58,8 @@ def check_methods(algorithms: Mapping[str, Algorithm], n_nodes: int) -> None:
     """
     if not MIN_NODES <= n_nodes <= MAX_NODES:
         raise ConfigError(
-            f"secure-aggregation: got {n_nodes} nodes, expected {MIN_NODES} to {MAX_NODES}: of fewer nodes each knows the "
-            "other's part of a sum, and of more every pair would need a key of its own"
+            f"secure-aggregation: got {n_nodes} nodes, expected {MIN_NODES} to {MAX_NODES}: of fewer nodes each knows "
+            "the other's part of a sum, and of more every pair would need a key of its own"
         )
     for name, algorithm in algorithms.items():
         require_sums(name, algorithm)

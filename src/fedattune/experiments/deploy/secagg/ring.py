@@ -1,5 +1,7 @@
 """Fixed-point numbers modulo 2^64, and masks that look uniform there."""
 
+import math
+
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
@@ -35,7 +37,7 @@ def find_weight_limit(bits: int, clip: float, n_nodes: int) -> int:
         n_nodes: number of nodes.
 
     """
-    largest = round(clip * 2**bits) + 1
+    largest = math.ceil(math.ldexp(clip, bits)) + 1
     return min(MAX_COUNT, (2 ** (MODULUS_BITS - 1) - 1) // (largest * n_nodes))
 
 
@@ -54,8 +56,8 @@ def quantize(values: NDArray[np.float64], bits: int, clip: float) -> Fixed:
     largest = float(np.abs(values).max(initial=0.0))
     if not largest <= clip:
         raise ClipRangeError(
-            f"a value of an upload is {largest:.4g}, expected {clip:g} at most; raise secure-clip (and lower secure-bits) "
-            "in the run's configuration, or lower the learning rate"
+            f"a value of an upload is {largest:.4g}, expected {clip:g} at most; raise secure-clip (and lower "
+            "secure-bits) in the run's configuration, or lower the learning rate"
         )
     return np.rint(np.ldexp(values, bits)).astype(np.int64)
 
@@ -67,7 +69,7 @@ def dequantize(fixed: Fixed, bits: int) -> NDArray[np.float64]:
 
 def quantize_loss(loss: float) -> int:
     """Return a sum of losses as a fixed-point number; what is not finite counts as MAX_LOSS."""
-    return round((loss if 0 <= loss <= MAX_LOSS else MAX_LOSS) * 2**LOSS_BITS)
+    return round(math.ldexp(loss if 0 <= loss <= MAX_LOSS else MAX_LOSS, LOSS_BITS))
 
 
 def expand_mask(key: bytes, n: int) -> Ring:

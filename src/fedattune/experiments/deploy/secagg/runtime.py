@@ -44,8 +44,8 @@ def read_rules(policy: NodePolicy) -> SumRules:
     """
     if policy.key is None or policy.roster is None:
         raise ConfigError(
-            "secure aggregation needs `key` (the node's private key) and `roster` (the public keys of all nodes) in the "
-            "node's configuration"
+            "secure aggregation needs `key` (the node's private key) and `roster` (the public keys of all nodes) in "
+            "the node's configuration"
         )
     key, roster = keys.load_node_key(Path(policy.key)), keys.read_roster(Path(policy.roster))
     return SumRules(key, roster, policy.min_participants, policy.threshold)
@@ -137,7 +137,7 @@ class SecureSteps:
         for key in ("token", "algorithm", "seed", "model"):
             if inner.head.get(key) != getattr(session, key):
                 raise SessionMismatchError(f"the work has another {key} than the session")
-        parts = {part.head.get("part"): part for part in split_message(inner)}
+        parts: dict[int, WorkerMessage] = {part.head["part"]: part for part in split_message(inner)}
         if not parts.keys() <= set(range(len(session.parts))) or inner.head.get("pending"):
             raise SessionMismatchError("the work has other parts than the session")
         for number, part in parts.items():
@@ -154,8 +154,8 @@ class SecureSteps:
         flags = state.adverts[self._rules.id].contributes
         pieces: list[Fixed] = []
         for block, contributes in zip(session.blocks, flags, strict=True):
-            part, answer = parts.get(block.part), replies.get(block.part)
-            if contributes != (part is not None and _has_clients(part, block.what, backend)):
+            mine, answer = parts.get(block.part), replies.get(block.part)
+            if contributes != (mine is not None and _has_clients(mine, block.what, backend)):
                 raise SessionMismatchError("the server counted the node's clients in another sum")
             if answer is None or not contributes:
                 pieces.append(np.zeros(block.length, dtype=np.int64))
@@ -172,8 +172,8 @@ class SecureSteps:
             part = session.parts[block.part]
             if part.round <= done.get(f"{part.kind}/{block.what}", -1):
                 raise AlreadySummedError(
-                    f"the {block.what} of round {part.round} was summed before, and a second sum over other nodes would "
-                    "tell the difference; the server goes on with the next round"
+                    f"the {block.what} of round {part.round} was summed before, and a second sum over other nodes "
+                    "would tell the difference; the server goes on with the next round"
                 )
 
     def _mark_summed(self, state: NodeSession) -> None:
@@ -188,7 +188,9 @@ class SecureSteps:
     def _read_summed(self) -> dict[str, int]:
         file = self._folder / SUMMED_NAME
         try:
-            return {str(key): int(value) for key, value in json.loads(file.read_text(encoding="utf-8")).items()}
+            return {
+                str(key): int(value) for key, value in json.loads(file.read_text(encoding="utf-8")).items()
+            }
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError, TypeError) as error:

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from . import keys
 from .errors import BadSignatureError, SessionMismatchError, TooFewParticipantsError
-from .ring import MODULUS_BITS
 
 MAX_NODES = 49
 """Nodes of a session at most: each makes a share for every other one."""
@@ -64,7 +63,7 @@ class Session(_Part):
     model: Text
     round: int
     number: list[int]
-    modulus: Literal[64] = MODULUS_BITS
+    modulus: Literal[64] = 64
     bits: Annotated[int, Field(ge=1, le=40)]
     clip: Annotated[float, Field(gt=0, le=2.0**40, strict=False)]
     nodes: Annotated[int, Field(ge=2, le=MAX_NODES)]
