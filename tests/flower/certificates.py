@@ -37,7 +37,7 @@ def write_certificate(folder: Path, name: str = "localhost", days: int = 365) ->
 
 
 def write_node_keys(folder: Path, n: int) -> list[dict[str, str]]:
-    """Write keys of n nodes as `certificates.sh` does, and their roster; return what each node's configuration names."""
+    """Write the keys of n nodes and their roster; return what the configuration of each node names."""
     folder.mkdir(parents=True, exist_ok=True)
     roster = folder / "roster.pub"
     lines, named = [], []

@@ -29,7 +29,7 @@ from .context import Progress, RunContext
 from .effects import average_effects, choose_measured, read_last_mixing
 from .evaluation import EVALUATED_PARTS, PointScores
 from .history import score_clients
-from .notes import MERGED_NOTE, collect_facts, collect_missing_facts, collect_notes, merge_clients
+from .notes import collect_facts, collect_missing_facts, collect_notes, merge_clients
 from .predictions import RowPredictions, predict_rows
 from .result import Result
 from .server import Server
@@ -363,8 +363,6 @@ class RoundLoop:
                     f"{name}: the effect of the mechanism could not be measured: {summarize_error(error)}"
                 )
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
-        if self.backend.merges_clients:
-            notes.append(MERGED_NOTE)
         facts = {
             **self._facts,
             "effects": [[*effect.mechanism, effect.value] for effect in effects],

@@ -20,6 +20,7 @@ from ...core.io import read_json, write_json, write_text
 from ...training.client_state import PayloadFactory
 from ...training.context import Progress, RunContext
 from ...training.loop import RoundLoop
+from ...training.notes import MERGED_NOTE
 from ...training.result import Result
 from ...training.storage.folder import RunFolder
 from .backend import FlowerBackend
@@ -198,7 +199,8 @@ class _Server:
             run_folder, config = self._open_folder(name, algorithm, seed)
             loop, backend = self._open_loop(name, algorithm, seed, run_folder, config)
         wire = {"up": backend.bytes_received, "down": backend.bytes_sent}
-        facts = {**result.facts, "wire": wire, "notes": [*result.notes, *self.registry.notes]}
+        told = [MERGED_NOTE] if backend.merges_clients else []
+        facts = {**result.facts, "wire": wire, "notes": [*result.notes, *told, *self.registry.notes]}
         Result(result.config, facts, result.store).finish(run_folder)
         return Result.load(run_folder.path)
 

@@ -126,7 +126,7 @@ class SessionExchange:
 
     def _share(self) -> None:
         content = {"adverts": [advert.to_json() for advert in self._server.adverts.values()]}
-        for i, reply in self._ask("shares", {i: content for i in self._active}).items():
+        for i, reply in self._ask("shares", dict.fromkeys(self._active, content)).items():
             told = reply.head.get("threshold"), reply.head.get("shares")
             self._take(i, self._server.add_shares, self._ids[i], *told)
 
@@ -147,12 +147,12 @@ class SessionExchange:
 
     def _sign(self) -> None:
         content = {"survivors": self._server.survivors, "dropped": self._server.dropped}
-        for i, reply in self._ask("survivors", {i: content for i in self._active}).items():
+        for i, reply in self._ask("survivors", dict.fromkeys(self._active, content)).items():
             self._server.signatures[self._ids[i]] = str(reply.head.get("signature"))[:1000]
 
     def _unmask(self) -> None:
         content = {"signatures": self._server.signatures}
-        for i, reply in self._ask("unmask", {i: content for i in self._active}).items():
+        for i, reply in self._ask("unmask", dict.fromkeys(self._active, content)).items():
             shares = reply.head.get("shares")
             told = shares if isinstance(shares, Mapping) else {}
             self._take(i, self._server.add_shares_of_masks, self._ids[i], told.get("seeds"), told.get("keys"))
