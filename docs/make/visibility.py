@@ -135,7 +135,11 @@ def _describe_broadcast(watcher: Watcher) -> str:
     if any(torch.equal(row, upload) for row in _find_models(sent) for upload in uploads):
         return "uploads of single clients, as they are"
     is_same = all(torch.equal(v, v[:1].expand_as(v)) for part in parts for v in part.values())
-    return "one model made of all uploads" if is_same else "a model made of several uploads, another one for each client"
+    return (
+        "one model made of all uploads"
+        if is_same
+        else "a model made of several uploads, another one for each client"
+    )
 
 
 def _flat_rows(params: Params) -> Iterator[Tensor]:

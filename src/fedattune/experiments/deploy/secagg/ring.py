@@ -38,7 +38,8 @@ def find_weight_limit(bits: int, clip: float, n_nodes: int) -> int:
 
     """
     largest = math.ceil(math.ldexp(clip, bits)) + 1
-    return min(MAX_COUNT, (2 ** (MODULUS_BITS - 1) - 1) // (largest * n_nodes))
+    room = (1 << (MODULUS_BITS - 1)) - 1
+    return min(MAX_COUNT, room // (largest * n_nodes))
 
 
 def quantize(values: NDArray[np.float64], bits: int, clip: float) -> Fixed:
