@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 import yaml
-from docs.make import methods
+from docs.make import methods, visibility
 
 import fedattune
 from fedattune.algorithms import ALGORITHMS
 from fedattune.cli import options as view_options
 from fedattune.cli.parser import COMMANDS, list_flags, make_parser, parse_arguments
-from fedattune.core.options import StrictSchema, list_options
+from fedattune.core.options import StrictSchema, build, list_options
 from fedattune.core.own_code import get_short_name, is_reference
 from fedattune.data import PARTITIONS, SOURCES, Schema, load_table
 from fedattune.experiments.config import Experiment
+from fedattune.experiments.deploy.secagg.methods import find_sums
 from fedattune.experiments.load import load_experiment, parse_set
 from fedattune.experiments.studies import load_study
 from fedattune.models import MODELS
@@ -115,6 +116,21 @@ def test_methods_page_holds_the_table_of_methods() -> None:
     table = methods.make_table()
     page = (ROOT / "docs" / "concepts" / "methods.md").read_text("utf-8")
     assert table in page, f"docs/concepts/methods.md needs this table:\n{table}"
+
+
+def test_deployment_page_says_who_sees_what_with_every_method() -> None:
+    table = visibility.make_table()
+    page = (ROOT / "docs" / "deployment.md").read_text("utf-8")
+    assert table in page, f"docs/deployment.md needs this table:\n{table}"
+
+
+def test_page_of_secure_aggregation_names_the_methods_that_it_takes() -> None:
+    page = (ROOT / "docs" / "secure-aggregation.md").read_text("utf-8")
+    section = page.partition("## Which methods")[2].partition("A server rule of your own")[0]
+    named = set(re.findall(r"`(\w+)`", section))
+    assert named == {
+        name for name, make in ALGORITHMS.items() if find_sums(build(name, make, {})) is not None
+    }
 
 
 def test_readme_is_short_and_counts_the_methods() -> None:

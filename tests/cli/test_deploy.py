@@ -1,6 +1,7 @@
 """`fedattune deploy`: the folder of a real federation, and what cannot be."""
 
 import json
+import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -165,3 +166,51 @@ def test_keys_that_the_version_before_does_not_know_are_written_only_if_they_mat
     assert "round-timeout" in config
     config = make_run_config(experiment, DeploymentOptions(run_folder="runs/a", metrics_port=0), schema)
     assert config["metrics-port"] == 0
+
+
+def test_secure_aggregation_runs_as_written(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--data", "digits", "--clients", 6, "--model", "mlr", "--algorithms", "fedavg", "--rounds", 2)
+    done = cli("deploy", *options, "--nodes", 3, "--secure-aggregation", "--out", "d")
+    assert done.code == 0, done.err
+    subprocess.run(["./certificates.sh"], cwd=work / "d", check=True, capture_output=True)
+    assert len((work / "d/nodes/roster.pub").read_text().splitlines()) == 3
+    nodes = list(tables(work / "d").values())
+    assert nodes[1] == {
+        "name": "node-1", "data": "data/node-1", "key": "keys/node-1", "roster": "nodes/roster.pub",
+        "secure-aggregation": "required", "min-participants": 3,
+    }  # fmt: skip
+    for file in ("compose.yaml", "systemd/fedattune-node@.service", "README.md"):
+        assert "nodes/roster.pub" in (work / "d" / file).read_text(), file
+    checked = cli("node", "check", "d/nodes/1.toml")
+    assert "3 nodes in the roster (node-0, node-1, node-2)" in " ".join(checked.out.split())
+    checked = cli("deploy", "check", "d")
+    assert "the server learns sums over 3 nodes" in " ".join(checked.out.split())
+    (result,) = run_in_process(work / "d", monkeypatch, [{**n, "state": f"s/{n['name']}"} for n in nodes])
+    assert not result.store.faults()
+    assert [one.id for one in result.clients] == ["all clients together"]
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (
+            ("--algorithms", "local,fedmcsa"),
+            "a server that knows the weights W and the mixtures W X solves for X",
+        ),
+        (("--algorithms", "fedavg", "--nodes", 2), "got 2 nodes, expected 3 to 49"),
+        (("--algorithms", "fedavg", "--secure-bits", 50), "secure-bits"),
+    ],
+)
+def test_what_no_sum_can_do_is_refused(more: tuple[Any, ...], sentence: str, cli: Cli, work: Path) -> None:
+    options = ("--data", "digits", "--clients", 6, "--nodes", 3, "--secure-aggregation", "--out", "d")
+    done = cli("deploy", *options, *more)
+    assert done.code == 2
+    assert sentence in done.err
+    assert not (work / "d").exists()
+
+
+def test_a_deployment_without_secure_aggregation_has_nothing_of_it(cli: Cli, work: Path) -> None:
+    assert cli("deploy", "--data", "digits", "--clients", 6, "--nodes", 3, "--out", "d").code == 0
+    files = [file for file in (work / "d").rglob("*") if file.is_file() and file.suffix != ".safetensors"]
+    named = [file for file in files if any(word in file.read_text() for word in ("roster", "secure-aggr"))]
+    assert not named

@@ -1,4 +1,4 @@
-"""Certificates that are their own authorities."""
+"""Certificates that are their own authorities, and the keys of nodes."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
 
@@ -34,3 +34,18 @@ def write_certificate(folder: Path, name: str = "localhost", days: int = 365) ->
         text + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     )
     return key
+
+
+def write_node_keys(folder: Path, n: int) -> list[dict[str, str]]:
+    """Write the keys of n nodes and their roster; return what the configuration of each node names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    roster = folder / "roster.pub"
+    lines, named = [], []
+    for i in range(n):
+        key, file = ec.generate_private_key(ec.SECP384R1()), folder / f"node-{i}"
+        file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+        lines.append(f"{public} node-{i}\n")
+        named.append({"key": str(file), "roster": str(roster)})
+    roster.write_text("".join(lines))
+    return named

@@ -10,6 +10,7 @@ from fedattune.data import export_clients, infer_schema
 from fedattune.experiments.deploy.client_app import make_client_app
 from fedattune.experiments.deploy.server_app import run_server
 
+from .certificates import write_node_keys
 from .in_process import InProcessGrid
 
 GROUPS = ([0, 3], [1, 2, 4], [5])
@@ -24,9 +25,13 @@ def run_deployed(
     make_grid: type[InProcessGrid] = InProcessGrid,
     groups: Sequence[Sequence[int]] = GROUPS,
     log_format: str = "text",
+    own: Sequence[Mapping[str, Any]] = (),
     **config: Any,
 ) -> list[Result]:
-    """Run a deployment over nodes in this process, each with its data in files of its own; return the results."""
+    """Run a deployment over nodes in this process, each with its data in files of its own; return the results.
+
+    `own` has further keys for the configuration of each node.
+    """
     if not (folder / "data").exists():
         export_clients(federation, folder / "data", groups)
     run_config = {
@@ -40,13 +45,15 @@ def run_deployed(
         "data-schema": infer_schema(federation).to_json(),
         **{key.replace("_", "-"): value for key, value in (RUN | config).items()},
     }
-    run_config["set"] = f"dnn.hidden=6; {run_config.get('set', '')}"
+    if run_config["model"] == "dnn":
+        run_config["set"] = f"dnn.hidden=6; {run_config.get('set', '')}"
     nodes = [
         {
             "name": f"node-{i}",
             "data": str(folder / "data" / f"node-{i}"),
             "state": str(folder / f"state-{i}"),
             "log-format": log_format,
+            **(own[i] if own else {}),
         }
         for i in range(len(groups))
     ]
@@ -57,6 +64,23 @@ def run_deployed(
         return run_server(grid, run_config, custom, log.append if log_format == "text" else None)
     finally:
         (folder / "log.txt").write_text("\n".join(log))
+
+
+def run_secure(
+    federation: Federation, folder: Path, *, rules: Mapping[str, Any] = {}, **config: Any
+) -> list[Result]:
+    """Run a deployment with secure aggregation; `rules` are further keys for the configuration of every node."""
+    groups = config.get("groups", GROUPS)
+    keys = (
+        [
+            {"key": str(folder / f"keys/node-{i}"), "roster": str(folder / "keys/roster.pub")}
+            for i in range(len(groups))
+        ]
+        if (folder / "keys").exists()
+        else write_node_keys(folder / "keys", len(groups))
+    )
+    own = [{"secure-aggregation": "required", **one, **rules} for one in keys]
+    return run_deployed(federation, folder, own=own, secure_aggregation=True, **config)
 
 
 def run_simulated(

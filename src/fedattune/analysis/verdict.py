@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ..core.metrics import METRICS, Metric, MetricName
+from ..training.history import MERGED_NAME
 from .choice import Choice, find_excluded, score_methods
 from .compare import (
     BASELINE,
@@ -138,6 +139,7 @@ class Comparison:
         self.choice: Choice = score_methods(self.groups, results, metric)
         self.reference = self.choice.find_best([BASELINE, *dict.fromkeys(alone)])
         self.ids = [str(client["id"]) for client in results[0].facts["clients"]]
+        self.is_merged = self.ids == [MERGED_NAME]
         fractions = results[0].config.get("partition", {}).get("fractions", {})
         self.test_share = float(fractions.get("test", 0.25))
 
@@ -270,6 +272,8 @@ class Comparison:
                 )
                 if verdict.interval is None:
                     conclusion = f"{n} clients are too few to say whether collaborating helps"
+                if self.is_merged:
+                    conclusion = "Sums over all clients do not say whether collaborating helps"
             conclusion = of_these + conclusion
             if scores[other] == scores[method]:
                 reason = f"{other} and {method} are equally good {by}; {numbers}"
@@ -279,7 +283,8 @@ class Comparison:
             else:
                 reason = f"{method}, the best method {by}, is {self._describe_numbers(verdict)}"
             reason = "; ".join([*verdict.reasons, reason])
-        losers = verdict.harm.describe() if verdict.harm else "nobody's loss is known"
+        harm = None if self.is_merged else verdict.harm
+        losers = harm.describe() if harm else "nobody's loss is known"
         return replace(verdict, text=f"{conclusion}: {reason}; {losers}.")
 
     def _describe_numbers(self, verdict: Verdict) -> str:

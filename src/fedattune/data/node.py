@@ -25,7 +25,7 @@ from .tables.problems import find_table_problems
 
 NON_DATA_KEYS = (
     "state", "consent", "max-rounds", "max-bytes", "max-epsilon", "max-record-epsilon", "methods", "log-format",
-    "partition-id", "num-partitions",
+    "secure-aggregation", "min-participants", "threshold", "key", "roster", "partition-id", "num-partitions",
 )  # fmt: skip
 """Keys of a node's configuration that are not about its data."""
 

@@ -18,6 +18,9 @@ If the target is a number: rmse_uniform, rmse_pooled, rmse_std and rmse_worst10 
 
 JsonDict = dict[str, Any]
 
+MERGED_NAME = "all clients together"
+"""Name of the client that stands for all where the server learns sums only (secure aggregation)."""
+
 
 def score_clients(
     n: NDArray[np.int64],

@@ -31,7 +31,7 @@ from .context import Progress, RunContext
 from .effects import average_effects, choose_measured, read_last_mixing
 from .evaluation import PointScores
 from .history import score_clients
-from .notes import collect_facts, collect_missing_facts, collect_notes
+from .notes import collect_facts, collect_missing_facts, collect_notes, merge_clients
 from .predictions import predict_parts
 from .privacy.clients import ClientPrivacy, uniform_counts
 from .privacy.noise import limit_variances
@@ -193,7 +193,7 @@ class RoundLoop:
             self._record_scores(r, scores)
             if not self.context.is_answered:
                 mixing = server.take_mixing(reply.ids)
-            if mixing:
+            if mixing and not backend.merges_clients:
                 self.store.add_mixing(r, mixing)
         self._record(request, reply)
 
@@ -310,7 +310,8 @@ class RoundLoop:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        return collect_facts(self.context)
+        facts = collect_facts(self.context)
+        return merge_clients(facts, self.context) if self.backend.merges_clients else facts
 
     @cached_property
     def _inputs(self) -> InputSpec | None:
@@ -434,7 +435,7 @@ class RoundLoop:
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.ledger.notes(self.repeats), *self.notes, *self.backend.notes],
             **self.refusals.collect_facts(context),
-            **collect_missing_facts(context, records),
+            **collect_missing_facts(context, records, is_merged=self.backend.merges_clients),
         }
         models, buffers = self.backend.headline_models
         if is_finished and self.adversary:

@@ -1,6 +1,6 @@
 """Facts and notes about a run, beside its numbers; notes are sentences that are printed under the table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,15 @@ from ..data.client_index import PARTS
 from ..data.federated import FederationInfo
 from .attacks import parse_attack
 from .context import RunContext
+from .history import MERGED_NAME
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .setup import resolve_weight_decay
 from .storage.store import RoundRecord, RunStore
+
+MERGED_NOTE = (
+    "numbers are of the rows of all clients together, and nothing is told of single clients: the server learned sums "
+    "over nodes only (secure aggregation)"
+)
 
 MAX_LISTED = 5
 """Names that a sentence lists."""
@@ -61,18 +67,39 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
     return facts if are_all else facts | {"numbers": ids, "population": context.n_clients}
 
 
+def merge_clients(facts: Mapping[str, Any], context: RunContext) -> dict[str, Any]:
+    """Put one client that stands for all in place of the clients in the facts of a run.
+
+    Args:
+        facts: the result of `collect_facts`.
+        context: the run.
+
+    """
+    sizes = {key: sum(one[key] for one in facts["clients"]) for key in ("n_train", "n_validation", "n_test")}
+    merged = {"clients": [{"id": MERGED_NAME, **sizes}], "numbers": [context.n_clients]}
+    return {**facts, **merged, "population": context.n_clients}
+
+
 def _describe_target(federation: Federation | FederationInfo) -> dict[str, float] | None:
     """Return mean and deviation of a target that is a number; None for classes."""
     scale = federation.target_scale
     return None if scale is None else scale._asdict()
 
 
-def collect_missing_facts(context: RunContext, records: Sequence[RoundRecord]) -> dict[str, Any]:
+def collect_missing_facts(
+    context: RunContext, records: Sequence[RoundRecord], *, is_merged: bool = False
+) -> dict[str, Any]:
     """Collect the clients that were missing in some round, as `missing` (number -> name).
 
     All clients have a name elsewhere in the facts if all are evaluated: then there is nothing to add.
+
+    Args:
+        context: the run.
+        records: its rounds.
+        is_merged: whether one client stands for all in the facts.
+
     """
-    if len(context.eval_ids) == context.n_clients:
+    if len(context.eval_ids) == context.n_clients and not is_merged:
         return {}
     missing = sorted({i for record in records for i in (*record.diverged, *record.absent)})
     return {"missing": {str(i): context.federation.names[i] for i in missing}}

@@ -20,6 +20,7 @@ from fedattune.cli import main
 from fedattune.experiments.config import Experiment
 from fedattune.experiments.deploy import programs
 from fedattune.experiments.deploy.audit import AuditLog
+from fedattune.experiments.deploy.secagg.node import STEPS
 from fedattune.experiments.deploy.server_app import run_server
 from fedattune.experiments.plan import prepare_data
 from flower import faulty_app
@@ -57,7 +58,8 @@ class Trial(Deployment):
     ) -> None:
         self.options = {"model": "dnn", "set": "dnn.hidden=6", **DATA, **RUN, **options}
         words = {"nodes": nodes, "out": folder, "poll": 0.05, **ports(nodes), **self.options}
-        assert main(["deploy", *(f"--{k.replace('_', '-')}={v}" for k, v in words.items())]) == 0
+        flags = [f"--{k.replace('_', '-')}{'' if v is True else f'={v}'}" for k, v in words.items()]
+        assert main(["deploy", *flags]) == 0
         if faults:
             self._let_fail(folder, faults)
         more = {"FEDATTUNE_IMPORTS": ",".join(IMPORTS), "FAULTY_SECONDS": str(seconds)}
@@ -215,7 +217,7 @@ REASONS = {
     (2, 3): "of shape (1, 6, 63), expected float32 of shape (1, 6, 64)",
     (3, 3): "node 'node-3' replied for round 2, not 3",
     (3, 4): "uploaded an update more than 100 times longer than usual",
-    (4, 3): "node 'node-3' sent no valid reply: its message has version 3 of the format, expected 1 to 2",
+    (4, 3): "node 'node-3' sent no valid reply: its message has version 4 of the format, expected 1 to 3",
 }
 LOST = {("2", 101), ("2", 102), ("2", 103), ("3", 103), ("3", 104), ("4", 103)}
 """Rounds and nodes of the same run whose answers get lost in place of being spoiled."""
@@ -326,3 +328,28 @@ def test_a_node_that_is_added_joins_the_run_and_a_pause_keeps_it(tmp_path: Path)
     assert any("clients joined after round" in note for note in result.notes)
     assert not result.store.faults()
     assert len(models_below(trial.folder, "fedmcsa")) == 6
+
+
+def test_secure_sums_survive_a_killed_node(tmp_path: Path) -> None:
+    options = {"clients": 10, "algorithms": "fedavg", "rounds": 5, "eval_every": 5, "round_timeout": 30}
+    with Trial(tmp_path / "trial", 5, secure_aggregation=True, **options) as trial:
+        run = trial.start_run()
+        trial.until("runs/deployment/fedavg/seed-0/checkpoints/000002.safetensors")
+        trial.kill_node(4)
+        ended = run.finish(400)
+        assert ended.completed, ended.output
+    result = trial.result("fedavg")
+    lost = {r for r, _, _ in result.store.faults()}
+    assert lost
+    assert min(lost) > 2
+    assert all("node 'node-4'" in why for _, _, why in result.store.faults())
+    assert "no sum" not in ended.output
+    # The server stored one client that stands for all; the nodes that are left have their clients' models.
+    assert [one.id for one in result.clients] == ["all clients together"]
+    assert len(models_below(trial.folder, "fedavg")) == 8
+    for node in range(4):
+        log = AuditLog(trial.folder / f"state/node-{node}")
+        assert log.verify() is None
+        left = {one["kind"] for one in log.read() if one["direction"] == "out"}
+        assert left == {"hello", *(f"secure-{step}" for step in STEPS)}
+        assert not list((trial.folder / f"state/node-{node}").rglob("secure-session.json"))

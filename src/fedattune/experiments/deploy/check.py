@@ -135,6 +135,10 @@ def _check_configuration(app: dict[str, Any]) -> Iterator[Finding]:
     else:
         methods = ", ".join(plan.algorithms)
         yield Finding("configuration", "ok", f"{methods}, {plan.experiment.rounds} rounds")
+        if plan.deployment.secure_aggregation:
+            n = plan.deployment.nodes
+            found = f"the server learns sums over {n} nodes; each node's own rules say how many are enough"
+            yield Finding("secure aggregation", "ok", found)
         schema = plan.deployment.data_schema
         if schema is None:
             yield Finding("schema", "note", "none", "write data-schema, so that nodes cannot disagree")

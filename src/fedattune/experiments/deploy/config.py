@@ -17,6 +17,7 @@ from ..config import Experiment
 from ..load import parse_set
 from ..validate import assign_options, expand_names, list_model_options
 from .logs import LogFormat
+from .secagg.methods import check_methods
 
 NODE_OPTIONS = {
     "data", "data_dir", "client_column", "target", "partition", "clients", "small_clients", "scaling",
@@ -74,6 +75,16 @@ class DeploymentOptions(StrictSchema):
     )
     log_format: LogFormat = Field(
         "text", description="format of the server's log: text, or one JSON object per line"
+    )
+    secure_aggregation: bool = Field(
+        False,
+        description="let the server learn sums over nodes only, for methods whose server averages; from 3 nodes on",
+    )
+    secure_bits: int = Field(
+        24, ge=1, le=40, description="binary places of the summed values, of 64 binary digits"
+    )
+    secure_clip: float = Field(
+        4096, gt=0, le=2.0**30, description="largest absolute value of an upload that can be summed"
     )
     data_schema: Schema | None = Field(
         None,
@@ -140,6 +151,8 @@ class DeploymentPlan:
             name: custom[name] if name in custom else build(name, factories[name], self.options[name])
             for name in names
         }
+        if self.deployment.secure_aggregation:
+            check_methods(self.algorithms, self.deployment.nodes)
 
     def settings(self, seed: int) -> Settings:
         """Return the training settings of the run with a seed; nodes keep the models of the last round."""

@@ -29,6 +29,7 @@ MESSAGE_TYPES = {
     "train": MessageType.TRAIN,
     "evaluate": MessageType.EVALUATE,
     "several": MessageType.TRAIN,
+    **{f"secure-{step}": MessageType.TRAIN for step in ("keys", "shares", "masked", "survivors", "unmask")},
 }
 
 

@@ -331,3 +331,9 @@ class MonitoredBackend(FlowerBackend):
         nodes = {client: i for i, members in enumerate(self.worker_clients) for client in members.tolist()}
         self.monitor.record_dropped(nodes[client] for client in checked.faults if client not in reply.faults)
         return checked
+
+    def refuse(self, r: int, reasons: Mapping[int, str]) -> None:
+        """Count the refused uploads for their nodes."""
+        super().refuse(r, reasons)
+        nodes = {client: i for i, members in enumerate(self.worker_clients) for client in members.tolist()}
+        self.monitor.record_dropped(nodes[client] for client in reasons)

@@ -34,6 +34,9 @@ from .config import DeploymentPlan, Scalar
 from .logs import open_log
 from .node_files import mark_current, report_error, retire_errors
 from .policy import NodePolicy
+from .secagg.errors import SecureAggregationRequiredError
+from .secagg.methods import require_sums
+from .secagg.runtime import KINDS, TRAINING_KIND, SecureSteps, read_rules
 from .state import LostStateError, NodeState
 
 TASKS = ("train", "evaluate")
@@ -71,10 +74,12 @@ class NodeRuntime:
             self.audit.append("in", message, message.head)
             self.policy = NodePolicy.read(self.config)
             self.plan = DeploymentPlan(self._run_config, self._custom_algorithms)
-            self._load_data()
             is_hello = message.head["kind"] == "hello"
+            is_step = message.head["kind"] in set(KINDS) - {TRAINING_KIND}  # of a session, without data
+            if not is_step:
+                self._load_data()
             reply = self._introduce() if is_hello else self._handle(message)
-            if not is_hello:  # an introduction says nothing about what failed in training
+            if not (is_hello or is_step):  # they say nothing about what failed in training
                 retire_errors(self.folder)
             self.audit.append("out", reply, message.head)  # last: what it names as sent is sent
             return reply
@@ -134,12 +139,47 @@ class NodeRuntime:
         is_known = name in self.plan.algorithms and re.fullmatch("[0-9a-f]{8,64}", head["token"])
         if not is_known or not isinstance(seed, int) or not isinstance(r, int):  # they name a folder here
             raise ConfigError(f"the server asks for a run of {name!r} that is not in the run configuration")
+        is_secure = head["kind"] in KINDS
+        if not is_secure and (self.policy.secure_aggregation == "required" or self._is_secure):
+            raise SecureAggregationRequiredError(
+                f"the server asks for {head['kind']!r:.40}, and this node takes part in secure sums only "
+                "(`secure-aggregation`)"
+            )
+        self.policy.check_run([name], r)
+        state = NodeState(self.folder / head["token"] / name / f"seed-{seed}")
+        with state.lock(head["number"]):
+            if is_secure:
+                reply = self._answer_step(message, state)
+            else:
+                _, reply = self._work(message, state)
+        reply.head.update({key: head[key] for key in ("token", "algorithm", "seed", "round")})
+        self.policy.count_sent(self.folder / head["token"], count_bytes(reply))
+        mark_current(self.folder, head["token"])
+        return reply
+
+    @property
+    def _is_secure(self) -> bool:
+        return self.plan.deployment.secure_aggregation
+
+    def _answer_step(self, message: WorkerMessage, state: NodeState) -> WorkerMessage:
+        """Answer one step of a session of secure aggregation."""
+        name, options = message.head["algorithm"], self.plan.deployment
+        sums = require_sums(name, self.plan.algorithms[name])
+        rules = read_rules(self.policy)
+        steps = SecureSteps(state.folder, rules, sums, options.secure_bits, options.secure_clip)
+        return steps.answer(message, lambda inner: self._work(inner, state))
+
+    def _work(self, message: WorkerMessage, state: NodeState) -> tuple[LocalBackend, WorkerMessage]:
+        """Train and evaluate the clients from their state on the disk; return their backend, and the reply."""
+        head = message.head
+        name, seed = head["algorithm"], head["seed"]
         parts = split_message(message)
         if odd := {str(part.head.get("kind")) for part in parts} - set(TASKS):
             raise ConfigError(
                 f"the server asks for {min(odd)!r:.40}; a node only trains and evaluates, as its models stay with it"
             )
-        self.policy.check_run([name], max(part.head["round"] for part in parts))
+        r = max(part.head["round"] for part in parts)
+        self.policy.check_run([name], r)
         self.policy.check_privacy(self.plan.settings(seed))
         self._describe_data()  # what leaves with a model needs the same consent
         algorithm = self.plan.algorithms[name]
@@ -152,28 +192,23 @@ class NodeRuntime:
             )
         backend = self._open_backend(algorithm, module, head)
         names = {number: client for client, number in head["clients"].items()}
-        state = NodeState(self.folder / head["token"] / name / f"seed-{seed}")
-        with state.lock(head["number"]):
-            last = max(head["last"])
-            saved, loaded = state.load(head["last"], Params(flatten_tree(export_state(backend))))
-            if head.get("is_answered") and loaded != last and set(head.get("pending", ())) < set(names):
-                raise LostStateError("the server expects a state that this node does not have")
-            self._count_spending(backend, state.folder, parts)
-            uploads = sum(
-                not set(part.head.get("cohort", ())).isdisjoint(part.head.get("ids", ())) for part in parts
-            )
-            if uploads and backend.privacy and backend.context.has_shared_parameters:
-                self.policy.count_uploads(state.folder, uploads, backend.privacy.accounting)
-            if saved is not None:
-                load_state(backend, saved)
-            reply = handle_message(backend, message)
-            state.save(r, export_state(backend))
-            self._save_models(backend, names, state.folder / "models", {**card, "data": self.federation.name})
-        reply.head.update({key: head[key] for key in ("token", "algorithm", "seed", "round")})
+        last = max(head["last"])
+        saved, loaded = state.load(head["last"], Params(flatten_tree(export_state(backend))))
+        if head.get("is_answered") and loaded != last and set(head.get("pending", ())) < set(names):
+            raise LostStateError("the server expects a state that this node does not have")
+        self._count_spending(backend, state.folder, parts)
+        uploads = sum(
+            not set(part.head.get("cohort", ())).isdisjoint(part.head.get("ids", ())) for part in parts
+        )
+        if uploads and backend.privacy and backend.context.has_shared_parameters:
+            self.policy.count_uploads(state.folder, uploads, backend.privacy.accounting)
+        if saved is not None:
+            load_state(backend, saved)
+        reply = handle_message(backend, message)
+        state.save(head["round"], export_state(backend))
+        self._save_models(backend, names, state.folder / "models", {**card, "data": self.federation.name})
         reply.head["loaded"] = loaded
-        self.policy.count_sent(self.folder / head["token"], count_bytes(reply))
-        mark_current(self.folder, head["token"])
-        return reply
+        return backend, reply
 
     def _open_backend(self, algorithm: Algorithm, module: nn.Module, head: Mapping[str, Any]) -> LocalBackend:
         """Open a backend whose clients have the server's numbers."""

@@ -72,6 +72,7 @@ def check_node(
     findings = list(_check_versions())
     findings += _check_config(config, run)
     findings += _check_data(config, base, run, schema_file)
+    findings += _check_secure(config, base, run)
     findings += _check_key(key or base / "keys" / f"node-{file.stem}")
     authority = certificates or base / "certificates" / "ca.crt"
     findings += _check_authority(authority)
@@ -122,8 +123,20 @@ def _check_config(config: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator
             yield from refusals
             if refusals:
                 return
-    limits = rules.model_dump(by_alias=True, exclude_none=True, exclude={"log_format"})  # it limits nothing
+    secure = {"secure_aggregation", "min_participants", "threshold", "key", "roster"}  # of these, see below
+    limits = rules.model_dump(by_alias=True, exclude_none=True, exclude={"log_format", *secure})
     yield Finding("rules", "ok", ", ".join(f"{key} = {value}" for key, value in limits.items()))
+
+
+def _check_secure(config: Mapping[str, Any], base: Path, run: Mapping[str, Any]) -> Iterator[Finding]:
+    from .secagg.checks import check_secure_node
+
+    try:
+        policy = NodePolicy.read(config)
+    except ConfigError:  # told with the configuration
+        return
+    is_asked = bool(run.get("secure-aggregation", False)) if run else None
+    yield from check_secure_node(policy, base, is_asked=is_asked)
 
 
 def _find_refusals(rules: NodePolicy, plan: DeploymentPlan) -> Iterator[Finding]:

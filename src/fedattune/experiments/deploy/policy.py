@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from filelock import FileLock
 from pydantic import ConfigDict, Field, ValidationError
@@ -77,6 +77,17 @@ class NodePolicy(StrictSchema):
     log_format: LogFormat = Field(
         "text", description="format of the node's log: text, or one JSON object per line"
     )
+    secure_aggregation: Literal["allowed", "required"] = Field(
+        "allowed", description="required: the node trains for sums over nodes only, whatever the server asks"
+    )
+    min_participants: Annotated[int, Field(ge=3)] = Field(
+        3, description="nodes in every sum that the node helps to make, at least"
+    )
+    threshold: Annotated[float, Field(ge=0.5, lt=1)] = Field(
+        2 / 3, description="share of a session's nodes; only more of them together can take off masks"
+    )
+    key: str | None = Field(None, description="file of the node's private key, for secure aggregation")
+    roster: str | None = Field(None, description="file of all nodes' public keys, for secure aggregation")
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "NodePolicy":

@@ -20,6 +20,7 @@ from ...core.text import make_printable
 from ...training.client_state import PayloadFactory
 from ...training.context import Progress, RunContext
 from ...training.loop import RoundLoop
+from ...training.notes import MERGED_NOTE
 from ...training.result import Result
 from ...training.storage.folder import RunFolder
 from .backend import FlowerBackend
@@ -31,6 +32,7 @@ from .metrics import serve_metrics
 from .monitoring import MonitoredBackend, RunMonitor, monitor_grid
 from .node import build_initial_model, hash_model
 from .registration import NodeRegistry
+from .secagg.backend import SecureBackend
 
 Log = Callable[[str], None]
 """Called with a sentence for the user."""
@@ -183,7 +185,8 @@ class _Server:
             run_folder, config = self._open_folder(name, algorithm, seed)
             loop, backend = self._open_loop(name, algorithm, seed, run_folder, config)
         wire = {"up": backend.bytes_received, "down": backend.bytes_sent}
-        facts = {**result.facts, "wire": wire, "notes": [*result.notes, *self.registry.notes]}
+        told = [MERGED_NOTE] if backend.merges_clients else []
+        facts = {**result.facts, "wire": wire, "notes": [*result.notes, *told, *self.registry.notes]}
         Result(result.config, facts, result.store).finish(run_folder)
         return Result.load(run_folder.path)
 
@@ -243,7 +246,8 @@ class _Server:
         backends: list[FlowerBackend] = []
 
         def make_backend(context: RunContext, make_payload: PayloadFactory) -> FlowerBackend:
-            backend = MonitoredBackend(context, make_payload, self.grid, self.registry, key)
+            make = SecureBackend if self.plan.deployment.secure_aggregation else MonitoredBackend
+            backend = make(context, make_payload, self.grid, self.registry, key)
             backend.monitor = self.monitor
             backends.append(backend)
             return backends[0]

@@ -109,6 +109,7 @@ class Backend(ABC):
         can_save: whether a checkpoint is possible now; not while clients are ahead of the server's round.
         has_secret_noise: whether the noise of differential privacy comes from the operating system, as it must outside
             simulations; there it comes from the seed.
+        merges_clients: whether scores are of all clients together, as one client with the number after the last.
         notes: sentences about the run that only the backend knows.
 
     """
@@ -120,6 +121,7 @@ class Backend(ABC):
     has_claimed_counts = False
     can_save = True
     has_secret_noise = False
+    merges_clients = False
     notes: list[str]
 
     @property

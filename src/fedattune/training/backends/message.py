@@ -12,11 +12,14 @@ from ...core.payload import Payload
 from ..engine.base import Scores
 from ..evaluation import PointScores
 
-FORMAT_VERSION, OLDEST_FORMAT = 2, 1
+FORMAT_VERSION, OLDEST_FORMAT = 3, 1
 """Newest and oldest version of the format that this version of FedAttune reads; other messages are refused."""
 
 JOINED_FORMAT = 2
 """Version of the format from which several messages can travel in one, and all tensors as one object."""
+
+SECURE_FORMAT = 3
+"""Version of the format from which nodes know the steps of secure aggregation."""
 
 
 @dataclass(frozen=True)

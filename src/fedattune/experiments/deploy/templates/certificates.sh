@@ -125,3 +125,8 @@ while [ "$node" -lt {{ nodes }} ]; do
     node=$((node + 1))
 done
 echo "keys/: for {{ nodes }} nodes"
+{% if roster %}
+# In real use, the nodes' operators write this file among themselves: the server must not choose whom nodes trust.
+cat keys/node-*.pub > {{ roster }}
+echo "{{ roster }}: the public keys of all nodes"
+{% endif %}

@@ -1,0 +1,264 @@
+"""Runs whose server learns sums over nodes only: the numbers of plain runs, and what is left when nodes fail."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="a real federation needs Flower")
+
+from flwr.app import Message
+
+from fedattune import Federation, Result
+from fedattune.core.errors import ConfigError
+from fedattune.core.io import load_tensors
+from fedattune.experiments.deploy.audit import AuditLog
+from fedattune.experiments.deploy.grid import unpack_record
+from fedattune.experiments.deploy.secagg.node import STEPS
+from fedattune.training.backends.message import WorkerMessage
+from fedattune.training.history import MERGED_NAME
+from flower.in_process import InProcessGrid
+from flower.runs import find_models, read_log, run_deployed, run_secure, run_simulated
+
+FIVE = ([0, 3], [1], [2], [4], [5])
+"""Clients of five nodes, of which four are enough for a sum."""
+
+RUN: dict[str, Any] = {"cohort": 1.0, "rounds": 3, "eval_every": 2}
+
+WEIGHT_ERROR = 1e-5
+"""A mean is rounded to 2^-25, some 3e-8; three rounds of training make a hundred times of it at most."""
+
+NORMED = {"model": "flower.models:normed"}
+
+
+def read_head(message: Message) -> dict[str, Any]:
+    head: dict[str, Any] = json.loads(str(message.content["head"]["json"]))
+    return head
+
+
+def pool(result: Result, point: str, r: int) -> tuple[float, float]:
+    """Return accuracy and mean loss over the test rows of all clients."""
+    for round_, where, (n, correct, loss) in result.store.scores("test"):
+        if (round_, where) == (r, point):
+            return float(correct.sum() / n.sum()), float(loss.sum() / n.sum())
+    raise AssertionError(f"no scores of round {r}")
+
+
+def load_models(folder: Path, name: str) -> dict[str, dict[str, torch.Tensor]]:
+    return {client: load_tensors(file)[0] for client, file in find_models(folder, name).items()}
+
+
+def same_models(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for client, state in one.items():
+        for key, value in state.items():
+            torch.testing.assert_close(other[client][key], value, rtol=0, atol=WEIGHT_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("fedavg", {}),
+        ("ditto", {}),
+        ("scaffold", {}),
+        ("l2gd", {"set": "l2gd.p=0.6"}),
+        ("fedadam", {}),
+        ("fedbn", NORMED),
+        ("fedavg", NORMED | {"bn_buffers": "average"}),
+    ],
+)
+def test_the_numbers_are_those_of_a_plain_run(
+    name: str, config: dict[str, Any], ragged: Federation, tmp_path: Path
+) -> None:
+    config = {**RUN, **config, "algorithms": name}
+    (secure,) = run_secure(ragged, tmp_path / "secure", **config)
+    (plain,) = run_deployed(ragged, tmp_path / "plain", **config)
+    same_models(load_models(tmp_path / "plain", name), load_models(tmp_path / "secure", name))
+    for r, point in ((2, "received"), (2, "trained"), (3, "received")):
+        assert pool(secure, point, r) == pytest.approx(pool(plain, point, r), abs=1e-4)
+    assert secure.local_steps == plain.local_steps
+    assert [one.id for one in secure.clients] == [MERGED_NAME]
+    assert secure.clients[0].n_train == sum(one.n_train for one in plain.clients)
+    ends = [run.history[-1]["received"] for run in (secure, plain)]
+    assert ends[0]["acc_uniform"] == pytest.approx(ends[1]["acc_pooled"], abs=1e-4)
+    assert not secure.store.faults()
+    assert not list(secure.mixing)
+
+
+def test_the_verdict_of_sums_claims_nothing_of_clients(ragged: Federation, tmp_path: Path) -> None:
+    run_secure(ragged, tmp_path, algorithms="local,fedavg", **RUN)
+    said = json.loads((tmp_path / "run/result.json").read_text())
+    assert said["verdict"].startswith("Sums over all clients do not say whether collaborating helps: ")
+    assert said["verdict"].endswith("; nobody's loss is known.")
+    assert any("nothing is told of single clients" in line for line in read_log(tmp_path))
+    page = (tmp_path / "run/report.html").read_text()
+    assert MERGED_NAME in page
+
+
+def test_training_alone_takes_two_sessions(ragged: Federation, tmp_path: Path) -> None:
+    config = {"algorithms": "local", **RUN, "rounds": 6, "round_timeout": 100}
+    (secure,) = run_secure(ragged, tmp_path, **config)
+    simulated = run_simulated("local", ragged, **RUN | {"rounds": 6})
+    for r in (2, 4, 6):
+        assert pool(secure, "trained", r) == pytest.approx(pool(simulated, "trained", r), abs=1e-6)
+    steps = [one["kind"] for one in AuditLog(tmp_path / "state-0").read() if one["direction"] == "in"]
+    assert steps.count("secure-masked") == 2  # the first round tells how long a round takes
+
+
+class Recording(InProcessGrid):
+    """Keep what leaves the nodes."""
+
+    replies: list[WorkerMessage]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        numbers = list(super().push_messages(messages))
+        type(self).replies += [unpack_record(self._replies[number].content) for number in numbers]
+        return numbers
+
+
+def test_no_single_number_leaves_a_node(ragged: Federation, tmp_path: Path) -> None:
+    Recording.replies = []
+    run_secure(ragged, tmp_path, algorithms="fedavg", make_grid=Recording, **RUN)
+    models = load_models(tmp_path, "fedavg")
+    weights = [
+        torch.cat([v.reshape(-1) for v in state.values()]).double().numpy() for state in models.values()
+    ]
+    kinds = {reply.head["kind"] for reply in Recording.replies}
+    assert kinds == {"hello", *(f"secure-{step}" for step in STEPS)}
+    n_masked = 0
+    for reply in Recording.replies:
+        assert reply.tensors.keys() == ({"masked"} if reply.head["kind"] == "secure-masked" else set())
+        keys = reply.head.keys() - {"kind", "token", "algorithm", "seed", "round"}
+        assert not keys & {"scores", "ids", "steps", "diverged", "n_trained", "loaded"}
+        if reply.tensors:
+            n_masked += 1
+            masked = reply.tensors["masked"].numpy()
+            for w in weights if len(masked) > 5 + len(weights[0]) else []:
+                seen = masked[5 : 5 + len(w)].astype(float)
+                # Two independent vectors of 57 numbers correlate by 1/sqrt(57) = 0.13; five times that never happens.
+                assert abs(np.corrcoef(seen, w)[0, 1]) < 5 / np.sqrt(len(w))
+    assert n_masked == 3 * 4  # three rounds, and the evaluation after the last
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_node_that_is_lost_at_any_step(step: str, ragged: Federation, tmp_path: Path) -> None:
+    def is_lost(node: int, message: Message) -> bool:
+        head = read_head(message)
+        return node == 104 and head["kind"] == f"secure-{step}" and head["round"] == 2
+
+    def is_lost_plain(node: int, message: Message) -> bool:
+        return node == 104 and read_head(message).get("round") == 2 and step in STEPS[:3]
+
+    config = {**RUN, "algorithms": "fedavg", "groups": FIVE, "eval_every": 3}
+    (secure,) = run_secure(ragged, tmp_path / "secure", lost=is_lost, **config)
+    (plain,) = run_deployed(ragged, tmp_path / "plain", lost=is_lost_plain, **config)
+    same_models(load_models(tmp_path / "plain", "fedavg"), load_models(tmp_path / "secure", "fedavg"))
+    faults = [(r, client) for r, client, _ in secure.store.faults()]
+    assert faults == [(r, client) for r, client, _ in plain.store.faults()]
+    assert faults == ([(2, 5)] if step in STEPS[:3] else [])
+    assert not list(tmp_path.rglob("secure/state-[0-3]/**/secure-session.json"))
+
+
+@pytest.mark.parametrize("step", STEPS[1:])
+def test_below_the_threshold_the_round_is_skipped(step: str, ragged: Federation, tmp_path: Path) -> None:
+    def is_lost(node: int, message: Message) -> bool:
+        head = read_head(message)
+        return node in (103, 104) and head["kind"] == f"secure-{step}" and head["round"] == 2
+
+    config = {**RUN, "algorithms": "fedavg", "groups": FIVE, "eval_every": 3}
+    (secure,) = run_secure(ragged, tmp_path / "secure", lost=is_lost, **config)
+    faults = secure.store.faults()
+    assert {r for r, _, _ in faults} == {2}
+    assert {client for _, client, _ in faults} == set(range(6))
+    assert sum("no sum, and nothing is revealed" in line for line in read_log(tmp_path / "secure")) == 1
+    # As if nobody had answered in this round.
+    away = lambda _, message: read_head(message).get("round") == 2  # noqa: E731
+    run_deployed(ragged, tmp_path / "plain", lost=away, **config)
+    same_models(load_models(tmp_path / "plain", "fedavg"), load_models(tmp_path / "secure", "fedavg"))
+
+
+def test_a_node_demands_more_participants_than_there_are(ragged: Federation, tmp_path: Path) -> None:
+    lost = lambda node, message: node == 104 and read_head(message).get("round") == 2  # noqa: E731
+    config = {**RUN, "algorithms": "fedavg", "groups": FIVE, "eval_every": 3}
+    (result,) = run_secure(ragged, tmp_path, lost=lost, rules={"min-participants": 5}, **config)
+    assert {r for r, _, _ in result.store.faults()} == {2}
+    assert any("TooFewParticipantsError" in reason for _, _, reason in result.store.faults())
+    assert "4 nodes are left, and this node demands 5" in (tmp_path / "state-0/error.old.log").read_text()
+
+
+def test_a_small_cohort_is_no_sum(ragged: Federation, tmp_path: Path) -> None:
+    """Two nodes with clients in the cohort would each know the other's part."""
+    (result,) = run_secure(
+        ragged, tmp_path, algorithms="fedavg", groups=FIVE, rounds=2, cohort=2, eval_every=2
+    )
+    assert {r for r, _, _ in result.store.faults()} == {1, 2}
+    assert "2 nodes have clients in the upload of round" in "".join(
+        file.read_text() for file in tmp_path.glob("state-*/error*.log")
+    )
+
+
+def test_the_server_cannot_switch_it_off(ragged: Federation, tmp_path: Path) -> None:
+    own = [{"secure-aggregation": "required"}] * 3
+    (result,) = run_deployed(ragged, tmp_path, algorithms="fedavg", own=own, **RUN)
+    assert {reason for _, _, reason in result.store.faults()} == {
+        f"node 'node-{i}' failed (SecureAggregationRequiredError; its error.log says why)" for i in range(3)
+    }
+    sent = [one for one in AuditLog(tmp_path / "state-0").read() if one["direction"] == "out"]
+    assert {one["kind"] for one in sent} == {"hello", "failed"}
+
+
+def test_a_node_without_a_key_or_with_another_roster(ragged: Federation, tmp_path: Path) -> None:
+    config = {**RUN, "algorithms": "fedavg", "groups": FIVE, "rounds": 1, "eval_every": 1}
+    run_secure(ragged, tmp_path, **config)
+    roster = tmp_path / "keys/roster.pub"
+    lines = roster.read_text().splitlines(keepends=True)
+    roster.write_text("".join(lines[:4]))
+    (result,) = run_secure(ragged, tmp_path, **{**config, "run-folder": str(tmp_path / "second")})
+    reasons = {reason for _, _, reason in result.store.faults()}
+    assert any("SessionMismatchError" in reason for reason in reasons)  # five nodes, and the roster has four
+    assert "the session is of 5 nodes, and the roster has 4" in (tmp_path / "state-0/error.log").read_text()
+    (tmp_path / "keys/node-1").unlink()
+    roster.write_text("".join(lines))
+    (result,) = run_secure(ragged, tmp_path, **{**config, "run-folder": str(tmp_path / "third")})
+    assert {client for _, client, _ in result.store.faults()} == {1}
+    assert "node-1: " in (text := (tmp_path / "state-1/error.log").read_text()) or "cannot read" in text
+
+
+@pytest.mark.parametrize("name", ["fedmcsa", "fedamp", "fedfomo", "pfedla", "mocha", "igfl", "combined"])
+def test_methods_that_need_single_uploads_are_refused(name: str, ragged: Federation, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="a server that knows the weights W and the mixtures W X solves for X"
+    ):
+        run_secure(ragged, tmp_path, algorithms=f"local,{name}", **RUN)
+
+
+def test_two_nodes_are_too_few(ragged: Federation, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="got 2 nodes, expected 3 to 49"):
+        run_secure(ragged, tmp_path, algorithms="fedavg", groups=([0, 1, 2], [3, 4, 5]), **RUN)
+
+
+def test_values_beyond_the_clip_leave_the_session(ragged: Federation, tmp_path: Path) -> None:
+    (result,) = run_secure(ragged, tmp_path, algorithms="fedavg", **RUN | {"rounds": 1}, secure_clip=0.01)
+    assert all("ClipRangeError" in reason for _, _, reason in result.store.faults())
+    assert "raise secure-clip" in (tmp_path / "state-0/error.old.log").read_text()
+
+
+def test_a_node_of_an_older_version_is_named(
+    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedattune.experiments.deploy import node
+
+    monkeypatch.setattr(node, "FORMAT_VERSION", 2)
+    (result,) = run_secure(ragged, tmp_path, algorithms="fedavg", **RUN | {"rounds": 1})
+    assert all("without secure aggregation; upgrade it" in reason for _, _, reason in result.store.faults())
+
+
+def test_bytes_of_all_steps_count_for_the_limit(ragged: Federation, tmp_path: Path) -> None:
+    (result,) = run_secure(ragged, tmp_path, algorithms="fedavg", rules={"max-bytes": 5_000}, **RUN)
+    assert any("MaxBytesError" in reason for _, _, reason in result.store.faults())
+    sent = json.loads(next(tmp_path.glob("state-0/*/sent.json")).read_text())["bytes"]
+    assert 2_000 < sent <= 5_000
