@@ -79,7 +79,7 @@ def test_inputs_are_not_written_over(cli: Cli, work: Path) -> None:
     assert {path: Path(path).read_bytes() for path in files(work) if Path(path).is_file()} == before
     assert cli("run", *FAST, "--out", "o").code == 0
     for name in ("experiment.yaml", "partition.json", "command.txt"):
-        refused(cli("run", "--resume", "o", "--json", f"o/{name}"), f"{name} of the run")
+        refused(cli("run", "--resume", "o", "--json", f"o/{name}"), f"{name}: this is a file of the run in")
 
 
 def test_a_link_is_written_through(cli: Cli, work: Path) -> None:
@@ -196,7 +196,7 @@ def test_no_command_writes_over_a_file_of_a_run(cli: Cli, work: Path) -> None:
     (work / run / "rows").mkdir()
     targets += ["o/experiment.yaml", "o/result.json", "o/SHA256SUMS", "o/baselines/x.json", "link"]
     commands = ["report o -o", "explain o --json", "watch o --once -o", "table o -o", "doctor --quick --json"]
-    commands += ["data show --json", "data show --schema", "run --resume o --json"]
+    commands += ["data show --json", "data show --schema"]
     for target in targets:
         for words in commands:
             done = cli(*words.split(), target)
@@ -209,6 +209,7 @@ def test_no_command_writes_over_a_file_of_a_run(cli: Cli, work: Path) -> None:
         cli("export", "o", "--client", "0", "--out", f"{run}/models.safetensors"),
         "this is a file of the run in",
     )
+    refused(cli("compare", "--resume", "o", "--json", "o/result.json"), "this is a file of the run in")
     (work / "link").unlink()
     assert {path: Path(path).read_bytes() for path in before} == before
     assert cli("report", "o", "-o", "o/page.html").code == 0

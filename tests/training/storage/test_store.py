@@ -214,7 +214,10 @@ def test_a_read_only_store_is_no_damaged_store(tmp_path: Path) -> None:
         ("UPDATE rounds SET absent = x'00'", "absent: expected text"),
         ("UPDATE evaluations SET scores = 'x'", "expected bytes, got 'x'"),
         ("UPDATE evaluations SET scores = zeroblob(9)", "damaged bytes"),
-        ("UPDATE evaluations SET point = 'late' WHERE point = 'trained'", "expected received, trained or global"),
+        (
+            "UPDATE evaluations SET point = 'late' WHERE point = 'trained'",
+            "expected received, trained or global",
+        ),
         (
             "UPDATE mixing SET weights = (SELECT scores FROM evaluations)",
             "a matrix of 600 bytes, expected 30 x 30",
