@@ -193,7 +193,7 @@ def test_warnings_name_harm_divergence_lost_uploads_and_failures(folder: Path, t
     write_json(tmp_path / "runs" / "result.json", {"failed": failed})
     runs = read_runs([tmp_path / "runs"])
     store = runs.results[-1].store
-    store.add_round(RoundRecord(5, 1.0, 1, 1, 1, [0, 1], [2]))
+    store.add_round(RoundRecord(5, 1e3, 10**9, 10**9, 10**6, [0, 1], [2]))
     store.add_faults(5, {2: "the answer is not finite"})
     text = Page(render_report(runs)).text
     assert "pfedme failed with seed 0: training diverged." in text
@@ -255,7 +255,7 @@ def test_a_report_does_not_take_the_place_of_a_run(
             continue
         before = file.read_bytes()
         assert main(["report", str(tmp_path / "runs"), "-o", str(file)]) == 2
-        assert "would be overwritten" in capsys.readouterr().err
+        assert "this is a file of the run in" in capsys.readouterr().err
         assert file.read_bytes() == before
 
 

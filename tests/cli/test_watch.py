@@ -202,7 +202,7 @@ def test_it_ends_by_itself_and_renews_the_report_when_something_is_new(
         if len(looks) == 1:
             return
         store = RunStore(out / "local" / "seed-0" / "metrics.sqlite")
-        store.add_round(RoundRecord(len(looks) + 1, 9.0, 1, 1, 1, []))
+        store.add_round(RoundRecord(len(looks) + 1, 9.0, 1_500, 1_500, 100, []))
         store.commit()
         store.close()
         if len(looks) == 3:
@@ -217,8 +217,8 @@ def test_it_ends_by_itself_and_renews_the_report_when_something_is_new(
     assert written == [[2, 2], [3, 2], [4, 2]]
     assert [line for line in done.out.splitlines() if line.startswith("local:")] == [
         "local: running, round 2 of 10, mean 52.50%, worst 10% 50.00%, 2.0 kB, 4 s so far, about 16 s left",
-        "local: running, round 3 of 10, mean 52.50%, worst 10% 50.00%, 2 B, 9 s so far, about 21 s left",
-        "local: finished, round 4 of 10, mean 52.50%, worst 10% 50.00%, 2 B, 9 s so far",
+        "local: running, round 3 of 10, mean 52.50%, worst 10% 50.00%, 3.0 kB, 9 s so far, about 21 s left",
+        "local: finished, round 4 of 10, mean 52.50%, worst 10% 50.00%, 3.0 kB, 9 s so far",
     ]
 
 
@@ -240,7 +240,7 @@ def test_a_failed_run_gives_exit_code_1_as_of_compare(cli: Cli, work: Path) -> N
         (["out", "--every", "0.1"], "--every: input should be greater than or equal to 0.5"),
         (["out", "--evry", "3"], "unknown option --evry, did you mean '--every'?"),
         (["out", "-o", "no/r.html"], "there is no folder no"),
-        (["out", "-o", "out/experiment.yaml"], "would be overwritten"),
+        (["out", "-o", "out/experiment.yaml"], "this is a file of the run in"),
         ([], "RUN"),
     ],
 )

@@ -1,12 +1,25 @@
 """Files are the same on every system, and none stays open that another one has to replace."""
 
+import itertools
+import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from fedattune.core.io import load_tensors, read_json, save_tensors, write_json, write_text
+from fedattune import ConfigError, RunError
+from fedattune.core.io import (
+    load_tensors,
+    read_json,
+    read_scalar,
+    read_yaml,
+    save_tensors,
+    write_json,
+    write_text,
+)
 
 
 def test_text_has_the_line_ends_of_unix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +40,74 @@ def test_tensors_that_were_read_do_not_hold_their_file(tmp_path: Path) -> None:
     assert "mapped.safetensors" not in Path("/proc/self/maps").read_text("utf-8")
     assert torch.equal(tensors["w"], torch.arange(100_000.0))
     assert meta == {"round": "3"}
+
+
+def alias_bomb(text: str, n: int = 20) -> str:
+    names = [chr(ord("a") + i) for i in range(n)]
+    lines = [f"a: &a {text}"]
+    lines += [f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise(names)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        alias_bomb("[x,x,x,x,x,x,x,x,x]"),
+        alias_bomb("{x: 1}").replace("[*", "{<<: [*").replace("]\n", "]}\n") + "}",
+        "a: &a [*a]",
+        "a: &a {b: *a}",
+        f"a: &a {'x' * 100_000}\nb: [{','.join(['*a'] * 30)}]",
+    ],
+)
+def test_an_alias_bomb_is_refused_at_once(text: str, tmp_path: Path) -> None:
+    (tmp_path / "bomb.yaml").write_text(text)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="aliases stand for more than 2 MiB"):
+        read_yaml(tmp_path / "bomb.yaml")
+    assert time.monotonic() - began < 5  # it was 40 seconds; a busy machine takes a second
+    assert read_scalar(text) == text
+
+
+def test_ordinary_aliases_are_read(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text("a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: [*a, *a]\n")
+    assert read_yaml(tmp_path / "e.yaml") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}, "c": [{"x": 1}] * 2}
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "large.yaml").write_text("# " + "x" * (1 << 20))
+    with pytest.raises(ConfigError, match=r"large\.yaml is not valid YAML: it has more than 1 MiB"):
+        read_yaml(tmp_path / "large.yaml")
+    monkeypatch.setattr("fedattune.core.io.MAX_JSON_BYTES", 1 << 20)
+    (tmp_path / "large.json").write_text(json.dumps("x" * (1 << 20)))
+    with pytest.raises(RunError, match=r"large\.json: it has more than 1 MiB"):
+        read_json(tmp_path / "large.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "it is nested too deeply"),
+        ('{"a":' * 100_000, "it is nested too deeply"),
+        ("[NaN]", "NaN is no number of JSON"),
+        ("[-Infinity]", "-Infinity is no number"),
+        ("[1e999]", "1e999 is no number"),
+        ("9" * 5_000, "integer string conversion"),
+    ],
+)
+def test_json_that_nobody_wrote_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(RunError, match=said):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_full_disk_is_said_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    save_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(5)}, {})
+    monkeypatch.setattr("fedattune.core.io.save_file", fail)
+    with pytest.raises(
+        RunError, match=r"cannot write .*No space left.*; free some space, or make the folder writable"
+    ):
+        save_tensors(tmp_path / "a.safetensors", {"a": torch.ones(5)}, {})
+    assert not load_tensors(tmp_path / "a.safetensors")[0]["a"].any()  # the file before is intact

@@ -69,3 +69,25 @@ def test_resume_beside_a_live_run_is_one_sentence(cli: Callable[..., Done], work
     assert done.code == 2
     assert f"is being written by process {process.pid}" in done.err
     assert done.err.count("\n") == 1
+
+
+def test_a_folder_that_another_process_has_filled_is_not_new(tmp_path: Path) -> None:
+    with lock_folder(tmp_path / "run", is_new=True):
+        (tmp_path / "run" / "file").touch()
+    with (
+        pytest.raises(RunError, match="is not empty: another process has just filled it"),
+        lock_folder(tmp_path / "run", is_new=True),
+    ):
+        raise AssertionError
+    assert [one.name for one in (tmp_path / "run").iterdir()] == ["file"]
+
+
+def test_a_new_comparison_waits_for_nobody(
+    holder: subprocess.Popen[str], cli: Callable[..., Done], tmp_path: Path
+) -> None:
+    """Two commands that were given one new folder: the second one refuses, and removes nothing."""
+    fast = ("--data", "digits", "--clients", 5, "--rounds", 1, "--steps", 1, "--quiet")
+    done = cli("run", *fast, "--out", tmp_path / "run")
+    assert done.code == 2
+    assert "is not empty" in done.err or f"written by process {holder.pid}" in done.err
+    assert (tmp_path / "run" / LOCK_FILE).exists()

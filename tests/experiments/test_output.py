@@ -79,7 +79,7 @@ def test_inputs_are_not_written_over(cli: Cli, work: Path) -> None:
     assert {path: Path(path).read_bytes() for path in files(work) if Path(path).is_file()} == before
     assert cli("run", *FAST, "--out", "o").code == 0
     for name in ("experiment.yaml", "partition.json", "command.txt"):
-        refused(cli("run", "--resume", "o", "--json", f"o/{name}"), f"{name} of the run")
+        refused(cli("run", "--resume", "o", "--json", f"o/{name}"), f"{name}: this is a file of the run in")
 
 
 def test_a_link_is_written_through(cli: Cli, work: Path) -> None:
@@ -182,3 +182,34 @@ def test_rounds_to_is_kept_with_the_run(cli: Cli, work: Path) -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, "many"])
 def test_rounds_to_what_is_no_accuracy(cli: Cli, value: object) -> None:
     refused(cli("run", *FAST, f"--rounds-to={value}"), "--rounds-to: input should be")
+
+
+def test_no_command_writes_over_a_file_of_a_run(cli: Cli, work: Path) -> None:
+    assert cli("compare", *FAST, "--algorithms", "fedavg", "--out", "o").code == 0
+    before = {path: Path(path).read_bytes() for path in files(work) if Path(path).is_file()}
+    run = "o/fedavg/seed-0"
+    (work / "link").symlink_to(f"{run}/config.json")
+    targets = [
+        f"{run}/{name}"
+        for name in ("metrics.sqlite", "result.json", "models.safetensors", "checkpoints/x", "rows/x")
+    ]
+    (work / run / "rows").mkdir()
+    targets += ["o/experiment.yaml", "o/result.json", "o/SHA256SUMS", "o/baselines/x.json", "link"]
+    commands = ["report o -o", "explain o --json", "watch o --once -o", "table o -o", "doctor --quick --json"]
+    commands += ["data show --json", "data show --schema"]
+    for target in targets:
+        for words in commands:
+            done = cli(*words.split(), target)
+            assert done.code == 2, (words, target)
+            assert "this is a file of the run in" in done.err or "of the run, which would be" in done.err, (
+                words,
+                target,
+            )
+    refused(
+        cli("export", "o", "--client", "0", "--out", f"{run}/models.safetensors"),
+        "this is a file of the run in",
+    )
+    refused(cli("compare", "--resume", "o", "--json", "o/result.json"), "this is a file of the run in")
+    (work / "link").unlink()
+    assert {path: Path(path).read_bytes() for path in before} == before
+    assert cli("report", "o", "-o", "o/page.html").code == 0

@@ -78,7 +78,7 @@ def verify_experiment(path: Path, *files: Path) -> None:
     """
     for file in files:
         again = file.name in (RESULT_FILE, NOTES_FILE)
-        remedy = "restore it from a copy, or begin a new comparison; its single runs can still be read"
+        remedy = "restore it from a copy, or start a new run; its single runs can still be read"
         if again:
             remedy = "restore it from a copy, or resume the comparison, which writes it again"
         elif file.parent != path:

@@ -224,8 +224,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str]
             save_file(tensors, new, dict(meta))
         except SafetensorError as error:  # the library's name for errors of the disk
             raise RunError(
-                f"cannot write {path}: {error}; free some space, or make the folder writable; what was written before is "
-                "intact"
+                f"cannot write {path}: {error}; free some space, or make the folder writable; what was written before "
+                "is intact"
             ) from error
 
 

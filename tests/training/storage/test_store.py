@@ -165,3 +165,91 @@ def test_rounds_are_seen_before_a_checkpoint_and_computed_again_after_a_kill(
     assert strip(resumed) == strip(whole)
     assert [record.round for record in resumed.store.rounds()] == list(range(1, 9))
     assert list(resumed.mixing) == list(whole.mixing)
+
+
+def filled(path: Path, n: int = 3) -> RunStore:
+    kept = RunStore(path)
+    for r in range(1, n + 1):
+        fill(kept, r)
+    kept.commit()
+    return kept
+
+
+def test_a_full_disk_is_no_damaged_store(tmp_path: Path) -> None:
+    kept = filled(tmp_path / "metrics.sqlite")
+    pages = kept._db.execute("PRAGMA page_count").fetchone()[0]
+    kept._db.execute(f"PRAGMA max_page_count={pages}")
+    kept._db.execute("PRAGMA cache_size=5")
+
+    def write_on() -> None:
+        for r in range(4, 400):
+            fill(kept, r)
+            kept.commit()
+
+    said = r"metrics\.sqlite: the disk is full; free some space, then continue with --resume"
+    with pytest.raises(RunError, match=said):
+        write_on()
+    kept.close()
+    with closing(RunStore.load_copy(tmp_path / "metrics.sqlite")) as copy:
+        assert consistent(copy) >= 3  # no finished round is lost
+
+
+def test_a_read_only_store_is_no_damaged_store(tmp_path: Path) -> None:
+    filled(tmp_path / "metrics.sqlite").close()
+    with closing(RunStore.open_read_only(tmp_path / "metrics.sqlite")) as kept:
+        assert consistent(kept) == 3
+        with pytest.raises(RunError, match=r"metrics\.sqlite: the file or its disk cannot be written to"):
+            fill(kept, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("DELETE FROM rounds WHERE round = 2", "round 2 is missing, and round 3 is there"),
+        ("UPDATE rounds SET seconds = -1 WHERE round = 2", "seconds: expected a number from 0"),
+        ("UPDATE rounds SET bytes_up = 0 WHERE round = 3", "totals, which cannot fall"),
+        ("UPDATE rounds SET steps = 'many' WHERE round = 3", "steps: expected a number from 0, got 'many'"),
+        ("UPDATE rounds SET absent = '[99]'", "absent: there is no client 99"),
+        ("UPDATE rounds SET absent = '[1, 1]'", "absent: expected different clients"),
+        ("UPDATE rounds SET absent = x'00'", "absent: expected text"),
+        ("UPDATE evaluations SET scores = 'x'", "expected bytes, got 'x'"),
+        ("UPDATE evaluations SET scores = zeroblob(9)", "damaged bytes"),
+        (
+            "UPDATE evaluations SET point = 'late' WHERE point = 'trained'",
+            "expected received, trained or global",
+        ),
+        (
+            "UPDATE mixing SET weights = (SELECT scores FROM evaluations)",
+            "a matrix of 600 bytes, expected 30 x 30",
+        ),
+        ("UPDATE mixing SET row_clients = '[0, 77]'", "mixing: there is no client 77"),
+        ("UPDATE traffic SET bytes = 1.5", "traffic, bytes: expected a number"),
+        ("DROP TABLE traffic", "the table traffic is missing"),
+    ],
+)
+def test_an_edited_store_is_one_sentence(change: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sqlite"
+    kept = filled(path)
+    kept.set_traffic({"up": {"w": 1}, "down": {}})
+    kept.commit()
+    kept._db.execute(change)
+    kept._db.commit()
+    kept.close()
+    clients = [{"id": str(i), "n_train": 1, "n_test": 10} for i in range(CLIENTS)]
+
+    def read_all() -> None:
+        with closing(RunStore.load_copy(path)) as copy:
+            copy.expect({"clients": clients})
+            assert len(copy.rounds()) == 3
+            assert [*copy.scores("test"), copy.mixing(CLIENTS).last(), copy.traffic()]
+
+    with pytest.raises(RunError, match=rf"cannot read .*metrics\.sqlite: it is damaged .*{said}"):
+        read_all()
+
+
+def test_scores_are_within_the_counts_of_the_run(tmp_path: Path) -> None:
+    with closing(filled(tmp_path / "metrics.sqlite")) as kept:
+        clients = [{"id": str(i), "n_train": 1, "n_test": 9} for i in range(CLIENTS)]
+        kept.expect({"clients": clients})
+        with pytest.raises(RunError, match="more clients or samples than the run has"):
+            list(kept.scores("test"))
