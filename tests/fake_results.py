@@ -32,6 +32,7 @@ class Fake:
     global_accuracy: float | None = None
     joined: list[float] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
+    epsilon: float | None = None
     losses: list[float] = field(default_factory=list)
     split: int = 0
     seed: int = 0

@@ -250,3 +250,16 @@ def test_the_docs_have_a_place_for_the_table() -> None:
 def test_impossible_numbers_are_refused() -> None:
     with pytest.raises(SystemExit, match="--repeats must be at least 1, got 0"):
         main(["W1", "--repeats", "0"])
+
+
+def test_epsilon_against_accuracy(tmp_path: Path) -> None:
+    """The table of docs/privacy.md: a row for each epsilon, and training alone, which needs no noise, is the same."""
+    file = tmp_path / "cells.json"
+    out = run(
+        *("privacy", "--problems", "digits", "--epsilons", "inf,1", "--seeds", "1"),
+        *("--algorithms", "local,fedavg", "--json", str(file)),
+    )
+    cells = json.loads(file.read_text("utf-8"))["cells"]["digits"]
+    assert "| none |" in out
+    assert cells["inf"]["local"] == cells["1"]["local"]
+    assert cells["inf"]["fedavg"][0] > cells["1"]["fedavg"][0] + 0.2  # 53 points on average

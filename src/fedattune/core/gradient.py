@@ -81,8 +81,8 @@ def sum_clipped(
     total = params.zeros()
     for x, y, weight in zip(*(torch.split(t, at_once) for t in batch), strict=True):
         each = vmap(differentiate_one, randomness="different")(x, y)
-        squares = torch.stack([v.flatten(1).square().sum(1) for v in each.values()]).sum(0)
-        lengths = squares.sqrt()
+        parts = torch.stack([torch.linalg.vector_norm(v.flatten(1), dim=1) for v in each.values()])
+        lengths = torch.linalg.vector_norm(parts, dim=0)
         is_finite = lengths.isfinite()
         factors = torch.where(is_finite, weight * (clip / lengths.clamp_min(1e-12)).clamp_max(1.0), 0.0)
         for k, v in each.items():

@@ -35,8 +35,21 @@ def test_clients_at_several_workers_give_the_same_numbers(case: Case, train: str
             "eval_every": 3,
             "rounds": 6,
         },
+        {"module": Normed(), "bn_buffers": "average", "dp_client_noise": 0.01},
+        {"module": Normed(), "bn_buffers": "average", "dp_client_noise": 0.01, "dp_client_where": "local"},
     ],
-    ids=["drop-out", "some judged", "one judged", "norms", "averaged norms", "averaged norms of all", "late"],
+    ids=[
+        *(
+            "drop-out",
+            "some judged",
+            "one judged",
+            "norms",
+            "averaged norms",
+            "averaged norms of all",
+            "late",
+        ),
+        *("noise of the server", "noise of clients"),
+    ],
 )
 def test_settings_mean_the_same_everywhere(name: str, settings: dict[str, Any], ragged: Federation) -> None:
     case = next(case for case in CASES if case.name == name)

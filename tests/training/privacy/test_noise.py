@@ -86,19 +86,19 @@ def test_the_noise_is_gaussian_of_the_deviation(draw) -> None:
 
 
 def test_seeded_noise_depends_on_seed_round_and_client_alone() -> None:
-    assert np.array_equal(draw_seeded(1, 2)(3, 10), draw_seeded(1, 2)(3, 10))
-    others = [draw_seeded(0, 2)(3, 10), draw_seeded(1, 1)(3, 10), draw_seeded(1, 2)(2, 10)]
-    assert all(np.abs(draw_seeded(1, 2)(3, 10) - other).min() > 0 for other in others)
-    assert not np.array_equal(draw_secret(3, 10), draw_secret(3, 10))
+    assert np.array_equal(draw_seeded(1, 2)(3)(10), draw_seeded(1, 2)(3)(10))
+    others = [draw_seeded(0, 2)(3)(10), draw_seeded(1, 1)(3)(10), draw_seeded(1, 2)(2)(10)]
+    assert all(np.abs(draw_seeded(1, 2)(3)(10) - other).min() > 0 for other in others)
+    assert not np.array_equal(draw_secret(3)(10), draw_secret(3)(10))
 
 
 def test_secret_noise_needs_no_seed() -> None:
     np.random.seed(0)
     torch.manual_seed(0)
-    first = draw_secret(0, 5)
+    first = draw_secret(0)(5)
     np.random.seed(0)
     torch.manual_seed(0)
-    assert not np.array_equal(first, draw_secret(0, 5))
+    assert not np.array_equal(first, draw_secret(0)(5))
 
 
 def test_uploads_that_are_no_real_numbers_are_refused() -> None:

@@ -108,6 +108,23 @@ def test_batch_norm_is_refused_and_group_norm_trains(ragged: Federation, tmp_pat
     assert run(net(nn.GroupNorm(2, 6))).facts["record_privacy"]["noise_multiplier"][0] == 1.0
 
 
+class Recurrent(nn.Module):
+    """A model with a recurrent layer of PyTorch, which `vmap` cannot run on the CPU in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.recurrent(x[:, None])[0][:, -1])
+        return out
+
+
+def test_models_without_gradients_of_single_rows_are_refused(ragged: Federation) -> None:
+    with pytest.raises(ConfigError, match="Recurrent gives no gradients of single rows"):
+        fedattune.fit("fedavg", ragged, Recurrent(), dp_record=3.0, **RUN)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "calls"),
     [

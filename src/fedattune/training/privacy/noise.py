@@ -24,8 +24,11 @@ cannot be found back in practice (Holohan and Braghin, ESORICS 2021); Opacus doe
 MIN_VARIANCE = 1e-3
 """Smallest averaged running variance of BatchNorm after noise, so that a layer does not divide by zero."""
 
-NoiseSource = Callable[[int, int], NDArray[np.float64]]
-"""Draws standard normal numbers: number of the client, and how many."""
+Draw = Callable[[int], NDArray[np.float64]]
+"""Draws so many standard normal numbers."""
+
+NoiseSource = Callable[[int], Draw]
+"""Gives the generator of a client, by its number."""
 
 
 class Uploaded(NamedTuple):
@@ -44,20 +47,23 @@ class Uploaded(NamedTuple):
 def draw_seeded(seed: int, round_: int) -> NoiseSource:
     """Return the noise of one round of a simulation: it depends on seed, round and client alone."""
 
-    def draw(client: int, n: int) -> NDArray[np.float64]:
-        return np.random.default_rng([seed, Stream.CLIENT_NOISE, round_, client]).standard_normal(n)
+    def start(client: int) -> Draw:
+        return np.random.default_rng([seed, Stream.CLIENT_NOISE, round_, client]).standard_normal
 
-    return draw
+    return start
 
 
-def draw_secret(_client: int, n: int) -> NDArray[np.float64]:
-    """Draw standard normal numbers (n,) from the operating system's secure generator."""
+def draw_secret(_client: int) -> Draw:
+    """Return the noise of the operating system's secure generator."""
     from scipy.special import ndtri
 
-    words = np.frombuffer(os.urandom(8 * SUMMANDS * n), dtype=np.uint64) >> np.uint64(12)
-    uniform = (words.astype(np.float64) + 0.5) * 2.0**-52  # exact, and never 0 or 1
-    total: NDArray[np.float64] = ndtri(uniform).reshape(SUMMANDS, n).sum(0) / np.sqrt(SUMMANDS)
-    return total
+    def draw(n: int) -> NDArray[np.float64]:
+        words = np.frombuffer(os.urandom(8 * SUMMANDS * n), dtype=np.uint64) >> np.uint64(12)
+        uniform = (words.astype(np.float64) + 0.5) * 2.0**-52  # exact, and never 0 or 1
+        total: NDArray[np.float64] = ndtri(uniform).reshape(SUMMANDS, n).sum(0) / np.sqrt(SUMMANDS)
+        return total
+
+    return draw
 
 
 def clip_and_noise(
@@ -86,33 +92,23 @@ def clip_and_noise(
             f"dp_client: clients upload {', '.join(odd)}, which are no real numbers, so no noise can hide them; choose "
             "another method"
         )
-    anchors = [uploaded.statistics.zeros() | anchor.statistics]
-    anchors = [Params(anchor.upload.params), *(Params() for _ in uploaded.upload.extra), *anchors]
+    anchors = [anchor.upload.params, *(Params() for _ in uploaded.upload.extra), anchor.statistics]
     changes = [
-        part.map(lambda v: v)
-        if not known
-        else Params({k: v - known[k] if k in known else v for k, v in part.items()})
+        Params({k: v - known[k] if k in known else v for k, v in part.items()})
         for part, known in zip(uploaded.parts(), anchors, strict=True)
     ]
     square = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
     for v in (v for part in changes for v in part.values()):
         square += v.double().square().reshape(len(v), -1).sum(1)
     scale = (clip / square.sqrt().clamp_min(1e-300)).clamp_max(1.0)
-    n = sum(v[0].numel() for part in changes for v in part.values())
-    noise = torch.from_numpy(
-        np.stack([draw(i, n) for i in ids.tolist()]) if deviation else np.zeros((len(ids), 1))
-    )
-    start, noised = 0, []
+    draws = [draw(i) for i in ids.tolist()] if deviation else []
+    noised = []
     for part, known in zip(changes, anchors, strict=True):
         new = Params()
         for k, v in part.items():
-            shape = (-1, *[1] * (v.dim() - 1))
-            new[k] = v * scale.to(v.dtype).view(shape)
-            if deviation:
-                size = v[0].numel()
-                mine = noise[:, start : start + size].reshape(v.shape)
-                start += size
-                new[k] += (deviation * mine).to(v)
+            new[k] = v * scale.to(v.dtype).view(-1, *[1] * (v.dim() - 1))
+            for row, draw_one in zip(new[k], draws, strict=False):  # a tensor at a time: memory for one alone
+                row.add_(torch.from_numpy(deviation * draw_one(row.numel())).to(row).view(row.shape))
             if k in known:
                 new[k] += known[k]
         noised.append(new)

@@ -74,7 +74,7 @@ def check_record_privacy(
     if not settings.is_record_private:
         return
     check_accounting()
-    reason = _find_obstacle(algorithm, module) or _find_gradient_error(module, federation)
+    reason = _find_obstacle(algorithm, module) or _find_gradient_error(module, federation, settings.dtype)
     if reason:
         raise ConfigError(f"record-level differential privacy (--dp-record) cannot go with this: {reason}")
 
@@ -109,15 +109,16 @@ def _find_obstacle(algorithm: Algorithm, module: nn.Module) -> str | None:
     return None
 
 
-def _find_gradient_error(module: nn.Module, federation: Federation) -> str | None:
+def _find_gradient_error(module: nn.Module, federation: Federation, dtype: str) -> str | None:
     """Return the reason why the model gives no gradients of single rows."""
-    task = Task(copy.deepcopy(module))
-    index = torch.as_tensor(federation.part("train")[0][:2], device=federation.device)
-    x, y = federation.features(index, next(iter(task.params.values())).dtype), federation.y[index]
-    weight = x.new_ones(len(x))
+    kind = getattr(torch, dtype)
+    task = Task(copy.deepcopy(module)).to(torch.device("cpu"), kind)
+    samples = next(rows for rows in federation.part("train") if len(rows))
+    index = torch.as_tensor(samples[:2], device=federation.device)
+    x, y = federation.features(index, kind).cpu(), federation.y[index].cpu()
     try:
         with torch.random.fork_rng(devices=[]):
-            task.clipped_gradient(task.params, task.buffers, (x.cpu(), y.cpu(), weight.cpu()), 1.0)
+            task.clipped_gradient(task.params, task.buffers, (x, y, torch.ones(len(y), dtype=kind)), 1.0)
     except Exception as error:
         return (
             f"the model {type(module).__name__} gives no gradients of single rows ({summarize_error(error)}); use "
