@@ -153,8 +153,10 @@ def test_a_node_that_is_lost_at_any_step(step: str, ragged: Federation, tmp_path
     def is_lost_plain(node: int, message: Message) -> bool:
         return node == 104 and read_head(message).get("round") == 2 and step in STEPS[:3]
 
-    config = {**RUN, "algorithms": "fedavg", "groups": FIVE, "eval_every": 3}
+    config = {**RUN, "algorithms": "fedavg", "groups": FIVE, "eval_every": 2}
     (secure,) = run_secure(ragged, tmp_path / "secure", lost=is_lost, **config)
+    told = "the scores of round 2 are without the clients of node 'node-4'"
+    assert any(told in note for note in secure.notes) == (step in STEPS[:3])
     (plain,) = run_deployed(ragged, tmp_path / "plain", lost=is_lost_plain, **config)
     same_models(load_models(tmp_path / "plain", "fedavg"), load_models(tmp_path / "secure", "fedavg"))
     faults = [(r, client) for r, client, _ in secure.store.faults()]
@@ -262,3 +264,20 @@ def test_bytes_of_all_steps_count_for_the_limit(ragged: Federation, tmp_path: Pa
     assert any("MaxBytesError" in reason for _, _, reason in result.store.faults())
     sent = json.loads(next(tmp_path.glob("state-0/*/sent.json")).read_text())["bytes"]
     assert 2_000 < sent <= 5_000
+
+
+def test_many_rounds_of_training_alone_get_a_second_chance(ragged: Federation, tmp_path: Path) -> None:
+    left = [True]
+
+    def lost(node: int, message: Message) -> bool:
+        head = read_head(message)
+        is_long = head["kind"] == "secure-masked" and head["inner"]["kind"] == "several" and node == 101
+        return is_long and bool(left) and left.pop()
+
+    config = {"algorithms": "local", **RUN, "rounds": 6, "round_timeout": 5}
+    (result,) = run_secure(ragged, tmp_path, lost=lost, **config)
+    assert not left
+    assert not result.store.faults()
+    assert sum("no sum" in line for line in read_log(tmp_path)) == 1
+    simulated = run_simulated("local", ragged, **RUN | {"rounds": 6})
+    assert pool(result, "trained", 6) == pytest.approx(pool(simulated, "trained", 6), abs=1e-6)
