@@ -18,6 +18,7 @@ from fedattune.core.errors import ConfigError
 from fedattune.core.io import load_tensors
 from fedattune.experiments.deploy.audit import AuditLog
 from fedattune.experiments.deploy.grid import unpack_record
+from fedattune.experiments.deploy.secagg.backend import SecureBackend
 from fedattune.experiments.deploy.secagg.node import STEPS
 from fedattune.training.backends.message import WorkerMessage
 from fedattune.training.history import MERGED_NAME
@@ -100,7 +101,7 @@ def test_the_verdict_of_sums_claims_nothing_of_clients(ragged: Federation, tmp_p
 
 
 def test_training_alone_takes_two_sessions(ragged: Federation, tmp_path: Path) -> None:
-    config = {"algorithms": "local", **RUN, "rounds": 6, "round_timeout": 100}
+    config = {"algorithms": "local", **RUN, "rounds": 6, "round_timeout": 1000}
     (secure,) = run_secure(ragged, tmp_path, **config)
     simulated = run_simulated("local", ragged, **RUN | {"rounds": 6})
     for r in (2, 4, 6):
@@ -153,8 +154,10 @@ def test_a_node_that_is_lost_at_any_step(step: str, ragged: Federation, tmp_path
     def is_lost_plain(node: int, message: Message) -> bool:
         return node == 104 and read_head(message).get("round") == 2 and step in STEPS[:3]
 
-    config = {**RUN, "algorithms": "fedavg", "groups": FIVE, "eval_every": 3}
+    config = {**RUN, "algorithms": "fedavg", "groups": FIVE, "eval_every": 2}
     (secure,) = run_secure(ragged, tmp_path / "secure", lost=is_lost, **config)
+    told = "the scores of round 2 are without the clients of node 'node-4'"
+    assert any(told in note for note in secure.notes) == (step in STEPS[:3])
     (plain,) = run_deployed(ragged, tmp_path / "plain", lost=is_lost_plain, **config)
     same_models(load_models(tmp_path / "plain", "fedavg"), load_models(tmp_path / "secure", "fedavg"))
     faults = [(r, client) for r, client, _ in secure.store.faults()]
@@ -262,3 +265,23 @@ def test_bytes_of_all_steps_count_for_the_limit(ragged: Federation, tmp_path: Pa
     assert any("MaxBytesError" in reason for _, _, reason in result.store.faults())
     sent = json.loads(next(tmp_path.glob("state-0/*/sent.json")).read_text())["bytes"]
     assert 2_000 < sent <= 5_000
+
+
+def test_many_rounds_of_training_alone_get_a_second_chance(
+    ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SecureBackend, "_count_rounds", lambda self: 3)
+    left = [True]
+
+    def lost(node: int, message: Message) -> bool:
+        head = read_head(message)
+        is_long = head["kind"] == "secure-masked" and head["inner"]["kind"] == "several" and node == 101
+        return is_long and bool(left) and left.pop()
+
+    config = {"algorithms": "local", **RUN, "rounds": 6, "round_timeout": 2}
+    (result,) = run_secure(ragged, tmp_path, lost=lost, **config)
+    assert not left
+    assert not result.store.faults()
+    assert sum("no sum, and nothing is revealed" in line for line in read_log(tmp_path)) == 1
+    simulated = run_simulated("local", ragged, **RUN | {"rounds": 6})
+    assert pool(result, "trained", 6) == pytest.approx(pool(simulated, "trained", 6), abs=1e-6)

@@ -30,12 +30,14 @@ class GroupSum(NamedTuple):
     """What became of one message to many nodes.
 
     Attributes:
+        round: number of the round.
         blocks: `upload` and `scores` -> the sum; empty if there is none.
         survivors: nodes whose numbers are in the sums.
         reasons: node -> why its numbers are not.
 
     """
 
+    round: int
     blocks: Mapping[str, Fixed]
     survivors: frozenset[int]
     reasons: Mapping[int, str]
@@ -108,7 +110,10 @@ class SecureBackend(MonitoredBackend):
             if is_evaluated:
                 keys.append(("evaluate", r))
                 groups.append(self.make_evaluation(r, make_payload, None))
-        self._done = dict(zip(keys, self._sum(groups), strict=True))
+        sums = self._sum(groups)
+        if last > request.round and not any(one.survivors for one in sums):
+            sums = self._sum(groups)  # many rounds hang on one session, so it gets a second chance
+        self._done = dict(zip(keys, sums, strict=True))
         self._seconds_per_round = self._work_seconds / (last - request.round + 1)
 
     def evaluate_received(self, r: int, make_payload: PayloadFactory, w: Params | None) -> list[PointScores]:
@@ -158,6 +163,7 @@ class SecureBackend(MonitoredBackend):
         self.monitor.record_exchange({i: reasons.get(i) for i in asked}, self.bytes_sent, self.bytes_received)
         return [
             GroupSum(
+                session.parts[number].round,
                 _slice_blocks(outcome.total, session.blocks, number),
                 outcome.survivors & group.keys(),
                 {i: f"{nodes[i].label} {reasons[i]}" for i in group if i in reasons},
@@ -222,6 +228,12 @@ class SecureBackend(MonitoredBackend):
         """Read summed scores: of one client with the number after the last, which stands for all."""
         if "scores" not in one.blocks:
             return []
+        if one.reasons:
+            missing = ", ".join(self._registry.nodes[i].label for i in sorted(one.reasons))
+            self.notes.append(
+                f"{self._key['algorithm']}: the scores of round {one.round} are without the clients of {missing}, so "
+                "they are of other rows than those of other methods"
+            )
         return unpack_scores(one.blocks["scores"], kind, self.context.n_clients)
 
     def _read_training(self, request: TrainRequest, payload: Payload | None, one: GroupSum) -> TrainReply:
