@@ -263,6 +263,8 @@ def test_epsilon_against_accuracy(tmp_path: Path) -> None:
     assert "| none |" in out
     assert cells["inf"]["local"] == cells["1"]["local"]
     assert cells["inf"]["fedavg"][0] > cells["1"]["fedavg"][0] + 0.2  # 53 points on average
+
+
 def test_the_table_of_attacks_has_a_row_per_attack_and_takes_settings(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     text = run(
