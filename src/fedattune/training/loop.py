@@ -26,6 +26,7 @@ from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
+from .defence import find_trusted, replace_by_robust
 from .effects import average_effects, choose_measured, read_last_mixing
 from .evaluation import EVALUATED_PARTS, PointScores
 from .history import score_clients
@@ -104,6 +105,7 @@ class RoundLoop:
             self.backend = LocalBackend(
                 self.context, self.server.storage, make_payload=self.server.make_payload
             )
+        self._trusted = find_trusted(self.context)
         self.screen = Screen(
             self.context, self.backend.largest_update, are_claims=self.backend.has_claimed_counts
         )
@@ -216,10 +218,11 @@ class RoundLoop:
         if not len(ids):
             server.skip_round()
             return reply, None
-        server.aggregate(reply, n)
+        robust = replace_by_robust(self.context, self._trusted, reply, n)
+        server.aggregate(robust, n)
         self.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
-            backend.statistics = average_statistics(reply.buffers, n)
+            backend.statistics = average_statistics(robust.buffers, n)
             self.traffic["up"] += count_traffic(backend.statistics, len(ids))
         if not self.context.is_answered:
             return reply, None
@@ -377,6 +380,7 @@ class RoundLoop:
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.notes, *self.backend.notes],
             **collect_missing_facts(context, records),
+            **self.screen.facts(),
         }
         models, buffers = self.backend.headline_models
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):
