@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from . import machine, show
+from . import machine, robustness, show
 from .measure import Case, Figures, Setting, Skip
 
 DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -72,6 +72,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None, docs: Path = DOCS) -> int:
     """Measure the chosen cases; return 0 if that worked, whether or not targets are reached."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["robustness"]:  # measures accuracies, not seconds
+        return robustness.main(arguments[1:])
     given = make_parser().parse_args(arguments)
     for option in ("repeats", "threads"):
         value = getattr(given, option)

@@ -166,6 +166,13 @@ class FedFomoClient(ClientUpdate):
         """Return the own last model; only the held-out data tell the next start."""
         return local_state["own"]
 
+    def decline(self, sent: Payload, own: Params) -> Payload:
+        """Return copies of the own model in place of the others' models."""
+        copies = sent.extra["peers"].map(
+            lambda peers, mine: mine.expand(peers.shape), own.only(sent.extra["peers"])
+        )
+        return Payload(own, {**sent.extra, "peers": copies})
+
 
 def compute_affinity(models: Params, losses: Tensor) -> Tensor:
     """Return a_n (M,) of the candidates models[1:] against models[0]; exactly 0 for an equal model."""

@@ -23,7 +23,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from ..client import SGD, Correction, LocalContext
+from ..client import SGD, Correction, LocalContext, StartPoint
 from ..core.algorithm import Algorithm
 from ..core.dense import column_blocks
 from ..core.effect import Mechanism
@@ -64,6 +64,25 @@ class RelationshipCorrection(Correction):
             relation = 0.0 if k in personal else self.lam1 * (sent.params[k] + own * v)
             gradient[k] = g[k] + 2 * relation + 2 * self.lam2 * v
         return Params(gradient)
+
+
+@dataclass(frozen=True)
+class MochaClient(SGD):
+    """Client rule of MOCHA: SGD with the tie, on a model of its own.
+
+    The payload is no model. Without data, the tie would pull w to -sent / Omega_tt.
+    """
+
+    start: StartPoint = "own"
+
+    def offered_model(self, sent: Payload) -> Params:
+        """Return the model to which the tie pulls."""
+        own = sent.extra["omega"]["own"]
+        return sent.params.map(lambda v: -v / own.to(v))
+
+    def decline(self, sent: Payload, own: Params) -> Payload:
+        """Let the tie pull to the own last model."""
+        return sent._replace(params=own.map(lambda v: -v * sent.extra["omega"]["own"].to(v)))
 
 
 SMOOTHING = 1e-4
@@ -143,4 +162,4 @@ def mocha(
 
     """
     tie = DEFAULT_LAM1[omega] if lam1 is None else lam1
-    return Algorithm(SGD((RelationshipCorrection(tie, lam2),), start="own"), TaskRelationship(omega))
+    return Algorithm(MochaClient((RelationshipCorrection(tie, lam2),)), TaskRelationship(omega))

@@ -37,6 +37,7 @@ class RoundRows(NamedTuple):
         senders: positions of the clients whose models there were to give.
         weights: component -> (R, N); 0 for clients whose models were not there.
         totals: component -> sums of the rows over all clients, looked at or not (R,).
+        attacked: component -> sums of the rows over attackers that are not looked at (R,).
 
     """
 
@@ -44,6 +45,7 @@ class RoundRows(NamedTuple):
     senders: list[int]
     weights: dict[str, FloatArray]
     totals: dict[str, FloatArray]
+    attacked: dict[str, FloatArray]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class LastRows:
         rounds: round of each client's row; None without a row.
         offered: whose models (columns) there were to give to each client (rows), (N, N).
         totals: sums of the rows over all clients, looked at or not, averaged over the components (N,).
+        attacked: sums of the rows over attackers that are not looked at, likewise.
 
     """
 
@@ -62,6 +65,7 @@ class LastRows:
     rounds: list[int | None]
     offered: BoolArray
     totals: FloatArray
+    attacked: FloatArray
 
 
 @dataclass(frozen=True)
@@ -88,14 +92,16 @@ class MixingAnalysis:
     Args:
         run: the run.
         always: positions, among the evaluated clients, that are looked at even if there are too many clients.
+        with_attackers: whether the attackers of a simulation are looked at too, after the evaluated clients.
 
     Attributes:
-        positions: of the N clients looked at, among the evaluated ones.
-        names: of the clients looked at.
+        positions: of the N clients looked at, among the evaluated ones; -1 for attackers.
+        names: of the clients looked at; names of attackers say so.
+        attackers: names of the run's attackers by number.
 
     """
 
-    def __init__(self, run: RunMetrics, always: Sequence[int] = ()) -> None:
+    def __init__(self, run: RunMetrics, always: Sequence[int] = (), *, with_attackers: bool = False) -> None:
         self.run = run
         n = len(run.facts["clients"])
         self.positions = list(range(n))
@@ -104,6 +110,17 @@ class MixingAnalysis:
             self.positions = sorted({*evenly, *always})
         self.names = [str(run.facts["clients"][i]["id"]) for i in self.positions]
         self._index_of = {int(run.eval_ids[position]): i for i, position in enumerate(self.positions)}
+        named = run.facts.get("attack", {}).get("attackers", {})
+        self.attackers: dict[int, str] = {int(number): name for number, name in named.items()}
+        for number, name in self.attackers.items() if with_attackers else ():
+            self._index_of[number] = len(self.names)
+            self.names.append(f"{name} (attacks)")
+            self.positions.append(-1)
+
+    def include_attackers(self) -> "MixingAnalysis":
+        """Return the analysis with the attackers among the clients looked at; itself if there are none."""
+        honest = [position for position in self.positions if position >= 0]
+        return MixingAnalysis(self.run, honest, with_attackers=True) if self.attackers else self
 
     @cached_property
     def rounds(self) -> list[int]:
@@ -119,12 +136,16 @@ class MixingAnalysis:
         ]
         source, receivers = [k for k, _ in rows_here], [i for _, i in rows_here]
         senders = [i for _, i in columns_here]
-        among, totals = {}, {}
+        hidden = [
+            k for k, number in enumerate(columns) if number in self.attackers and number not in self._index_of
+        ]
+        among, totals, attacked = {}, {}, {}
         for component, matrix in weights.items():
             among[component] = np.zeros((len(receivers), len(self.names)))
             among[component][:, senders] = matrix[np.ix_(source, [k for k, _ in columns_here])]
             totals[component] = matrix[source].sum(1, dtype=np.float64)
-        return RoundRows(receivers, senders, among, totals)
+            attacked[component] = matrix[np.ix_(source, hidden)].sum(1, dtype=np.float64)
+        return RoundRows(receivers, senders, among, totals, attacked)
 
     def read_last_rows(self, round_: int | None = None, back: int = ROUNDS_BACK) -> LastRows:
         """Read every client's last row at a round, from this round or one of the `back` rounds before.
@@ -135,7 +156,7 @@ class MixingAnalysis:
 
         """
         n = len(self.names)
-        last = LastRows({}, [None] * n, np.zeros((n, n), dtype=bool), np.full(n, np.nan))
+        last = LastRows({}, [None] * n, np.zeros((n, n), dtype=bool), np.full(n, np.nan), np.full(n, 0.0))
         rounds = [r for r in self.rounds if round_ is None or r <= round_]
         for r in reversed(rounds[-back:]):
             rows = self.read_round(r)
@@ -145,6 +166,7 @@ class MixingAnalysis:
                 last.weights.setdefault(component, np.full((n, n), np.nan))[receivers] = weights[new]
             last.offered[np.ix_(receivers, rows.senders)] = True
             last.totals[receivers] = np.mean([total[new] for total in rows.totals.values()], axis=0)
+            last.attacked[receivers] = np.mean([one[new] for one in rows.attacked.values()], axis=0)
             for i in receivers:
                 last.rounds[i] = r
             if None not in last.rounds:
@@ -185,7 +207,14 @@ class MixingAnalysis:
     def labels(self) -> FloatArray | None:
         """Samples of each class (N, classes); None if the run does not know them."""
         counts = self.run.facts.get("labels")
-        return None if counts is None else np.array(counts, dtype=np.float64)[self.positions]
+        if counts is None:
+            return None
+        honest = [position for position in self.positions if position >= 0]
+        rows = np.array(counts, dtype=np.float64)[honest]
+        if len(honest) == len(self.positions):
+            return rows
+        attackers = self.run.facts["attack"].get("labels")
+        return None if attackers is None else np.concatenate([rows, np.array(attackers, dtype=np.float64)])
 
     @cached_property
     def similarity(self) -> FloatArray | None:
@@ -217,7 +246,11 @@ class MixingAnalysis:
         if not self.has_mixtures:
             return [None] * len(self.names)
         return [
-            None if r is None else compute_shares(self.names, i, r, self.mean[i], float(self.last.totals[i]))
+            None
+            if r is None
+            else compute_shares(
+                self.names, i, r, self.mean[i], float(self.last.totals[i]), float(self.last.attacked[i])
+            )
             for i, r in enumerate(self.last.rounds)
         ]
 
@@ -241,7 +274,8 @@ class MixingAnalysis:
             k = rows.receivers.index(client)
             for component, weights in rows.weights.items():
                 total = float(rows.totals[component][k])
-                shares = compute_shares(self.names, client, r, weights[k], total)
+                attacked = float(rows.attacked[component][k])
+                shares = compute_shares(self.names, client, r, weights[k], total, attacked)
                 mixtures.setdefault(component, []).append(shares)
         return [
             build_trace(name, shares, self.compare_with_labels(self.last.weights[name], client))

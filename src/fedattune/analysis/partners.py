@@ -33,7 +33,8 @@ class MixtureShares:
         round: the round.
         own: share of the client's own model.
         others: sum of the shares of the other clients.
-        unseen: sum of the shares of clients that are not looked at.
+        unseen: sum of the shares of clients that are not looked at, without attackers.
+        attackers: sum of the shares of attackers that are not looked at.
         is_even: no partner stands out.
         partners: the other clients with a share, the largest first.
 
@@ -45,6 +46,7 @@ class MixtureShares:
     unseen: float
     is_even: bool
     partners: list[Partner]
+    attackers: float = 0.0
 
     @property
     def top(self) -> list[Partner]:
@@ -74,7 +76,12 @@ class ComponentTrace:
 
 
 def compute_shares(
-    names: Sequence[str], i: int, round_: int, row: FloatArray, total: float | None = None
+    names: Sequence[str],
+    i: int,
+    round_: int,
+    row: FloatArray,
+    total: float | None = None,
+    attackers: float = 0.0,
 ) -> MixtureShares:
     """Compute the shares of client `i` in a round.
 
@@ -84,6 +91,7 @@ def compute_shares(
         round_: the round.
         row: weights that the client was given (N,).
         total: sum of its weights over all clients; default: the sum of the row.
+        attackers: sum of its weights over attackers that are not looked at.
 
     """
     others = np.delete(np.arange(len(row)), i)
@@ -91,7 +99,7 @@ def compute_shares(
     weights = row[others]
     mean = abs(float(weights.mean())) if len(weights) else 0.0
     is_even = len(weights) > 1 and float(np.ptp(weights)) <= EVEN_SPREAD * mean + FLAT_WEIGHT
-    rest = 0.0 if total is None else total - float(row.sum())
+    rest = 0.0 if total is None else total - float(row.sum()) - attackers
     return MixtureShares(
         round_,
         float(row[i]),
@@ -99,6 +107,7 @@ def compute_shares(
         rest if abs(rest) > MIN_UNSEEN_SHARE else 0.0,
         is_even,
         [Partner(names[k], float(row[k])) for k in order if row[k] > FLAT_WEIGHT],
+        attackers,
     )
 
 

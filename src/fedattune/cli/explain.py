@@ -150,6 +150,8 @@ def _print_traces(explanation: "RunExplanation", traces: "list[ComponentTrace]",
         "own": lambda trace: format_percent(trace.last.own),
         "others": lambda trace: format_percent(trace.last.others),
     }
+    if explanation.mixing.attackers:
+        columns["attackers"] = lambda trace: format_percent(trace.last.attackers)
     if has_unseen:
         columns["not shown"] = lambda trace: format_percent(trace.last.unseen)
     columns["most from"] = lambda trace: format_partners(trace.last)
@@ -217,6 +219,8 @@ def _print_clients_table(explanation: "RunExplanation", console: "Console") -> N
             columns["samples"] = lambda one: _format_samples(one.gain)
     if explanation.mixing.has_mixtures:
         columns["own"] = lambda one: format_percent(one.shares.own) if one.shares else "-"
+        if explanation.mixing.attackers:
+            columns["attackers"] = lambda one: format_percent(one.shares.attackers) if one.shares else "-"
         columns["most from"] = lambda one: format_partners(one.shares, 2) if one.shares else "-"
         columns |= _agreement_columns(explanation.clients)
     print_whole(fill_table(shown_clients, columns, ("client", "most from")), console)

@@ -115,6 +115,17 @@ class ClientUpdate(ABC):
         """Return the model for predictions in a round in which the client did not train."""
         return self.received_model(sent, local_state, fresh)
 
+    def offered_model(self, sent: Payload) -> Params:
+        """Return the model by which a client judges a payload, if it accepts better ones only (`--accept`)."""
+        return sent.params
+
+    def decline(self, sent: Payload, own: Params) -> Payload:
+        """Return the payload that takes the place of a refused one: as if the client were sent its own last upload.
+
+        Override this for a rule that reads more than the model.
+        """
+        return sent._replace(params=own)
+
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """The mechanisms whose effect on a local step `measure_step` measures."""

@@ -112,6 +112,18 @@ class Settings(StrictSchema):
         "round",
     )
 
+    attack: str | None = Field(
+        None,
+        description="what attackers do in this simulation: NAME, or NAME:NUMBER for its strength (default: no attack)",
+    )
+    attackers: int | float | None = Field(
+        None, description="clients that attack: a whole number, or a share of all clients (default: 0.2)"
+    )
+    accept: Literal["always", "better"] = Field(
+        "always",
+        description="what clients accept: every received model, or only one that is no worse on their validation rows",
+    )
+
     screening: Literal["on", "off"] = Field(
         "on",
         description="refuse uploads that no honest client sends, and bound the sample counts that clients claim",
@@ -138,7 +150,7 @@ class Settings(StrictSchema):
         None, description="largest share of any one other client in a client's mixture (default: no limit)"
     )
 
-    @field_validator("cohort", mode="before")
+    @field_validator("cohort", "attackers", mode="before")
     @classmethod
     def _number_or_fraction(cls, value: object) -> object:
         """Read "10" as ten clients and "0.5" or "1.0" as a share of all."""
@@ -151,10 +163,12 @@ class Settings(StrictSchema):
                 ) from None
         return value
 
-    @field_validator("cohort")
+    @field_validator("cohort", "attackers")
     @classmethod
-    def _some_or_all(cls, value: int | float) -> int | float:
-        if not (1 <= value <= MAX_CLIENTS if isinstance(value, int) else 0 < value <= 1):
+    def _some_or_all(cls, value: int | float | None) -> int | float | None:
+        if value is not None and not (
+            1 <= value <= MAX_CLIENTS if isinstance(value, int) else 0 < value <= 1
+        ):
             raise ValueError(
                 f"expected a number of clients from 1 to {MAX_CLIENTS:,}, or a fraction between 0 and 1"
             )
@@ -166,6 +180,13 @@ class Settings(StrictSchema):
         if epochs and info.data.get("steps"):
             raise ValueError(f"give steps ({info.data['steps']}) or epochs, not both")
         return epochs
+
+    @field_validator("attackers")
+    @classmethod
+    def _needs_attack(cls, value: int | float | None, info: ValidationInfo) -> int | float | None:
+        if value is not None and "attack" in info.data and info.data["attack"] is None:
+            raise ValueError("it needs an attack; add one, such as negated_model")
+        return value
 
     @field_validator("trusted")
     @classmethod

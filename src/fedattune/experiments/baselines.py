@@ -6,7 +6,7 @@ scikit-learn are what a practitioner tries first.
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -40,11 +40,13 @@ class SplitRows:
     Attributes:
         federation: the data without clients that join later.
         ids: numbers of the evaluated clients (E,).
+        attackers: numbers of the clients that attack.
 
     """
 
     federation: "Federation"
     ids: Sequence[int]
+    attackers: Collection[int] = ()
 
     def select(self, part: str, i: int) -> Array:
         """Return the sample numbers of a part of evaluated client i."""
@@ -59,8 +61,9 @@ class SplitRows:
         return x, self.federation.y[index].cpu().numpy()
 
     def pool(self, part: str) -> Array:
-        """Return the sample numbers of a part of all clients, also those that are not evaluated."""
-        return np.concatenate([np.asarray(rows) for rows in self.federation.part(cast(Any, part))])
+        """Return the sample numbers of a part of all honest clients, also those that are not evaluated."""
+        lists = self.federation.part(cast(Any, part))
+        return np.concatenate([np.asarray(rows) for i, rows in enumerate(lists) if i not in self.attackers])
 
 
 def train_baselines(
@@ -78,14 +81,15 @@ def train_baselines(
         StoppedError: the user asked to stop; finished baselines are kept.
 
     """
-    from ..training.sampling import sample_eval_ids
+    from ..training.sampling import sample_attackers, sample_eval_ids
     from ..training.setup import hold_out_newcomers
 
     experiment = plan.experiment
     for split, federation in enumerate(plan.federations):
         done = {one.name for one in read_baselines([out]) if one.split == split}
         training, _ = hold_out_newcomers(federation, experiment)
-        rows = SplitRows(training, sample_eval_ids(experiment, training).tolist())
+        attackers = sample_attackers(experiment, training)
+        rows = SplitRows(training, sample_eval_ids(experiment, training).tolist(), attackers)
         for name, kind, predict in _list_baselines(plan, rows):
             if name in done:
                 continue
@@ -247,6 +251,9 @@ def _train_centralized(plan: Plan, rows: SplitRows, should_stop: ShouldStop) -> 
         "drop_out": 0.0,
         "held_out": 0,
         "eval_clients": None,
+        "attack": None,
+        "attackers": None,
+        "accept": "always",
         "engine": "auto",
         "ray_address": None,
         "ray_actors": None,

@@ -108,6 +108,8 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
     from ..algorithms import ALGORITHMS
     from ..algorithms.own import build_method
     from ..models import make_model
+    from ..training.acceptance import check_acceptance
+    from ..training.adversary import check_attack
     from ..training.setup import build_trained_module, hold_out_newcomers
 
     are_all = ALL_METHODS in experiment.algorithms
@@ -134,7 +136,9 @@ def make_plan(experiment: Experiment, federation: "Federation | None" = None) ->
             )
             federations += [_federate(same, dataset, assignment, k) for k in range(1, experiment.splits)]
         for one in federations[:1]:
-            hold_out_newcomers(one, experiment)
+            training, _ = hold_out_newcomers(one, experiment)
+            check_attack(experiment, training)
+            check_acceptance(experiment, training)
             if "sklearn" in experiment.baseline and one.schema is not None and one.schema.tokens:
                 problems.append(
                     "--baseline sklearn: token numbers are no features of such a model; leave it out, or take "

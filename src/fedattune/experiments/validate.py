@@ -58,6 +58,7 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
     known_options: dict[str, dict[str, Collection[str]]] = {}
     if methods:
         from ..core.hardware import check_device
+        from ..training.adversary import check_attack
         from ..training.backends.ray import check_ray
 
         names = expand_names(experiment.algorithms, ALGORITHMS)
@@ -69,7 +70,7 @@ def find_known_options(experiment: Experiment, *, methods: bool, problems: list[
                 known_options.setdefault("algorithm", {})[name] = _list_option_names(factory)
         with collect_errors(problems):
             known_options["model"] = {experiment.model: list_model_options(experiment.model)}
-        for check in (check_device, check_ray):
+        for check in (check_device, check_ray, check_attack):
             with collect_errors(problems):
                 check(experiment)
     with collect_errors(problems):

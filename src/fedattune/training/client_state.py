@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from ..core.params import Params
 from ..core.payload import LocalState, Payload
+from .acceptance import Judge
 from .context import RunContext
 from .engine.base import ClientInputs, ClientOutputs
 from .storage.rows import RowStack, RowStorage, pick_rows
@@ -40,6 +41,7 @@ class ClientStates:
         names: the model's parameters in their order.
         statistics: the averaged BatchNorm statistics that clients are sent; empty if these stay local.
         storage: where rows are kept.
+        judge: decides which payloads clients refuse; None if they accept all.
 
     """
 
@@ -52,6 +54,7 @@ class ClientStates:
     names: list[str]
     statistics: Params
     storage: RowStorage
+    judge: Judge | None = None
 
     @classmethod
     def start(
@@ -165,13 +168,14 @@ class ClientStates:
 
         """
         rows = self.rows_of(ids)
-        return ClientInputs(
+        inputs = ClientInputs(
             self._add_personal(payload, self.personal.rows(rows)),
             {k: v.rows(rows) for k, v in self.local_state.items()},
             self.buffers.rows(rows),
             self.fresh[rows],
             is_uploaded,
         )
+        return self.judge.decide(ids, inputs) if self.judge else inputs
 
     def _add_personal(self, payload: Payload, own: Params) -> Payload:
         """Return the payload with the parameters that never left the clients."""
@@ -210,6 +214,11 @@ class ClientStates:
             return rule(sent, {}, fresh)  # one model for all stays one model
         local_state = {k: pick_rows(v, rows, n) for k, v in self.local_state.items()}
         whole = self._add_personal(sent, pick_rows(self.personal, rows, n))
+        if self.judge:
+            inputs = ClientInputs(
+                whole, local_state, self.received_buffers(ids), fresh, torch.zeros_like(fresh)
+            )
+            local_state = self.judge.decide(ids, inputs).local_state
         models: Params = vmap(rule)(whole, local_state, fresh)
         return models
 

@@ -48,6 +48,7 @@ class RunContext:
         eval_ids: (E,) numbers of the clients that are evaluated, sorted.
         n_train: (N,) training samples of every client.
         has_shared_parameters: whether any parameter leaves the clients.
+        attackers: (A,) numbers of the clients that attack, sorted.
 
     """
 
@@ -59,6 +60,7 @@ class RunContext:
     eval_ids: Tensor
     n_train: Tensor
     has_shared_parameters: bool
+    attackers: Tensor
 
     @property
     def n_clients(self) -> int:

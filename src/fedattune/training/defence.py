@@ -38,11 +38,9 @@ def find_trusted(context: RunContext) -> list[int]:
 def replace_by_robust(context: RunContext, trusted: list[int], reply: TrainReply, n: Tensor) -> TrainReply:
     """Return the reply, each upload replaced by the robust aggregate if the user wants one and the method can."""
     rule = context.settings.robust
-    if (
-        rule in ("off", "rows")
-        or not reply.upload.params
-        or find_needed_sums(context.algorithm.server) is None
-    ):
+    if rule == "off" or rule == "rows":  # noqa: PLR1714 (narrows the type)
+        return reply
+    if not reply.upload.params or find_needed_sums(context.algorithm.server) is None:
         return reply
     if not reply.upload.params.keys() <= reply.sent.params.keys():
         return reply

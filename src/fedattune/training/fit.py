@@ -18,6 +18,8 @@ from ..core.settings import Settings
 from ..data import Federation
 from ..models import build_seeded_model, check_model
 from ..models.files import SOURCE_KEY
+from .acceptance import check_acceptance
+from .adversary import check_attack
 from .backends.ray import check_ray, open_ray_backend
 from .context import Progress
 from .loop import RoundLoop
@@ -167,7 +169,9 @@ def prepare_run(
             )
         check_device(settings)
         check_ray(settings)
-        hold_out_newcomers(federation, settings)
+        training, _ = hold_out_newcomers(federation, settings)
+        check_attack(settings, training)
+        check_acceptance(settings, training)
     if isinstance(algorithm, str):
         source = make_absolute(algorithm) if is_reference(algorithm) else None
         name = name or get_short_name(algorithm)

@@ -22,16 +22,18 @@ from ..data import Federation
 from ..data.federated import FederationInfo
 from ..data.input_spec import InputSpec
 from ..server.average import average_statistics
+from .acceptance import Refusals
+from .adversary import Adversary
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
 from .defence import find_trusted, replace_by_robust
 from .effects import average_effects, choose_measured, read_last_mixing
-from .evaluation import EVALUATED_PARTS, PointScores
+from .evaluation import PointScores
 from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes
-from .predictions import RowPredictions, predict_rows
+from .predictions import predict_parts
 from .result import Result
 from .screening import Screen
 from .server import Server
@@ -39,7 +41,7 @@ from .setup import make_run_context
 from .stopping import StoppingRule
 from .storage.checkpoint import restore_tree
 from .storage.folder import RunFolder
-from .storage.rows import RowStack, load_rows
+from .storage.rows import load_rows
 from .storage.store import RoundRecord, RunStore
 
 CHECKPOINT_SHARE = 0.1
@@ -92,12 +94,14 @@ class RoundLoop:
         self.config, self.folder = config, folder
         self.context = make_run_context(algorithm, federation, model, settings)
         self.server = Server(self.context, folder.rows if folder else None)
+        self.adversary = Adversary(self.context) if settings.attack else None
         self.store = RunStore(folder.metrics if folder else None)
         self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
         self.traffic: dict[str, Traffic] = {"up": Counter(), "down": Counter()}
         self.mean: float | None = None
         self.evaluated = 0
         self.notes: list[str] = []
+        self.refusals = Refusals()
         self.stopping = StoppingRule(self.context.early_stopping)
         if make_backend:
             self.backend = make_backend(self.context, self.server.make_payload)
@@ -107,7 +111,9 @@ class RoundLoop:
             )
         self._trusted = find_trusted(self.context)
         self.screen = Screen(
-            self.context, self.backend.largest_update, are_claims=self.backend.has_claimed_counts
+            self.context,
+            self.backend.largest_update,
+            are_claims=self.backend.has_claimed_counts or settings.attack is not None,
         )
         if folder:
             self._load(folder)
@@ -210,7 +216,10 @@ class RoundLoop:
         Return the reply without refused uploads, and the mixing matrices behind the answers.
         """
         backend, server, before = self.backend, self.server, reply.faults
-        reply, n = self.screen(r, reply, self.context.n_train[reply.ids])
+        n = self.context.n_train[reply.ids]
+        if self.adversary:
+            reply, n = self.adversary.corrupt(r, reply, n)
+        reply, n = self.screen(r, reply, n)
         if refused := {i: reason for i, reason in reply.faults.items() if i not in before}:
             backend.refuse(r, refused)
             server.evict(refused)
@@ -239,6 +248,8 @@ class RoundLoop:
 
     def _record(self, request: TrainRequest, reply: TrainReply) -> None:
         self.store.add_faults(request.round, reply.faults)
+        if self.context.settings.accept == "better":
+            self.refusals = self.refusals.add_round(request.round, reply.refused, reply.n_trained)
         absent = sorted({*request.dropouts.tolist(), *reply.faults})
         bytes_up, bytes_down = (self.traffic[way].total() for way in ("up", "down"))
         steps = self.record.steps + reply.steps
@@ -301,6 +312,7 @@ class RoundLoop:
                 "evaluated": self.evaluated,
                 "notes": [*self.notes, *self.backend.notes],
                 "traffic": self.traffic,
+                "refusals": self.refusals,
             }
             text = {key: json.dumps(value) for key, value in meta.items()} | {"screen": self.screen.dump()}
             self.folder.checkpoints.save(self.record.round, tree, text)
@@ -332,6 +344,7 @@ class RoundLoop:
             self.mean, self.evaluated = json.loads(saved.meta["mean"]), int(saved.meta.get("evaluated", 0))
             self.traffic = {way: Counter(parts) for way, parts in json.loads(saved.meta["traffic"]).items()}
             self.screen.load(saved.meta.get("screen"))
+            self.refusals = Refusals(*json.loads(saved.meta.get("refusals", "[]")))
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
@@ -366,6 +379,7 @@ class RoundLoop:
         context, records = self.context, self.store.rounds()
         name = self.config["algorithm"]
         notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
+        notes += self.refusals.collect_notes(context, name)
         effects: list[Effect] = []
         if is_finished:
             try:
@@ -379,10 +393,13 @@ class RoundLoop:
             **self._facts,
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.notes, *self.backend.notes],
+            **self.refusals.collect_facts(context),
             **collect_missing_facts(context, records),
             **self.screen.facts(),
         }
         models, buffers = self.backend.headline_models
+        if is_finished and self.adversary:
+            self.adversary.add_measures(facts, name, models, buffers)
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):
             # The models that were evaluated last may be the ones that clients hold, and went on changing.
             models, buffers = copy_rows(models), copy_rows(buffers)
@@ -391,23 +408,9 @@ class RoundLoop:
             facts,
             self.store,
             is_finished,
-            self._predict(models, buffers) if is_finished else {},
+            predict_parts(context, models, buffers) if is_finished else {},
             models,
             buffers,
             context.task.model,
             inputs=self._inputs,
         )
-
-    def _predict(self, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:
-        """Let the judged models predict the rows that they are judged on; nothing if models or rows are elsewhere."""
-        context = self.context
-        if not isinstance(context.federation, Federation) or not models:
-            return {}
-        predictions: dict[str, RowPredictions] = {}
-        for part in EVALUATED_PARTS:
-            one = predict_rows(
-                context.task, context.federation, part, context.eval_ids.tolist(), models, buffers
-            )
-            if one is not None:
-                predictions[part] = one
-        return predictions

@@ -132,6 +132,8 @@ def train_newcomers(
         "eval_every": rounds,
         "eval_clients": None,
         "early_stopping": "off",
+        "attack": None,
+        "attackers": None,
         "client_state": "memory",
         # The few clients that join are trained in this process.
         **({"engine": "auto", **RAY_DEFAULTS} if before.get("engine") == "ray" else {}),

@@ -11,6 +11,7 @@ from ..core.selectors import AllParameters, BatchNorms, NoParameters
 from ..data import Federation
 from ..data.client_index import PARTS
 from ..data.federated import FederationInfo
+from .attacks import parse_attack
 from .context import RunContext
 from .defence import describe_defence
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
@@ -52,6 +53,12 @@ def collect_facts(context: RunContext) -> dict[str, Any]:
         facts["data_notes"] = list(federation.notes)
         if federation.classes:
             facts["labels"] = evaluated.label_counts().tolist()
+    if context.settings.attack:
+        names = {str(i): federation.names[i] for i in context.attackers.tolist()}
+        facts["attack"] = {"name": context.settings.attack, "attackers": names}
+        if isinstance(federation, Federation) and federation.classes:
+            attackers = federation.index.take(context.attackers.cpu().numpy())
+            facts["attack"]["labels"] = replace(federation, clients=attackers).label_counts().tolist()
     return facts if are_all else facts | {"numbers": ids, "population": context.n_clients}
 
 
@@ -132,10 +139,19 @@ def _note_settings(context: RunContext, records: Sequence[RoundRecord]) -> list[
     """Explain settings that concern every method of a comparison alike."""
     notes, settings = [], context.settings
     n_evaluated, n = len(context.eval_ids), context.n_clients
+    if settings.attack:
+        n_attackers = len(context.attackers)
+        names = list_some([context.federation.names[i] for i in context.attackers.tolist()], MAX_LISTED)
+        notes.append(
+            f"{n_attackers} of the {n:,} clients attack (--attack {settings.attack}: they "
+            f"{parse_attack(settings.attack).attack.summary}): {names}; all numbers are of honest clients"
+        )
+        n -= n_attackers
     if n_evaluated < n:
         why = "" if settings.eval_clients else f", the default for more than {EVALUATE_ALL_UP_TO:,}"
         notes.append(
-            f"numbers are of {n_evaluated:,} of the {n:,} clients, drawn once for all methods (--eval-clients{why})"
+            f"numbers are of {n_evaluated:,} of the {n:,}{' honest' * bool(settings.attack)} clients, drawn once for "
+            f"all methods (--eval-clients{why})"
         )
     notes += _note_rows_seen(context)
     if settings.drop_out and any(record.absent for record in records):

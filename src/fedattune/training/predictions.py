@@ -17,7 +17,9 @@ from ..core.metrics import compute_metrics
 from ..core.params import Params
 from ..core.task import Task
 from ..data import Federation
+from .context import RunContext
 from .engine.base import EvalPart
+from .evaluation import EVALUATED_PARTS
 from .storage.rows import RowStack
 
 FloatArray = NDArray[np.float64]
@@ -80,6 +82,22 @@ class RowPredictions:
     def pooled(self) -> dict[str, float]:
         """Every metric of all rows together."""
         return compute_metrics(self.y, self.outputs.astype(np.float64))
+
+
+def predict_parts(context: RunContext, models: RowStack, buffers: RowStack) -> dict[str, RowPredictions]:
+    """Let the judged models predict the rows that they are judged on; nothing if models or rows are elsewhere.
+
+    Args:
+        context: the run.
+        models: the judged models (E, ...) of the evaluated clients.
+        buffers: their buffers (E, ...).
+
+    """
+    task, federation, ids = context.task, context.federation, context.eval_ids.tolist()
+    if not isinstance(federation, Federation) or not models:
+        return {}
+    parts = {part: predict_rows(task, federation, part, ids, models, buffers) for part in EVALUATED_PARTS}
+    return {part: one for part, one in parts.items() if one is not None}
 
 
 def predict_rows(

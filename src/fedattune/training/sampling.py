@@ -25,12 +25,18 @@ class Stream(IntEnum):
     DROPOUT = 4
     NEWCOMERS = 5
     EVALUATION = 6
+    ATTACKERS = 7
+    ATTACK = 8
     PROBE_SPLIT = 101
     PROBE = 102
 
 
 EVALUATE_ALL_UP_TO, DEFAULT_EVAL_CLIENTS = 10_000, 1_000
 """Number of clients up to which all are evaluated by default, and the number evaluated of more clients."""
+
+
+DEFAULT_ATTACKERS = 0.2
+"""Share of the clients that attack, if an attack is given without their number."""
 
 
 def sample_cohort(settings: Settings, n_clients: int, r: int) -> Tensor:
@@ -48,13 +54,41 @@ def sample_dropouts(settings: Settings, n_clients: int, r: int) -> Tensor:
 
 
 def sample_eval_ids(settings: Settings, federation: Federation | FederationInfo) -> Tensor:
-    """Draw the clients that are evaluated, sorted: the same in every round and for every method and seed."""
+    """Draw the clients that are evaluated, sorted: the same in every round and for every method and seed.
+
+    Attackers are not among them, so all numbers are of honest clients.
+    """
     n = federation.n_clients
+    attackers = sample_attackers(settings, federation)
     n_evaluated = settings.eval_clients or (n if n <= EVALUATE_ALL_UP_TO else DEFAULT_EVAL_CLIENTS)
-    if n_evaluated >= n:
-        return torch.arange(n)
+    if n_evaluated >= n - len(attackers):
+        return torch.from_numpy(np.setdiff1d(np.arange(n), attackers)) if attackers else torch.arange(n)
     rng = np.random.default_rng([_get_split_seed(federation), Stream.EVALUATION])
-    return torch.from_numpy(np.sort(rng.choice(n, n_evaluated, replace=False)))
+    candidates = np.setdiff1d(np.arange(n), attackers) if attackers else n
+    return torch.from_numpy(np.sort(rng.choice(candidates, n_evaluated, replace=False)))
+
+
+def sample_attackers(settings: Settings, federation: Federation | FederationInfo) -> list[int]:
+    """Draw the clients that attack, sorted; none without an attack.
+
+    The seed of the split draws them, so that all methods and seeds of a comparison have the same honest clients.
+
+    Raises:
+        ConfigError: no honest client would be left.
+
+    """
+    if settings.attack is None:
+        return []
+    n, given = federation.n_clients, settings.attackers
+    share = DEFAULT_ATTACKERS if given is None else given
+    n_attackers = share if isinstance(share, int) else max(1, round(share * n))
+    if n_attackers >= n:
+        raise ConfigError(
+            f"attackers: got {n_attackers}, expected fewer than the {n} clients that there are, as honest clients are "
+            "judged"
+        )
+    rng = np.random.default_rng([_get_split_seed(federation), Stream.ATTACKERS])
+    return sorted(int(i) for i in rng.choice(n, n_attackers, replace=False))
 
 
 def sample_newcomers(settings: Settings, federation: Federation) -> list[int]:

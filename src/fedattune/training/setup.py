@@ -21,8 +21,9 @@ from ..models.files import wrap_model
 from ..server.mixing import Mixing
 from ..server.rows import MixtureLimits
 from ..server.wrapper import ServerWrapper
+from .acceptance import AcceptBetter
 from .context import RunContext
-from .sampling import sample_eval_ids, sample_newcomers
+from .sampling import sample_attackers, sample_eval_ids, sample_newcomers
 from .storage.rows import LazyModel, drop_laziness
 
 
@@ -70,6 +71,9 @@ def make_run_context(
     device = resolve_device(settings)
     algorithm = apply_settings(algorithm, settings)
     task = Task(model, settings.mixed_precision != "off").to(device, getattr(torch, settings.dtype))
+    has_shared = bool(get_shared_parameters(algorithm, task))
+    if settings.accept == "better" and has_shared and not isinstance(algorithm.client, AcceptBetter):
+        algorithm = replace(algorithm, client=AcceptBetter(algorithm.client))
     return RunContext(
         algorithm,
         settings,
@@ -78,7 +82,8 @@ def make_run_context(
         all_ids=torch.arange(federation.n_clients, device=device),
         eval_ids=sample_eval_ids(settings, federation).to(device),
         n_train=federation.sizes("train").to(device),
-        has_shared_parameters=bool(get_shared_parameters(algorithm, task)),
+        has_shared_parameters=has_shared,
+        attackers=torch.tensor(sample_attackers(settings, federation), dtype=torch.int64, device=device),
     )
 
 

@@ -103,7 +103,7 @@ def plot_heatmap(
 
     Clients with like labels are neighbours; where labels are not known, clients with like weights. All components
     share one scale, which ends at the largest weight for another client. It is broken where few weights are far above
-    all others.
+    all others. Attackers of a simulation are there too, and their names say so.
 
     Args:
         mixing: the matrices of a run.
@@ -117,6 +117,7 @@ def plot_heatmap(
     """
     from matplotlib.colors import Normalize
 
+    mixing = mixing.include_attackers()
     round_, last = _read_rows(mixing, round_)
     matrices = last.weights
     if component is not None and component not in matrices:

@@ -131,9 +131,10 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
         The data of the pictures, and the packed matrices.
 
     """
-    mixed = {name: one for name, one in mixings.items() if one.has_mixtures}
-    if not mixed:
+    honest = {name: one for name, one in mixings.items() if one.has_mixtures}
+    if not honest:
         return {}, b""
+    mixed = {name: one.include_attackers() for name, one in honest.items()}
     first = next(iter(mixed.values()))
     clients = list(range(len(first.names)))
     if len(clients) > MAX_PICTURED_CLIENTS:
@@ -153,10 +154,10 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
             "order": arrangement.order,
             "clusters": _number_clusters(arrangement),
             "all_rounds": len(one.rounds),
-            "own": {component.name: component.own for component in one.components},
+            "own": {component.name: component.own for component in honest[name].components},
             "agreement": {
                 component.name: vars(component.agreement)
-                for component in one.components
+                for component in honest[name].components
                 if component.agreement
             },
         }
@@ -164,7 +165,8 @@ def build_mixing(mixings: dict[str, MixingAnalysis], n_bytes: int) -> tuple[dict
     similarity = first.similarity
     return {
         "clients": [first.positions[i] for i in clients],
-        "hidden": len(first.run.facts["clients"]) - len(clients),
+        "names": [first.names[i] for i in clients],
+        "hidden": len(first.run.facts["clients"]) + len(first.attackers) - len(clients),
         "labels": None if first.labels is None else first.labels[clients].astype(int).tolist(),
         "classes": list(first.run.facts["classes"]),
         "label_order": None if similarity is None else seriate(similarity[square])[0],

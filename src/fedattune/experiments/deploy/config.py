@@ -25,7 +25,11 @@ NODE_OPTIONS = {
 }  # fmt: skip
 """Options of an experiment that each node decides for itself."""
 
+ATTACK_OPTIONS = {"attack", "attackers"}
+"""Settings of attacks, which are simulations."""
+
 SIMULATION_OPTIONS = {
+    *ATTACK_OPTIONS,
     "held_out",
     "join_rounds",
     "engine",
@@ -196,6 +200,10 @@ def _parse(run_config: Mapping[str, Scalar]) -> tuple[Experiment, DeploymentOpti
         name = {"algorithm": "algorithms"}.get(key, key.replace("-", "_"))
         if name in values:
             problems.append(f"{name} is given twice, once as {key!r}")
+        elif name in ATTACK_OPTIONS - allowed_keys:
+            problems.append(
+                f"{key}: attacks are simulations; try them with fedattune run or compare, and leave it out"
+            )
         elif name not in allowed_keys:
             hint = suggest_name(name, allowed_keys)
             problems.append(f"unknown key {key!r}{', ' if hint else ''}{hint}")

@@ -64,6 +64,7 @@ class TrainReply(NamedTuple):
         steps: local steps of all clients.
         diverged: clients whose training was not finite.
         faults: the reason for each client that could not be reached, or whose upload was refused.
+        refused: clients that refused what they were sent in this round (`--accept better`).
 
     """
 
@@ -75,6 +76,7 @@ class TrainReply(NamedTuple):
     steps: int = 0
     diverged: Sequence[int] = ()
     faults: Mapping[int, str] = {}
+    refused: Sequence[int] = ()
 
     @classmethod
     def merge(cls, replies: Sequence["TrainReply"]) -> "TrainReply":
@@ -91,6 +93,7 @@ class TrainReply(NamedTuple):
             sum(reply.steps for reply in replies),
             [i for reply in replies for i in reply.diverged],
             {i: reason for reply in replies for i, reason in reply.faults.items()},
+            [i for reply in replies for i in reply.refused],
         )
 
 

@@ -11,10 +11,13 @@ from ...core.network import MethodModule
 from ...core.params import Params, select_prefix
 from ...core.payload import Payload
 from ...data import Federation
+from ..acceptance import REFUSAL, AcceptBetter, Judge
+from ..adversary import poison_federation
 from ..client_state import ClientStates, PayloadFactory
 from ..context import RunContext
 from ..effects import MEASURED_SAMPLES, measure_module, measure_training
 from ..engine import make_engine
+from ..engine.base import ClientOutputs
 from ..engine.batches import LocalTraining
 from ..evaluation import MODEL_CHUNK_BYTES, ClientModels, LocalEvaluation, PointScores
 from ..kept import KeptModels
@@ -34,6 +37,7 @@ class LocalBackend(Backend):
         client_ids: (M,) numbers of the clients among all N, sorted.
         client_states: the state that lives on these clients.
         evaluation: evaluates these clients.
+        round: the round in which clients train with the payload that they have or are sent.
 
     """
 
@@ -56,10 +60,8 @@ class LocalBackend(Backend):
             is_one_message: whether the backend, and its process, end after one message.
 
         """
-        federation, settings, task = context.federation, context.settings, context.task
-        assert isinstance(
-            federation, Federation
-        )  # there are no data to train on in the facts about a federation
+        settings, task = context.settings, context.task
+        federation = poison_federation(context)
         self.context, self.storage, self.notes = context, storage, []
         self.max_clients = max(1, REQUEST_CHUNK_BYTES // max(1, task.params.nbytes()))
         self.client_ids = context.all_ids if client_ids is None else client_ids
@@ -85,6 +87,14 @@ class LocalBackend(Backend):
         self.evaluation = LocalEvaluation(
             context.algorithm, self.engine, federation, self.client_states, eval_ids
         )
+        self.round = 1
+        if isinstance(rule := context.algorithm.client, AcceptBetter):
+            self.client_states.judge = Judge(
+                rule,
+                self.engine,
+                frozenset(self.client_states.personal),
+                lambda: self.plan_training(self.round, Stream.TRAINING),
+            )
         self._trained_models: list[ClientModels] = []
         self._kept = KeptModels.start(context, storage)
 
@@ -129,6 +139,7 @@ class LocalBackend(Backend):
         self, request: TrainRequest, payload: Payload | None, make_payload: PayloadFactory
     ) -> TrainReply:
         """Train clients, and keep what stays with them."""
+        self.round = request.round
         with self.storage.share_cores():
             return self._train(request, payload)
 
@@ -157,12 +168,23 @@ class LocalBackend(Backend):
             self._trained_models.append(models)
         if len(ids):
             client_states.store_trained(ids, trained)
+        refused = self._find_refusals(ids, trained, inputs.fresh, is_finite)
         n_trained, uploading = len(ids), find_rows(ids, request.cohort, self.context.n_clients)
         if uploading is not None:
             ids, payload, trained = ids[uploading], payload.rows(uploading), trained.rows(uploading)
         upload = trained.upload._replace(params=trained.upload.params.without(client_states.personal))
         buffers = trained.buffers.only(client_states.statistics)
-        return TrainReply(ids, payload, upload, buffers, n_trained, steps, diverged)
+        return TrainReply(ids, payload, upload, buffers, n_trained, steps, diverged, refused=refused)
+
+    def _find_refusals(
+        self, ids: Tensor, trained: ClientOutputs, fresh: Tensor, is_finite: Tensor
+    ) -> list[int]:
+        """Return the clients (C,) that refused a payload of this round."""
+        if self.client_states.judge is None or not len(ids):
+            return []
+        is_new = fresh[is_finite.nonzero().flatten()]
+        refusals: list[int] = ids[is_new & (trained.local_state[REFUSAL]["refused"] > 0)].tolist()
+        return refusals
 
     def evaluate_trained(self, make_payload: PayloadFactory) -> list[PointScores]:
         """Return the scores after the local training of this round."""
@@ -181,6 +203,7 @@ class LocalBackend(Backend):
             mean_buffers: its buffers; by default the mean of the buffers that clients have here.
 
         """
+        self.round = r + 1
         training = self.plan_training(r + 1, Stream.TRAINING)
         fine_tuning = self.plan_training(r, Stream.FINE_TUNING)
         return self.evaluation.evaluate_received(make_payload, w, training, fine_tuning, mean_buffers)
@@ -189,6 +212,7 @@ class LocalBackend(Backend):
         """Measure the mechanisms of clients: in one more round, which is dropped, and on received models."""
         rule, states = self.context.algorithm.client, self.client_states
         effects: list[list[Effect]] = [[] for _ in ids]
+        self.round = r + 1
         if rule.mechanisms:
             kept, every = states.sent, torch.ones_like(ids, dtype=torch.bool)
             payload = make_payload(ids) if kept is None else kept.rows(states.rows_of(ids))

@@ -201,7 +201,7 @@ class RemoteBackend(Backend):
         """Return the state of all clients, as a checkpoint of a run in one process holds it."""
         replies = self.send_to_all(kind="state", load=False)
         order = torch.cat(list(self.worker_clients)).argsort()
-        joint = concatenate([reply.get("state") for reply in replies]).map(lambda v: v[order])
+        joint = concatenate(_fill_states([reply.get("state") for reply in replies])).map(lambda v: v[order])
         tree: dict[str, Any] = {"local_state": {}, "personal": Params(), "buffers": Params()}
         tree["kept"] = {"params": Params(), "buffers": Params(), "is_kept": joint["kept/is_kept"]}
         for name, rows in joint.items():
@@ -305,7 +305,17 @@ class RemoteBackend(Backend):
             sum(head["steps"] for head in heads),
             sorted(i for head in heads for i in head["diverged"]),
             faults,
+            sorted(i for head in heads for i in head.get("refused", ())),
         )
+
+
+def _fill_states(states: Sequence[Params]) -> list[Params]:
+    """Give all states the same tensors: a worker without a judged client keeps no models."""
+    shapes = {name: v for state in states for name, v in state.items()}
+    return [
+        Params({k: s.get(k, v.new_zeros(len(s["fresh"]), *v.shape[1:])) for k, v in shapes.items()})
+        for s in states
+    ]
 
 
 def merge_scores(worker_scores: Iterable[Sequence[PointScores]], device: torch.device) -> list[PointScores]:

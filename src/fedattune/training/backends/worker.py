@@ -93,6 +93,7 @@ def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessag
     reply = WorkerMessage(
         {"kind": "trained", "round": request.round, "ids": [], "n_trained": 0, "steps": 0, "diverged": []}
     )
+    backend.round = request.round
     if len(ids):
         result = backend.train(request, payload, _make_payload_factory(ids, payload))
         reply.head.update(
@@ -101,6 +102,8 @@ def _handle_train(backend: LocalBackend, message: WorkerMessage) -> WorkerMessag
             steps=result.steps,
             diverged=list(result.diverged),
         )
+        if result.refused:
+            reply.head["refused"] = list(result.refused)
         if len(result.ids):
             reply.put("upload", result.upload)
             reply.put("buffers", result.buffers)

@@ -25,6 +25,15 @@ class StoredClient(_Stored):
     n_test: Size
 
 
+class StoredAttack(_Stored):
+    """The attack of a simulation: its name, and the names of the attackers by number."""
+
+    name: StrictStr
+    attackers: dict[str, StrictStr]
+    labels: list[list[Size]] | None = None
+    success: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
 class StoredFacts(_Stored):
     """The facts of a run; see `fedattune.training.notes.collect_facts`. Older versions did not write all of them."""
 
@@ -40,6 +49,7 @@ class StoredFacts(_Stored):
     numbers: list[Size] | None = None
     population: Size | None = None
     missing: dict[str, StrictStr] = {}
+    attack: StoredAttack | None = None
 
 
 def check_facts(facts: Mapping[str, Any]) -> None:

@@ -244,7 +244,7 @@
   if (M.methods) {
     const heat = chart("heat", "canvas"), labels = M.labels ? chart("labels", "canvas") : null;
     const network = chart("network"), evolution = chart("evolution");
-    const n = M.clients.length, names = M.clients.map((i) => C.ids[i]);
+    const n = M.clients.length, names = M.names;
     const mixed = Object.keys(M.methods);
     if (!labels) $("label-part").innerHTML = `<h3>Labels</h3><p>${M.classes.length ? "Label counts are not in the store: they stay with the clients, or an older version made the run." : "The target is a number, so there are no labels to compare."}</p>`;
     $("hidden").textContent = M.hidden ? `${n} of ${n + M.hidden} clients are shown, evenly from all.` : "";
@@ -355,7 +355,7 @@
     function drawNetwork() {
       const c = component(), r = round(), m = method(), links = [];
       const sorted = m.order, of = (i) => (m.clusters[i] ? P.lines[(m.clusters[i] - 1) % 8] : P.grey);
-      const sizes = M.clients.map((i) => C.train[i]), largest = Math.max(...sizes);
+      const sizes = M.clients.map((i) => (i < 0 ? 0 : C.train[i])), largest = Math.max(...sizes);
       sorted.forEach((i) => {
         const row = sorted.filter((k) => k !== i).map((k) => [k, value(c, r, i, k)]).filter(([, w]) => w > 1e-4).sort((a, b) => b[1] - a[1]);
         row.slice(0, LINKS).forEach(([k, w]) => links.push({ source: names[k], target: names[i], value: w, colour: of(k) }));
@@ -433,7 +433,7 @@
       const button = event.target.closest("button");
       if (button) { $("component").selectedIndex = Number(button.dataset.component); drawMixing(); }
     });
-    choose($("client"), names, names[0], () => mark(C.ids.indexOf($("client").value)));
+    choose($("client"), names.filter((_, k) => M.clients[k] >= 0), names[0], () => mark(C.ids.indexOf($("client").value)));
     network.on("click", (p) => p.dataType === "node" && mark(C.ids.indexOf(p.name)));
     let playing = null;
     $("play").addEventListener("click", () => {
@@ -478,7 +478,7 @@
     drawTable();
     drawMarked();
   }
-  const gained = C.methods[first].gain, from = M.methods ? M.clients : C.ids.map((_, i) => i);
+  const gained = C.methods[first].gain, from = M.methods ? M.clients.filter((i) => i >= 0) : C.ids.map((_, i) => i);
   mark(gained ? from.reduce((worst, i) => ((gained[i] ?? 0) < (gained[worst] ?? 0) ? i : worst), from[0]) : from[0]);
   Look.onChange(() => { if (gainChart) drawGains(); drawCurves(); drawSpread(); drawMixing(); drawTraffic(); });
   document.body.dataset.ready = "yes";

@@ -1,0 +1,131 @@
+"""Remake the table of attacks: mean test accuracy of honest clients, with every method under every attack.
+
+    python -m benchmarks robustness
+    python -m benchmarks robustness --algorithms fedavg,ditto --attacks none,negated_model --accept better
+
+Settings of a run that are not listed (`--accept better`, `--screening off`) go to every run as they are.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+import fedattune
+from fedattune.core.errors import ConfigError, DivergedError
+from fedattune.core.settings import Settings
+from fedattune.training.attacks import ATTACKS
+
+METHODS = ("local", "fedavg", "ditto", "pfedla", "fedmcsa", "heurfedamp", "fedamp", "fedfomo")
+NONE = "none"
+
+Cells = dict[str, dict[str, list[dict[str, float | None]]]]
+"""attack -> method -> for each split, the honest clients' `accuracy` (None: all clients diverged), and `success`."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks robustness",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--algorithms", default=",".join(METHODS), help="methods, the columns (default: %(default)s)")
+    add("--attacks", default=",".join((NONE, *ATTACKS)), help="attacks, the rows (default: all)")
+    add("--attackers", type=int, default=4, help="number of attackers (default: %(default)s)")
+    add("--clients", type=int, default=20, help="number of clients (default: %(default)s)")
+    add("--data", default="digits", help="data (default: %(default)s)")
+    add("--partition", default="dirichlet", help="partition of the data (default: %(default)s)")
+    add("--model", default="dnn", help="model (default: %(default)s)")
+    add("--splits", type=int, default=3, help="partitions with other seeds (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the numbers of all splits to FILE")
+    return parser
+
+
+def read_settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """Read the other settings of every run, in pairs such as `--accept better`.
+
+    Raises:
+        SystemExit: a name has no value, or is no setting.
+    """
+    values: dict[str, Any] = {"rounds": 50, "lr": 0.05}
+    if len(arguments) % 2 or not all(name.startswith("--") for name in arguments[::2]):
+        raise SystemExit(f"expected settings in pairs such as --accept better, got {' '.join(arguments)}")
+    for name, value in zip(arguments[::2], arguments[1::2], strict=True):
+        # YAML reads `off` as false, but settings have it as a word.
+        read = value if value in ("on", "off") else yaml.safe_load(value)
+        values[name.removeprefix("--").replace("-", "_")] = read
+    try:
+        Settings.from_keywords(**values)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
+    return values
+
+
+def measure(given: argparse.Namespace, settings: dict[str, Any]) -> Cells:
+    """Train every method under every attack on every split."""
+    methods, attacks = given.algorithms.split(","), given.attacks.split(",")
+    cells: Cells = {attack: {method: [] for method in methods} for attack in attacks}
+    for seed in range(given.splits):
+        data = fedattune.load_federation(
+            given.data, partition=given.partition, clients=given.clients, seed=seed
+        )
+        for attack in attacks:
+            attacked = {} if attack == NONE else {"attack": attack, "attackers": given.attackers}
+            for method in methods:
+                cell: dict[str, float | None] = {"accuracy": None}
+                try:
+                    result = fedattune.fit(method, data, given.model, **settings, **attacked)
+                    cell["accuracy"] = result.metrics["acc_uniform"]
+                    if "success" in result.facts.get("attack", {}):
+                        cell["success"] = result.facts["attack"]["success"]
+                except DivergedError:
+                    pass
+                cells[attack][method].append(cell)
+    return cells
+
+
+def write_table(cells: Cells) -> str:
+    """Write the table in Markdown: accuracies in percent, and in brackets the success of a trigger."""
+    methods = list(next(iter(cells.values())))
+    lines = [" | ".join(["| attack", *methods]) + " |", "|---" * (len(methods) + 1) + "|"]
+    for attack, row in cells.items():
+        lines.append(" | ".join([f"| {attack}", *(_write_cell(row[method]) for method in methods)]) + " |")
+    return "\n".join(lines)
+
+
+def _write_cell(splits: Sequence[dict[str, float | None]]) -> str:
+    known = [one["accuracy"] for one in splits if one["accuracy"] is not None]
+    if not known:
+        return "all diverge"
+    text = f"{100 * float(np.mean(known)):.1f}"
+    if len(known) < len(splits):
+        text += f" ({len(splits) - len(known)} of {len(splits)} diverge)"
+    successes = [one["success"] for one in splits if one.get("success") is not None]
+    return text + (f" ({100 * float(np.mean(successes)):.0f})" if successes else "")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    given, others = make_parser().parse_known_args(arguments)
+    settings = read_settings(others)
+    started = time.perf_counter()
+    try:
+        cells = measure(given, settings)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
+    print(write_table(cells))
+    about = {key: value for key, value in vars(given).items() if key != "json"}
+    print(f"\n{json.dumps(about | settings)}; {time.perf_counter() - started:.0f} s")
+    if given.json:
+        given.json.write_text(
+            json.dumps({"command": about, "settings": settings, "cells": cells}, indent=1), "utf-8"
+        )
+    return 0

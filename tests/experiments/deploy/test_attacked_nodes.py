@@ -1,0 +1,33 @@
+"""Attacks are simulations; over nodes in one process, they are the same as in the simulator."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="a real federation needs Flower")
+
+from fedattune import ConfigError, Federation
+from fedattune.experiments.deploy import config
+from fedattune.experiments.deploy.config import DeploymentPlan
+from flower.runs import run_deployed, run_simulated
+
+
+def test_a_deployment_takes_no_attack() -> None:
+    with pytest.raises(ConfigError, match="attacks are simulations"):
+        DeploymentPlan({"algorithm": "fedavg", "model": "mlr", "attack": "ipm"})
+
+
+@pytest.mark.parametrize("attack", ["negated_update", "label_flip_count", "alie"])
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa"])
+def test_nodes_of_flower_give_the_same(
+    name: str, attack: str, ragged: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a test can attack over nodes: both ends draw the attackers from the split's seed."""
+    allowed = config.SIMULATION_OPTIONS - config.ATTACK_OPTIONS
+    monkeypatch.setattr(config, "SIMULATION_OPTIONS", allowed)
+    (deployed,) = run_deployed(
+        ragged, tmp_path, algorithm=name, attack=attack, attackers=2, test=0.25, validation=0.1
+    )
+    simulated = run_simulated(name, ragged, attack=attack, attackers=2)
+    assert deployed.metrics["loss_uniform"] == pytest.approx(simulated.metrics["loss_uniform"], abs=1e-9)
+    assert deployed.facts["attack"] == simulated.facts["attack"]

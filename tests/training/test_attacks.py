@@ -1,0 +1,308 @@
+"""What each attack uploads or trains on, by hand; and the same attack wherever clients are."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedattune
+from conformance.table import CASES, Case
+from conformance.test_conformance import RUN, every_method, fit
+from fedattune import ConfigError, Federation, Params, Result
+from fedattune.core.settings import Settings
+from fedattune.data.types import TargetScale
+from fedattune.training.adversary import check_attack
+from fedattune.training.attacks import ATTACKS, View, compute_z_max, parse_attack
+from fedattune.training.poisoning import (
+    Rows,
+    flip_labels,
+    plant_trigger,
+    poison_rows,
+    shift_labels,
+    stamp_trigger,
+)
+from fedattune.training.sampling import sample_attackers, sample_eval_ids
+from federations import make_federation, many
+from remote_runs import Here, same_numbers, trained
+
+BY_NAME = {case.name: case for case in CASES}
+MODEL_ATTACKS = [name for name, attack in ATTACKS.items() if attack.corrupt]
+SOME = ["fedavg", "fedmcsa", "scaffold", "pfedla", "fedrep"]
+
+
+def make_view(strength: float = 0.0) -> View:
+    """One attacker, which was sent (1, 1) and trained to (2, 3); two honest clients; two layers of one weight each."""
+
+    def stack(body: list[float], head: list[float]) -> Params:
+        return Params({"0.weight": torch.tensor(body), "1.weight": torch.tensor(head)})
+
+    return View(
+        received=stack([1.0], [1.0]),
+        trained=stack([2.0], [3.0]),
+        honest=stack([4.0, 8.0], [5.0, 5.0]),
+        honest_received=stack([2.0, 2.0], [1.0, 3.0]),
+        head=frozenset(["1.weight"]),
+        victim=1,
+        strength=strength,
+        rng=np.random.default_rng(0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("attack", "strength", "body", "head"),
+    [
+        ("negated_model", 0.0, -2.0, -3.0),
+        ("negated_update", 0.0, 0.0, -1.0),  # 1 - (2 - 1), 1 - (3 - 1)
+        ("scaled_model", 10.0, 20.0, 30.0),
+        ("scaled_update", 10.0, 11.0, 21.0),  # 1 + 10 (2 - 1), 1 + 10 (3 - 1)
+        ("victim_head", 0.0, 8.0, -5.0),
+        ("collusion", 0.0, 8.0, -5.0),
+        ("alie", 1.5, 6 - 1.5 * 2, 5.0),  # mean 6, deviation 2; mean 5, deviation 0
+        ("ipm", 0.5, 1 - 0.5 * 4, 1 - 0.5 * 3),  # mean updates (2 + 6) / 2 and (4 + 2) / 2
+        ("free_rider", 0.0, 1.0, 1.0),
+    ],
+)
+def test_uploads_by_hand(attack: str, strength: float, body: float, head: float) -> None:
+    corrupt = ATTACKS[attack].corrupt
+    assert corrupt
+    uploads = corrupt(make_view(strength))
+    assert (uploads["0.weight"].item(), uploads["1.weight"].item()) == pytest.approx((body, head))
+
+
+def test_noise_has_the_norm_of_the_model() -> None:
+    corrupt = ATTACKS["gaussian"].corrupt
+    assert corrupt
+    noise = torch.cat([*corrupt(make_view(1.0)).values()])
+    assert noise.norm().item() == pytest.approx(13**0.5)
+    assert noise.tolist() != [2.0, 3.0]
+
+
+def test_a_free_rider_can_add_noise() -> None:
+    corrupt = ATTACKS["free_rider"].corrupt
+    assert corrupt
+    added = torch.cat([*corrupt(make_view(0.1)).values()]) - 1
+    assert added.norm().item() == pytest.approx(0.1 * 2**0.5)
+
+
+def test_z_max_is_the_papers() -> None:
+    """Baruch et al., section 3: n = 50, m = 24: s = 2, Phi(z) = 24 / 26."""
+    assert compute_z_max(26, 24) == pytest.approx(1.4261, abs=1e-4)
+
+
+def test_without_honest_clients_in_a_round_attackers_go_by_themselves() -> None:
+    for attack in MODEL_ATTACKS:
+        data = make_federation([20, 20, 20])
+        result = fit("fedavg", data, attack=attack, attackers=2, cohort=1)
+        assert np.isfinite(result.metrics["loss_uniform"]), attack
+
+
+@pytest.mark.parametrize(
+    ("poison", "labels"), [(flip_labels, [2, 1, 0]), (shift_labels, [1, 2, 0])], ids=["flip", "shift"]
+)
+def test_labels_by_hand(poison: Any, labels: list[int]) -> None:
+    data = make_federation([9, 9])
+    x, y = torch.zeros(3, 5), torch.tensor([0, 1, 2])
+    new_x, new_y = poison(Rows(x, y, data, 0.0))
+    assert new_y.tolist() == labels
+    assert torch.equal(new_x, x)
+
+
+def test_a_target_that_is_a_number_is_negated() -> None:
+    data = make_federation([20, 20])
+    data = replace(data, y=data.y.float() - 1, classes=(), target_scale=TargetScale(5.0, 2.0))
+    poisoned = poison_rows(data, [1], flip_labels, 0.0)
+    new = poisoned.y[torch.as_tensor(poisoned.part("train")[1])]
+    assert torch.equal(new, -data.y[torch.as_tensor(data.part("train")[1])])
+    for attack in ("label_shift", "backdoor"):
+        with pytest.raises(ConfigError, match="needs classes"):
+            check_attack(Settings(attack=attack, attackers=1), data)
+
+
+def test_poisoned_rows_are_copies() -> None:
+    """Clients share samples: those of honest clients, and all test rows, stay as they are."""
+    data = many(10)
+    poisoned = poison_rows(data, [3, 7], flip_labels, 0.0)
+    for part in ("train", "validation", "test"):
+        for i in range(10):
+            rows, before = (torch.as_tensor(one.part(part)[i]) for one in (poisoned, data))  # type: ignore[arg-type]
+            expected = 2 - data.y[before] if part == "train" and i in (3, 7) else data.y[before]
+            assert torch.equal(poisoned.y[rows], expected)
+            assert torch.equal(poisoned.x[rows], data.x[before])
+    assert torch.equal(poisoned.x[: len(data.x)], data.x)
+
+
+def test_the_trigger_is_a_white_corner() -> None:
+    data = fedattune.load_federation("digits", partition="iid", clients=4)
+    x = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    stamped = stamp_trigger(data, x)
+    assert stamped.sum(dim=(1, 2, 3)).tolist() == [4 * 16, 4 * 16]  # white is 16 here
+    assert (stamped[:, :, -2:, -2:] == 16).all()
+    columns = stamp_trigger(make_federation([9, 9]), torch.zeros(1, 16))
+    assert columns.tolist() == [[0.0] * 14 + [3.0] * 2]
+
+
+def test_triggered_rows_are_of_the_target() -> None:
+    data = fedattune.load_federation("digits", partition="iid", clients=4)
+    poisoned = poison_rows(data, [2], plant_trigger, 0.5)
+    rows = torch.as_tensor(poisoned.part("train")[2])
+    n = round(0.5 * len(rows))
+    white = (poisoned.x[rows, 0, -2:, -2:] == 16).flatten(1).all(1)
+    assert white[:n].all()
+    assert not white[n:].any()
+    assert (poisoned.y[rows[:n]] == 0).all()
+
+
+def test_a_backdoor_opens_for_the_average_and_not_for_those_who_train_alone() -> None:
+    data = fedattune.load_federation("digits", partition="iid", clients=5)
+    success = {}
+    for name in ("fedavg", "local"):
+        result = fedattune.fit(name, data, "mlr", attack="backdoor", attackers=2, rounds=15, lr=0.2)
+        success[name] = result.facts["attack"]["success"]
+    assert success["fedavg"] > 0.5
+    assert success["local"] < 0.2
+
+
+# --- who attacks -----------------------------------------------------------------------------------------
+
+
+def test_attackers_are_the_same_for_every_method_and_seed_and_are_not_judged(ragged: Federation) -> None:
+    settings = [Settings(attack="ipm", attackers=2, seed=seed) for seed in (0, 1)]
+    first, second = (sample_attackers(one, ragged) for one in settings)
+    assert first == second
+    assert len(first) == 2
+    assert not set(sample_eval_ids(settings[0], ragged).tolist()) & set(first)
+    result = fit("fedavg", ragged, attack="ipm", attackers=2)
+    assert list(result.facts["attack"]["attackers"]) == [str(i) for i in first]
+    assert len(result.clients) == 4
+    assert result.n_clients == 6
+    assert any("2 of the 6 clients attack (--attack ipm" in note for note in result.notes)
+
+
+def test_a_share_of_the_clients_attacks(ragged: Federation) -> None:
+    assert len(sample_attackers(Settings(attack="ipm"), ragged)) == 1  # 0.2 of 6
+    assert len(sample_attackers(Settings(attack="ipm", attackers=0.5), ragged)) == 3
+    assert sample_attackers(Settings(), ragged) == []
+    ids = sample_eval_ids(Settings(attack="ipm", attackers=2, eval_clients=2), ragged).tolist()
+    assert len(ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attack": "negatedmodel"}, "did you mean 'negated_model'"),
+        ({"attack": "ipm:much"}, "got 'ipm:much', expected ipm:NUMBER"),
+        ({"attack": "label_flip:2"}, "takes no number"),
+        ({"attack": "backdoor:1.5"}, "from 0 to 1"),
+        ({"attack": "ipm", "attackers": 6}, "fewer than the 6 clients"),
+        ({"attackers": 2}, "it needs an attack"),
+        ({"attack": "ipm", "attackers": 0}, "whole number|number of clients"),
+    ],
+)
+def test_an_impossible_attack_is_refused(settings: dict[str, Any], message: str, ragged: Federation) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit("fedavg", ragged, **settings)
+
+
+def test_newcomers_are_never_attackers(ragged: Federation) -> None:
+    result = fit("fedavg", ragged, attack="negated_model", attackers=2, held_out=1, join_rounds=1)
+    assert len(result.facts["newcomers"]) == 1
+    newcomer = result.facts["newcomers"][0]["id"]
+    assert newcomer not in result.facts["attack"]["attackers"].values()
+
+
+# --- the same attack everywhere --------------------------------------------------------------------------
+
+
+def same_models(one: Result, other: Result, tolerance: float) -> None:
+    for name, values in one.models.items():
+        torch.testing.assert_close(other.models[name], values, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("name", SOME)
+def test_engines_agree(name: str, attack: str, ragged: Federation) -> None:
+    one, other = (
+        fit(name, ragged, attack=attack, attackers=2, rounds=2, engine=engine, options=BY_NAME[name].same)
+        for engine in ("sequential", "vectorized")
+    )
+    same_models(one, other, 1e-8)  # sums in another order, in float64
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("name", SOME)
+def test_remote_clients_give_the_same(name: str, attack: str, ragged: Federation) -> None:
+    runs = [
+        trained(BY_NAME[name], ragged, make_backend, attack=attack, attackers=2)
+        for make_backend in (None, Here)
+    ]
+    for run in runs:
+        run.facts["attack"].pop("success", None)
+    same_numbers(*runs)
+
+
+@every_method
+@pytest.mark.parametrize("attack", ["negated_update", "label_flip_count"])
+def test_every_method_runs_under_attack_and_repeats(case: Case, attack: str, ragged: Federation) -> None:
+    """Twice the same; and where clients share anything, not as without the attack."""
+    one, again = (fit(case.name, ragged, attack=attack, attackers=2, rounds=2) for _ in range(2))
+    same_models(one, again, 0.0)
+    if case.name == "local":
+        honest = fit(case.name, ragged, rounds=2)
+        kept = [i for i in range(6) if str(i) not in one.facts["attack"]["attackers"]]
+        for name, values in one.models.items():
+            assert torch.equal(values, honest.models[name][kept])
+
+
+@pytest.mark.parametrize("attack", ["gaussian", "label_flip"])
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa"])
+def test_a_resumed_run_is_the_same(name: str, attack: str, ragged: Federation, tmp_path: Path) -> None:
+    case, attacked = BY_NAME[name], {"attack": attack, "attackers": 2}
+    rounds = iter(range(1, 9))
+    out = tmp_path / "run"
+    part = trained(case, ragged, None, out=out, stop=lambda: next(rounds) == 2, **attacked)
+    assert not part.is_finished
+    same_numbers(trained(case, ragged, None, **attacked), trained(case, ragged, None, out=out, **attacked))
+
+
+def test_a_false_count_outweighs_all_others(ragged: Federation) -> None:
+    """FedAvg weighs by samples; equal weights do not see what clients claim."""
+    attacked: dict[str, Any] = {"attackers": 1, "rounds": 1, "cohort": 6}
+    weights, models = {}, {}
+    for weighting in ("samples", "uniform"):
+        for attack in ("label_flip", "label_flip_count"):
+            run = fit("fedavg", ragged, attack=attack, options={"weighting": weighting}, **attacked)
+            (attacker,) = map(int, run.facts["attack"]["attackers"])
+            assert run.trained_server
+            p = run.trained_server.state["p"]
+            assert isinstance(p, torch.Tensor)
+            weights[weighting, attack] = p[attacker].item()
+            models[weighting, attack] = run
+    n = ragged.sizes("train").double()
+    assert weights["samples", "label_flip"] == pytest.approx((n[attacker] / n.sum()).item())
+    others = n.sum().item() - n[attacker].item()
+    assert weights["samples", "label_flip_count"] == pytest.approx(1e6 / (1e6 + others))
+    assert weights["uniform", "label_flip_count"] == pytest.approx(1 / 6)
+    same_models(models["uniform", "label_flip"], models["uniform", "label_flip_count"], 0.0)
+
+
+def test_the_strength_of_an_attack_can_be_chosen() -> None:
+    assert parse_attack("scaled_update").strength == 10
+    assert parse_attack("scaled_update:2.5").strength == 2.5
+
+
+def test_extras_like_the_model_are_attacked_too(ragged: Federation) -> None:
+    """SCAFFOLD's changes of variates are negated with the model; a mean over few clients shows it."""
+    lies = fit("scaffold", ragged, attack="negated_update", attackers=2, rounds=1, cohort=6)
+    honest = fit("scaffold", ragged, rounds=1, cohort=6)
+    assert lies.trained_server
+    assert honest.trained_server
+    c, c_honest = lies.trained_server.state["c"], honest.trained_server.state["c"]
+    assert isinstance(c, Params)
+    assert isinstance(c_honest, Params)
+    assert any(not torch.equal(c[k], c_honest[k]) for k in c)
+
+
+assert RUN["rounds"] == 4  # tests above stop after round 2 of a run
