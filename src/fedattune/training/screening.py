@@ -130,8 +130,8 @@ class Screen:
         self, layers: Mapping[str, LayerMeasures], is_finite: Tensor, n: Tensor, refused: dict[int, str]
     ) -> None:
         """Refuse updates far longer than usual; an epoch of more samples may be longer in proportion."""
-        squares = {layer: one.squares for layer, one in layers.items()}
-        squares[WHOLE] = torch.stack(list(squares.values())).sum(0)
+        squares = {WHOLE: torch.stack([one.squares for one in layers.values()]).sum(0)}
+        squares |= {layer: one.squares for layer, one in layers.items()}
         factors = torch.ones(len(n), dtype=torch.float64, device=n.device)
         if self._context.settings.epochs:
             factors = (n / max(1, statistics.median_low(n.tolist()))).clamp_min(1)
