@@ -16,7 +16,12 @@ from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.training.backends.base import TrainReply
 from fedattune.training.context import RunContext
-from fedattune.training.screening import MAX_CLAIMED_WEIGHT, Screen, compare_directions
+from fedattune.training.screening import (
+    MAX_CLAIMED_WEIGHT,
+    Screen,
+    compare_directions,
+    describe_screening,
+)
 
 CLIENTS = 12
 
@@ -140,7 +145,12 @@ def test_claimed_counts_are_cut_and_known_counts_are_not() -> None:
     known, claimed, given = make_screen(), make_screen(are_claims=True), make_screen(max_weight=2)
     assert torch.equal(known(1, make_reply(), n)[1], n)
     assert claimed(1, make_reply(), n)[1].tolist() == [50] * 4 + [int(50 * MAX_CLAIMED_WEIGHT)] + [50] * 7
-    assert claimed.facts() == {"bounded_counts": ["c4"]}
+    facts = claimed.collect_facts([(1, 2, "uploaded values that are not finite"), (1, 3, "was offline")])
+    assert facts == {"bounded_counts": ["c4"], "refused": {"c2": {"uploaded values that are not finite": 1}}}
+    assert describe_screening(facts) == [
+        "the server refused uploads of c2: values that are not finite (1 round)",
+        "the server cut the claimed sample counts of c4; --max-weight sets the limit",
+    ]
     assert int(given(1, make_reply(), n)[1].max()) == 100
 
 
@@ -218,7 +228,9 @@ def test_rules_say_if_they_do_nothing(digits: Federation) -> None:
     assert any("robust=rows has no effect" in note for note in average.notes)
     assert any("max_share has no effect" in note for note in average.notes)
     with pytest.raises(ConfigError, match="needs the names of trusted clients"):
-        Settings.from_keywords(robust="trust")
+        fedattune.fit("fedavg", digits, "mlr", rounds=1, robust="trust")
+    with pytest.raises(ConfigError, match="needs robust trust"):
+        Settings.from_keywords(robust="median", trusted="0")
     with pytest.raises(ConfigError, match="no client is called nobody"):
         fedattune.fit("fedavg", digits, "mlr", rounds=1, robust="trust", trusted="nobody")
 

@@ -191,10 +191,8 @@ class Settings(StrictSchema):
     @field_validator("trusted")
     @classmethod
     def _needs_trust(cls, names: str | None, info: ValidationInfo) -> str | None:
-        is_needed = info.data.get("robust") == "trust"
-        if is_needed != bool(names and names.strip(" ,")) and "robust" in info.data:
-            what = "robust trust needs the names of trusted clients" if is_needed else "it needs robust trust"
-            raise ValueError(what)
+        if names and info.data.get("robust", "trust") != "trust":
+            raise ValueError(f"it needs robust trust, and robust is {info.data['robust']}")
         return names
 
     @field_validator("ray_address")

@@ -22,7 +22,7 @@ def find_trusted(context: RunContext) -> list[int]:
     """Return the numbers of the trusted clients.
 
     Raises:
-        ConfigError: a name is no client's.
+        ConfigError: a name is no client's, or there is none where one is needed.
 
     """
     names = [name.strip() for name in (context.settings.trusted or "").split(",") if name.strip()]
@@ -31,6 +31,10 @@ def find_trusted(context: RunContext) -> list[int]:
         raise ConfigError(
             f"trusted: no client is called {list_some(unknown, MAX_LISTED)}; expected names of clients, such as "
             f"{list_some(list(numbers), MAX_LISTED)}"
+        )
+    if context.settings.robust == "trust" and not names:
+        raise ConfigError(
+            "trusted: got nothing; robust trust needs the names of trusted clients, with commas between"
         )
     return [numbers[name] for name in names]
 

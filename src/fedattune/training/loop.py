@@ -35,7 +35,7 @@ from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes
 from .predictions import predict_parts
 from .result import Result
-from .screening import Screen
+from .screening import Screen, describe_screening
 from .server import Server
 from .setup import make_run_context
 from .stopping import StoppingRule
@@ -380,6 +380,11 @@ class RoundLoop:
         name = self.config["algorithm"]
         notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
         notes += self.refusals.collect_notes(context, name)
+        screened = self.screen.collect_facts(self.store.faults())
+        bounded = describe_screening(
+            {**screened, "refused": {}}
+        )  # refused uploads have a note with their rounds
+        notes += [f"{name}: {one}" for one in bounded]
         effects: list[Effect] = []
         if is_finished:
             try:
@@ -395,7 +400,7 @@ class RoundLoop:
             "notes": [*notes, *self.notes, *self.backend.notes],
             **self.refusals.collect_facts(context),
             **collect_missing_facts(context, records),
-            **self.screen.facts(),
+            **screened,
         }
         models, buffers = self.backend.headline_models
         if is_finished and self.adversary:

@@ -18,12 +18,14 @@ honest clients with different data cancel out, so directions say nothing there.
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..core.errors import list_some
 from ..core.params import Params, find_layer
 from ..server.products import flatten
 from .backends.base import TrainReply
@@ -46,6 +48,12 @@ MAX_CLAIMED_WEIGHT = 3.0
 
 MAX_SAMPLED_VALUES = 2048
 """Values of a layer that are compared for its direction."""
+
+UPLOADED = "uploaded "
+"""The beginning of the reason for which an upload is refused."""
+
+MAX_LISTED = 5
+"""Clients that a sentence names."""
 
 WHOLE = ""
 """Name of all layers together, among the lengths."""
@@ -108,7 +116,7 @@ class Screen:
             return reply, n
         n, is_finite = self._bound_counts(reply.ids, n), find_finite(reply)
         refused = dict.fromkeys(
-            (~is_finite).nonzero().flatten().tolist(), "uploaded values that are not finite"
+            (~is_finite).nonzero().flatten().tolist(), f"{UPLOADED}values that are not finite"
         )
         if self._context.settings.screening == "on" and (layers := measure_layers(reply, r)):
             self._check_lengths(layers, is_finite, n, refused)
@@ -147,7 +155,7 @@ class Screen:
                     where = f" of {layer}" if layer else ""
                     refused.setdefault(
                         row,
-                        f"uploaded an update{where} more than {self._largest_update:g} times longer than usual",
+                        f"{UPLOADED}an update{where} more than {self._largest_update:g} times longer than usual",
                     )
         rows = [row for row in range(len(n)) if row not in refused]
         for layer, lengths in medians.items():
@@ -184,7 +192,7 @@ class Screen:
                     del self.evidence[clients[row]]
         for row in rows:
             if self.evidence.get(clients[row], 0.0) > MAX_EVIDENCE:
-                refused[row] = "uploaded updates against those of the others, round after round"
+                refused[row] = f"{UPLOADED}updates against those of the others, round after round"
 
     def dump(self) -> str:
         """Return the state as JSON, for a checkpoint."""
@@ -197,10 +205,38 @@ class Screen:
             self.usual, self.parted, self.bounded = usual, set(parted), set(bounded)
             self.evidence = {int(client): value for client, value in evidence.items()}
 
-    def facts(self) -> dict[str, Any]:
-        """Return the names of clients whose claimed sample count was bounded, if there are any."""
+    def collect_facts(self, faults: Iterable[tuple[int, int, str]]) -> dict[str, Any]:
+        """Return what was refused, and whose sample counts were bounded, by name; empty if nothing was.
+
+        Args:
+            faults: round, client and reason of each fault of the run.
+
+        """
         names = self._context.federation.names
-        return {"bounded_counts": [names[i] for i in sorted(self.bounded)]} if self.bounded else {}
+        refused: dict[str, Counter[str]] = {}
+        for _, client, reason in faults:
+            if reason.startswith(UPLOADED):
+                refused.setdefault(names[client], Counter())[reason] += 1
+        facts: dict[str, Any] = (
+            {"refused": {name: dict(counts) for name, counts in refused.items()}} if refused else {}
+        )
+        return facts | ({"bounded_counts": [names[i] for i in sorted(self.bounded)]} if self.bounded else {})
+
+
+def describe_screening(facts: Mapping[str, Any]) -> list[str]:
+    """Return sentences on refused uploads and bounded counts in the facts of a run."""
+    sentences = []
+    for name, reasons in facts.get("refused", {}).items():
+        why = "; ".join(
+            f"{reason.removeprefix(UPLOADED)} ({rounds} round{'s' * (rounds > 1)})"
+            for reason, rounds in reasons.items()
+        )
+        sentences.append(f"the server refused uploads of {name}: {why}")
+    if bounded := facts.get("bounded_counts"):
+        sentences.append(
+            f"the server cut the claimed sample counts of {list_some(bounded, MAX_LISTED)}; --max-weight sets the limit"
+        )
+    return sentences
 
 
 def find_finite(reply: TrainReply) -> Tensor:
@@ -279,7 +315,7 @@ def check_parts(layers: Mapping[str, LayerMeasures], is_finite: Tensor, refused:
             most = max(MIN_PART_GAP, MAX_DEVIATIONS * 1.4826 * float(gaps[is_finite].median()))
             for row in (gaps > most).nonzero().flatten().tolist():
                 refused.setdefault(
-                    row, f"uploaded a model whose part {layer} was reversed, erased or blown up"
+                    row, f"{UPLOADED}a model whose part {layer} was reversed, erased or blown up"
                 )
 
 

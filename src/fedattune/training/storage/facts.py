@@ -50,6 +50,8 @@ class StoredFacts(_Stored):
     population: Size | None = None
     missing: dict[str, StrictStr] = {}
     attack: StoredAttack | None = None
+    refused: dict[str, dict[str, Size]] = {}
+    bounded_counts: list[StrictStr] = []
 
 
 def check_facts(facts: Mapping[str, Any]) -> None:
