@@ -35,7 +35,9 @@ def make_screen(**settings: Any) -> Screen:
     are_claims = settings.pop("are_claims", False)
     algorithm = SimpleNamespace(client=SGD())
     federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)])
-    context = SimpleNamespace(settings=Settings(**settings), algorithm=algorithm, federation=federation)
+    context = SimpleNamespace(
+        settings=Settings(**settings), algorithm=algorithm, federation=federation, is_answered=False
+    )
     return Screen(cast(RunContext, context), 5.0, are_claims=are_claims)
 
 
@@ -94,7 +96,7 @@ def test_a_reversed_part_is_refused_though_the_update_is_not_long() -> None:
     """The updates of the others are as long as the layer itself."""
     reply = make_reply()
     long = reply._replace(
-        upload=Payload(reply.upload.params.map(lambda a, b: b + 10 * (a - b), reply.sent.params))
+        upload=Payload(reply.upload.params.map(lambda a, b: b + 9 * (a - b), reply.sent.params))
     )
     screened, _ = make_screen()(1, change(long, 2, lambda w, s: -w, ("head.weight",)), N)
     assert screened.faults == {2: "uploaded a model whose part head was reversed, erased or blown up"}
@@ -154,10 +156,23 @@ def test_claimed_counts_are_cut_and_known_counts_are_not() -> None:
     assert int(given(1, make_reply(), n)[1].max()) == 100
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "pfedla", "fedfomo", "mocha", "scaffold"])
-def test_no_honest_upload_is_refused(name: str, digits: Federation) -> None:
+@pytest.mark.parametrize(
+    ("name", "cohort"),
+    [
+        ("fedavg", 1.0),
+        ("fedmcsa", 1.0),
+        ("fedmcsa", 3),  # the others go on from their last answers, and come back with long updates
+        ("pfedla", 1.0),
+        ("fedfomo", 1.0),
+        ("mocha", 1.0),
+        ("scaffold", 0.5),
+    ],
+)
+def test_no_honest_upload_is_refused(name: str, cohort: float, digits: Federation) -> None:
     runs = [
-        fedattune.fit(name, digits, "dnn", rounds=12, lr=0.05, eval_every=12, screening=screening)
+        fedattune.fit(
+            name, digits, "dnn", rounds=12, lr=0.05, eval_every=12, screening=screening, cohort=cohort
+        )
         for screening in ("on", "off")
     ]
     assert not runs[0].store.faults()
