@@ -53,6 +53,7 @@ def explain(space: Namespace, problems: list[str]) -> int:
 def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, Any]:
     """Print which run is explained, and notes on it; return the same as JSON values."""
     from ..analysis.notes import describe_seed_differences
+    from ..training.screening import describe_screening
 
     run, group = explanation.run, explanation.groups[explanation.method]
     seeds = [one.settings.seed for one in group]
@@ -78,6 +79,7 @@ def print_head(explanation: "RunExplanation", console: "Console") -> dict[str, A
             "nodes. So agreement with labels is not shown."
         )
     notes += [f"{effect.sentence[0].upper()}{effect.sentence[1:]}." for effect in run.effects]
+    notes += [f"{one[0].upper()}{one[1:]}." for one in describe_screening(run.facts)]
     for note in notes:
         console.print(note)
     return {

@@ -216,7 +216,7 @@ class ServerUpdate(ABC):
 
     @property
     def needed_sums(self) -> Mapping[str, SumWeighting] | None:
-        """The sums of uploads that `aggregate` needs: `params` or name of an extra -> weighting; None: single uploads.
+        """The sums of uploads that `aggregate` needs: `params` or extra -> weighting; None for single uploads.
 
         A rule with sums gives the same state, up to rounding, if each upload is replaced by the mean (or, for `sum`, by
         the sum over their number). Then it can work under secure aggregation. State it in the class that defines

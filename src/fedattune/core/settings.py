@@ -19,6 +19,8 @@ LARGEST_UPDATE = 5.0
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
 EngineName = Literal["auto", "sequential", "vectorized", "ray"]
 """Name of an engine; see `Settings.engine`."""
+RobustName = Literal["off", "median", "trimmed_mean", "geometric_median", "multi_krum", "trust", "rows"]
+"""Rule of robust aggregation; see `Settings.robust`."""
 EarlyStopping = Literal["loss", "accuracy", "off"]
 """What chooses the round of each client's model; see `Settings.early_stopping`."""
 
@@ -161,15 +163,13 @@ class Settings(StrictSchema):
     )
     max_weight: Annotated[float, Field(ge=1, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
         None,
-        description="largest ratio of a client's sample count to the median of a round; larger counts are cut (default: "
+        description="largest ratio of a client's sample count to the median of a round; more is cut (default: "
         "3 for counts that clients claim, in deployments and under attack; none for counts that are known)",
     )
-    robust: Literal["off", "median", "trimmed_mean", "geometric_median", "multi_krum", "trust", "rows"] = (
-        Field(
-            "off",
-            description="robust aggregation: median to trust replace an average; rows clips what enters a client's mixture, "
-            "and leaves out models that point against the client's own",
-        )
+    robust: RobustName = Field(
+        "off",
+        description="robust aggregation: median to trust replace an average; rows limits each client's mixture to "
+        "models that are near to its own",
     )
     robust_share: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = Field(
         0.2,
@@ -255,10 +255,8 @@ class Settings(StrictSchema):
     @field_validator("trusted")
     @classmethod
     def _needs_trust(cls, names: str | None, info: ValidationInfo) -> str | None:
-        is_needed = info.data.get("robust") == "trust"
-        if is_needed != bool(names and names.strip(" ,")) and "robust" in info.data:
-            what = "robust trust needs the names of trusted clients" if is_needed else "it needs robust trust"
-            raise ValueError(what)
+        if names and info.data.get("robust", "trust") != "trust":
+            raise ValueError(f"it needs robust trust, and robust is {info.data['robust']}")
         return names
 
     @field_validator("ray_address")

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal, cast
 
@@ -17,6 +17,7 @@ from ..core.params import Params, as_slice
 from ..core.payload import Broadcast, MixingMatrices, Payload, ServerState
 from ..core.selectors import Unit, group_names
 from .products import TensorLoader, dots, flatten, mix
+from .rows import MixtureLimits
 
 BLOCK_CLIENTS = 256
 """Maximum number of clients to mix at a time, unless the pool is larger."""
@@ -150,11 +151,13 @@ class Mixing(UploadStore):
         unit: unit that shares one matrix: the whole `model`, a `layer` (weight and bias), or each `tensor`.
         pool: clients whose last uploads are mixed: the last `cohort`, or `all` that ever uploaded. A client's own
             last upload is always allowed. A client that never uploaded receives the initial model.
+        limits: limits of what enters a client's mixture.
 
     """
 
     unit: Unit = "model"
     pool: Literal["cohort", "all"] = "cohort"
+    limits: MixtureLimits = field(default=MixtureLimits(), repr=False)
 
     @abstractmethod
     def weights(self, pool: Pool) -> Tensor:
@@ -211,6 +214,7 @@ class Mixing(UploadStore):
             whole = self.pool_for(state, block, members)
             for component, pool in self.split_pool(whole):
                 weights, numbers = self.weights_and_numbers(pool)
+                weights = self._limit(weights, pool)
                 self._mix(weights, pool, new, i * len(blocks[0]), len(ids))
                 if len(blocks) == 1:
                     matrices[component] = weights
@@ -220,6 +224,13 @@ class Mixing(UploadStore):
                 del weights, pool  # before the next component is gathered
         mixing = MixingMatrices(ids, cast(Tensor, whole.rows), matrices) if len(blocks) == 1 else None
         return Broadcast(Payload(Params({name: new[name] for name in theta}), extra), mixing)
+
+    def _limit(self, weights: Tensor, pool: Pool) -> Tensor:
+        if self.limits == MixtureLimits() or weights.shape != pool.allowed.shape:
+            return weights
+        products = pool.dots() if self.limits.clip else None
+        squares = None if products is None else pool.squares(products)
+        return self.limits.apply(weights, pool.own, products, squares)
 
     def _mix(self, weights: Tensor, pool: Pool, out: dict[str, Tensor], start: int, n: int) -> None:
         """Write the mixtures of one component into rows `start` and on of the stacks `out` of n models."""

@@ -28,6 +28,7 @@ from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
+from .defence import find_trusted, replace_by_robust
 from .effects import average_effects, choose_measured, read_last_mixing
 from .evaluation import PointScores
 from .history import score_clients
@@ -37,7 +38,7 @@ from .privacy.clients import ClientPrivacy, uniform_counts
 from .privacy.noise import limit_variances
 from .privacy.record import RecordLedger
 from .result import Result
-from .screening import Screen
+from .screening import Screen, describe_screening
 from .server import Server
 from .setup import make_run_context
 from .stopping import StoppingRule
@@ -117,8 +118,11 @@ class RoundLoop:
         self.privacy = ClientPrivacy.make(self.context, is_secret=self.backend.has_secret_noise)
         self.repeats = 0
         self.ledger = RecordLedger(self.context, is_secret=self.backend.has_secret_noise)
+        self._trusted = find_trusted(self.context)
         self.screen = Screen(
-            self.context, self.backend.largest_update, are_claims=self.backend.has_claimed_counts
+            self.context,
+            self.backend.largest_update,
+            are_claims=self.backend.has_claimed_counts or settings.attack is not None,
         )
         if folder:
             self._load(folder)
@@ -247,10 +251,11 @@ class RoundLoop:
         if not len(ids):
             server.skip_round()
             return reply, None
-        server.aggregate(reply, n)
+        robust = replace_by_robust(self.context, self._trusted, reply, n)
+        server.aggregate(robust, n)
         self.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
-            mean = average_statistics(reply.buffers, n)
+            mean = average_statistics(robust.buffers, n)
             backend.statistics = limit_variances(mean) if self.privacy else mean
             self.traffic["up"] += count_traffic(backend.statistics, len(ids))
         if not self.context.is_answered:
@@ -419,6 +424,11 @@ class RoundLoop:
             spent = self.privacy.facts(self.record.round, self.repeats)
             notes += [f"{name}: {note}" for note in self.privacy.notes(self.record.round, self.repeats)]
         notes += self.refusals.collect_notes(context, name)
+        screened = self.screen.collect_facts(self.store.faults())
+        bounded = describe_screening(
+            {**screened, "refused": {}}
+        )  # refused uploads have a note with their rounds
+        notes += [f"{name}: {one}" for one in bounded]
         effects: list[Effect] = []
         if is_finished:
             try:
@@ -436,6 +446,7 @@ class RoundLoop:
             "notes": [*notes, *self.ledger.notes(self.repeats), *self.notes, *self.backend.notes],
             **self.refusals.collect_facts(context),
             **collect_missing_facts(context, records, is_merged=self.backend.merges_clients),
+            **screened,
         }
         models, buffers = self.backend.headline_models
         if is_finished and self.adversary:

@@ -13,6 +13,7 @@ from ..data.client_index import PARTS
 from ..data.federated import FederationInfo
 from .attacks import parse_attack
 from .context import RunContext
+from .defence import describe_defence
 from .history import MERGED_NAME
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .setup import resolve_weight_decay
@@ -130,6 +131,7 @@ def collect_notes(
     is_partial = len(ids) < context.n_clients or any(record.absent for record in records)
     if algorithm.full_participation and is_partial:
         notes.append("defined for rounds in which all clients take part, which was not so here")
+    notes += describe_defence(context)
     notes += _note_divergence(records, context.federation.names)
     notes += _note_lost_clients(store, context.federation.names)
     return [*algorithm.notes, *(f"{name}: {note}" for note in notes), *_note_settings(context, records)]

@@ -18,12 +18,14 @@ honest clients with different data cancel out, so directions say nothing there.
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..core.errors import list_some
 from ..core.params import Params, find_layer
 from ..server.products import flatten
 from .backends.base import TrainReply
@@ -44,8 +46,14 @@ MIN_AGREEMENT, TOLERATED, MAX_EVIDENCE = 0.15, 0.3, 2.0
 MAX_CLAIMED_WEIGHT = 3.0
 """Largest ratio of a claimed sample count to the median, unless the user says another."""
 
-MAX_SAMPLED_VALUES = 2048
+MAX_SAMPLED_VALUES = 1024
 """Values of a layer that are compared for its direction."""
+
+UPLOADED = "uploaded "
+"""The beginning of the reason for which an upload is refused."""
+
+MAX_LISTED = 5
+"""Clients that a sentence names."""
 
 WHOLE = ""
 """Name of all layers together, among the lengths."""
@@ -56,12 +64,14 @@ class LayerMeasures(NamedTuple):
 
     Attributes:
         squares: (C,) squared length of the update.
-        shares: (C,) share of the sent layer that the upload keeps; empty if the layer was not sent.
-        sample: (C, P) some values of the update, for its direction; empty likewise.
+        sent_squares: (C,) squared length of the sent layer; empty if the layer was not sent.
+        shares: (C,) share of the sent layer that the upload keeps; empty likewise.
+        sample: (C, P) some values of the update, for its direction; no values if it does not matter.
 
     """
 
     squares: Tensor
+    sent_squares: Tensor
     shares: Tensor
     sample: Tensor
 
@@ -78,6 +88,7 @@ class Screen:
         usual: layer -> longest median length of a round so far.
         evidence: client -> sum of its opposition to the others, if it is above 0.
         parted: layers whose updates agreed no longer in some round.
+        answered: client -> round of its last upload, where the server answers uploads.
         bounded: clients whose claimed sample count was bounded.
 
     """
@@ -90,6 +101,7 @@ class Screen:
         self.usual: dict[str, float] = {}
         self.evidence: dict[int, float] = {}
         self.parted: set[str] = set()
+        self.answered: dict[int, int] = {}
         self.bounded: set[int] = set()
 
     def __call__(self, r: int, reply: TrainReply, n: Tensor) -> tuple[TrainReply, Tensor]:
@@ -106,12 +118,14 @@ class Screen:
         """
         if not len(reply.ids):
             return reply, n
-        n, is_finite = self._bound_counts(reply.ids, n), find_finite(reply)
+        n, is_on = self._bound_counts(reply.ids, n), self._context.settings.screening == "on"
+        layers = measure_layers(reply, r, self.parted) if is_on else {}
+        is_finite = find_finite(reply, layers)
         refused = dict.fromkeys(
-            (~is_finite).nonzero().flatten().tolist(), "uploaded values that are not finite"
+            (~is_finite).nonzero().flatten().tolist(), f"{UPLOADED}values that are not finite"
         )
-        if self._context.settings.screening == "on" and (layers := measure_layers(reply, r)):
-            self._check_lengths(layers, is_finite, n, refused)
+        if layers:
+            self._check_lengths(layers, is_finite, self._allow_longer(r, reply.ids, n), refused)
             check_parts(layers, is_finite, refused)
             self._check_directions(reply.ids, layers, refused)
         return drop_uploads(reply, n, refused)
@@ -126,15 +140,31 @@ class Screen:
         self.bounded.update(ids[n > most].tolist())
         return n.clamp_max(most)
 
-    def _check_lengths(
-        self, layers: Mapping[str, LayerMeasures], is_finite: Tensor, n: Tensor, refused: dict[int, str]
-    ) -> None:
-        """Refuse updates far longer than usual; an epoch of more samples may be longer in proportion."""
-        squares = {layer: one.squares for layer, one in layers.items()}
-        squares[WHOLE] = torch.stack(list(squares.values())).sum(0)
+    def _allow_longer(self, r: int, ids: Tensor, n: Tensor) -> Tensor:
+        """Return how many times longer than others each client's update may be, because it trained for longer, (C,).
+
+        An epoch of more samples has more steps. Where the server answers uploads, a client outside the cohort goes on
+        from its last answer.
+        """
         factors = torch.ones(len(n), dtype=torch.float64, device=n.device)
         if self._context.settings.epochs:
-            factors = (n / max(1, statistics.median_low(n.tolist()))).clamp_min(1)
+            factors = (n / max(1, statistics.median_low(n.tolist()))).clamp_min(1).double()
+        if self._context.is_answered:
+            clients = ids.tolist()
+            factors *= factors.new_tensor([r - self.answered.get(client, 0) for client in clients])
+            self.answered.update(dict.fromkeys(clients, r))
+        return factors
+
+    def _check_lengths(
+        self,
+        layers: Mapping[str, LayerMeasures],
+        is_finite: Tensor,
+        factors: Tensor,
+        refused: dict[int, str],
+    ) -> None:
+        """Refuse updates that are far longer than usual, for as long a training."""
+        squares = {WHOLE: torch.stack([one.squares for one in layers.values()]).sum(0)}
+        squares |= {layer: one.squares for layer, one in layers.items()}
         medians = {}
         for layer, one in squares.items():
             lengths = one.sqrt() / factors
@@ -147,9 +177,9 @@ class Screen:
                     where = f" of {layer}" if layer else ""
                     refused.setdefault(
                         row,
-                        f"uploaded an update{where} more than {self._largest_update:g} times longer than usual",
+                        f"{UPLOADED}an update{where} more than {self._largest_update:g} times longer than usual",
                     )
-        rows = [row for row in range(len(n)) if row not in refused]
+        rows = [row for row in range(len(factors)) if row not in refused]
         for layer, lengths in medians.items():
             if rows:
                 median = statistics.median_low(lengths[rows].tolist())
@@ -184,58 +214,101 @@ class Screen:
                     del self.evidence[clients[row]]
         for row in rows:
             if self.evidence.get(clients[row], 0.0) > MAX_EVIDENCE:
-                refused[row] = "uploaded updates against those of the others, round after round"
+                refused[row] = f"{UPLOADED}updates against those of the others, round after round"
 
     def dump(self) -> str:
         """Return the state as JSON, for a checkpoint."""
-        return json.dumps([self.usual, self.evidence, sorted(self.parted), sorted(self.bounded)])
+        return json.dumps(
+            [self.usual, self.evidence, sorted(self.parted), self.answered, sorted(self.bounded)]
+        )
 
     def load(self, text: str | None) -> None:
         """Take over the state of a checkpoint; checkpoints of older versions have none."""
         if text is not None:
-            usual, evidence, parted, bounded = json.loads(text)
+            usual, evidence, parted, answered, bounded = json.loads(text)
             self.usual, self.parted, self.bounded = usual, set(parted), set(bounded)
             self.evidence = {int(client): value for client, value in evidence.items()}
+            self.answered = {int(client): round_ for client, round_ in answered.items()}
 
-    def facts(self) -> dict[str, Any]:
-        """Return the names of clients whose claimed sample count was bounded, if there are any."""
+    def collect_facts(self, faults: Iterable[tuple[int, int, str]]) -> dict[str, Any]:
+        """Return what was refused, and whose sample counts were bounded, by name; empty if nothing was.
+
+        Args:
+            faults: round, client and reason of each fault of the run.
+
+        """
         names = self._context.federation.names
-        return {"bounded_counts": [names[i] for i in sorted(self.bounded)]} if self.bounded else {}
+        refused: dict[str, Counter[str]] = {}
+        for _, client, reason in faults:
+            if reason.startswith(UPLOADED):
+                refused.setdefault(names[client], Counter())[reason] += 1
+        facts: dict[str, Any] = (
+            {"refused": {name: dict(counts) for name, counts in refused.items()}} if refused else {}
+        )
+        return facts | ({"bounded_counts": [names[i] for i in sorted(self.bounded)]} if self.bounded else {})
 
 
-def find_finite(reply: TrainReply) -> Tensor:
-    """Return which uploads are finite, with all that comes with them, (C,)."""
+def describe_screening(facts: Mapping[str, Any]) -> list[str]:
+    """Return sentences on refused uploads and bounded counts in the facts of a run."""
+    sentences = []
+    for name, reasons in facts.get("refused", {}).items():
+        why = "; ".join(
+            f"{reason.removeprefix(UPLOADED)} ({rounds} round{'s' * (rounds > 1)})"
+            for reason, rounds in reasons.items()
+        )
+        sentences.append(f"the server refused uploads of {name}: {why}")
+    if bounded := facts.get("bounded_counts"):
+        sentences.append(
+            f"the server cut the claimed sample counts of {list_some(bounded, MAX_LISTED)}; --max-weight sets the limit"
+        )
+    return sentences
+
+
+def find_finite(reply: TrainReply, layers: Mapping[str, LayerMeasures]) -> Tensor:
+    """Return which uploads are finite, with all that comes with them, (C,).
+
+    Args:
+        reply: the uploads.
+        layers: their measures. If all are finite, so are the measured values.
+
+    """
     is_finite = torch.ones(len(reply.ids), dtype=torch.bool, device=reply.ids.device)
-    for part in (reply.upload.params, *reply.upload.extra.values(), reply.buffers):
+    are_measured = bool(layers) and bool(
+        torch.isfinite(torch.stack([one.squares for one in layers.values()])).all()
+    )
+    parts = [extra for name, extra in reply.upload.extra.items() if not are_measured or name not in layers]
+    for part in (*([] if are_measured else [reply.upload.params]), *parts, reply.buffers):
         for value in part.values():
             if value.is_floating_point():
-                # A sum is finite if all values are, except for sums that overflow: only these are looked at one by one.
-                sums = flatten(value).sum(1)
-                if not torch.isfinite(sums).all():
-                    is_finite &= torch.isfinite(flatten(value)).all(1)
+                is_finite &= torch.isfinite(flatten(value)).all(1)
     return is_finite
 
 
-def measure_layers(reply: TrainReply, r: int) -> dict[str, LayerMeasures]:
+def measure_layers(reply: TrainReply, r: int, parted: Container[str] = ()) -> dict[str, LayerMeasures]:
     """Measure every layer of the uploads, and every extra that has the tensors of a model.
 
     Args:
         reply: the uploads.
         r: number of the round, which chooses the sampled values.
+        parted: layers whose directions do not matter.
 
     """
     upload, sent = reply.upload, reply.sent.params
     layers: dict[str, list[str]] = {}
     for name in upload.params:
         layers.setdefault(find_layer(name), []).append(name)
-    measured = {layer: _measure(upload.params.only(names), sent, r) for layer, names in layers.items()}
+    measured = {
+        layer: _measure(upload.params.only(names), sent, None if layer in parted else r)
+        for layer, names in layers.items()
+    }
     for name, extra in upload.extra.items():
         if extra.keys() == upload.params.keys():
-            measured[name] = _measure(extra, Params(), r)
+            measured[name] = _measure(extra, Params(), None)
     return measured
 
 
-def _measure(rows: Params, sent: Params, r: int) -> LayerMeasures:
+def _measure(rows: Params, sent: Params, r: int | None) -> LayerMeasures:
+    """Measure the tensors of a layer; without `r`, without a sample."""
     first = next(iter(rows.values()))
     squares = torch.zeros(len(first), dtype=torch.float64, device=first.device)
     dots, lengths, samples = squares.clone(), squares.clone(), []
@@ -253,11 +326,13 @@ def _measure(rows: Params, sent: Params, r: int) -> LayerMeasures:
             else:
                 dots += torch.einsum("cp,cp->c", update, before)
                 lengths += torch.linalg.vector_norm(before, dim=1).square()
-            samples.append(update[:, r % step :: step])
+            if r is not None:
+                samples.append(update[:, r % step :: step])
         squares += torch.linalg.vector_norm(update, dim=1).square()
+    sample = torch.cat(samples, 1) if samples else first.new_empty(len(first), 0)
     if not is_sent:
-        return LayerMeasures(squares, squares[:0], torch.empty(len(squares), 0, device=squares.device))
-    return LayerMeasures(squares, 1 + dots / lengths.clamp_min(1e-30), torch.cat(samples, 1))
+        return LayerMeasures(squares, squares[:0], squares[:0], sample)
+    return LayerMeasures(squares, lengths, 1 + dots / lengths.clamp_min(1e-30), sample)
 
 
 def check_parts(layers: Mapping[str, LayerMeasures], is_finite: Tensor, refused: dict[int, str]) -> None:
@@ -272,14 +347,15 @@ def check_parts(layers: Mapping[str, LayerMeasures], is_finite: Tensor, refused:
     if int(is_finite.sum()) < MIN_CLIENTS:
         return
     for layer, one in layers.items():
-        if len(one.shares):
+        # A layer that is shorter than its update says nothing: no part of it need remain.
+        if len(one.shares) and bool(one.squares[is_finite].median() <= one.sent_squares[is_finite].median()):
             known = one.shares[is_finite]
             median = known.median()
             gaps = (one.shares - median).abs()
             most = max(MIN_PART_GAP, MAX_DEVIATIONS * 1.4826 * float(gaps[is_finite].median()))
             for row in (gaps > most).nonzero().flatten().tolist():
                 refused.setdefault(
-                    row, f"uploaded a model whose part {layer} was reversed, erased or blown up"
+                    row, f"{UPLOADED}a model whose part {layer} was reversed, erased or blown up"
                 )
 
 

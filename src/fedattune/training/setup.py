@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.algorithm import Algorithm
+from ..core.algorithm import Algorithm, ServerUpdate
 from ..core.errors import ConfigError
 from ..core.hardware import resolve_device
 from ..core.params import Params
@@ -18,6 +18,9 @@ from ..core.task import Task
 from ..data import Federation
 from ..data.federated import FederationInfo
 from ..models.files import wrap_model
+from ..server.mixing import Mixing
+from ..server.rows import MixtureLimits
+from ..server.wrapper import ServerWrapper
 from .acceptance import AcceptBetter
 from .context import RunContext
 from .sampling import sample_attackers, sample_eval_ids, sample_newcomers
@@ -25,16 +28,32 @@ from .storage.rows import LazyModel, drop_laziness
 
 
 def apply_settings(algorithm: Algorithm, settings: Settings) -> Algorithm:
-    """Apply the settings that the user decides for all methods alike: who trains, and the BatchNorm policies."""
+    """Apply the user's settings for all methods alike: who trains, BatchNorm policies, limits of mixtures."""
     personal = algorithm.personal
     if settings.bn_affine == "local" and personal != BatchNorms():
         personal = AnyOf((personal, BatchNorms()))
     return replace(
-        algorithm,
+        limit_mixtures(algorithm, settings),
         participation=algorithm.participation.override(settings.train),
         personal=personal,
         bn_buffers=algorithm.bn_buffers or settings.bn_buffers,
     )
+
+
+def limit_mixtures(algorithm: Algorithm, settings: Settings) -> Algorithm:
+    """Return the method with the user's limits of what enters a client's mixture, if its rule mixes models."""
+    limits = MixtureLimits(settings.max_share, settings.robust == "rows")
+    return (
+        algorithm
+        if limits == MixtureLimits()
+        else replace(algorithm, server=_limit(algorithm.server, limits))
+    )
+
+
+def _limit(rule: ServerUpdate, limits: MixtureLimits) -> ServerUpdate:
+    if isinstance(rule, ServerWrapper):
+        return replace(rule, inner=_limit(rule.inner, limits))
+    return replace(rule, limits=limits) if isinstance(rule, Mixing) else rule
 
 
 def make_run_context(

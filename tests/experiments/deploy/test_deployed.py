@@ -216,7 +216,7 @@ REASONS = {
     (2, 2): "uploaded values that are not finite",
     (2, 3): "of shape (1, 6, 63), expected float32 of shape (1, 6, 64)",
     (3, 3): "node 'node-3' replied for round 2, not 3",
-    (3, 4): "uploaded an update more than 100 times longer than usual",
+    (3, 4): "uploaded an update more than 5 times longer than usual",
     (4, 3): "node 'node-3' sent no valid reply: its message has version 4 of the format, expected 1 to 3",
 }
 LOST = {("2", 101), ("2", 102), ("2", 103), ("3", 103), ("3", 104), ("4", 103)}

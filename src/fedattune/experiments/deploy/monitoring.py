@@ -14,7 +14,6 @@ from flwr.serverapp import Grid
 
 from ...analysis.monitor import NODES_FILE
 from ...core.io import write_json
-from ...training.backends.base import TrainReply
 from ...training.backends.message import WorkerMessage
 from ...training.context import Progress
 from .backend import FlowerBackend
@@ -324,13 +323,6 @@ class MonitoredBackend(FlowerBackend):
         }
         self.monitor.record_exchange(reasons, self.bytes_sent, self.bytes_received)
         return outcomes
-
-    def check(self, reply: TrainReply) -> TrainReply:
-        """Drop uploads that are not finite or far too large, and count them."""
-        checked = super().check(reply)
-        nodes = {client: i for i, members in enumerate(self.worker_clients) for client in members.tolist()}
-        self.monitor.record_dropped(nodes[client] for client in checked.faults if client not in reply.faults)
-        return checked
 
     def refuse(self, r: int, reasons: Mapping[int, str]) -> None:
         """Count the refused uploads for their nodes."""

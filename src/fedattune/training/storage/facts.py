@@ -101,6 +101,8 @@ class StoredFacts(_Stored):
     client_privacy: StoredClientPrivacy | None = None
     record_privacy: StoredRecordPrivacy | None = None
     attack: StoredAttack | None = None
+    refused: dict[str, dict[str, Size]] = {}
+    bounded_counts: list[StrictStr] = []
 
 
 class StoredConfig(_Stored):
