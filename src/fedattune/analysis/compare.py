@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.metrics import METRICS, MetricName
+from ..training.history import MERGED_NAME
 
 if TYPE_CHECKING:
     from ..training.metrics import Part, Point, RunMetrics
@@ -205,7 +206,15 @@ def build_rows(
         if gains is not None and row.algorithm != BASELINE and np.isfinite(gains).sum() >= MIN_CLIENTS:
             tests[row.algorithm] = compute_wilcoxon_p(gains[np.isfinite(gains)])
     adjusted = dict(zip(tests, adjust_by_holm([*tests.values()]), strict=True))
-    return [replace(row, p_value=adjusted.get(row.algorithm)) for row in rows]
+    rows = [replace(row, p_value=adjusted.get(row.algorithm)) for row in rows]
+    if any(is_merged(run) for run in results):  # one client that stands for all has no spread
+        return [replace(row, std=None, worst10=None, better_than_local=None) for row in rows]
+    return rows
+
+
+def is_merged(run: "RunMetrics") -> bool:
+    """Return whether one client stands for all, because the server learned sums only."""
+    return [client["id"] for client in run.facts["clients"]] == [MERGED_NAME]
 
 
 def get_default_metric(results: "Sequence[RunMetrics]") -> MetricName:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ..core.metrics import METRICS, Metric, MetricName
-from ..training.history import MERGED_NAME
 from .choice import Choice, find_excluded, score_methods
 from .compare import (
     BASELINE,
@@ -20,6 +19,7 @@ from .compare import (
     compute_gains,
     get_default_metric,
     group_by_algorithm,
+    is_merged,
     pair_runs,
 )
 from .harm import Harm, measure_harm
@@ -139,7 +139,7 @@ class Comparison:
         self.choice: Choice = score_methods(self.groups, results, metric)
         self.reference = self.choice.find_best([BASELINE, *dict.fromkeys(alone)])
         self.ids = [str(client["id"]) for client in results[0].facts["clients"]]
-        self.is_merged = self.ids == [MERGED_NAME]
+        self.is_merged = is_merged(results[0])
         fractions = results[0].config.get("partition", {}).get("fractions", {})
         self.test_share = float(fractions.get("test", 0.25))
 

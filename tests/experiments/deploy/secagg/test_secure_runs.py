@@ -96,6 +96,9 @@ def test_the_verdict_of_sums_claims_nothing_of_clients(ragged: Federation, tmp_p
     assert said["verdict"].startswith("Sums over all clients do not say whether collaborating helps: ")
     assert said["verdict"].endswith("; nobody's loss is known.")
     assert any("nothing is told of single clients" in line for line in read_log(tmp_path))
+    for row in said["table"]:
+        assert row["mean"]["mean"] == pytest.approx(row["pooled"]["mean"])
+        assert [row[key] for key in ("std", "worst10", "better_than_local", "p_value")] == [None] * 4
     page = (tmp_path / "run/report.html").read_text()
     assert MERGED_NAME in page
 
