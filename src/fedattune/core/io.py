@@ -216,9 +216,11 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str]
         meta: text to store beside the tensors.
 
     Raises:
-        RunError: the disk is full or read-only.
+        RunError: the disk is full or read-only, or the path is a device, which the library would replace by a file.
 
     """
+    if path.exists() and not path.is_file():
+        raise RunError(f"cannot write {path}: tensors go to a file, and this is none")
     with replace_atomically(path) as new:
         try:
             save_file(tensors, new, dict(meta))
