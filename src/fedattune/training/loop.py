@@ -23,22 +23,18 @@ from ..data.federated import FederationInfo
 from ..data.input_spec import InputSpec
 from ..server.average import average_statistics
 from .acceptance import Refusals
-from .adversary import Adversary
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
-from .defence import find_trusted, replace_by_robust
 from .effects import average_effects, choose_measured, read_last_mixing
 from .evaluation import PointScores
 from .history import score_clients
 from .notes import collect_facts, collect_missing_facts, collect_notes, merge_clients
 from .predictions import predict_parts
-from .privacy.clients import ClientPrivacy, uniform_counts
 from .privacy.noise import limit_variances
 from .privacy.record import RecordLedger
 from .result import Result
-from .screening import Screen, describe_screening
 from .server import Server
 from .setup import make_run_context
 from .stopping import StoppingRule
@@ -46,6 +42,7 @@ from .storage.checkpoint import restore_tree
 from .storage.folder import RunFolder
 from .storage.rows import load_rows
 from .storage.store import RoundRecord, RunStore
+from .uploads import UploadPipeline
 
 CHECKPOINT_SHARE = 0.1
 """Share of the time that may go into checkpoints; a killed run repeats at most the rounds since the last one."""
@@ -64,12 +61,11 @@ class RoundLoop:
         server: the server's rule and state.
         backend: trains and evaluates the clients.
         store: scores, traffic and mixing matrices of all rounds.
-        screen: refuses uploads that no honest client sends.
+        uploads: corrupts, protects and screens what clients upload.
         record: the last finished round.
         mean: mean test accuracy (or RMSE) over clients at the headline point, at the last evaluation.
         evaluated: round of that evaluation; 0 before the first.
         notes: sentences about interruptions of the run.
-        privacy: differential privacy of whole clients; None without it.
         ledger: what clients have spent of the differential privacy of their training rows.
         repeats: rounds that may have been done twice with other noise, because the run was interrupted.
 
@@ -100,7 +96,6 @@ class RoundLoop:
         self.config, self.folder = config, folder
         self.context = make_run_context(algorithm, federation, model, settings)
         self.server = Server(self.context, folder.rows if folder else None)
-        self.adversary = Adversary(self.context) if settings.attack else None
         self.store = RunStore(folder.metrics if folder else None)
         self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
         self.traffic: dict[str, Traffic] = {"up": Counter(), "down": Counter()}
@@ -115,15 +110,9 @@ class RoundLoop:
             self.backend = LocalBackend(
                 self.context, self.server.storage, make_payload=self.server.make_payload
             )
-        self.privacy = ClientPrivacy.make(self.context, is_secret=self.backend.has_secret_noise)
-        self.repeats = 0
+        self.uploads = UploadPipeline(self.context, self.backend)
         self.ledger = RecordLedger(self.context, is_secret=self.backend.has_secret_noise)
-        self._trusted = find_trusted(self.context)
-        self.screen = Screen(
-            self.context,
-            self.backend.largest_update,
-            are_claims=self.backend.has_claimed_counts or settings.attack is not None,
-        )
+        self.repeats = 0
         if folder:
             self._load(folder)
 
@@ -234,29 +223,21 @@ class RoundLoop:
 
         Return the reply without refused uploads, and the mixing matrices behind the answers.
         """
-        backend, server, before = self.backend, self.server, reply.faults
-        n = self.context.n_train[reply.ids]
-        if self.adversary:
-            reply, n = self.adversary.corrupt(r, reply, n)
-        if self.privacy and self.privacy.is_central and len(reply.ids):
-            upload, buffers = self.privacy.protect(
-                r, reply.ids, reply.sent, reply.upload, reply.buffers, backend.statistics
-            )
-            reply = reply._replace(upload=upload, buffers=buffers)
-        reply, n = self.screen(r, reply, uniform_counts(n) if self.privacy else n)
-        if refused := {i: reason for i, reason in reply.faults.items() if i not in before}:
+        backend, server = self.backend, self.server
+        reply, n, refused = self.uploads.receive(r, reply)
+        if refused:
             backend.refuse(r, refused)
             server.evict(refused)
         ids = reply.ids
         if not len(ids):
             server.skip_round()
             return reply, None
-        robust = replace_by_robust(self.context, self._trusted, reply, n)
+        robust = self.uploads.aggregate_robustly(reply, n)
         server.aggregate(robust, n)
         self.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
             mean = average_statistics(robust.buffers, n)
-            backend.statistics = limit_variances(mean) if self.privacy else mean
+            backend.statistics = limit_variances(mean) if self.uploads.privacy else mean
             self.traffic["up"] += count_traffic(backend.statistics, len(ids))
         if not self.context.is_answered:
             return reply, None
@@ -343,7 +324,9 @@ class RoundLoop:
                 "repeats": self.repeats,
                 "refusals": self.refusals,
             }
-            text = {key: json.dumps(value) for key, value in meta.items()} | {"screen": self.screen.dump()}
+            text = {key: json.dumps(value) for key, value in meta.items()} | {
+                "screen": self.uploads.screen.dump()
+            }
             self.folder.checkpoints.save(self.record.round, tree, text)
 
     def _save_models(self) -> None:
@@ -378,7 +361,7 @@ class RoundLoop:
             # Nodes may have received models of the next round, which is done again with other noise.
             self.repeats = json.loads(saved.meta.get("repeats", "0")) + self._spends_secretly
             self.refusals = Refusals(*json.loads(saved.meta.get("refusals", "[]")))
-            self.screen.load(saved.meta.get("screen"))
+            self.uploads.screen.load(saved.meta.get("screen"))
             went_on = f"the run went on from round {self.record.round}"
             self.notes = json.loads(saved.meta["notes"])
             self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
@@ -396,7 +379,7 @@ class RoundLoop:
     @property
     def _spends_secretly(self) -> bool:
         """True if a round that is done again costs epsilon again."""
-        return bool(self.privacy or self.ledger.plan) and self.backend.has_secret_noise
+        return bool(self.uploads.privacy or self.ledger.plan) and self.backend.has_secret_noise
 
     def _lacks_received_scores(self, r: int) -> bool:
         """Tell whether a checkpoint lies between a round that was evaluated, and the scores that were deferred."""
@@ -419,16 +402,9 @@ class RoundLoop:
         context, records = self.context, self.store.rounds()
         name = self.config["algorithm"]
         notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
-        spent: dict[str, Any] = {}
-        if self.privacy and context.has_shared_parameters:
-            spent = self.privacy.facts(self.record.round, self.repeats)
-            notes += [f"{name}: {note}" for note in self.privacy.notes(self.record.round, self.repeats)]
+        of_uploads, more = self.uploads.collect(self.record.round, self.repeats, self.store.faults())
+        notes += [f"{name}: {note}" for note in more]
         notes += self.refusals.collect_notes(context, name)
-        screened = self.screen.collect_facts(self.store.faults())
-        bounded = describe_screening(
-            {**screened, "refused": {}}
-        )  # refused uploads have a note with their rounds
-        notes += [f"{name}: {one}" for one in bounded]
         effects: list[Effect] = []
         if is_finished:
             try:
@@ -440,17 +416,16 @@ class RoundLoop:
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
         facts = {
             **self._facts,
-            **({"client_privacy": spent} if spent else {}),
             **self.ledger.facts(self.repeats),
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
             "notes": [*notes, *self.ledger.notes(self.repeats), *self.notes, *self.backend.notes],
             **self.refusals.collect_facts(context),
             **collect_missing_facts(context, records, is_merged=self.backend.merges_clients),
-            **screened,
+            **of_uploads,
         }
         models, buffers = self.backend.headline_models
-        if is_finished and self.adversary:
-            self.adversary.add_measures(facts, name, models, buffers)
+        if is_finished and (adversary := self.uploads.adversary):
+            adversary.add_measures(facts, name, models, buffers)
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):
             # The models that were evaluated last may be the ones that clients hold, and went on changing.
             models, buffers = copy_rows(models), copy_rows(buffers)

@@ -83,6 +83,7 @@ class Screen:
         context: the run.
         largest_update: ratio of a length to the usual length from which on an update is refused.
         are_claims: whether sample counts are what clients claim; they are facts if the clients' data are here.
+        is_on: whether uploads are compared; uploads that are not finite are refused in any case.
 
     Attributes:
         usual: layer -> longest median length of a round so far.
@@ -93,8 +94,8 @@ class Screen:
 
     """
 
-    def __init__(self, context: RunContext, largest_update: float, *, are_claims: bool) -> None:
-        self._context, self._largest_update = context, largest_update
+    def __init__(self, context: RunContext, largest_update: float, *, are_claims: bool, is_on: bool) -> None:
+        self._context, self._largest_update, self._is_on = context, largest_update, is_on
         self._max_weight = context.settings.max_weight or (MAX_CLAIMED_WEIGHT if are_claims else math.inf)
         # A client that chooses its start by its own data, as in FedFomo, can move far in any round.
         self._floor = 1.0 if context.algorithm.client.is_ready_after_probe else LENGTH_FLOOR
@@ -118,8 +119,8 @@ class Screen:
         """
         if not len(reply.ids):
             return reply, n
-        n, is_on = self._bound_counts(reply.ids, n), self._context.settings.screening == "on"
-        layers = measure_layers(reply, r, self.parted) if is_on else {}
+        n = self._bound_counts(reply.ids, n)
+        layers = measure_layers(reply, r, self.parted) if self._is_on else {}
         is_finite = find_finite(reply, layers)
         refused = dict.fromkeys(
             (~is_finite).nonzero().flatten().tolist(), f"{UPLOADED}values that are not finite"

@@ -17,7 +17,7 @@ from ..config import Experiment
 from ..load import parse_set
 from ..validate import assign_options, expand_names, list_model_options
 from .logs import LogFormat
-from .secagg.methods import check_methods
+from .secagg.methods import check_methods, check_settings
 
 NODE_OPTIONS = {
     "data", "data_dir", "client_column", "target", "partition", "clients", "small_clients", "scaling",
@@ -153,6 +153,7 @@ class DeploymentPlan:
         }
         if self.deployment.secure_aggregation:
             check_methods(self.algorithms, self.deployment.nodes)
+            check_settings(self.experiment)
 
     def settings(self, seed: int) -> Settings:
         """Return the training settings of the run with a seed; nodes keep the models of the last round."""

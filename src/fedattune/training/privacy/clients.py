@@ -135,7 +135,11 @@ class ClientPrivacy:
     def accounting(self) -> UploadAccounting:
         """The noise multiplier and the epsilon."""
         context = self.context
-        is_sum = self.is_central and find_needed_sums(context.algorithm.server) is not None
+        # A robust rule looks at single uploads, so noise on their sum would not protect what it returns.
+        is_average = (
+            find_needed_sums(context.algorithm.server) is not None and context.settings.robust == "off"
+        )
+        is_sum = self.is_central and is_average
         return UploadAccounting(context.settings, context.n_clients, is_sum, self.is_secret)
 
     def protect(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from ....core.algorithm import Algorithm, SumWeighting, find_needed_sums
 from ....core.errors import ConfigError
+from ....core.settings import Settings
 
 MIN_NODES, MAX_NODES = 3, 49
 """Nodes of a federation with secure aggregation; each node makes a share for every other one."""
@@ -63,3 +64,23 @@ def check_methods(algorithms: Mapping[str, Algorithm], n_nodes: int) -> None:
         )
     for name, algorithm in algorithms.items():
         require_sums(name, algorithm)
+
+
+def check_settings(settings: Settings) -> None:
+    """Check that no setting of a run needs single uploads at the server.
+
+    Raises:
+        ConfigError: one does.
+
+    """
+    if settings.is_client_private and settings.dp_client_where == "central":
+        raise ConfigError(
+            "secure-aggregation: dp-client-where central clips and noises single uploads at the server, which sees none; "
+            "choose dp-client-where local"
+        )
+    given = {"robust": settings.robust != "off", "max-share": settings.max_share is not None}
+    for key, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"secure-aggregation: {key} compares single uploads, and the server sees none; leave it out"
+            )
