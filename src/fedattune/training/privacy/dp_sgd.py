@@ -134,7 +134,7 @@ class ClientNoise:
         if not self.deviation:
             return torch.zeros(shape, dtype=dtype)
         if self.is_secret:
-            return torch.from_numpy(draw_secret(0, n)).to(dtype).view(shape) * self.deviation
+            return torch.from_numpy(draw_secret(0)(n)).to(dtype).view(shape) * self.deviation
         if self._rng is None:
             self._rng = make_generator((*self.key, Stream.RECORD_NOISE), is_secret=False)
         kind: Any = np.float32 if dtype == torch.float32 else np.float64
