@@ -75,8 +75,8 @@ def check_settings(settings: Settings) -> None:
     """
     if settings.is_client_private and settings.dp_client_where == "central":
         raise ConfigError(
-            "secure-aggregation: dp-client-where central clips and noises single uploads at the server, which sees none; "
-            "choose dp-client-where local"
+            "secure-aggregation: dp-client-where central clips and noises single uploads at the server, which sees "
+            "none; choose dp-client-where local"
         )
     given = {"robust": settings.robust != "off", "max-share": settings.max_share is not None}
     for key, is_given in given.items():
