@@ -389,6 +389,7 @@ class RoundLoop:
         if self.privacy and context.has_shared_parameters:
             spent = self.privacy.facts(self.record.round, self.repeats)
             notes += [f"{name}: {note}" for note in self.privacy.notes(self.record.round, self.repeats)]
+        private = [f"{name}: {note}" for note in self.ledger.notes(self.repeats)]
         effects: list[Effect] = []
         if is_finished:
             try:
@@ -403,7 +404,7 @@ class RoundLoop:
             **({"client_privacy": spent} if spent else {}),
             **self.ledger.facts(self.repeats),
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
-            "notes": [*notes, *self.ledger.notes(self.repeats), *self.notes, *self.backend.notes],
+            "notes": [*notes, *private, *self.notes, *self.backend.notes],
             **collect_missing_facts(context, records),
         }
         models, buffers = self.backend.headline_models
