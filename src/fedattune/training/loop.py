@@ -403,6 +403,7 @@ class RoundLoop:
         name = self.config["algorithm"]
         notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
         of_uploads, more = self.uploads.collect(self.record.round, self.repeats, self.store.faults())
+        more += self.ledger.notes(self.repeats)
         notes += [f"{name}: {note}" for note in more]
         notes += self.refusals.collect_notes(context, name)
         effects: list[Effect] = []
@@ -418,7 +419,7 @@ class RoundLoop:
             **self._facts,
             **self.ledger.facts(self.repeats),
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
-            "notes": [*notes, *self.ledger.notes(self.repeats), *self.notes, *self.backend.notes],
+            "notes": [*notes, *self.notes, *self.backend.notes],
             **self.refusals.collect_facts(context),
             **collect_missing_facts(context, records, is_merged=self.backend.merges_clients),
             **of_uploads,
