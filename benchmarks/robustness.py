@@ -20,6 +20,7 @@ import fedattune
 from fedattune.core.errors import ConfigError, DivergedError
 from fedattune.core.settings import Settings
 from fedattune.training.attacks import ATTACKS
+from fedattune.training.sampling import sample_attackers
 
 METHODS = ("local", "fedavg", "ditto", "pfedla", "fedmcsa", "heurfedamp", "fedamp", "fedfomo")
 NONE = "none"
@@ -77,13 +78,16 @@ def measure(given: argparse.Namespace, settings: dict[str, Any]) -> Cells:
         data = fedattune.load_federation(
             given.data, partition=given.partition, clients=given.clients, seed=seed
         )
+        # Without an attack, the same clients count.
+        liars = sample_attackers(Settings(attack="free_rider", attackers=given.attackers), data)
         for attack in attacks:
             attacked = {} if attack == NONE else {"attack": attack, "attackers": given.attackers}
             for method in methods:
                 cell: dict[str, float | None] = {"accuracy": None}
                 try:
                     result = fedattune.fit(method, data, given.model, **settings, **attacked)
-                    cell["accuracy"] = result.metrics["acc_uniform"]
+                    is_honest = ~np.isin(result.eval_ids, liars)
+                    cell["accuracy"] = float(np.nanmean(result.measure_clients("accuracy")[is_honest]))
                     if "success" in result.facts.get("attack", {}):
                         cell["success"] = result.facts["attack"]["success"]
                 except DivergedError:

@@ -250,3 +250,27 @@ def test_the_docs_have_a_place_for_the_table() -> None:
 def test_impossible_numbers_are_refused() -> None:
     with pytest.raises(SystemExit, match="--repeats must be at least 1, got 0"):
         main(["W1", "--repeats", "0"])
+
+
+def test_the_table_of_attacks_has_a_row_per_attack_and_takes_settings(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    text = run(
+        "robustness", "--algorithms", "local,fedavg", "--attacks", "none,backdoor,scaled_model:1e9", "--attackers", "1",
+        "--clients", "4", "--splits", "2", "--rounds", "2", "--lr", "0.1", "--accept", "always", "--json", str(file),
+    )  # fmt: skip
+    lines = text.splitlines()
+    assert lines[0] == "| attack | local | fedavg |"
+    assert [line.split(" | ")[0] for line in lines[2:5]] == ["| none", "| backdoor", "| scaled_model:1e9"]
+    said = json.loads(file.read_text("utf-8"))
+    assert said["settings"] == {"rounds": 2, "lr": 0.1, "accept": "always"}
+    assert len(said["cells"]["backdoor"]["fedavg"]) == 2
+    assert 0 <= said["cells"]["backdoor"]["fedavg"][0]["success"] <= 1
+    mean = sum(one["accuracy"] for one in said["cells"]["none"]["local"]) / 2
+    assert lines[2].split(" | ")[1] == f"{100 * mean:.1f}"
+
+
+def test_an_unknown_setting_of_the_table_of_attacks_is_told() -> None:
+    with pytest.raises(SystemExit, match="unknown setting 'acept'; did you mean 'accept'"):
+        main(["robustness", "--acept", "better"])
+    with pytest.raises(SystemExit, match="in pairs"):
+        main(["robustness", "--accept"])

@@ -236,6 +236,7 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--wheel-dir",
         "--write-docs",  # of the benchmarks
         "--list",
+        "--attacks",
         "--logdir",  # of TensorBoard
         "--head",  # of Ray
         "--address",

@@ -158,13 +158,16 @@ class ClientStates:
             return self.held_buffers(ids)
         return Params({**self.held_buffers(ids), **self.statistics.repeat(len(ids))})
 
-    def training_inputs(self, ids: Tensor, payload: Payload, is_uploaded: Tensor) -> ClientInputs:
+    def training_inputs(
+        self, ids: Tensor, payload: Payload, is_uploaded: Tensor, fresh: Tensor | None = None
+    ) -> ClientInputs:
         """Return the state from which clients `ids` (C,) start training.
 
         Args:
             ids: numbers of the clients.
             payload: the last payload of each, one row per client.
             is_uploaded: (C,) see `RoundContext`.
+            fresh: (C,) whether the payload is new to the client; by default as the client received it.
 
         """
         rows = self.rows_of(ids)
@@ -172,7 +175,7 @@ class ClientStates:
             self._add_personal(payload, self.personal.rows(rows)),
             {k: v.rows(rows) for k, v in self.local_state.items()},
             self.buffers.rows(rows),
-            self.fresh[rows],
+            self.fresh[rows] if fresh is None else fresh,
             is_uploaded,
         )
         return self.judge.decide(ids, inputs) if self.judge else inputs

@@ -185,7 +185,9 @@ class LocalEvaluation:
         for rows in numbers.split(PROBE_CHUNK):  # type: ignore[no-untyped-call]
             some, payloads = ids[rows], self.client_states.sent
             sent = make_payload(some) if payloads is None else payloads.rows(self.client_states.rows_of(some))
-            inputs = self.client_states.training_inputs(some, sent, torch.zeros_like(some, dtype=torch.bool))
+            yes = torch.ones_like(some, dtype=torch.bool)
+            fresh = yes if payloads is None else None
+            inputs = self.client_states.training_inputs(some, sent, ~yes, fresh)
             outputs = self.engine.train(rule, some, inputs._replace(buffers=buffers.rows(rows)), training)
             models.append(vmap(rule.trained_model)(outputs.upload, outputs.local_state))
         return concatenate(models)

@@ -30,4 +30,14 @@ def test_nodes_of_flower_give_the_same(
     )
     simulated = run_simulated(name, ragged, attack=attack, attackers=2)
     assert deployed.metrics["loss_uniform"] == pytest.approx(simulated.metrics["loss_uniform"], abs=1e-9)
-    assert deployed.facts["attack"] == simulated.facts["attack"]
+    for key in ("name", "attackers"):  # labels stay at the nodes
+        assert deployed.facts["attack"][key] == simulated.facts["attack"][key]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa", "fedrep"])
+def test_nodes_refuse_the_same(name: str, ragged: Federation, tmp_path: Path) -> None:
+    (deployed,) = run_deployed(ragged, tmp_path, algorithm=name, accept="better", test=0.25, validation=0.1)
+    simulated = run_simulated(name, ragged, accept="better")
+    assert deployed.metrics["loss_uniform"] == pytest.approx(simulated.metrics["loss_uniform"], abs=1e-9)
+    assert deployed.facts["refusals"] == simulated.facts["refusals"]
+    assert deployed.facts["refusals"]["clients"]

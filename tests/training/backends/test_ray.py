@@ -76,6 +76,19 @@ def test_the_number_of_actors_does_not_change_numbers(
     same_models(one, other)
 
 
+@pytest.mark.parametrize("attack", ["alie", "gaussian", "label_flip_count", "backdoor"])
+@pytest.mark.parametrize("name", ["fedavg", "fedmcsa"])
+def test_attacks_and_refusals_are_the_same_on_actors(
+    name: str, attack: str, ragged: Federation, cluster: RayCluster
+) -> None:
+    attacked: dict[str, Any] = {"attack": attack, "attackers": 2, "accept": "better"}
+    one, other = trained(BY_NAME[name], ragged, None, **attacked), on_ray(BY_NAME[name], ragged, **attacked)
+    same_numbers(one, other)
+    same_models(one, other)
+    assert one.facts["attack"] == other.facts["attack"]
+    assert one.facts["refusals"] == other.facts["refusals"]
+
+
 def test_there_are_at_most_as_many_actors_as_clients(cluster: RayCluster) -> None:
     assert cluster.count_actors(Settings(engine="ray", ray_actors=20), 6) == 6
     assert cluster.count_actors(Settings(engine="ray"), 6) == 2  # one per core

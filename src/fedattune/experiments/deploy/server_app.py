@@ -17,6 +17,7 @@ from ...core.algorithm import Algorithm
 from ...core.errors import DivergedError, FedAttuneError, RunError, summarize_error
 from ...core.hardware import check_device
 from ...core.io import read_json, write_json, write_text
+from ...training.acceptance import check_acceptance
 from ...training.client_state import PayloadFactory
 from ...training.context import Progress, RunContext
 from ...training.loop import RoundLoop
@@ -227,6 +228,7 @@ class _Server:
         )
         settings.cohort_size(self.registry.info.n_clients)
         check_device(settings)
+        check_acceptance(settings, self.registry.info)
         card = self._make_card(name, seed)
         config = {
             "algorithm": name,

@@ -216,9 +216,7 @@ class LocalBackend(Backend):
         if rule.mechanisms:
             kept, every = states.sent, torch.ones_like(ids, dtype=torch.bool)
             payload = make_payload(ids) if kept is None else kept.rows(states.rows_of(ids))
-            inputs = states.training_inputs(ids, payload, every)
-            if kept is None:
-                inputs = inputs._replace(fresh=every)
+            inputs = states.training_inputs(ids, payload, every, every if kept is None else None)
             training = self.plan_training(r + 1, Stream.TRAINING)
             effects = measure_training(rule, self.engine, ids, inputs, training)
         if isinstance(module := self.engine.task.model, MethodModule):
