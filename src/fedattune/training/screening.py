@@ -3,7 +3,8 @@
 Four rules refuse an upload. None of them looks at one client alone: what is usual comes from the other clients.
 
     finite      a value is not a number, or infinite
-    length      the update of a layer is `largest_update` times as long as the longest median of a round so far
+    length      the update is more than `largest_update` times as long as the median of the round, or as LENGTH_FLOOR
+                times the longest median so far
     part        a layer keeps another share of what was sent than the median client by MIN_PART_GAP and MAX_DEVIATIONS
                 median absolute deviations; the share <theta_l, sent_l> / ||sent_l||^2 is near 1 in honest training,
                 near 0 for noise, and negative for a reversed layer
@@ -11,8 +12,8 @@ Four rules refuse an upload. None of them looks at one client alone: what is usu
                 coordinate-wise median of the others is at least MIN_AGREEMENT), a client's updates oppose the others
                 round after round: the sum of -cosine / median cosine - TOLERATED, at least 0, exceeds MAX_EVIDENCE
 
-The rule on parts needs MIN_CLIENTS uploads, the rule on directions MIN_VOTERS. Near the end of training, the updates of
-honest clients with different data cancel out, so directions say nothing there.
+The rules on parts and directions need MIN_CLIENTS uploads. Near the end of training, the updates of honest clients with
+different data cancel out, so directions say nothing there.
 """
 
 import json
@@ -34,8 +35,8 @@ from .context import RunContext
 LENGTH_FLOOR = 0.3
 """Least usual length, in the longest median of a round so far: some clients have learnt all that they can."""
 
-MIN_CLIENTS, MIN_VOTERS = 5, 8
-"""Uploads of a round that the rules on parts, and on directions, need."""
+MIN_CLIENTS = 8
+"""Uploads of a round that the rules on parts and directions need."""
 
 MIN_PART_GAP, MAX_DEVIATIONS = 0.75, 8.0
 """Gap of an outlier among the kept shares, and the same in median absolute deviations."""
@@ -54,9 +55,6 @@ UPLOADED = "uploaded "
 
 MAX_LISTED = 5
 """Clients that a sentence names."""
-
-WHOLE = ""
-"""Name of all layers together, among the lengths."""
 
 
 class LayerMeasures(NamedTuple):
@@ -86,7 +84,7 @@ class Screen:
         is_on: whether uploads are compared; uploads that are not finite are refused in any case.
 
     Attributes:
-        usual: layer -> longest median length of a round so far.
+        usual: longest median length of a round so far.
         evidence: client -> sum of its opposition to the others, if it is above 0.
         parted: layers whose updates agreed no longer in some round.
         answered: client -> round of its last upload, where the server answers uploads.
@@ -99,7 +97,7 @@ class Screen:
         self._max_weight = context.settings.max_weight or (MAX_CLAIMED_WEIGHT if are_claims else math.inf)
         # A client that chooses its start by its own data, as in FedFomo, can move far in any round.
         self._floor = 1.0 if context.algorithm.client.is_ready_after_probe else LENGTH_FLOOR
-        self.usual: dict[str, float] = {}
+        self.usual = 0.0
         self.evidence: dict[int, float] = {}
         self.parted: set[str] = set()
         self.answered: dict[int, int] = {}
@@ -164,27 +162,16 @@ class Screen:
         refused: dict[int, str],
     ) -> None:
         """Refuse updates that are far longer than usual, for as long a training."""
-        squares = {WHOLE: torch.stack([one.squares for one in layers.values()]).sum(0)}
-        squares |= {layer: one.squares for layer, one in layers.items()}
-        medians = {}
-        for layer, one in squares.items():
-            lengths = one.sqrt() / factors
-            known = lengths[is_finite]
-            median = float(known.median()) if len(known) else math.nan
-            usual = max(self._floor * self.usual.get(layer, 0.0), median if len(known) > 2 else 0.0)
-            medians[layer] = lengths
-            if usual > 0:
-                for row in (lengths > self._largest_update * usual).nonzero().flatten().tolist():
-                    where = f" of {layer}" if layer else ""
-                    refused.setdefault(
-                        row,
-                        f"{UPLOADED}an update{where} more than {self._largest_update:g} times longer than usual",
-                    )
-        rows = [row for row in range(len(factors)) if row not in refused]
-        for layer, lengths in medians.items():
-            if rows:
-                median = statistics.median_low(lengths[rows].tolist())
-                self.usual[layer] = max(self.usual.get(layer, 0.0), median)
+        lengths = torch.stack([one.squares for one in layers.values()]).sum(0).sqrt() / factors
+        known = lengths[is_finite]
+        median = float(known.median()) if len(known) > 2 else 0.0
+        usual = max(self._floor * self.usual, median)
+        if usual > 0:
+            for row in (lengths > self._largest_update * usual).nonzero().flatten().tolist():
+                times = f"more than {self._largest_update:g} times longer than usual"
+                refused.setdefault(row, f"{UPLOADED}an update {times}")
+        if accepted := [length for row, length in enumerate(lengths.tolist()) if row not in refused]:
+            self.usual = max(self.usual, statistics.median_low(accepted))
 
     def _check_directions(
         self, ids: Tensor, layers: Mapping[str, LayerMeasures], refused: dict[int, str]
@@ -194,7 +181,7 @@ class Screen:
         rows = [row for row in range(len(clients)) if row not in refused]
         voters = [row for row in rows if self.evidence.get(clients[row], 0.0) <= MAX_EVIDENCE]
         opposition = []
-        if len(voters) >= MIN_VOTERS:
+        if len(voters) >= MIN_CLIENTS:
             for layer, one in layers.items():
                 if one.sample.shape[1] and layer not in self.parted:
                     cosines = compare_directions(one.sample, voters)
@@ -277,8 +264,8 @@ def find_finite(reply: TrainReply, layers: Mapping[str, LayerMeasures]) -> Tenso
     are_measured = bool(layers) and bool(
         torch.isfinite(torch.stack([one.squares for one in layers.values()])).all()
     )
-    parts = [extra for name, extra in reply.upload.extra.items() if not are_measured or name not in layers]
-    for part in (*([] if are_measured else [reply.upload.params]), *parts, reply.buffers):
+    models = () if are_measured else (reply.upload.params,)
+    for part in (*models, *reply.upload.extra.values(), reply.buffers):
         for value in part.values():
             if value.is_floating_point():
                 is_finite &= torch.isfinite(flatten(value)).all(1)
@@ -286,7 +273,7 @@ def find_finite(reply: TrainReply, layers: Mapping[str, LayerMeasures]) -> Tenso
 
 
 def measure_layers(reply: TrainReply, r: int, parted: Container[str] = ()) -> dict[str, LayerMeasures]:
-    """Measure every layer of the uploads, and every extra that has the tensors of a model.
+    """Measure every layer of the uploads.
 
     Args:
         reply: the uploads.
@@ -298,14 +285,10 @@ def measure_layers(reply: TrainReply, r: int, parted: Container[str] = ()) -> di
     layers: dict[str, list[str]] = {}
     for name in upload.params:
         layers.setdefault(find_layer(name), []).append(name)
-    measured = {
+    return {
         layer: _measure(upload.params.only(names), sent, None if layer in parted else r)
         for layer, names in layers.items()
     }
-    for name, extra in upload.extra.items():
-        if extra.keys() == upload.params.keys():
-            measured[name] = _measure(extra, Params(), None)
-    return measured
 
 
 def _measure(rows: Params, sent: Params, r: int | None) -> LayerMeasures:
