@@ -55,7 +55,9 @@ def test_who_refuses_everything_trains_alone(name: str, judging: Federation) -> 
 
 def test_what_is_evaluated_is_what_was_accepted(judging: Federation) -> None:
     """FedAvg is judged by the received model: clients that refuse it keep their own for predictions too."""
-    noise: dict[str, Any] = {"attack": "gaussian:100", "attackers": 2, "early_stopping": "off", "cohort": 6}
+    noise: dict[str, Any] = {
+            "attack": "gaussian:100", "attackers": 2, "early_stopping": "off", "cohort": 6, "screening": "off",
+        }  # fmt: skip
     refusing = fit("fedavg", judging, accept="better", **noise)
     assert refusing.final["received"] == pytest.approx(refusing.final["trained"])
     believing = fit("fedavg", judging, **noise)

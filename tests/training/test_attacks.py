@@ -269,7 +269,7 @@ def test_a_resumed_run_is_the_same(name: str, attack: str, ragged: Federation, t
 
 def test_a_false_count_outweighs_all_others(ragged: Federation) -> None:
     """FedAvg weighs by samples; equal weights do not see what clients claim."""
-    attacked: dict[str, Any] = {"attackers": 1, "rounds": 1, "cohort": 6}
+    attacked: dict[str, Any] = {"attackers": 1, "rounds": 1, "cohort": 6, "max_weight": 1e9}
     weights, models = {}, {}
     for weighting in ("samples", "uniform"):
         for attack in ("label_flip", "label_flip_count"):

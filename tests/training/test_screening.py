@@ -38,7 +38,7 @@ def make_screen(**settings: Any) -> Screen:
     context = SimpleNamespace(
         settings=Settings(**settings), algorithm=algorithm, federation=federation, is_answered=False
     )
-    return Screen(cast(RunContext, context), 5.0, are_claims=are_claims)
+    return Screen(cast(RunContext, context), 5.0, are_claims=are_claims, is_on=True)
 
 
 def make_reply(seed: int = 0, agreement: float = 0.5) -> TrainReply:
