@@ -44,7 +44,7 @@ def make_screen(**settings: Any) -> Screen:
 def make_reply(seed: int = 0, agreement: float = 0.5) -> TrainReply:
     """Make updates of equal lengths that agree by about the same cosine."""
     torch.manual_seed(seed)
-    sent = Params({"body.weight": torch.randn(30, 10), "head.weight": torch.randn(4, 30)}).repeat(CLIENTS)
+    sent = Params({"body.weight": torch.randn(30, 20), "head.weight": torch.randn(4, 30)}).repeat(CLIENTS)
     common = sent.map(lambda a: torch.randn(a.shape[1:]))
     upload = sent.map(
         lambda a, b: a + 0.1 * (agreement**0.5 * b + (1 - agreement) ** 0.5 * torch.randn(a.shape)), common
@@ -117,7 +117,7 @@ def test_one_opposite_round_is_forgiven_and_several_are_not() -> None:
 def test_directions_do_not_count_once_updates_do_not_agree() -> None:
     screen, lie = make_screen(), change(make_reply(), 5, lambda w, s: s - (w - s))
     screen(1, make_reply(agreement=0.0), N)
-    assert screen.parted == {"body", "head"}
+    assert screen.parted == {"body"}  # the head has too few values
     assert not any(screen(r, lie, N)[0].faults for r in range(2, 12))
 
 

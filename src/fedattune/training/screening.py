@@ -47,8 +47,11 @@ MIN_AGREEMENT, TOLERATED, MAX_EVIDENCE = 0.15, 0.3, 2.0
 MAX_CLAIMED_WEIGHT = 3.0
 """Largest ratio of a claimed sample count to the median, unless the user says another."""
 
-MAX_SAMPLED_VALUES = 1024
-"""Values of a layer that are compared for its direction."""
+MAX_OPPOSED = 0.3
+"""Share of clients that may oppose the others; if more do, a layer's updates agree no longer."""
+
+MIN_VALUES, MAX_SAMPLED_VALUES = 500, 1024
+"""Values of a layer that the rule on directions needs, and compares: few values point anywhere by chance."""
 
 UPLOADED = "uploaded "
 """The beginning of the reason for which an upload is refused."""
@@ -165,7 +168,8 @@ class Screen:
         lengths = torch.stack([one.squares for one in layers.values()]).sum(0).sqrt() / factors
         known = lengths[is_finite]
         median = float(known.median()) if len(known) > 2 else 0.0
-        usual = max(self._floor * self.usual, median)
+        # The median of few is unsteady: the longest of all rounds counts then.
+        usual = max((self._floor if len(known) >= MIN_CLIENTS else 1.0) * self.usual, median)
         if usual > 0:
             for row in (lengths > self._largest_update * usual).nonzero().flatten().tolist():
                 times = f"more than {self._largest_update:g} times longer than usual"
@@ -186,7 +190,8 @@ class Screen:
                 if one.sample.shape[1] and layer not in self.parted:
                     cosines = compare_directions(one.sample, voters)
                     agreement = float(cosines[voters].median())
-                    if agreement >= MIN_AGREEMENT:
+                    opposed = cosines[voters] < -TOLERATED * agreement
+                    if agreement >= MIN_AGREEMENT and float(opposed.double().mean()) <= MAX_OPPOSED:
                         lengths = one.squares.sqrt()
                         # A client that has learnt all that it can makes short updates in any direction.
                         share = (lengths / lengths[voters].median().clamp_min(1e-30)).clamp_max(1)
@@ -310,7 +315,7 @@ def _measure(rows: Params, sent: Params, r: int | None) -> LayerMeasures:
             else:
                 dots += torch.einsum("cp,cp->c", update, before)
                 lengths += torch.linalg.vector_norm(before, dim=1).square()
-            if r is not None:
+            if r is not None and size >= MIN_VALUES:
                 samples.append(update[:, r % step :: step])
         squares += torch.linalg.vector_norm(update, dim=1).square()
     sample = torch.cat(samples, 1) if samples else first.new_empty(len(first), 0)
