@@ -10,10 +10,11 @@ Four rules refuse an upload. None of them looks at one client alone: what is usu
                 near 0 for noise, and negative for a reversed layer
     direction   from the first round for as long as the updates of a layer agree (the median cosine with the
                 coordinate-wise median of the others is at least MIN_AGREEMENT), a client's updates oppose the others
-                round after round: the sum of -cosine / median cosine - TOLERATED, at least 0, exceeds MAX_EVIDENCE
+                in all layers: the sum over rounds of -cosine / median cosine - TOLERATED exceeds MAX_EVIDENCE
 
 The rules on parts and directions need MIN_CLIENTS uploads. Near the end of training, the updates of honest clients with
-different data cancel out, so directions say nothing there.
+different data cancel out, so directions say nothing there. Groups with other data (inverted images, permuted labels)
+oppose the others too, by up to 0.8 of what these agree and not from the first round on; reversed updates by 1 or more.
 """
 
 import json
@@ -41,8 +42,9 @@ MIN_CLIENTS = 8
 MIN_PART_GAP, MAX_DEVIATIONS = 0.75, 8.0
 """Gap of an outlier among the kept shares, and the same in median absolute deviations."""
 
-MIN_AGREEMENT, TOLERATED, MAX_EVIDENCE = 0.15, 0.3, 2.0
-"""Median cosine down to which directions count; opposition that an honest client may show; sum that is refused."""
+MIN_AGREEMENT, TOLERATED, MAX_OPPOSITION, MAX_EVIDENCE = 0.15, 0.8, 2.0, 1.0
+"""Median cosine down to which directions count; opposition of honest clients; most that one round counts; sum that is
+refused. The first two are ratios to the median cosine of the others."""
 
 MAX_CLAIMED_WEIGHT = 3.0
 """Largest ratio of a claimed sample count to the median, unless the user says another."""
@@ -199,12 +201,11 @@ class Screen:
                     else:
                         self.parted.add(layer)
         if opposition:
-            means = torch.stack(opposition).mean(0).clamp_max(MAX_EVIDENCE).tolist()
+            # A lie opposes the others in all layers, other data only in some.
+            least = torch.stack(opposition).amin(0).clamp_max(MAX_OPPOSITION).tolist()
             for row in rows:
-                total = self.evidence.get(clients[row], 0.0) + means[row] - TOLERATED
-                self.evidence[clients[row]] = min(max(0.0, total), 2 * MAX_EVIDENCE)
-                if not self.evidence[clients[row]]:
-                    del self.evidence[clients[row]]
+                total = self.evidence.get(clients[row], 0.0) + least[row] - TOLERATED
+                self.evidence[clients[row]] = min(total, 2 * MAX_EVIDENCE)
         for row in rows:
             if self.evidence.get(clients[row], 0.0) > MAX_EVIDENCE:
                 refused[row] = f"{UPLOADED}updates against those of the others, round after round"
