@@ -269,7 +269,7 @@ def test_files_of_the_run_are_not_written_over(tmp_path: Path, capsys: Said) -> 
     compared(tmp_path)
     file = tmp_path / "local" / "seed-0" / "result.json"
     before = file.read_bytes()
-    assert "would be overwritten" in refused(capsys, tmp_path, "--json", file)
+    assert "this is a file of the run" in refused(capsys, tmp_path, "--json", file)
     assert file.read_bytes() == before
     explained(capsys, tmp_path, "--json", tmp_path / "said.json")
     explained(capsys, tmp_path, "--json", tmp_path / "said.json")  # its own it may

@@ -53,5 +53,5 @@ def test_what_cannot_be_is_one_sentence(argv: str, said: str, cli: Cli, comparis
 def test_a_run_is_not_overwritten(cli: Cli, comparison: Path) -> None:
     refused(
         cli("table", comparison, "-o", comparison / "local" / "seed-0" / "config.json"),
-        "would be overwritten",
+        "this is a file of the run",
     )

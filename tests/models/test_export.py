@@ -309,7 +309,7 @@ def test_bad_input(
     got = refused(capsys, one, "--client", "1", "-o", "m.onnx", "--format", "torch-export")
     assert "torch-export ends in .pt2" in got
     got = refused(capsys, one, "--client", "1", "-o", one / "models.safetensors")
-    assert "the run's models, which would be overwritten" in got
+    assert "this is a file of the run" in got
     assert "there is no folder" in refused(capsys, one, "--client", "1", "-o", "no/m.onnx")
     assert "holds no run" in refused(capsys, here / "nothing", "--client", "1")
     with monkeypatch.context() as patch:
@@ -329,10 +329,12 @@ def test_runs_that_cannot_be_exported(
     ragged: Federation, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit("fedavg", ragged, out="old")
-    (here / "old" / "inputs.safetensors").unlink()
+    for file in ("inputs.safetensors", "SHA256SUMS"):  # as an older version left it
+        (here / "old" / file).unlink()
     assert "does not say how inputs are prepared" in failed(capsys, here / "old")
     fit("fedavg", ragged, out="server")
-    (here / "server" / "models.safetensors").unlink()
+    for file in ("models.safetensors", "SHA256SUMS"):
+        (here / "server" / file).unlink()
     assert "each is on its client's node" in failed(capsys, here / "server")
     fit("fedavg", ragged, Normed(5, 3), out="own")
     assert "a Normed of your own" in failed(capsys, here / "own")

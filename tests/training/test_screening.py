@@ -37,7 +37,11 @@ def make_screen(**settings: Any) -> Screen:
     algorithm = SimpleNamespace(client=SGD())
     federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)])
     context = SimpleNamespace(
-        settings=Settings(**settings), algorithm=algorithm, federation=federation, is_answered=False
+        settings=Settings(**settings),
+        algorithm=algorithm,
+        federation=federation,
+        is_answered=False,
+        n_train=torch.full((CLIENTS,), 50),
     )
     return Screen(cast(RunContext, context), 5.0, are_claims=are_claims, is_on=True)
 

@@ -28,11 +28,13 @@ def doctor(space: Namespace, problems: Sequence[str]) -> int:
 
     """
     from ..experiments.doctor import examine
-    from ..experiments.output import check_output_files
     from .main import FAILED
 
     options = parse_options(DoctorOptions, space, problems)
-    check_output_files({"--json": options.json_file}, {})
+    if options.json_file:  # imported here alone: the check needs PyTorch, which may be what is broken
+        from ..experiments.output import check_output_files
+
+        check_output_files({"--json": options.json_file}, {})
     findings = examine(quick=options.quick)
     broken = [one for one in findings if one.state == "broken"]
     for one in findings:

@@ -163,7 +163,7 @@ class Settings(StrictSchema):
     )
     max_weight: Annotated[float, Field(ge=1, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
         None,
-        description="largest ratio of a client's sample count to the median of a round; more is cut (default: "
+        description="largest ratio of a client's sample count to the median of all clients; more is cut (default: "
         "3 for counts that clients claim, in deployments and under attack; none for counts that are known)",
     )
     robust: RobustName = Field(

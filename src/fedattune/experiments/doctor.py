@@ -31,7 +31,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "tensorboard": ("tensorboard",),
     "ray": ("ray",),
-    "flower": ("flwr", "prometheus-client", "tomli-w"),
+    "flower": ("flwr", "cryptography", "prometheus-client", "pycryptodome", "tomli-w"),
     "hf": ("transformers", "peft"),
     "privacy": ("dp-accounting",),
 }

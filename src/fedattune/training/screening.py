@@ -99,7 +99,9 @@ class Screen:
 
     def __init__(self, context: RunContext, largest_update: float, *, are_claims: bool, is_on: bool) -> None:
         self._context, self._largest_update, self._is_on = context, largest_update, is_on
-        self._max_weight = context.settings.max_weight or (MAX_CLAIMED_WEIGHT if are_claims else math.inf)
+        max_weight = context.settings.max_weight or (MAX_CLAIMED_WEIGHT if are_claims else math.inf)
+        # Of all clients: a cohort of two has no median to speak of.
+        self._max_count = max_weight * max(1.0, float(context.n_train.double().median()))
         # A client that chooses its start by its own data, as in FedFomo, can move far in any round.
         self._floor = 1.0 if context.algorithm.client.is_ready_after_probe else LENGTH_FLOOR
         self.usual = 0.0
@@ -135,14 +137,11 @@ class Screen:
         return drop_uploads(reply, n, refused)
 
     def _bound_counts(self, ids: Tensor, n: Tensor) -> Tensor:
-        """Bound the counts by `max_weight` times their median."""
-        if math.isinf(self._max_weight):
+        """Bound the counts by `max_weight` times the median over all clients of the run."""
+        if float(n.max()) <= self._max_count:
             return n
-        most = int(self._max_weight * max(1, statistics.median_low(n.tolist())))
-        if int(n.max()) <= most:
-            return n
-        self.bounded.update(ids[n > most].tolist())
-        return n.clamp_max(most)
+        self.bounded.update(ids[n > self._max_count].tolist())
+        return n.clamp_max(int(self._max_count))
 
     def _allow_longer(self, r: int, ids: Tensor, n: Tensor) -> Tensor:
         """Return how many times longer than others each client's update may be, because it trained for longer, (C,).

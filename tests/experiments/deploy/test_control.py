@@ -93,11 +93,11 @@ def test_a_request_that_vanishes_while_it_is_read_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / CONTROL_FILE).write_text('{"request": "pause"}')
-    read = Path.read_text
+    open_file = Path.open
 
-    def vanish(self: Path, *args: Any, **options: Any) -> str:
+    def vanish(self: Path, *args: Any, **options: Any) -> Any:
         self.unlink()
-        return read(self, *args, **options)
+        return open_file(self, *args, **options)
 
-    monkeypatch.setattr(Path, "read_text", vanish)
+    monkeypatch.setattr(Path, "open", vanish)
     assert read_request(tmp_path) is None

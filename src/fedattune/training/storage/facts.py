@@ -185,7 +185,8 @@ def check_facts(facts: Any) -> None:
     ids = range(n) if known.numbers is None else known.numbers
     if len({client.id for client in known.clients}) < n:
         raise ValueError("clients: two clients have the same id")
-    if len(ids) != n or sorted(set(ids)) != list(ids) or (n and max(ids) >= population):
+    is_merged = n == 1 and list(ids) == [population]  # one that stands for all: secure aggregation
+    if len(ids) != n or sorted(set(ids)) != list(ids) or (n and max(ids) >= population and not is_merged):
         raise ValueError(f"numbers: expected {n} ascending numbers below {population}, got {ids!r:.80}")
     if known.labels is not None and (len(known.labels) != n or len({len(row) for row in known.labels}) > 1):
         raise ValueError(f"labels: expected {n} rows of the same length")

@@ -123,7 +123,8 @@ class RunStore:
         numbers = facts.get("numbers", range(len(clients)))
         self._n_clients = facts.get("population", len(clients))
         for part in ("test", "validation"):
-            self._n_samples[part] = np.full(self._n_clients, -1)
+            # Where one client stands for all (secure aggregation), its number is the one after the last.
+            self._n_samples[part] = np.full(max(self._n_clients, *numbers, -1) + 1, -1)
             # Versions before 0.3 did not write the number of validation samples.
             self._n_samples[part][list(numbers)] = [one.get(f"n_{part}", 2**31) for one in clients]
 
