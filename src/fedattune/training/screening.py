@@ -3,8 +3,8 @@
 Four rules refuse an upload. None of them looks at one client alone: what is usual comes from the other clients.
 
     finite      a value is not a number, or infinite
-    length      the update is more than `largest_update` times as long as the median of the round, or as LENGTH_FLOOR
-                times the longest median so far
+    length      the update is more than `largest_update` times as long as the longest median of a round so far; of a
+                client that was refused for it before, as the median of the round, or SUSPECT_FLOOR times the longest
     part        a layer keeps another share of what was sent than the median client by MIN_PART_GAP and MAX_DEVIATIONS
                 median absolute deviations; the share <theta_l, sent_l> / ||sent_l||^2 is near 1 in honest training,
                 near 0 for noise, and negative for a reversed layer
@@ -33,8 +33,12 @@ from ..server.products import flatten
 from .backends.base import TrainReply
 from .context import RunContext
 
-LENGTH_FLOOR = 0.3
-"""Least usual length, in the longest median of a round so far: some clients have learnt all that they can."""
+SUSPECT_FLOOR = 0.3
+"""Least usual length for a client that was refused for its length before, in the longest median of a round so far.
+
+Medians fall during training. Honest clients with other data then stay longer than the others; a liar's updates, which
+shrink too, would pass again.
+"""
 
 MIN_CLIENTS = 8
 """Uploads of a round that the rules on parts and directions need."""
@@ -90,6 +94,7 @@ class Screen:
 
     Attributes:
         usual: longest median length of a round so far.
+        suspects: clients that were refused for the length of an update.
         evidence: client -> sum of its opposition to the others, if it is above 0.
         parted: layers whose updates agreed no longer in some round.
         answered: client -> round of its last upload, where the server answers uploads.
@@ -102,9 +107,8 @@ class Screen:
         max_weight = context.settings.max_weight or (MAX_CLAIMED_WEIGHT if are_claims else math.inf)
         # Of all clients: a cohort of two has no median to speak of.
         self._max_count = max_weight * max(1.0, float(context.n_train.double().median()))
-        # A client that chooses its start by its own data, as in FedFomo, can move far in any round.
-        self._floor = 1.0 if context.algorithm.client.is_ready_after_probe else LENGTH_FLOOR
         self.usual = 0.0
+        self.suspects: set[int] = set()
         self.evidence: dict[int, float] = {}
         self.parted: set[str] = set()
         self.answered: dict[int, int] = {}
@@ -131,7 +135,7 @@ class Screen:
             (~is_finite).nonzero().flatten().tolist(), f"{UPLOADED}values that are not finite"
         )
         if layers:
-            self._check_lengths(layers, is_finite, self._allow_longer(r, reply.ids, n), refused)
+            self._check_lengths(reply.ids, layers, is_finite, self._allow_longer(r, reply.ids, n), refused)
             check_parts(layers, is_finite, refused)
             self._check_directions(reply.ids, layers, refused)
         return drop_uploads(reply, n, refused)
@@ -160,6 +164,7 @@ class Screen:
 
     def _check_lengths(
         self,
+        ids: Tensor,
         layers: Mapping[str, LayerMeasures],
         is_finite: Tensor,
         factors: Tensor,
@@ -169,12 +174,16 @@ class Screen:
         lengths = torch.stack([one.squares for one in layers.values()]).sum(0).sqrt() / factors
         known = lengths[is_finite]
         median = float(known.median()) if len(known) > 2 else 0.0
-        # The median of few is unsteady: the longest of all rounds counts then.
-        usual = max((self._floor if len(known) >= MIN_CLIENTS else 1.0) * self.usual, median)
-        if usual > 0:
-            for row in (lengths > self._largest_update * usual).nonzero().flatten().tolist():
-                times = f"more than {self._largest_update:g} times longer than usual"
-                refused.setdefault(row, f"{UPLOADED}an update {times}")
+        # Medians fall, as most clients have learnt all that they can; the others' updates stay as long as before.
+        usual = torch.full_like(lengths, max(self.usual, median))
+        suspects = [row for row, client in enumerate(ids.tolist()) if client in self.suspects]
+        if len(known) >= MIN_CLIENTS:
+            usual[suspects] = max(SUSPECT_FLOOR * self.usual, median)
+        is_long = (usual > 0) & (lengths > self._largest_update * usual)
+        for row in is_long.nonzero().flatten().tolist():
+            self.suspects.add(int(ids[row]))
+            times = f"more than {self._largest_update:g} times longer than usual"
+            refused.setdefault(row, f"{UPLOADED}an update {times}")
         if accepted := [length for row, length in enumerate(lengths.tolist()) if row not in refused]:
             self.usual = max(self.usual, statistics.median_low(accepted))
 
@@ -212,14 +221,22 @@ class Screen:
     def dump(self) -> str:
         """Return the state as JSON, for a checkpoint."""
         return json.dumps(
-            [self.usual, self.evidence, sorted(self.parted), self.answered, sorted(self.bounded)]
+            [
+                self.usual,
+                sorted(self.suspects),
+                self.evidence,
+                sorted(self.parted),
+                self.answered,
+                sorted(self.bounded),
+            ]
         )
 
     def load(self, text: str | None) -> None:
         """Take over the state of a checkpoint; checkpoints of older versions have none."""
         if text is not None:
-            usual, evidence, parted, answered, bounded = json.loads(text)
+            usual, suspects, evidence, parted, answered, bounded = json.loads(text)
             self.usual, self.parted, self.bounded = usual, set(parted), set(bounded)
+            self.suspects = set(suspects)
             self.evidence = {int(client): value for client, value in evidence.items()}
             self.answered = {int(client): round_ for client, round_ in answered.items()}
 
