@@ -107,7 +107,7 @@ def list_warnings(runs: Runs) -> list[str]:
         if lost:
             refused = f", {faults:,} of them with a recorded reason" if faults else ""
             warnings.append(
-                f"{name}: {lost:,} uploads were lost (their clients did not answer, or the server refused them{refused})."
+                f"{name}: {lost:,} uploads were lost (the clients did not answer, or the server refused{refused})."
             )
         if name == runs.verdict.method and len({(run.seed, run.split) for run in group}) == 1:
             warnings.append(
