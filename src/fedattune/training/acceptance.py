@@ -57,37 +57,37 @@ class AcceptBetter(ClientUpdate):
 
     @property
     def batches_per_step(self) -> int:
-        """As the rule says."""
+        """Forward to the rule."""
         return self.rule.batches_per_step
 
     @property
     def passes(self) -> int:
-        """As the rule says."""
+        """Forward to the rule."""
         return self.rule.passes
 
     @property
     def validation_share(self) -> float:
-        """As the rule says."""
+        """Forward to the rule."""
         return self.rule.validation_share
 
     @property
     def probe_share(self) -> float:
-        """As the rule says."""
+        """Forward to the rule."""
         return self.rule.probe_share
 
     @property
     def required_extras(self) -> dict[str, str]:
-        """As the rule says."""
+        """Forward to the rule."""
         return self.rule.required_extras
 
     @property
     def is_ready_after_probe(self) -> bool:
-        """As the rule says."""
+        """Forward to the rule."""
         return self.rule.is_ready_after_probe
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """As the rule says."""
+        """Forward to the rule."""
         return self.rule.mechanisms
 
     def init_local_state(self, w0: Params) -> LocalState:

@@ -27,7 +27,7 @@ Group = Mapping[int, WorkerMessage]
 
 
 class GroupSum(NamedTuple):
-    """What became of one message to many nodes.
+    """The outcome of one message to many nodes.
 
     Attributes:
         round: number of the round.

@@ -1,4 +1,4 @@
-"""What `fedattune node check` says about secure aggregation."""
+"""Check a node's configuration of secure aggregation, for `fedattune node check`."""
 
 from collections.abc import Iterator
 from pathlib import Path

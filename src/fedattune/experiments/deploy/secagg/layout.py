@@ -1,4 +1,4 @@
-"""What is summed: a node's replies as one vector of fixed-point numbers, and the sum as means and scores."""
+"""Lay out a node's replies as one vector of fixed-point numbers, and read the sum as means and scores."""
 
 import hashlib
 from collections.abc import Mapping

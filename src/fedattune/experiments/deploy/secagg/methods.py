@@ -1,4 +1,4 @@
-"""Which methods can work under secure aggregation, and why the others cannot."""
+"""Tell which methods can work under secure aggregation, and why the others cannot."""
 
 from collections.abc import Mapping
 

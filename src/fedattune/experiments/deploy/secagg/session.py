@@ -1,4 +1,4 @@
-"""What all nodes of a session must agree on, and what each of them says at its beginning."""
+"""Describe a session: the facts that all nodes must agree on, and the message of each at its beginning."""
 
 import json
 import math
