@@ -145,7 +145,7 @@ class ClientUpdate(ABC):
 
 
 SumWeighting = Literal["samples", "uniform", "sum"]
-"""The weights of a server rule's sum of uploads: a mean by training samples, a mean of equal weights, or a plain sum."""
+"""Weights of a sum of uploads: a mean by training samples, a mean of equal weights, or a plain sum."""
 
 
 @dataclass(frozen=True)
