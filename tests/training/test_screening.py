@@ -17,10 +17,10 @@ from fedattune.core.params import Params
 from fedattune.core.payload import Payload
 from fedattune.training.backends.base import TrainReply
 from fedattune.training.context import RunContext
+from fedattune.training.layer_measures import compare_directions
 from fedattune.training.screening import (
     MAX_CLAIMED_WEIGHT,
     Screen,
-    compare_directions,
     describe_screening,
 )
 
@@ -35,7 +35,7 @@ def digits() -> Federation:
 def make_screen(**settings: Any) -> Screen:
     are_claims = settings.pop("are_claims", False)
     algorithm = SimpleNamespace(client=SGD())
-    federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)])
+    federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)], classes=("a", "b", "c", "d"))
     context = SimpleNamespace(
         settings=Settings(**settings),
         algorithm=algorithm,
@@ -43,7 +43,7 @@ def make_screen(**settings: Any) -> Screen:
         is_answered=False,
         n_train=torch.full((CLIENTS,), 50),
     )
-    return Screen(cast(RunContext, context), 5.0, are_claims=are_claims, is_on=True)
+    return Screen(cast(RunContext, context), 5.0, are_claims=are_claims, has_one_model=True, is_on=True)
 
 
 def make_reply(seed: int = 0, agreement: float = 0.5) -> TrainReply:

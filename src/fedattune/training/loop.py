@@ -110,7 +110,9 @@ class RoundLoop:
             self.backend = LocalBackend(
                 self.context, self.server.storage, make_payload=self.server.make_payload
             )
-        self.uploads = UploadPipeline(self.context, self.backend)
+        self.uploads = UploadPipeline(
+            self.context, self.backend, has_one_model=self.server.global_model is not None
+        )
         self.ledger = RecordLedger(self.context, is_secret=self.backend.has_secret_noise)
         self.repeats = 0
         if folder:

@@ -1,6 +1,6 @@
 """Screen the uploads of a round before the server uses them: one mechanism for simulations and deployments.
 
-Four rules refuse an upload. None of them looks at one client alone: what is usual comes from the other clients.
+Five rules refuse an upload. None of them looks at one client alone: what is usual comes from the other clients.
 
     finite      a value is not a number, or infinite
     length      the update is more than `largest_update` times as long as the longest median of a round so far; of a
@@ -11,27 +11,30 @@ Four rules refuse an upload. None of them looks at one client alone: what is usu
     direction   from the first round for as long as the updates of a layer agree (the median cosine with the
                 coordinate-wise median of the others is at least MIN_AGREEMENT), a client's updates oppose the others
                 in all layers: the sum over rounds of -cosine / median cosine - TOLERATED exceeds MAX_EVIDENCE
+    labels      the client's classes look like other classes of the others (module `labels`). By default, only where
+                clients' rows are elsewhere or under attack, and the server makes one model
 
-The rules on parts and directions need MIN_CLIENTS uploads. Near the end of training, the updates of honest clients with
-different data cancel out, so directions say nothing there. Groups with other data (inverted images, permuted labels)
-oppose the others too, by up to 0.8 of what these agree and not from the first round on; reversed updates by 1 or more.
+The last three need MIN_CLIENTS uploads. Near the end of training, the updates of honest clients with different data
+cancel out, so directions say nothing there. Groups with other data (inverted images, permuted labels) oppose the others
+too, by up to 0.8 of what these agree and not from the first round on; reversed updates by 1 or more.
 """
 
 import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.errors import list_some
-from ..core.params import Params, find_layer
 from ..server.products import flatten
 from .backends.base import TrainReply
 from .context import RunContext
+from .labels import LabelCheck
+from .layer_measures import LayerMeasures, compare_directions, measure_layers
 
 SUSPECT_FLOOR = 0.3
 """Least usual length for a client that was refused for its length before, in the longest median of a round so far.
@@ -56,31 +59,11 @@ MAX_CLAIMED_WEIGHT = 3.0
 MAX_OPPOSED = 0.3
 """Share of clients that may oppose the others; if more do, a layer's updates agree no longer."""
 
-MIN_VALUES, MAX_SAMPLED_VALUES = 500, 1024
-"""Values of a layer that the rule on directions needs, and compares: few values point anywhere by chance."""
-
 UPLOADED = "uploaded "
 """The beginning of the reason for which an upload is refused."""
 
 MAX_LISTED = 5
 """Clients that a sentence names."""
-
-
-class LayerMeasures(NamedTuple):
-    """What the rules compare of one layer, for C clients.
-
-    Attributes:
-        squares: (C,) squared length of the update.
-        sent_squares: (C,) squared length of the sent layer; empty if the layer was not sent.
-        shares: (C,) share of the sent layer that the upload keeps; empty likewise.
-        sample: (C, P) some values of the update, for its direction; no values if it does not matter.
-
-    """
-
-    squares: Tensor
-    sent_squares: Tensor
-    shares: Tensor
-    sample: Tensor
 
 
 class Screen:
@@ -89,20 +72,30 @@ class Screen:
     Args:
         context: the run.
         largest_update: ratio of a length to the usual length from which on an update is refused.
-        are_claims: whether sample counts are what clients claim; they are facts if the clients' data are here.
+        are_claims: whether sample counts and labels are what clients claim; they are facts if their data are here.
+        has_one_model: whether the server makes one model for all clients, which cannot serve two meanings of a label.
         is_on: whether uploads are compared; uploads that are not finite are refused in any case.
 
     Attributes:
         usual: longest median length of a round so far.
         suspects: clients that were refused for the length of an update.
         evidence: client -> sum of its opposition to the others, if it is above 0.
+        labels: compares what clients mean by their classes; None if they may mean different things.
         parted: layers whose updates agreed no longer in some round.
         answered: client -> round of its last upload, where the server answers uploads.
         bounded: clients whose claimed sample count was bounded.
 
     """
 
-    def __init__(self, context: RunContext, largest_update: float, *, are_claims: bool, is_on: bool) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        largest_update: float,
+        *,
+        are_claims: bool,
+        has_one_model: bool,
+        is_on: bool,
+    ) -> None:
         self._context, self._largest_update, self._is_on = context, largest_update, is_on
         max_weight = context.settings.max_weight or (MAX_CLAIMED_WEIGHT if are_claims else math.inf)
         # Of all clients: a cohort of two has no median to speak of.
@@ -113,6 +106,9 @@ class Screen:
         self.parted: set[str] = set()
         self.answered: dict[int, int] = {}
         self.bounded: set[int] = set()
+        how = context.settings.screening
+        has_labels = how == "labels" or (how == "on" and are_claims and has_one_model)
+        self.labels = LabelCheck(len(context.federation.classes)) if is_on and has_labels else None
 
     def __call__(self, r: int, reply: TrainReply, n: Tensor) -> tuple[TrainReply, Tensor]:
         """Screen the uploads of a round.
@@ -138,6 +134,9 @@ class Screen:
             self._check_lengths(reply.ids, layers, is_finite, self._allow_longer(r, reply.ids, n), refused)
             check_parts(layers, is_finite, refused)
             self._check_directions(reply.ids, layers, refused)
+            if self.labels:
+                for row in self.labels(reply.ids, reply.sent.params, reply.upload.params, refused):
+                    refused[row] = f"{UPLOADED}updates whose classes look like other classes of the others"
         return drop_uploads(reply, n, refused)
 
     def _bound_counts(self, ids: Tensor, n: Tensor) -> Tensor:
@@ -228,17 +227,20 @@ class Screen:
                 sorted(self.parted),
                 self.answered,
                 sorted(self.bounded),
+                self.labels.evidence if self.labels else {},
             ]
         )
 
     def load(self, text: str | None) -> None:
         """Take over the state of a checkpoint; checkpoints of older versions have none."""
         if text is not None:
-            usual, suspects, evidence, parted, answered, bounded = json.loads(text)
+            usual, suspects, evidence, parted, answered, bounded, *labels = json.loads(text)
             self.usual, self.parted, self.bounded = usual, set(parted), set(bounded)
             self.suspects = set(suspects)
             self.evidence = {int(client): value for client, value in evidence.items()}
             self.answered = {int(client): round_ for client, round_ in answered.items()}
+            if self.labels and labels:
+                self.labels.evidence = {int(client): value for client, value in labels[0].items()}
 
     def collect_facts(self, faults: Iterable[tuple[int, int, str]]) -> dict[str, Any]:
         """Return what was refused, and whose sample counts were bounded, by name; empty if nothing was.
@@ -294,53 +296,6 @@ def find_finite(reply: TrainReply, layers: Mapping[str, LayerMeasures]) -> Tenso
     return is_finite
 
 
-def measure_layers(reply: TrainReply, r: int, parted: Container[str] = ()) -> dict[str, LayerMeasures]:
-    """Measure every layer of the uploads.
-
-    Args:
-        reply: the uploads.
-        r: number of the round, which chooses the sampled values.
-        parted: layers whose directions do not matter.
-
-    """
-    upload, sent = reply.upload, reply.sent.params
-    layers: dict[str, list[str]] = {}
-    for name in upload.params:
-        layers.setdefault(find_layer(name), []).append(name)
-    return {
-        layer: _measure(upload.params.only(names), sent, None if layer in parted else r)
-        for layer, names in layers.items()
-    }
-
-
-def _measure(rows: Params, sent: Params, r: int | None) -> LayerMeasures:
-    """Measure the tensors of a layer; without `r`, without a sample."""
-    first = next(iter(rows.values()))
-    squares = torch.zeros(len(first), dtype=torch.float64, device=first.device)
-    dots, lengths, samples = squares.clone(), squares.clone(), []
-    is_sent = rows.keys() <= sent.keys()
-    size = sum(value[0].numel() for value in rows.values())
-    step = -(-size // MAX_SAMPLED_VALUES)
-    for name, value in rows.items():
-        update = flatten(value)
-        if is_sent:
-            before = flatten(sent[name])
-            update = update - before
-            if before.stride(0) == 0:
-                dots += torch.mv(update, before[0])
-                lengths += torch.linalg.vector_norm(before[0]).square()
-            else:
-                dots += torch.einsum("cp,cp->c", update, before)
-                lengths += torch.linalg.vector_norm(before, dim=1).square()
-            if r is not None and size >= MIN_VALUES:
-                samples.append(update[:, r % step :: step])
-        squares += torch.linalg.vector_norm(update, dim=1).square()
-    sample = torch.cat(samples, 1) if samples else first.new_empty(len(first), 0)
-    if not is_sent:
-        return LayerMeasures(squares, squares[:0], squares[:0], sample)
-    return LayerMeasures(squares, lengths, 1 + dots / lengths.clamp_min(1e-30), sample)
-
-
 def check_parts(layers: Mapping[str, LayerMeasures], is_finite: Tensor, refused: dict[int, str]) -> None:
     """Refuse uploads with a layer that was reversed, erased or blown up, by the share that it keeps of what was sent.
 
@@ -363,25 +318,6 @@ def check_parts(layers: Mapping[str, LayerMeasures], is_finite: Tensor, refused:
                 refused.setdefault(
                     row, f"{UPLOADED}a model whose part {layer} was reversed, erased or blown up"
                 )
-
-
-def compare_directions(updates: Tensor, voters: list[int]) -> Tensor:
-    """Return the cosine (C,) of each update with the coordinate-wise lower median of the other voters' updates.
-
-    Args:
-        updates: (C, P) the updates.
-        voters: rows that count.
-
-    """
-    ordered = updates[voters].sort(0).values
-    k = len(ordered)
-    below = (k - 2) // 2  # position of the median of k - 1 values
-    is_voter = torch.zeros(len(updates), 1, dtype=torch.bool, device=updates.device)
-    is_voter[voters] = True
-    # Without a value at or below that position, the next one is the median.
-    others = torch.where(updates <= ordered[below], ordered[below + 1], ordered[below])
-    medians = torch.where(is_voter, others, ordered[(k - 1) // 2])
-    return torch.nn.functional.cosine_similarity(updates, medians, dim=1, eps=1e-30).double()
 
 
 def drop_uploads(reply: TrainReply, n: Tensor, refused: Mapping[int, str]) -> tuple[TrainReply, Tensor]:

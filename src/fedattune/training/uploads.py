@@ -44,6 +44,7 @@ class UploadPipeline:
     Args:
         context: the run.
         backend: the clients.
+        has_one_model: whether the server makes one model for all clients.
 
     Attributes:
         adversary: the attackers of a simulation; None without an attack.
@@ -52,7 +53,7 @@ class UploadPipeline:
 
     """
 
-    def __init__(self, context: RunContext, backend: Backend) -> None:
+    def __init__(self, context: RunContext, backend: Backend, *, has_one_model: bool) -> None:
         self._context, self._backend = context, backend
         self.adversary = Adversary(context) if context.settings.attack else None
         self.privacy = ClientPrivacy.make(context, is_secret=backend.has_secret_noise)
@@ -61,7 +62,8 @@ class UploadPipeline:
             context,
             backend.largest_update,
             are_claims=backend.has_claimed_counts or self.adversary is not None,
-            is_on=context.settings.screening == "on" and not self._sees_sums_only,
+            has_one_model=has_one_model,
+            is_on=context.settings.screening != "off" and not self._sees_sums_only,
         )
         self._trusted = find_trusted(context)
 
@@ -106,7 +108,7 @@ class UploadPipeline:
         if self.privacy and self._context.has_shared_parameters:
             facts["client_privacy"] = self.privacy.facts(rounds, repeats)
             notes = [*self.privacy.notes(rounds, repeats), *notes]
-            if self._context.settings.screening == "on" and self._sees_sums_only:
+            if self._context.settings.screening != "off" and self._sees_sums_only:
                 notes.append(
                     "uploads were not screened, because the noise protects their sum only (--dp-client-where local "
                     "protects each)"

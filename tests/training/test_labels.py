@@ -1,0 +1,204 @@
+"""Labels: who means something else by the classes, and who only holds other classes."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedattune
+from fedattune import Federation
+from fedattune.core.params import Params
+from fedattune.training import screening
+from fedattune.training.backends.base import TrainReply
+from fedattune.training.labels import (
+    LARGEST_CREDIT,
+    MAX_EVIDENCE,
+    LabelCheck,
+    find_last_layer,
+    score_labels,
+    split_rows,
+)
+from fedattune.training.screening import Screen
+
+NAMES = ("head.weight",)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Federation:
+    return fedattune.load_federation("digits", partition="dirichlet", clients=20)
+
+
+def make_updates(holdings: list[dict[int, int]], seed: int = 0) -> Tensor:
+    """Make one step's updates of a head of four classes: client -> {class of a sample: the label it gives}.
+
+    All features share a direction and each class has one of its own; the model still gives each class a quarter.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    features = 2 * torch.ones(4, 8) + 1.5 * torch.eye(4).repeat_interleave(2, dim=1)
+    updates = torch.zeros(len(holdings), 4, 8)
+    for client, labels in enumerate(holdings):
+        for true, said in labels.items():
+            error = torch.eye(4)[said] - 0.25
+            noisy = features[true] + 0.1 * torch.randn(8, generator=rng)
+            updates[client] += error[:, None] * noisy
+    return updates
+
+
+HONEST = [{0: 0, 1: 1}, {1: 1, 2: 2}, {2: 2, 3: 3}, {3: 3, 0: 0}] * 3
+LIAR = {0: 3, 1: 2}
+
+
+def test_rows_are_split_into_what_is_held_and_what_it_looks_like() -> None:
+    """Both classes share the features (1, 1, 0), so prototypes are orthogonal to them."""
+    features = torch.tensor([[1.0, 1.0, 0.5], [1.0, 1.0, -0.5]])
+    # Client 0 holds class 0 and client 1 class 1, both with a model that says one half.
+    updates = torch.stack(
+        [torch.tensor([[0.5], [-0.5]]) * features[0], torch.tensor([[-0.5], [0.5]]) * features[1]]
+    )
+    held, rest = split_rows(updates)
+    # The rows' products are 2.25 (same client) and -1.75 (other), so the first singular vector is (1, 1, 0) / sqrt 2.
+    assert held == pytest.approx(torch.tensor([[0.5**0.5, 0], [0, 0.5**0.5]]), abs=1e-6)
+    expected = torch.tensor([[[0, 0, 0.25], [0, 0, -0.25]], [[0, 0, 0.25], [0, 0, -0.25]]])
+    assert rest == pytest.approx(expected, abs=1e-6)
+
+
+def test_clients_with_other_classes_agree_though_their_updates_oppose() -> None:
+    updates = make_updates(HONEST)
+    others = (updates.sum(0) - updates).flatten(1)
+    plain = torch.nn.functional.cosine_similarity(updates.flatten(1), others, dim=1)
+    scores = score_labels(updates)
+    assert scores is not None
+    assert float(scores.min()) > 0.5
+    assert float(plain.min()) < 0
+
+
+def test_a_liar_is_far_below_zero_and_spoils_nobody() -> None:
+    scores = score_labels(make_updates([*HONEST, LIAR, LIAR]))
+    assert scores is not None
+    assert float(scores[:12].min()) > 0.5
+    assert float(scores[12:].max()) < -1
+
+
+def test_clients_that_mean_nothing_alike_are_not_scored() -> None:
+    rng = np.random.default_rng(0)
+    own = [dict(enumerate(rng.permutation(4).tolist())) for _ in range(16)]
+    assert score_labels(make_updates(own)) is None
+
+
+def check(
+    rounds: int, holdings: list[dict[int, int]], found: LabelCheck | None = None
+) -> tuple[LabelCheck, list[int]]:
+    found, refused = found or LabelCheck(4), []
+    for r in range(rounds):
+        updates = make_updates(holdings, r)
+        sent = Params({"head.weight": torch.zeros(1, 4, 8).expand_as(updates)})
+        refused = found(torch.arange(len(holdings)), sent, Params({"head.weight": updates}), ())
+    return found, refused
+
+
+def test_a_round_is_forgiven_and_several_are_not() -> None:
+    holdings = [*HONEST, LIAR]
+    assert check(1, holdings)[1] == []
+    found, refused = check(4, holdings)
+    assert refused == [12]
+    assert found.evidence[12] >= MAX_EVIDENCE
+    assert max(found.evidence[client] for client in range(12)) < 0
+    # Who was honest for long has credit, though not without limit.
+    turned, refused = check(3, holdings, check(30, [*HONEST, HONEST[0]])[0])
+    assert refused == []
+    assert turned.evidence[12] > -LARGEST_CREDIT
+    assert check(10, holdings, turned)[1] == [12]
+
+
+def test_few_clients_are_not_compared() -> None:
+    assert check(10, [*HONEST[:6], LIAR])[1] == []
+
+
+def test_the_last_layer_must_have_been_sent_and_have_a_row_per_class() -> None:
+    body, head = torch.zeros(3, 10, 5), torch.zeros(3, 4, 10)
+    uploaded = Params({"body.weight": body, "head.weight": head, "head.bias": torch.zeros(3, 4)})
+    assert find_last_layer(uploaded, uploaded, 4) == "head.weight"
+    assert find_last_layer(Params({"body.weight": body}), uploaded, 4) is None
+    assert find_last_layer(uploaded, uploaded, 7) is None
+    assert find_last_layer(uploaded, uploaded, 0) is None  # a number is predicted
+
+
+SCREENINGS = ["on", "groups", "labels", "off"]
+
+
+@pytest.mark.parametrize(
+    ("method", "attack", "active"),
+    [
+        ("fedavg", None, ["labels"]),
+        ("fedavg", "label_flip", ["on", "labels"]),
+        ("igfl_s", "label_flip", ["on", "labels"]),
+        ("fedmcsa", "label_flip", ["labels"]),
+    ],
+)
+def test_when_labels_are_compared(
+    method: str, attack: str | None, active: list[str], digits: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(screening, "LabelCheck", lambda n: made.append(n) or LabelCheck(n))
+    for how in SCREENINGS:
+        made.clear()
+        fedattune.fit(method, digits, "mlr", rounds=1, screening=how, attack=attack)
+        assert bool(made) is (how in active)
+
+
+def test_liars_upload_what_a_group_with_permuted_labels_uploads(
+    digits: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell them apart by uploads: why the rule is for one model, and `groups` switches it off."""
+    uploads: list[Tensor] = []
+    call = Screen.__call__
+
+    def keep(screen: Screen, r: int, reply: TrainReply, n: Tensor) -> Any:
+        uploads.append(reply.upload.params["1.weight"].clone())
+        return call(screen, r, reply, n)
+
+    monkeypatch.setattr(Screen, "__call__", keep)
+    settings: dict[str, Any] = {"rounds": 2, "lr": 0.05}
+    liars = fedattune.fit("fedavg", digits, "mlr", attack="label_flip", attackers=4, **settings)
+    honest = {client.id for client in liars.clients}
+    y = digits.y.clone()
+    for client, rows in enumerate(digits.part("train")[i] for i in range(20)):
+        if digits.names[client] not in honest:
+            y[rows] = 9 - y[rows]
+    fedattune.fit("fedavg", replace(digits, y=y), "mlr", **settings)
+    assert len(uploads) == 4
+    assert torch.equal(torch.stack(uploads[:2]), torch.stack(uploads[2:]))
+
+
+@pytest.mark.parametrize("attack", ["label_flip", "label_shift", "label_flip_count"])
+def test_liars_cost_one_model_nothing(attack: str, digits: Federation) -> None:
+    """Without this rule, FedAvg loses 7 points to flipped labels and 28 with a false count."""
+    more: dict[str, Any] = {"rounds": 25, "lr": 0.05, "eval_every": 25}
+    attacked = fedattune.fit("fedavg", digits, "dnn", attack=attack, attackers=4, **more)
+    honest = fedattune.fit("fedavg", digits, "dnn", **more)
+    ids = {client.id for client in attacked.clients}
+    values = [getattr(c, honest.headline) for c in honest.clients if c.id in ids]
+    assert attacked.metrics["acc_uniform"] > np.mean(values) - 0.02
+    refused = {digits.names[client] for _, client, _ in attacked.store.faults()}
+    assert len(refused - ids) == 4
+    assert refused.isdisjoint(ids)
+
+
+@pytest.mark.parametrize(("partition", "model"), [("dirichlet", "dnn"), ("two_class", "dnn"), ("iid", "mlr")])
+def test_honest_clients_are_not_refused(partition: str, model: str) -> None:
+    data = fedattune.load_federation("digits", partition=partition, clients=20)
+    run = fedattune.fit("fedavg", data, model, rounds=25, lr=0.05, eval_every=25, screening="labels")
+    assert not run.store.faults()
+
+
+def test_a_resumed_run_refuses_as_the_whole_run_does(digits: Federation, tmp_path: Any) -> None:
+    more: dict[str, Any] = {"rounds": 8, "lr": 0.05, "attack": "label_flip", "attackers": 4}
+    whole = fedattune.fit("fedavg", digits, "dnn", **more)
+    seen = iter([False, False, True])
+    fedattune.fit("fedavg", digits, "dnn", out=tmp_path / "run", stop=lambda: next(seen), **more)
+    resumed = fedattune.fit("fedavg", digits, "dnn", out=tmp_path / "run", resume=True, **more)
+    assert resumed.store.faults() == whole.store.faults() != []
+    assert resumed.metrics == whole.metrics
