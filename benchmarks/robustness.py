@@ -2,8 +2,10 @@
 
     python -m benchmarks robustness
     python -m benchmarks robustness --algorithms fedavg,ditto --attacks none,negated_model --accept better
+    python -m benchmarks robustness --rules all
 
-Settings of a run that are not listed (`--accept better`, `--screening off`) go to every run as they are.
+Settings of a run that are not listed (`--accept better`, `--screening off`) go to every run as they are. With
+`--rules`, each row is a rule that acts alone, and a cell is the accuracy without attackers and under the worst attack.
 """
 
 import argparse
@@ -17,13 +19,34 @@ import numpy as np
 import yaml
 
 import fedattune
+from fedattune.algorithms import ALGORITHMS
+from fedattune.core.algorithm import find_needed_sums
 from fedattune.core.errors import ConfigError, DivergedError
 from fedattune.core.settings import Settings
 from fedattune.training.attacks import ATTACKS
+from fedattune.training.defence import is_mixing
 from fedattune.training.sampling import sample_attackers
 
 METHODS = ("local", "fedavg", "ditto", "pfedla", "fedmcsa", "heurfedamp", "fedamp", "fedfomo")
 NONE = "none"
+
+TRUSTED_CLIENTS = 4
+"""Honest clients that the server trusts under the rule `trust`."""
+
+RULES: dict[str, dict[str, Any]] = {
+    "nothing": {"screening": "off"},
+    "screening": {},
+    "max_weight 1": {"screening": "off", "max_weight": 1.0},
+    "accept better": {"screening": "off", "accept": "better"},
+    "median": {"screening": "off", "robust": "median"},
+    "trimmed_mean": {"screening": "off", "robust": "trimmed_mean"},
+    "geometric_median": {"screening": "off", "robust": "geometric_median"},
+    "multi_krum": {"screening": "off", "robust": "multi_krum"},
+    "trust": {"screening": "off", "robust": "trust"},
+    "rows": {"screening": "off", "robust": "rows"},
+    "max_share 0.1": {"screening": "off", "max_share": 0.1},
+}
+"""rule -> settings with which it acts alone."""
 
 Cells = dict[str, dict[str, list[dict[str, float | None]]]]
 """attack -> method -> for each split, the honest clients' `accuracy` (None: all clients diverged), and `success`."""
@@ -46,6 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--partition", default="dirichlet", help="partition of the data (default: %(default)s)")
     add("--model", default="dnn", help="model (default: %(default)s)")
     add("--splits", type=int, default=3, help="partitions with other seeds (default: %(default)s)")
+    add("--rules", help=f"rules that act alone, the rows, or all: {', '.join(RULES)}")
     add("--json", type=Path, metavar="FILE", help="write the numbers of all splits to FILE")
     return parser
 
@@ -84,8 +108,12 @@ def measure(given: argparse.Namespace, settings: dict[str, Any]) -> Cells:
             attacked = {} if attack == NONE else {"attack": attack, "attackers": given.attackers}
             for method in methods:
                 cell: dict[str, float | None] = {"accuracy": None}
+                more = dict(settings)
+                if more.get("robust") == "trust":
+                    honest = [name for i, name in enumerate(data.names) if i not in liars]
+                    more.setdefault("trusted", ",".join(honest[:TRUSTED_CLIENTS]))
                 try:
-                    result = fedattune.fit(method, data, given.model, **settings, **attacked)
+                    result = fedattune.fit(method, data, given.model, **more, **attacked)
                     is_honest = ~np.isin(result.eval_ids, liars)
                     cell["accuracy"] = float(np.nanmean(result.measure_clients("accuracy")[is_honest]))
                     if "success" in result.facts.get("attack", {}):
@@ -116,16 +144,67 @@ def _write_cell(splits: Sequence[dict[str, float | None]]) -> str:
     return text + (f" ({100 * float(np.mean(successes)):.0f})" if successes else "")
 
 
+def can_act(rule: str, method: str) -> bool:
+    """Tell whether a rule does anything for a method."""
+    settings, server = RULES[rule], ALGORITHMS[method]().server
+    if "max_share" in settings or settings.get("robust") == "rows":
+        return is_mixing(server)
+    return "robust" not in settings or find_needed_sums(server) is not None
+
+
+def measure_rules(given: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Cells]:
+    """Measure every rule alone, with the methods for which it does anything.
+
+    Raises:
+        SystemExit: there is no such rule.
+    """
+    rules = list(RULES) if given.rules == "all" else given.rules.split(",")
+    if unknown := [rule for rule in rules if rule not in RULES]:
+        raise SystemExit(
+            f"rules: no rule is called {unknown[0]!r}; expected all, or some of: {', '.join(RULES)}"
+        )
+    found = {}
+    for rule in rules:
+        methods = [method for method in given.algorithms.split(",") if can_act(rule, method)]
+        if methods:
+            narrowed = argparse.Namespace(**{**vars(given), "algorithms": ",".join(methods)})
+            found[rule] = measure(narrowed, {**settings, **RULES[rule]})
+    return found
+
+
+def write_rules(found: dict[str, Cells]) -> str:
+    """Write the table in Markdown: without attackers, and under the attack that costs most."""
+    methods = list(dict.fromkeys(method for cells in found.values() for method in next(iter(cells.values()))))
+    lines = [" | ".join(["| alone", *methods]) + " |", "|---" * (len(methods) + 1) + "|"]
+    for rule, cells in found.items():
+        lines.append(" | ".join([f"| {rule}", *(_write_worst(cells, method) for method in methods)]) + " |")
+    return "\n".join(lines)
+
+
+def _write_worst(cells: Cells, method: str) -> str:
+    if method not in next(iter(cells.values())):
+        return ""
+    # A run in which all clients diverge counts as no accuracy at all.
+    means = {
+        attack: float(np.mean([one["accuracy"] or 0.0 for one in row[method]]))
+        for attack, row in cells.items()
+    }
+    honest = f"{100 * means.pop(NONE):.1f}, " if NONE in means else ""
+    worst = min(means, key=lambda attack: means[attack])
+    return f"{honest}{100 * means[worst]:.1f} ({worst})"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     given, others = make_parser().parse_known_args(arguments)
     settings = read_settings(others)
     started = time.perf_counter()
+    cells: Any
     try:
-        cells = measure(given, settings)
+        cells = measure_rules(given, settings) if given.rules else measure(given, settings)
     except ConfigError as error:
         raise SystemExit(str(error)) from error
-    print(write_table(cells))
+    print(write_rules(cells) if given.rules else write_table(cells))
     about = {key: value for key, value in vars(given).items() if key != "json"}
     print(f"\n{json.dumps(about | settings)}; {time.perf_counter() - started:.0f} s")
     if given.json:
