@@ -4,17 +4,25 @@ import argparse
 import json
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from . import machine, privacy, privacy_attacks, robustness, show
+from . import machine, privacy, privacy_attacks, robustness, screening, show
 from .measure import Case, Figures, Setting, Skip
 
 DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
+
+TABLES: dict[str, Callable[[Sequence[str]], int]] = {
+    "privacy": privacy.main,
+    "privacy-attacks": privacy_attacks.main,
+    "robustness": robustness.main,
+    "screening": screening.main,
+}
+"""Commands that measure accuracies, each with options of its own."""
 
 
 def all_cases() -> list[Case]:
@@ -73,12 +81,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None, docs: Path = DOCS) -> int:
     """Measure the chosen cases; return 0 if that worked, whether or not targets are reached."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["privacy"]:  # measures accuracies, not seconds
-        return privacy.main(arguments[1:])
-    if arguments[:1] == ["privacy-attacks"]:
-        return privacy_attacks.main(arguments[1:])
-    if arguments[:1] == ["robustness"]:  # measures accuracies, not seconds
-        return robustness.main(arguments[1:])
+    if arguments and arguments[0] in TABLES:
+        return TABLES[arguments[0]](arguments[1:])
     given = make_parser().parse_args(arguments)
     for option in ("repeats", "threads"):
         value = getattr(given, option)

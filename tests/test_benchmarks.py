@@ -282,6 +282,34 @@ def test_the_table_of_attacks_has_a_row_per_attack_and_takes_settings(tmp_path: 
     assert lines[2].split(" | ")[1] == f"{100 * mean:.1f}"
 
 
+def test_the_table_of_rules_has_each_rule_with_the_methods_it_acts_for() -> None:
+    text = run(
+        "robustness", "--rules", "nothing,median,trust,rows", "--algorithms", "fedavg,fedmcsa", "--attackers", "1",
+        "--attacks", "none,negated_model,ipm", "--clients", "6", "--splits", "1", "--rounds", "2",
+    )  # fmt: skip
+    lines = text.splitlines()
+    assert lines[0] == "| alone | fedavg | fedmcsa |"
+    cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[1:] for line in lines[2:6]}
+    assert list(cells) == ["nothing", "median", "trust", "rows"]
+    assert all(
+        re.fullmatch(r"\d+\.\d, \d+\.\d \((negated_model|ipm)\)( \|)?", one) for one in cells["nothing"]
+    )
+    assert cells["median"][1] == cells["trust"][1] == " |"  # FedMCSA needs single uploads
+    assert cells["rows"][0] == ""
+    with pytest.raises(SystemExit, match="no rule is called 'mean'"):
+        main(["robustness", "--rules", "mean"])
+
+
+def test_the_cost_of_screening_has_a_row_per_method() -> None:
+    text = run("screening", "--columns", "digits", "--algorithms", "fedavg", "--rounds", "3")
+    (row,) = text.splitlines()[2:]
+    cells = row.strip("| ").split(" | ")
+    assert cells[:2] == ["digits", "fedavg"]
+    assert cells[3:7] == ["+0.00", "0", "+0.00", "0"]
+    with pytest.raises(SystemExit, match="no column is called 'minst'"):
+        main(["screening", "--columns", "minst"])
+
+
 def test_an_unknown_setting_of_the_table_of_attacks_is_told() -> None:
     with pytest.raises(SystemExit, match="unknown setting 'acept'; did you mean 'accept'"):
         main(["robustness", "--acept", "better"])
