@@ -283,9 +283,7 @@ class RunMetrics:
         """The round of each evaluated client's judged model (E,): chosen by validation data, or the last one."""
         stopping = StoppingRule(self.facts.get("early_stopping", "off"))
         if stopping.by != "off":
-            for round_, point, values in self.store.scores("validation"):
-                if point == self.headline:
-                    stopping.add_round(round_, values)
+            stopping.add_rounds(self.store.scores("validation"), self.headline)
         last = self.history[-1]["round"] if self.history else 0
         return stopping.rounds if len(stopping.rounds) else np.full(len(self.eval_ids), last)
 
