@@ -1,8 +1,8 @@
-"""Train a client by local SGD, with corrections of its gradient: shared by most papers."""
+"""Client rules that most papers share: local SGD with corrections of its gradient, and a base to wrap another rule."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -208,3 +208,100 @@ class SGD(ClientUpdate):
         if self.start == "own":
             return local_state["own"]
         return pick_newest(sent.params, local_state["own"], fresh) if self.start == "newest" else sent.params
+
+
+@dataclass(frozen=True)
+class ClientWrapper(ClientUpdate):
+    """Base of rules that extend the rule `inner`; by itself, it forwards every property and method to `inner`.
+
+    A wrapper whose carry or local state differs from that of `inner` overrides every method that reads it.
+    """
+
+    inner: ClientUpdate
+
+    @property
+    def batches_per_step(self) -> int:
+        """Mini-batches per step of `inner`."""
+        return self.inner.batches_per_step
+
+    @property
+    def passes(self) -> int:
+        """Repetitions of the local work by `inner`."""
+        return self.inner.passes
+
+    @property
+    def validation_share(self) -> float:
+        """Share of the samples that `inner` holds out."""
+        return self.inner.validation_share
+
+    @property
+    def probe_share(self) -> float:
+        """Share of the samples that `inner` probes."""
+        return self.inner.probe_share
+
+    @property
+    def required_extras(self) -> dict[str, str]:
+        """Extras of the payload that `inner` needs."""
+        return self.inner.required_extras
+
+    @property
+    def is_ready_after_probe(self) -> bool:
+        """True if the received model of `inner` needs `probe`."""
+        return self.inner.is_ready_after_probe
+
+    def init_local_state(self, w0: Params) -> LocalState:
+        """Return the first state of `inner`."""
+        return self.inner.init_local_state(w0)
+
+    def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> Any:
+        """Begin as `inner` does."""
+        return self.inner.begin(sent, local_state, fresh, context)
+
+    def probe_passes(self, local_state: LocalState) -> Tensor | None:
+        """Return the passes that `inner` probes."""
+        return self.inner.probe_passes(local_state)
+
+    def probe(self, carry: Any, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> Any:
+        """Probe as `inner` does."""
+        return self.inner.probe(carry, batch, grad, loss, context)
+
+    def step(self, carry: Any, batch: Batch, grad: Grad, context: RoundContext) -> Any:
+        """Take a step of `inner`."""
+        return self.inner.step(carry, batch, grad, context)
+
+    def finish(
+        self, carry: Any, sent: Payload, local_state: LocalState, context: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload and keep what `inner` does."""
+        return self.inner.finish(carry, sent, local_state, context)
+
+    def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
+        """Return the model of `inner` before local training."""
+        return self.inner.received_model(sent, local_state, fresh)
+
+    def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
+        """Return the model of `inner` after local training."""
+        return self.inner.trained_model(upload, local_state)
+
+    def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
+        """Return the model of `inner` in a round without training."""
+        return self.inner.resting_model(sent, local_state, fresh)
+
+    def offered_model(self, sent: Payload) -> Params:
+        """Return the model by which `inner` judges a payload."""
+        return self.inner.offered_model(sent)
+
+    def decline(self, sent: Payload, own: Params) -> Payload:
+        """Return what `inner` puts in place of a refused payload."""
+        return self.inner.decline(sent, own)
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The mechanisms of `inner`."""
+        return self.inner.mechanisms
+
+    def measure_step(
+        self, carry: Any, batch: Batch, grad: Grad, context: RoundContext
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Measure the mechanisms of `inner`."""
+        return self.inner.measure_step(carry, batch, grad, context)

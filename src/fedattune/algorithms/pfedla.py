@@ -37,7 +37,7 @@ from ..client import SGD
 from ..core.algorithm import Algorithm
 from ..core.dense import column_blocks, linear
 from ..core.options import Count, Positive
-from ..core.params import Params, add_prefix, as_slice
+from ..core.params import Params, as_slice
 from ..core.payload import (
     Broadcast,
     LocalState,
@@ -51,7 +51,7 @@ from ..core.payload import (
 from ..core.selectors import Unit, group_names
 from ..server import hypernetwork as hn
 from ..server.mixing import UploadStore
-from ..server.products import flatten, mix
+from ..server.products import flatten, mix, sum_variances
 from .table import Family, method
 
 
@@ -138,9 +138,7 @@ class PFedLAServer(UploadStore):
         heads = hn.draw_linear(self.hidden, (len(group_names(w0, self.unit)), outputs), like, (n,)).zeros()
         if self.norm == "relu_sum":
             heads["weight"] = hn.draw_uniform(0, 1, heads["weight"].shape, like)
-        layers = hn.draw_trunk((self.embedding, *[self.hidden] * 3), like, (n,))
-        v = hn.draw_normal((n, self.embedding), like)
-        return Params({"embedding": v, **add_prefix("trunk.", layers), **add_prefix("head.", heads)})
+        return hn.draw_stack((self.embedding, *[self.hidden] * 3), heads)
 
     def allowed(self, state: ServerState, ids: Tensor) -> Tensor:
         """Return which models (R, K) clients `ids` may receive: their own, and the models of the pool."""
@@ -203,12 +201,8 @@ class PFedLAServer(UploadStore):
         stack, blocks = cast(Params, state["hypernetworks"]), self._blocks(state, ids)
         grads = torch.split(self._grad_alpha(state, sent, uploads), [len(block) for block in blocks])
         for block, gradient in zip(blocks, grads, strict=True):
-            rows = as_slice(block)
-            networks = stack.rows(rows)
             to_alpha = partial(self.alpha, ids=block, allowed=self.allowed(state, block))
-            hn.descend(networks, to_alpha, gradient, self.hn_lr)
-            if not (isinstance(stack, Params) and isinstance(rows, slice)):  # the networks were a copy
-                stack.put_rows(block, networks)
+            hn.descend_rows(stack, block, to_alpha, gradient, self.hn_lr)
 
     def _blocks(self, state: ServerState, ids: Tensor) -> tuple[Tensor, ...]:
         """Split the clients, so that copies of their hypernetworks stay small."""
@@ -233,7 +227,7 @@ class PFedLAServer(UploadStore):
                 # Rows of alpha sum to 1, so a shift of all models changes nothing but the rounding errors.
                 shifted = models[:, c] - models[:1, c]
                 out[:, i] += linear(before[:, c] - after[:, c], shifted)
-                squares[i] += _sum_variances(shifted)
+                squares[i] += sum_variances(shifted)
         if self.hn_step == "normalised":
             out.mul_(out.shape[2]).div_(squares.clamp_min_(MIN_SQUARE))
         return out
@@ -243,19 +237,8 @@ class PFedLAServer(UploadStore):
         larger, w0 = super().add_clients(state, n_new), self.newcomer_model(state)
         old = cast(Params, state["hypernetworks"])
         new = self._draw(w0, n_new, len(cast(Tensor, larger["n"])))
-        # Earlier clients weigh the same models as before: the new columns are not allowed to them.
-        wider = {
-            k: torch.cat([old[k], old[k].new_zeros(*old[k].shape[:2], n_new, *old[k].shape[3:])], 2)
-            for k in ("head.weight", "head.bias")
-        }
-        both = Params({**old, **wider}).map(lambda a, b: torch.cat([a, b]), new)
-        return {**larger, "hypernetworks": both}
-
-
-def _sum_variances(models: Tensor) -> Tensor:
-    """Return the sum over columns of the variance of models (K, P); `var` takes ten times as long."""
-    squares: Tensor = torch.linalg.vector_norm(models).square()
-    return squares / len(models) - models.mean(0).square().sum()
+        # Earlier clients weigh the same models as before: the new outputs are not allowed to them.
+        return {**larger, "hypernetworks": hn.append_networks(old, new)}
 
 
 @dataclass(frozen=True)

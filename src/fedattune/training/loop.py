@@ -1,11 +1,9 @@
 """The round loop: sample, broadcast, train, aggregate, record."""
 
-import json
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,17 +12,17 @@ from torch import Tensor, nn
 from ..core.algorithm import Algorithm
 from ..core.effect import Effect
 from ..core.errors import DivergedError, summarize_error
-from ..core.io import copy_tensors, flatten_tree, save_tensors, write_json
+from ..core.io import write_json
 from ..core.params import Params
-from ..core.payload import MixingMatrices, Payload, ServerState, Traffic, count_traffic
+from ..core.payload import MixingMatrices, Payload, count_traffic
 from ..core.settings import Settings
 from ..data import Federation
 from ..data.federated import FederationInfo
 from ..data.input_spec import InputSpec
 from ..server.average import average_statistics
-from .acceptance import Refusals
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
+from .checkpoints import RunCheckpoints, RunStatus, save_models
 from .client_state import PayloadFactory, copy_rows
 from .context import Progress, RunContext
 from .effects import average_effects, choose_measured, read_last_mixing
@@ -38,9 +36,7 @@ from .result import Result
 from .server import Server
 from .setup import make_run_context
 from .stopping import StoppingRule
-from .storage.checkpoint import restore_tree
 from .storage.folder import RunFolder
-from .storage.rows import load_rows
 from .storage.store import RoundRecord, RunStore
 from .uploads import UploadPipeline
 
@@ -62,12 +58,9 @@ class RoundLoop:
         backend: trains and evaluates the clients.
         store: scores, traffic and mixing matrices of all rounds.
         uploads: corrupts, protects and screens what clients upload.
-        record: the last finished round.
-        mean: mean test accuracy (or RMSE) over clients at the headline point, at the last evaluation.
-        evaluated: round of that evaluation; 0 before the first.
-        notes: sentences about interruptions of the run.
         ledger: what clients have spent of the differential privacy of their training rows.
-        repeats: rounds that may have been done twice with other noise, because the run was interrupted.
+        status: the last finished round, and totals and notes up to it.
+        checkpoints: save and load the state; None without a folder.
 
     """
 
@@ -97,12 +90,7 @@ class RoundLoop:
         self.context = make_run_context(algorithm, federation, model, settings)
         self.server = Server(self.context, folder.rows if folder else None)
         self.store = RunStore(folder.metrics if folder else None)
-        self.record = RoundRecord(0, 0.0, 0, 0, 0, [], [])
-        self.traffic: dict[str, Traffic] = {"up": Counter(), "down": Counter()}
-        self.mean: float | None = None
-        self.evaluated = 0
-        self.notes: list[str] = []
-        self.refusals = Refusals()
+        self.status = RunStatus()
         self.stopping = StoppingRule(self.context.early_stopping)
         if make_backend:
             self.backend = make_backend(self.context, self.server.make_payload)
@@ -114,9 +102,27 @@ class RoundLoop:
             self.context, self.backend, has_one_model=self.server.global_model is not None
         )
         self.ledger = RecordLedger(self.context, is_secret=self.backend.has_secret_noise)
-        self.repeats = 0
+        self.checkpoints: RunCheckpoints | None = None
         if folder:
-            self._load(folder)
+            self.checkpoints = RunCheckpoints(
+                folder,
+                config["algorithm"],
+                self.context,
+                self.server,
+                self.backend,
+                self.store,
+                self.uploads,
+                self.ledger,
+            )
+            self.status = self.checkpoints.load()
+            self.stopping.add_rounds(self.store.scores("validation"), self.context.algorithm.headline)
+            if self._lacks_received_scores(self.record.round):
+                self._defer_evaluation(self.record.round)
+
+    @property
+    def record(self) -> RoundRecord:
+        """The last finished round."""
+        return self.status.record
 
     def run(self, watch: Callable[[Progress], None], should_stop: Callable[[], bool]) -> Result:
         """Run the rounds that are left.
@@ -134,18 +140,18 @@ class RoundLoop:
             write_json(self.folder.facts, self._facts)
             if self._inputs:
                 self._inputs.save(self.folder.inputs)
-            if (
-                self.record.round == rounds
-            ):  # the result alone is missing; other files may have been damaged since
+            if self.record.round == rounds:
+                # The result alone is missing; other files may have been damaged since.
                 self._save_models()
                 self._commit()
-            if self._spends_secretly:  # before others see a model of the next round, its cost is on the disk
+            # Before others see a model of the next round, its cost is on the disk.
+            if self.checkpoints and self.checkpoints.spends_secretly:
                 self._save()
         for r in range(self.record.round + 1, rounds + 1):
             is_last = r == rounds
             self.run_round(r, should_evaluate=is_last or r % eval_every == 0)
             now = time.perf_counter()
-            self.record = self.record._replace(seconds=now - started)
+            self.status.record = self.record._replace(seconds=now - started)
             self.store.add_round(self.record)
             watch(self._describe_progress())
             stopped = not is_last and self.backend.can_save and should_stop()
@@ -236,11 +242,11 @@ class RoundLoop:
             return reply, None
         robust = self.uploads.aggregate_robustly(reply, n)
         server.aggregate(robust, n)
-        self.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
+        self.status.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
             mean = average_statistics(robust.buffers, n)
             backend.statistics = limit_variances(mean) if self.uploads.privacy else mean
-            self.traffic["up"] += count_traffic(backend.statistics, len(ids))
+            self.status.traffic["up"] += count_traffic(backend.statistics, len(ids))
         if not self.context.is_answered:
             return reply, None
         payload, mixing = server.broadcast(ids)
@@ -251,17 +257,19 @@ class RoundLoop:
     def _count_down(self, ids: Tensor, sent: Payload) -> None:
         """Count the bytes of payloads, and of the statistics that come with them."""
         if len(ids):
-            self.traffic["down"] += self.server.rule.bytes_down(self.server.state, ids, sent)
-            self.traffic["down"] += count_traffic(self.backend.statistics, len(ids))
+            self.status.traffic["down"] += self.server.rule.bytes_down(self.server.state, ids, sent)
+            self.status.traffic["down"] += count_traffic(self.backend.statistics, len(ids))
 
     def _record(self, request: TrainRequest, reply: TrainReply) -> None:
         self.store.add_faults(request.round, reply.faults)
         if self.context.settings.accept == "better":
-            self.refusals = self.refusals.add_round(request.round, reply.refused, reply.n_trained)
+            self.status.refusals = self.status.refusals.add_round(
+                request.round, reply.refused, reply.n_trained
+            )
         absent = sorted({*request.dropouts.tolist(), *reply.faults})
-        bytes_up, bytes_down = (self.traffic[way].total() for way in ("up", "down"))
+        bytes_up, bytes_down = (self.status.traffic[way].total() for way in ("up", "down"))
         steps = self.record.steps + reply.steps
-        self.record = RoundRecord(
+        self.status.record = RoundRecord(
             request.round, self.record.seconds, bytes_up, bytes_down, steps, list(reply.diverged), absent
         )
 
@@ -272,7 +280,7 @@ class RoundLoop:
                 n, correct, loss = (column.cpu().numpy() for column in client_scores)
                 has = n > 0
                 values = score_clients(n[has], correct[has], loss[has], deviation=self._deviation)
-                self.mean, self.evaluated = float(values.mean()), r
+                self.status.mean, self.status.evaluated = float(values.mean()), r
         self._keep_best(r, scores)
 
     @property
@@ -282,9 +290,9 @@ class RoundLoop:
 
     def _describe_progress(self) -> Progress:
         is_rmse, done = self._deviation is not None, self.record
-        accuracy, rmse = (None, self.mean) if is_rmse else (self.mean, None)
+        accuracy, rmse = (None, self.status.mean) if is_rmse else (self.status.mean, None)
         rounds = self.context.settings.rounds
-        return Progress(done.round, rounds, accuracy, done.seconds, rmse, self.evaluated)
+        return Progress(done.round, rounds, accuracy, done.seconds, rmse, self.status.evaluated)
 
     def _keep_best(self, r: int, scores: Sequence[PointScores]) -> None:
         """Let the backend keep the models for which this round is the best so far."""
@@ -307,81 +315,19 @@ class RoundLoop:
 
     def _commit(self) -> None:
         """Store all numbers so far; a run that goes on computes the rounds after the last checkpoint again."""
-        self.store.set_traffic(self.traffic)
+        self.store.set_traffic(self.status.traffic)
         self.store.commit()
 
     def _save(self) -> None:
         self._commit()
-        if self.folder:
-            tree = {"server": self.server.state, "clients": self.backend.state_tree()}
-            tree |= self.ledger.state_tree()
-            meta = {
-                "clients": self.context.n_clients,
-                "record": self.record,
-                "mean": self.mean,
-                "evaluated": self.evaluated,
-                "notes": [*self.notes, *self.backend.notes],
-                "traffic": self.traffic,
-                "scores": self.store.digest_scores(self.record.round),
-                "repeats": self.repeats,
-                "refusals": self.refusals,
-            }
-            text = {key: json.dumps(value) for key, value in meta.items()} | {
-                "screen": self.uploads.screen.dump()
-            }
-            self.folder.checkpoints.save(self.record.round, tree, text)
+        if self.checkpoints:
+            self.checkpoints.save(self.status)
 
     def _save_models(self) -> None:
         """Write every client's model; before the last checkpoint, which says that this is done."""
         models, buffers = self.backend.headline_models
         if self.folder and models:
-            if isinstance(models, Params) and all(v.stride(0) == 0 for v in models.values()):
-                models = models.rows(slice(0, 1))
-            tree = flatten_tree({"params": load_rows(models), "buffers": load_rows(buffers)})
-            save_tensors(self.folder.models, copy_tensors(tree), {})
-
-    def _load(self, folder: RunFolder) -> None:
-        """Go on from the last checkpoint, if there is one; the store may hold rounds after it."""
-        digest = None
-        if folder.checkpoints.has_any:
-            saved = folder.checkpoints.load()
-            digest = json.loads(saved.meta.get("scores", "null"))
-            n = self.context.n_clients
-            n_before = int(saved.meta.get("clients", n))
-            if n_before < n:
-                self.server.load_fewer(saved.flat, n_before)
-                self.backend.load_fewer(saved.flat, n_before, self.server.make_payload)
-            else:
-                tree = {"server": self.server.state, "clients": self.backend.state_tree()}
-                tree = restore_tree(tree, saved.flat, rows=folder.rows, older=saved.older_slots)
-                self.server.state = cast(ServerState, tree["server"])
-                self.backend.load_state_tree(tree["clients"])
-            self.ledger.load(saved.flat)
-            self.record = RoundRecord(*json.loads(saved.meta["record"]))
-            self.mean, self.evaluated = json.loads(saved.meta["mean"]), int(saved.meta.get("evaluated", 0))
-            self.traffic = {way: Counter(parts) for way, parts in json.loads(saved.meta["traffic"]).items()}
-            # Nodes may have received models of the next round, which is done again with other noise.
-            self.repeats = json.loads(saved.meta.get("repeats", "0")) + self._spends_secretly
-            self.refusals = Refusals(*json.loads(saved.meta.get("refusals", "[]")))
-            self.uploads.screen.load(saved.meta.get("screen"))
-            went_on = f"the run went on from round {self.record.round}"
-            self.notes = json.loads(saved.meta["notes"])
-            self.notes += [f"{self.config['algorithm']}: {one}; {went_on}" for one in saved.warnings]
-            if n_before < n:
-                joined = f"{n - n_before} of the {n} clients joined after round {self.record.round}"
-                self.notes.append(f"{self.config['algorithm']}: {joined}")
-            if self._lacks_received_scores(self.record.round):
-                self._defer_evaluation(self.record.round)
-        self.store.forget_after(self.record.round)
-        self.store.check_checkpoint(self.record, digest)
-        for round_, point, values in self.store.scores("validation"):
-            if point == self.context.algorithm.headline:
-                self.stopping.add_round(round_, values)
-
-    @property
-    def _spends_secretly(self) -> bool:
-        """True if a round that is done again costs epsilon again."""
-        return bool(self.uploads.privacy or self.ledger.plan) and self.backend.has_secret_noise
+            save_models(self.folder.models, models, buffers)
 
     def _lacks_received_scores(self, r: int) -> bool:
         """Tell whether a checkpoint lies between a round that was evaluated, and the scores that were deferred."""
@@ -404,10 +350,10 @@ class RoundLoop:
         context, records = self.context, self.store.rounds()
         name = self.config["algorithm"]
         notes = collect_notes(context, name, self.server.state, self.backend.personal_example, self.store)
-        of_uploads, more = self.uploads.collect(self.record.round, self.repeats, self.store.faults())
-        more += self.ledger.notes(self.repeats)
+        of_uploads, more = self.uploads.collect(self.record.round, self.status.repeats, self.store.faults())
+        more += self.ledger.notes(self.status.repeats)
         notes += [f"{name}: {note}" for note in more]
-        notes += self.refusals.collect_notes(context, name)
+        notes += self.status.refusals.collect_notes(context, name)
         effects: list[Effect] = []
         if is_finished:
             try:
@@ -419,10 +365,10 @@ class RoundLoop:
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
         facts = {
             **self._facts,
-            **self.ledger.facts(self.repeats),
+            **self.ledger.facts(self.status.repeats),
             "effects": [[*effect.mechanism, effect.value] for effect in effects],
-            "notes": [*notes, *self.notes, *self.backend.notes],
-            **self.refusals.collect_facts(context),
+            "notes": [*notes, *self.status.notes, *self.backend.notes],
+            **self.status.refusals.collect_facts(context),
             **collect_missing_facts(context, records, is_merged=self.backend.merges_clients),
             **of_uploads,
         }

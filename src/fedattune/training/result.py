@@ -26,8 +26,9 @@ from ..models.files import (
 )
 from .client_results import ClientResult, NewcomerResult
 from .history import JsonDict
-from .metrics import Point, RunMetrics
+from .metrics import RunMetrics
 from .predictions import load_predictions, save_predictions
+from .run_facts import Point
 from .storage.facts import check_stored
 from .storage.folder import RunFolder
 from .storage.rows import RowStack

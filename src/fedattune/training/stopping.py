@@ -5,7 +5,7 @@ PRIOR_ROWS rows more; a client without validation rows follows the mean alone. T
 also where accuracy is judged: it tells rounds apart in which as many rows are right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -135,3 +135,9 @@ class StoppingRule:
             *(np.where(better, new, old) for new, old in zip(criterion, self.best, strict=True))
         )
         return better
+
+    def add_rounds(self, scores: Iterable[tuple[int, str, FloatArray]], point: str) -> None:
+        """Judge the rounds of a store at one point, in order: round, point, and (3, E) as for `compute_criterion`."""
+        for r, scored_point, values in scores:
+            if scored_point == point:
+                self.add_round(r, values)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...analysis.compare import MeanStd, compute_mean_std
 from ...training.history import is_in_last_tenth
-from ...training.metrics import Point
+from ...training.run_facts import Point
 from .cells import Cell, Extent
 from .parts import Measure
 from .records import Array, Curve, Records

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from ...core.errors import RunError
 from ...core.io import read_json, replace_atomically, write_text
-from ...training.metrics import Point, RunMetrics
+from ...training.metrics import RunMetrics
+from ...training.run_facts import Point
 from .cells import CellRun
 
 RUNS_FILE, HISTORY_FILE, MIXING_FILE = "runs.json", "history.parquet", "mixing.parquet"

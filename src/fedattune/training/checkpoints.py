@@ -1,0 +1,162 @@
+"""The content of a run's checkpoints: its status between two rounds, and the state of its parts.
+
+`storage/checkpoint.py` has the files. The loop decides when to save.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from ..core.io import copy_tensors, flatten_tree, save_tensors
+from ..core.params import Params
+from ..core.payload import ServerState, Traffic
+from .acceptance import Refusals
+from .backends.base import Backend
+from .context import RunContext
+from .privacy.record import RecordLedger
+from .server import Server
+from .storage.checkpoint import Checkpoint, restore_tree
+from .storage.folder import RunFolder
+from .storage.rows import RowStack, load_rows
+from .storage.store import RoundRecord, RunStore
+from .uploads import UploadPipeline
+
+
+@dataclass
+class RunStatus:
+    """All that a run says about itself after its last finished round.
+
+    Attributes:
+        record: the last finished round.
+        traffic: bytes by kind, `up` and `down`.
+        mean: mean test accuracy (or RMSE) over clients at the headline point, at the last evaluation.
+        evaluated: round of that evaluation; 0 before the first.
+        notes: sentences about interruptions of the run.
+        refusals: received models that clients refused.
+        repeats: rounds that may have been done twice with other noise, because the run was interrupted.
+
+    """
+
+    record: RoundRecord = field(default_factory=lambda: RoundRecord(0, 0.0, 0, 0, 0, [], []))
+    traffic: dict[str, Traffic] = field(default_factory=lambda: {"up": Counter(), "down": Counter()})
+    mean: float | None = None
+    evaluated: int = 0
+    notes: list[str] = field(default_factory=list)
+    refusals: Refusals = field(default_factory=Refusals)
+    repeats: int = 0
+
+    def dump(self) -> dict[str, str]:
+        """Return the status as JSON by name, for a checkpoint."""
+        return {name: json.dumps(value) for name, value in vars(self).items()}
+
+    @classmethod
+    def load(cls, meta: Mapping[str, str]) -> "RunStatus":
+        """Read the status from a checkpoint; checkpoints of older versions lack some entries."""
+        return cls(
+            RoundRecord(*json.loads(meta["record"])),
+            {way: Counter(parts) for way, parts in json.loads(meta["traffic"]).items()},
+            json.loads(meta["mean"]),
+            int(meta.get("evaluated", 0)),
+            json.loads(meta["notes"]),
+            Refusals(*json.loads(meta.get("refusals", "[]"))),
+            json.loads(meta.get("repeats", "0")),
+        )
+
+
+@dataclass(frozen=True)
+class RunCheckpoints:
+    """The checkpoints of one run.
+
+    Attributes:
+        folder: where the run is stored.
+        name: the method's name, for notes.
+        context: everything that all rounds share.
+        server: the server's rule and state.
+        backend: the clients.
+        store: scores, traffic and mixing matrices of all rounds.
+        uploads: screens the uploads.
+        ledger: what clients have spent of the differential privacy of their training rows.
+
+    """
+
+    folder: RunFolder
+    name: str
+    context: RunContext
+    server: Server
+    backend: Backend
+    store: RunStore
+    uploads: UploadPipeline
+    ledger: RecordLedger
+
+    @property
+    def spends_secretly(self) -> bool:
+        """True if a round that is done again costs epsilon again."""
+        return bool(self.uploads.privacy or self.ledger.plan) and self.backend.has_secret_noise
+
+    def save(self, status: RunStatus) -> None:
+        """Write a checkpoint of the last finished round."""
+        text = replace(status, notes=[*status.notes, *self.backend.notes]).dump()
+        text |= {
+            "clients": json.dumps(self.context.n_clients),
+            "scores": json.dumps(self.store.digest_scores(status.record.round)),
+            "screen": self.uploads.screen.dump(),
+        }
+        tree = self._state_tree() | self.ledger.state_tree()
+        self.folder.checkpoints.save(status.record.round, tree, text)
+
+    def load(self) -> RunStatus:
+        """Put the parts back to the last checkpoint, if there is one; the store may hold rounds after it.
+
+        Raises:
+            RunError: the checkpoint or the store is damaged, or of another run.
+
+        """
+        status, digest = RunStatus(), None
+        if self.folder.checkpoints.has_any:
+            saved = self.folder.checkpoints.load()
+            digest = json.loads(saved.meta.get("scores", "null"))
+            n_before = int(saved.meta.get("clients", self.context.n_clients))
+            self._load_parts(saved, n_before)
+            status = RunStatus.load(saved.meta)
+            # Nodes may have received models of the next round, which is done again with other noise.
+            status.repeats += self.spends_secretly
+            status.notes += self._describe_start(saved, status.record.round, n_before)
+        self.store.forget_after(status.record.round)
+        self.store.check_checkpoint(status.record, digest)
+        return status
+
+    def _state_tree(self) -> dict[str, Any]:
+        return {"server": self.server.state, "clients": self.backend.state_tree()}
+
+    def _load_parts(self, saved: Checkpoint, n_before: int) -> None:
+        """Load the state of the parts; clients beyond the first `n_before` join now."""
+        if n_before < self.context.n_clients:
+            self.server.load_fewer(saved.flat, n_before)
+            self.backend.load_fewer(saved.flat, n_before, self.server.make_payload)
+        else:
+            tree = restore_tree(
+                self._state_tree(), saved.flat, rows=self.folder.rows, older=saved.older_slots
+            )
+            self.server.state = cast(ServerState, tree["server"])
+            self.backend.load_state_tree(tree["clients"])
+        self.ledger.load(saved.flat)
+        self.uploads.screen.load(saved.meta.get("screen"))
+
+    def _describe_start(self, saved: Checkpoint, r: int, n_before: int) -> list[str]:
+        """Return sentences on damaged checkpoints, and on clients that join after round r."""
+        notes = [f"{one}; the run went on from round {r}" for one in saved.warnings]
+        n = self.context.n_clients
+        if n_before < n:
+            notes.append(f"{n - n_before} of the {n} clients joined after round {r}")
+        return [f"{self.name}: {note}" for note in notes]
+
+
+def save_models(path: Path, models: RowStack, buffers: RowStack) -> None:
+    """Write the models (N, ...) and buffers of all clients to a file, one model alone if all are the same."""
+    if isinstance(models, Params) and all(v.stride(0) == 0 for v in models.values()):
+        models = models.rows(slice(0, 1))
+    tree = flatten_tree({"params": load_rows(models), "buffers": load_rows(buffers)})
+    save_tensors(path, copy_tensors(tree), {})
