@@ -34,7 +34,7 @@ def digits() -> Federation:
 
 def make_screen(**settings: Any) -> Screen:
     are_claims = settings.pop("are_claims", False)
-    algorithm = SimpleNamespace(client=SGD())
+    algorithm = SimpleNamespace(client=SGD(), server=SimpleNamespace(can_separate=False))
     federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)], classes=("a", "b", "c", "d"))
     context = SimpleNamespace(
         settings=Settings(**settings),

@@ -119,6 +119,7 @@ class PFedLAServer(UploadStore):
     <theta_l[k], G_i,l> over the models before aggregation. HN_i takes one step per round. Options: see `pfedla`.
     """
 
+    can_separate: ClassVar[bool] = True
     unit: Unit = "layer"
     hn_lr: float = 5e-3
     hn_step: Step = "normalised"
@@ -141,8 +142,9 @@ class PFedLAServer(UploadStore):
         return hn.draw_stack((self.embedding, *[self.hidden] * 3), heads)
 
     def allowed(self, state: ServerState, ids: Tensor) -> Tensor:
-        """Return which models (R, K) clients `ids` may receive: their own, and the models of the pool."""
-        return cast(Tensor, state["in_pool"]).expand(len(ids), -1).scatter(1, ids[:, None], True)
+        """Return which models (R, K) clients `ids` may receive: their own, and, unless apart, those of the pool."""
+        pool = cast(Tensor, state["in_pool"])
+        return (pool & ~self.find_separated(state)[ids, None]).scatter(1, ids[:, None], True)
 
     def logits(self, state: ServerState, ids: Tensor) -> Tensor:
         """Return the outputs (R, L, K) of the hypernetworks of clients `ids`, before normalisation."""
@@ -213,8 +215,9 @@ class PFedLAServer(UploadStore):
     def _grad_alpha(self, state: ServerState, sent: Params, uploads: Params) -> Tensor:
         """Return the gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>.
 
-        `normalised` divides it by s_l^2 / K, so that the scale of the models cancels out.
+        `normalised` divides it by s_l^2 / K, so that the scale of the models (of those not apart) cancels out.
         """
+        counted = (~self.find_separated(state)).nonzero().flatten()
         theta = cast(Params, state["theta"])
         components = group_names(theta, self.unit)
         like = next(iter(sent.values()))
@@ -227,9 +230,9 @@ class PFedLAServer(UploadStore):
                 # Rows of alpha sum to 1, so a shift of all models changes nothing but the rounding errors.
                 shifted = models[:, c] - models[:1, c]
                 out[:, i] += linear(before[:, c] - after[:, c], shifted)
-                squares[i] += sum_variances(shifted)
+                squares[i] += sum_variances(shifted if len(counted) == len(shifted) else shifted[counted])
         if self.hn_step == "normalised":
-            out.mul_(out.shape[2]).div_(squares.clamp_min_(MIN_SQUARE))
+            out.mul_(len(counted)).div_(squares.clamp_min_(MIN_SQUARE))
         return out
 
     def add_clients(self, state: ServerState, n_new: int) -> ServerState:

@@ -193,6 +193,14 @@ class ServerUpdate(ABC):
         """
         return state
 
+    def separate(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Return the state in which clients `ids` (S,) receive their own models, and nobody else receives these.
+
+        The server calls it after `aggregate`, for clients whose labels contradict the others'. It holds until a
+        client's next upload.
+        """
+        return state
+
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Return sentences for the user about the last round, in which clients `ids` took part."""
         return ()
@@ -231,6 +239,9 @@ class ServerUpdate(ABC):
 
     should_update: ClassVar[bool] = True
     """True if uploads change what the server sends to other clients."""
+
+    can_separate: ClassVar[bool] = False
+    """True if `separate` does something."""
 
     per_client: ClassVar[tuple[str, ...]] = ()
     """Names of the entries of the state that have one row per client."""

@@ -59,6 +59,15 @@ class UploadStore(ServerUpdate):
             cast(Tensor, state[flag]).index_fill_(0, ids, False)
         return state
 
+    def separate(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Take clients `ids` out of the pool, in place; they remain those who uploaded."""
+        cast(Tensor, state["in_pool"]).index_fill_(0, ids, False)
+        return state
+
+    def find_separated(self, state: ServerState) -> Tensor:
+        """Return which clients (N,) are apart: they uploaded, and are not in the pool."""
+        return cast(Tensor, state["has_uploaded"]) & ~cast(Tensor, state["in_pool"])
+
     def forget(self, state: ServerState, ids: Tensor) -> ServerState:
         """Evict clients `ids`, and put the mean model of the others in place of their uploads.
 

@@ -53,6 +53,10 @@ class ServerWrapper(ServerUpdate):
         """Return the state after `inner` evicted uploads."""
         return {**state, **self.inner.evict(state, ids)}
 
+    def separate(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Return the state after `inner` separated clients."""
+        return {**state, **self.inner.separate(state, ids)}
+
     def warnings(self, state: ServerState, ids: Tensor) -> tuple[str, ...]:
         """Return the warnings of `inner`."""
         return self.inner.warnings(state, ids)

@@ -232,7 +232,7 @@ class RoundLoop:
         Return the reply without refused uploads, and the mixing matrices behind the answers.
         """
         backend, server = self.backend, self.server
-        reply, n, refused = self.uploads.receive(r, reply)
+        reply, n, refused, apart = self.uploads.receive(r, reply)
         if refused:
             backend.refuse(r, refused)
             server.evict(refused)
@@ -242,6 +242,8 @@ class RoundLoop:
             return reply, None
         robust = self.uploads.aggregate_robustly(reply, n)
         server.aggregate(robust, n)
+        if apart:
+            server.separate(apart)
         self.status.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
             mean = average_statistics(robust.buffers, n)

@@ -12,7 +12,7 @@ Five rules refuse an upload. None of them looks at one client alone: what is usu
                 coordinate-wise median of the others is at least MIN_AGREEMENT), a client's updates oppose the others
                 in all layers: the sum over rounds of -cosine / median cosine - TOLERATED exceeds MAX_EVIDENCE
     labels      the client's classes look like other classes of the others (module `labels`). By default, only where
-                clients' rows are elsewhere or under attack, and the server makes one model
+                clients' rows are elsewhere or under attack, and the server makes one model, or can set clients apart
 
 The last three need MIN_CLIENTS uploads. Near the end of training, the updates of honest clients with different data
 cancel out, so directions say nothing there. Groups with other data (inverted images, permuted labels) oppose the others
@@ -33,6 +33,7 @@ from ..core.errors import list_some
 from ..server.products import flatten
 from .backends.base import TrainReply
 from .context import RunContext
+from .defence import can_separate
 from .labels import LabelCheck
 from .layer_measures import LayerMeasures, compare_directions, measure_layers
 
@@ -81,6 +82,8 @@ class Screen:
         suspects: clients that were refused for the length of an update.
         evidence: client -> sum of its opposition to the others, if it is above 0.
         labels: compares what clients mean by their classes; None if they may mean different things.
+        apart: clients of the round whose models others should not receive.
+        separated: clients that are apart, from the round on in which they were found.
         parted: layers whose updates agreed no longer in some round.
         answered: client -> round of its last upload, where the server answers uploads.
         bounded: clients whose claimed sample count was bounded.
@@ -106,8 +109,11 @@ class Screen:
         self.parted: set[str] = set()
         self.answered: dict[int, int] = {}
         self.bounded: set[int] = set()
+        self.apart: frozenset[int] = frozenset()
+        self.separated: set[int] = set()
         how = context.settings.screening
-        has_labels = how == "labels" or (how == "on" and are_claims and has_one_model)
+        self._can_separate = can_separate(context.algorithm.server)
+        has_labels = how == "labels" or (how == "on" and are_claims and (has_one_model or self._can_separate))
         self.labels = LabelCheck(len(context.federation.classes)) if is_on and has_labels else None
 
     def __call__(self, r: int, reply: TrainReply, n: Tensor) -> tuple[TrainReply, Tensor]:
@@ -135,9 +141,24 @@ class Screen:
             check_parts(layers, is_finite, refused)
             self._check_directions(reply.ids, layers, refused)
             if self.labels:
-                for row in self.labels(reply.ids, reply.sent.params, reply.upload.params, refused):
-                    refused[row] = f"{UPLOADED}updates whose classes look like other classes of the others"
+                self._check_labels(self.labels, reply, refused)
         return drop_uploads(reply, n, refused)
+
+    def _check_labels(self, labels: LabelCheck, reply: TrainReply, refused: dict[int, str]) -> None:
+        """Refuse clients who mean other classes by their labels; or set them apart for good, where the method can.
+
+        Who is apart trains a model of its own, whose updates say little about labels.
+        """
+        clients = reply.ids.tolist()
+        alone = {row for row, client in enumerate(clients) if client in self.separated}
+        rows = labels(reply.ids, reply.sent.params, reply.upload.params, {*refused, *alone})
+        if self._can_separate:
+            self.separated.update(clients[row] for row in rows)
+            self.apart = frozenset(self.separated.intersection(clients))
+        else:
+            refused |= dict.fromkeys(
+                rows, f"{UPLOADED}updates whose classes look like other classes of the others"
+            )
 
     def _bound_counts(self, ids: Tensor, n: Tensor) -> Tensor:
         """Bound the counts by `max_weight` times the median over all clients of the run."""
@@ -228,22 +249,24 @@ class Screen:
                 self.answered,
                 sorted(self.bounded),
                 self.labels.evidence if self.labels else {},
+                sorted(self.separated),
             ]
         )
 
     def load(self, text: str | None) -> None:
         """Take over the state of a checkpoint; checkpoints of older versions have none."""
         if text is not None:
-            usual, suspects, evidence, parted, answered, bounded, *labels = json.loads(text)
+            usual, suspects, evidence, parted, answered, bounded, *more = json.loads(text)
             self.usual, self.parted, self.bounded = usual, set(parted), set(bounded)
             self.suspects = set(suspects)
             self.evidence = {int(client): value for client, value in evidence.items()}
             self.answered = {int(client): round_ for client, round_ in answered.items()}
-            if self.labels and labels:
-                self.labels.evidence = {int(client): value for client, value in labels[0].items()}
+            if self.labels and more:
+                self.labels.evidence = {int(client): value for client, value in more[0].items()}
+                self.separated = set(more[1])
 
     def collect_facts(self, faults: Iterable[tuple[int, int, str]]) -> dict[str, Any]:
-        """Return what was refused, and whose sample counts were bounded, by name; empty if nothing was.
+        """Return what was refused, who was set apart, and whose sample counts were bounded, by name.
 
         Args:
             faults: round, client and reason of each fault of the run.
@@ -257,7 +280,10 @@ class Screen:
         facts: dict[str, Any] = (
             {"refused": {name: dict(counts) for name, counts in refused.items()}} if refused else {}
         )
-        return facts | ({"bounded_counts": [names[i] for i in sorted(self.bounded)]} if self.bounded else {})
+        for name, clients in (("separated", self.separated), ("bounded_counts", self.bounded)):
+            if clients:
+                facts[name] = [names[i] for i in sorted(clients)]
+        return facts
 
 
 def describe_screening(facts: Mapping[str, Any]) -> list[str]:
@@ -269,6 +295,11 @@ def describe_screening(facts: Mapping[str, Any]) -> list[str]:
             for reason, rounds in reasons.items()
         )
         sentences.append(f"the server refused uploads of {name}: {why}")
+    if separated := facts.get("separated"):
+        sentences.append(
+            f"the server set {list_some(separated, MAX_LISTED)} apart, who share with nobody: their classes look like "
+            "other classes of the others; --screening groups lets them share"
+        )
     if bounded := facts.get("bounded_counts"):
         sentences.append(
             f"the server cut the claimed sample counts of {list_some(bounded, MAX_LISTED)}; --max-weight sets the limit"

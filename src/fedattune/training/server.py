@@ -145,6 +145,12 @@ class Server:
         refused = torch.tensor(sorted(ids), dtype=torch.int64, device=self._context.device)
         self.state = self.rule.evict(self.state, refused)
 
+    def separate(self, ids: Iterable[int]) -> None:
+        """Let clients `ids`, whose uploads were accepted in this round, receive their own models and nobody theirs."""
+        self._last = None
+        apart = torch.tensor(sorted(ids), dtype=torch.int64, device=self._context.device)
+        self.state = self.rule.separate(self.state, apart)
+
     def skip_round(self) -> None:
         """Make the new state after a round in which no upload arrived."""
         self._last = None

@@ -30,12 +30,14 @@ class ScreenedUploads(NamedTuple):
         reply: the uploads that were not refused; its faults name the refused clients.
         n: (C,) their sample counts, as the rule may see them.
         refused: client -> why its upload was refused in this round.
+        apart: clients whose models others should not receive.
 
     """
 
     reply: TrainReply
     n: Tensor
     refused: dict[int, str]
+    apart: frozenset[int]
 
 
 class UploadPipeline:
@@ -85,7 +87,7 @@ class UploadPipeline:
             reply = reply._replace(upload=upload, buffers=buffers)
         reply, n = self.screen(r, reply, uniform_counts(n) if self.privacy else n)
         refused = {i: reason for i, reason in reply.faults.items() if i not in before}
-        return ScreenedUploads(reply, n, refused)
+        return ScreenedUploads(reply, n, refused, self.screen.apart)
 
     def aggregate_robustly(self, reply: TrainReply, n: Tensor) -> TrainReply:
         """Return the reply, each upload replaced by the robust aggregate if the user wants one and the method can."""

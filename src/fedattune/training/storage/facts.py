@@ -102,6 +102,7 @@ class StoredFacts(_Stored):
     record_privacy: StoredRecordPrivacy | None = None
     attack: StoredAttack | None = None
     refused: dict[str, dict[str, Size]] = {}
+    separated: list[StrictStr] = []
     bounded_counts: list[StrictStr] = []
 
 
