@@ -1,11 +1,13 @@
 """Attacks are simulations; over nodes in one process, they are the same as in the simulator."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="a real federation needs Flower")
 
+import fedattune
 from fedattune import ConfigError, Federation
 from fedattune.experiments.deploy import config
 from fedattune.experiments.deploy.config import DeploymentPlan
@@ -41,3 +43,31 @@ def test_nodes_refuse_the_same(name: str, ragged: Federation, tmp_path: Path) ->
     assert deployed.metrics["loss_uniform"] == pytest.approx(simulated.metrics["loss_uniform"], abs=1e-9)
     assert deployed.facts["refusals"] == simulated.facts["refusals"]
     assert deployed.facts["refusals"]["clients"]
+
+
+@pytest.mark.parametrize(("screening", "is_refused"), [("on", True), ("groups", False)])
+def test_a_node_that_codes_its_labels_otherwise_is_named(
+    screening: str, is_refused: bool, tmp_path: Path
+) -> None:
+    """No attack: one of nine hospitals has its codes the wrong way round, and the server learns it from updates."""
+    data = fedattune.load_federation("digits", partition="dirichlet", clients=9)
+    y = data.y.clone()
+    for part in ("train", "validation", "test"):
+        rows = data.part(part)[4]
+        y[rows] = 9 - y[rows]
+    (run,) = run_deployed(
+        replace(data, y=y),
+        tmp_path,
+        groups=[[i] for i in range(9)],
+        algorithm="fedavg",
+        model="mlr",
+        rounds=6,
+        lr=0.05,
+        steps=20,
+        cohort=1.0,
+        screening=screening,
+        test=0.25,
+        validation=0.1,
+    )
+    assert list(run.facts.get("refused", {})) == (["4"] if is_refused else [])
+    assert any("classes look like other classes" in note for note in run.notes) is is_refused
