@@ -244,6 +244,7 @@ class RoundLoop:
         server.aggregate(robust, n)
         if apart:
             server.separate(apart)
+            backend.separate(r, apart)
         self.status.traffic["up"] += server.rule.bytes_up(server.state, ids, reply.upload)
         if backend.statistics:
             mean = average_statistics(robust.buffers, n)

@@ -11,7 +11,7 @@ import fedattune
 from fedattune import ConfigError, Federation
 from fedattune.experiments.deploy import config
 from fedattune.experiments.deploy.config import DeploymentPlan
-from flower.runs import run_deployed, run_simulated
+from flower.runs import read_log, run_deployed, run_simulated
 
 
 def test_a_deployment_takes_no_attack() -> None:
@@ -45,9 +45,12 @@ def test_nodes_refuse_the_same(name: str, ragged: Federation, tmp_path: Path) ->
     assert deployed.facts["refusals"]["clients"]
 
 
-@pytest.mark.parametrize(("screening", "is_refused"), [("on", True), ("groups", False)])
+@pytest.mark.parametrize(
+    ("name", "screening", "fact"),
+    [("fedavg", "on", "refused"), ("pfedla", "on", "separated"), ("fedavg", "groups", "")],
+)
 def test_a_node_that_codes_its_labels_otherwise_is_named(
-    screening: str, is_refused: bool, tmp_path: Path
+    name: str, screening: str, fact: str, tmp_path: Path
 ) -> None:
     """No attack: one of nine hospitals has its codes the wrong way round, and the server learns it from updates."""
     data = fedattune.load_federation("digits", partition="dirichlet", clients=9)
@@ -59,7 +62,7 @@ def test_a_node_that_codes_its_labels_otherwise_is_named(
         replace(data, y=y),
         tmp_path,
         groups=[[i] for i in range(9)],
-        algorithm="fedavg",
+        algorithm=name,
         model="mlr",
         rounds=6,
         lr=0.05,
@@ -69,5 +72,8 @@ def test_a_node_that_codes_its_labels_otherwise_is_named(
         test=0.25,
         validation=0.1,
     )
-    assert list(run.facts.get("refused", {})) == (["4"] if is_refused else [])
-    assert any("classes look like other classes" in note for note in run.notes) is is_refused
+    found = {key: list(run.facts[key]) for key in ("refused", "separated") if key in run.facts}
+    assert found == ({fact: ["4"]} if fact else {})
+    assert any("classes look like other classes" in note for note in run.notes) is bool(fact)
+    logged = [line for line in read_log(tmp_path) if "client '4'" in line and "other classes" in line]
+    assert len(logged) >= 1 if fact == "refused" else len(logged) == (fact == "separated")

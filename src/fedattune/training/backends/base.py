@@ -1,7 +1,7 @@
 """A backend trains and evaluates clients, wherever they are; the round loop talks to it in requests and replies."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -156,6 +156,10 @@ class Backend(ABC):
 
     def refuse(self, r: int, reasons: Mapping[int, str]) -> None:
         """Take note that uploads of round r were refused: client -> reason."""
+        return
+
+    def separate(self, r: int, clients: Iterable[int]) -> None:
+        """Take note that others do not receive the models of these clients after round r."""
         return
 
     @abstractmethod
