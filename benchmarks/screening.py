@@ -70,7 +70,7 @@ def get_settings(column: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_row(method: str, data: Federation, column: dict[str, Any], rounds: int) -> list[str]:
-    """Measure one method on one column; return the cells of its row."""
+    """Measure one method on one column; return the cells of its row. Found are clients refused or set apart."""
     settings = get_settings(column)
     # The first run records the steps, which takes longer.
     fedattune.fit(method, data, column["model"], rounds=2, **settings)
@@ -82,7 +82,7 @@ def measure_row(method: str, data: Federation, column: dict[str, Any], rounds: i
             run = fedattune.fit(method, data, column["model"], rounds=rounds, screening=way, **settings)
             seconds[way].append(time.process_time() - began)
             accuracies[way] = 100 * run.metrics["acc_uniform"]
-            refused[way] = len(run.store.faults())
+            refused[way] = len(run.facts.get("refused", {})) + len(run.facts.get("separated", []))
     cells = [f"{accuracies['off']:.2f}"]
     for way in WAYS[1:]:
         cells += [f"{accuracies[way] - accuracies['off']:+.2f}", str(refused[way])]
@@ -141,16 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit(
             f"columns: no column is called {unknown[0]!r}; expected some of: {', '.join(COLUMNS)}"
         )
-    head = (
-        "data",
-        "method",
-        "off: accuracy %",
-        "on: points",
-        "refused",
-        "labels: points",
-        "refused",
-        "time x off",
-    )
+    cost = ("off: accuracy %", "on: points", "found", "labels: points", "found", "time x off")
+    groups = ("groups: group %", "others %", "labels: group %", "others %", "found: group, others")
+    head = ("data", "method", *(groups if given.permuted else cost))
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
     try:
         for name in chosen:
