@@ -175,16 +175,24 @@ def _is_for(where: Sequence[str], name: str) -> bool:
     return any(name.startswith(start) for start in where)
 
 
-def _run(name: str, about: str, setting: Setting) -> Figures:
+def measure_rules(name: str, about: str, setting: Setting) -> Figures:
+    """Measure a workload in this process with all rules, and without each of RULES that is for it."""
     rules = [rule for rule in RULES if _is_for(rule.where, name)]
-    figures = Figures(name, about, {}, floor=ALL, paired=True)
-    if rules:
-        make = make_way(name, setting)
-        ways = {ALL: lazily(make), **{rule.name: without(rule, make) for rule in rules}}
-        figures = measure(Workload(name, about, ways, floor=ALL), replace(setting, memory=False))
+    if not rules:
+        return Figures(name, about, {}, floor=ALL, paired=True)
+    make = make_way(name, setting)
+    ways = {ALL: lazily(make), **{rule.name: without(rule, make) for rule in rules}}
+    return measure(Workload(name, about, ways, floor=ALL), replace(setting, memory=False))
+
+
+def _run(name: str, about: str, setting: Setting) -> Figures:
+    figures = measure_rules(name, about, setting)
+    repeats = 1 if setting.quick else 3
     values: dict[str, dict[str, float]] = {}
     for rule in (rule for rule, where in PROCESS_RULES.items() if _is_for(where, name)):
-        alone = [(_median_alone(name, rule, setting), _median_alone(name, "", setting)) for _ in range(3)]
+        alone = [
+            (_median_alone(name, rule, setting), _median_alone(name, "", setting)) for _ in range(repeats)
+        ]
         values[rule] = {f"x {ALL}, in fresh processes": statistics.median(a / b for a, b in alone)}
     return replace(figures, values=values)
 

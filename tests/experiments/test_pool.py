@@ -1,5 +1,6 @@
 """Runs in several processes: the same numbers, the same failures, the same ways to stop; nobody stays behind."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gated_worker import start_worker
 
 from cli_helpers import SLOW, Done, numbers, refused, wait_for
-from fedattune.experiments import autoscale, runner
+from fedattune.experiments import autoscale, pool, runner
 from fedattune.experiments.job import ProgressCallback
 from fedattune.experiments.progress import ProgressDisplay
 from fedattune.training.context import Progress
@@ -202,26 +204,39 @@ def test_warnings_come_back(cli: Cli, model: Callable[[str, str], str]) -> None:
 
 
 class At(ProgressDisplay):
-    """Does something when a run reaches a round."""
+    """Does something once, when all of some runs have reached a round."""
 
-    def __init__(self, title: str, round_: int, act: Callable[[], None]) -> None:
-        self.title, self.round, self.act, self.times = title, round_, act, 0
+    def __init__(self, titles: set[str], round_: int, act: Callable[[], None]) -> None:
+        self.titles, self.round, self.act, self.times = titles, round_, act, 0
 
     def add_run(self, title: str, rounds: int) -> ProgressCallback:
         def tell(progress: Progress) -> None:
-            if (title, progress.round) == (self.title, self.round):
-                self.times += 1
-                self.act()
+            if progress.round == self.round and title in self.titles:
+                self.titles.remove(title)
+                if not self.titles:
+                    self.times += 1
+                    self.act()
 
         return tell
 
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., At]:
-    def use(title: str, round_: int, act: Callable[[], None]) -> At:
-        watch = At(title, round_, act)
+    def use(titles: set[str], round_: int, act: Callable[[], None]) -> At:
+        watch = At(titles, round_, act)
         monkeypatch.setattr("fedattune.experiments.session.make_progress_display", lambda quiet: watch)
         return watch
+
+    return use
+
+
+@pytest.fixture
+def both_at(at: Callable[..., At], monkeypatch: pytest.MonkeyPatch) -> Callable[..., At]:
+    """Let both runs wait after a round: when something is done to them there, none of them is done or far behind."""
+
+    def use(round_: int, act: Callable[[], None], gate: Any = None) -> At:
+        monkeypatch.setattr(pool, "_start_worker", functools.partial(start_worker, round_, gate))
+        return at({"local", "fedmcsa"}, round_, act)
 
     return use
 
@@ -234,24 +249,30 @@ def signal_workers(number: int, n: int | None = None) -> None:
         os.kill(child.pid, number)
 
 
-def test_a_killed_process(cli: Cli, work: Path, whole: Any, at: Callable[..., At]) -> None:
-    watch = at("fedmcsa", 8, lambda: signal_workers(signal.SIGKILL, 1))
+def test_a_killed_process(cli: Cli, work: Path, whole: Any, both_at: Callable[..., At]) -> None:
+    gate = pool._get_context().Semaphore(0)
+
+    def kill_one() -> None:
+        signal_workers(signal.SIGKILL, 1)
+        for _ in range(2):
+            gate.release()
+
+    watch = both_at(8, kill_one, gate)
     done = cli(*SLOW, "--out", "o", "--processes", 2)
     assert (done.code, watch.times) == (1, 1)
     assert done.out.count("the process that trained it was killed by SIGKILL") == 1
     assert "continue with --resume" in done.out
-    at("", 0, lambda: None)
     done = cli("compare", "--resume", "o", "--processes", 1)
     assert done.code == 0, done.err
     assert numbers(work / "o" / "result.json") == whole
 
 
-def test_interrupt_and_resume(cli: Cli, work: Path, whole: Any, at: Callable[..., At]) -> None:
+def test_interrupt_and_resume(cli: Cli, work: Path, whole: Any, both_at: Callable[..., At]) -> None:
     def interrupt() -> None:
         signal_workers(signal.SIGINT)  # a terminal tells all
         signal.raise_signal(signal.SIGINT)
 
-    watch = at("fedmcsa", 8, interrupt)
+    watch = both_at(8, interrupt)
     done = cli(*SLOW, "--out", "o", "--processes", 2)
     assert (done.code, watch.times) == (130, 1)
     assert done.err == "fedattune: stopped with 0 of 2 runs done; resume with: fedattune compare --resume o\n"
@@ -259,7 +280,6 @@ def test_interrupt_and_resume(cli: Cli, work: Path, whole: Any, at: Callable[...
     assert not list((work / "o").glob(".*"))
     for name in ("local", "fedmcsa"):
         assert list((work / "o" / name / "seed-0" / "checkpoints").glob("*.safetensors"))
-    at("", 0, lambda: None)
     done = cli("compare", "--resume", "o", "--processes", 2)
     assert done.code == 0, done.err
     assert numbers(work / "o" / "result.json") == whole
@@ -270,7 +290,7 @@ def test_second_interrupt_stops_at_once(cli: Cli, work: Path, at: Callable[..., 
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    at("local", 2, insist)
+    at({"local"}, 2, insist)
     done = cli(*SLOW, "--rounds", 4000, "--out", "o", "--processes", 2)
     assert done.code == 130
     assert done.err == "fedattune: interrupted; resume with: fedattune compare --resume o\n"

@@ -96,14 +96,6 @@ def test_a_resumed_run_keeps_the_same_models(state: str, tmp_path: Path) -> None
     )
 
 
-def test_ray_keeps_the_same_models() -> None:
-    data = make_federation([40, 60, 80, 9, 30])
-    here = fedattune.fit("fedmcsa", data, "dnn", **RUN)
-    there = fedattune.fit("fedmcsa", data, "dnn", engine="ray", ray_actors=2, **RUN)
-    np.testing.assert_array_equal(there.judged_rounds, here.judged_rounds)
-    np.testing.assert_allclose(there.predictions["test"].outputs, here.predictions["test"].outputs, atol=1e-5)
-
-
 def test_off_judges_the_last_round() -> None:
     data = make_federation([40, 60, 80])
     result = fedattune.fit("local", data, "dnn", early_stopping="off", **RUN)

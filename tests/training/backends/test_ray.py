@@ -1,13 +1,13 @@
 """Clients on actors of Ray: the numbers of one process, and an error with advice if an actor is lost."""
 
-import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +17,7 @@ from conformance.test_conformance import RUN, every_method
 from fedattune import ConfigError, Federation, Result, RunError, Settings
 from fedattune.cli import main
 from fedattune.training.backends.message import WorkerMessage
+from federations import make_federation
 from remote_runs import same_numbers, trained
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedattune[ray]'")
@@ -33,14 +34,16 @@ BY_NAME = {case.name: case for case in CASES}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """One cluster of two cores for all tests, whose actors they hand on to each other."""
+    """One cluster of two cores for all tests, which the package starts and ends; they hand its actors on."""
     import ray
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
-    with connect_ray(Settings(engine="ray")) as found:
+    assert not ray.is_initialized()
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "get_num_threads", lambda: 2)
+            found = stack.enter_context(connect_ray(Settings(engine="ray")))
         yield found
-    ray.shutdown()
+    assert not ray.is_initialized()
 
 
 def on_ray(case: Case, federation: Federation, actors: int = 2, **settings: Any) -> Result:
@@ -92,6 +95,23 @@ def test_attacks_and_refusals_are_the_same_on_actors(
 def test_there_are_at_most_as_many_actors_as_clients(cluster: RayCluster) -> None:
     assert cluster.count_actors(Settings(engine="ray", ray_actors=20), 6) == 6
     assert cluster.count_actors(Settings(engine="ray"), 6) == 2  # one per core
+
+
+def test_a_cluster_of_the_users_own_is_used_and_left(cluster: RayCluster) -> None:
+    second = RayCluster(None)  # finds that this process is connected already
+    assert second.count_actors(Settings(engine="ray"), 6) == 2
+    second.close()
+    assert cluster.ray.is_initialized()
+
+
+def test_the_same_models_are_judged(cluster: RayCluster) -> None:
+    """Early stopping keeps the model of each client's best round, wherever the client is."""
+    data = make_federation([40, 60, 80, 9, 30])
+    settings: dict[str, Any] = {"rounds": 12, "steps": 5, "batch_size": 8, "lr": 1.0}
+    here = fedattune.fit("fedmcsa", data, "dnn", **settings)
+    there = fedattune.fit("fedmcsa", data, "dnn", **settings, **ON_RAY)
+    np.testing.assert_array_equal(there.judged_rounds, here.judged_rounds)
+    np.testing.assert_allclose(there.predictions["test"].outputs, here.predictions["test"].outputs, atol=1e-5)
 
 
 def lose_an_actor(monkeypatch: pytest.MonkeyPatch, kind: str, round_: int | None) -> None:

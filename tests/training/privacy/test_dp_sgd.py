@@ -142,7 +142,7 @@ def test_the_noise_has_its_deviation_and_mean(make: Any) -> None:
     ("rule", "calls"),
     [
         (SGD(momentum=0.9, clip=1.0), (1,)),
-        (PFedMeClient(0.5, 4, 0.02), (4,)),
+        (PFedMeClient(0.5, 2, 0.02), (2,)),  # every further inner step is recorded like the second one
         (PerFedAvgClient(0.1, 0.1, "hf"), (1, 1, 2)),
     ],
     ids=["sgd", "pfedme", "perfedavg"],
