@@ -84,9 +84,7 @@ def read_settings(arguments: Sequence[str]) -> dict[str, Any]:
     if len(arguments) % 2 or not all(name.startswith("--") for name in arguments[::2]):
         raise SystemExit(f"expected settings in pairs such as --accept better, got {' '.join(arguments)}")
     for name, value in zip(arguments[::2], arguments[1::2], strict=True):
-        # YAML reads `off` as false, but settings have it as a word.
-        read = value if value in ("on", "off") else yaml.safe_load(value)
-        values[name.removeprefix("--").replace("-", "_")] = read
+        values[name.removeprefix("--").replace("-", "_")] = yaml.safe_load(value)
     try:
         Settings.from_keywords(**values)
     except ConfigError as error:

@@ -11,19 +11,20 @@ from torch import Tensor
 import fedattune
 from fedattune import Federation
 from fedattune.core.params import Params
+from fedattune.core.payload import Payload
+from fedattune.core.task import Task
 from fedattune.training import screening
 from fedattune.training.backends.base import TrainReply
 from fedattune.training.labels import (
     LARGEST_CREDIT,
     MAX_EVIDENCE,
+    TOLERATED,
     LabelCheck,
-    find_last_layer,
+    find_last_layers,
     score_labels,
     split_rows,
 )
 from fedattune.training.screening import Screen
-
-NAMES = ("head.weight",)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_clients_that_mean_nothing_alike_are_not_scored() -> None:
 def check(
     rounds: int, holdings: list[dict[int, int]], found: LabelCheck | None = None
 ) -> tuple[LabelCheck, list[int]]:
-    found, refused = found or LabelCheck(4), []
+    found, refused = found or LabelCheck(["head.weight"]), []
     for r in range(rounds):
         updates = make_updates(holdings, r)
         sent = Params({"head.weight": torch.zeros(1, 4, 8).expand_as(updates)})
@@ -113,17 +114,75 @@ def test_a_round_is_forgiven_and_several_are_not() -> None:
     assert check(10, holdings, turned)[1] == [12]
 
 
-def test_few_clients_are_not_compared() -> None:
+def test_few_clients_are_not_compared_and_who_was_found_stays_so() -> None:
     assert check(10, [*HONEST[:6], LIAR])[1] == []
+    found, refused = check(4, [*HONEST, LIAR])
+    assert refused == [12]
+    few = torch.tensor([0, 1, 2, 12])
+    updates = make_updates([*HONEST[:3], LIAR])
+    sent = Params({"head.weight": torch.zeros_like(updates)})
+    assert found(few, sent, Params({"head.weight": updates}), ()) == [3]
+    assert found(few, sent, Params({"head.weight": updates}), [3]) == []  # refused for another reason
 
 
-def test_the_last_layer_must_have_been_sent_and_have_a_row_per_class() -> None:
-    body, head = torch.zeros(3, 10, 5), torch.zeros(3, 4, 10)
-    uploaded = Params({"body.weight": body, "head.weight": head, "head.bias": torch.zeros(3, 4)})
-    assert find_last_layer(uploaded, uploaded, 4) == "head.weight"
-    assert find_last_layer(Params({"body.weight": body}), uploaded, 4) is None
-    assert find_last_layer(uploaded, uploaded, 7) is None
-    assert find_last_layer(uploaded, uploaded, 0) is None  # a number is predicted
+def test_a_class_that_nobody_else_holds_says_nothing() -> None:
+    """Nobody else tells what class 3 looks like, so that its prototype is noise."""
+    alone = [{0: 0, 1: 1}, {1: 1, 2: 2}, {0: 0, 2: 2}] * 4
+    scores = score_labels(make_updates([*alone, {3: 3}]))
+    assert scores is not None
+    assert float(scores[12]) > -0.1
+
+
+def test_looking_unlike_the_own_class_is_not_looking_like_another() -> None:
+    """Inverted features: prototypes point against those of their own class, and to no other."""
+    updates = make_updates(HONEST)
+    shared = split_rows(updates)[1]
+    inverted = torch.cat([updates, updates[:2] - 2 * shared[:2]])
+    scores = score_labels(inverted)
+    assert scores is not None
+    assert float(scores[:12].min()) > 0.5
+    assert scores[12:].tolist() == [-TOLERATED] * 2  # which is no evidence
+
+
+@pytest.mark.parametrize("factor", [1e-20, 1e15, float("inf")])
+def test_lengths_do_not_matter_and_nobody_is_refused_for_a_number_that_is_none(factor: float) -> None:
+    updates = make_updates([*HONEST, LIAR])
+    updates[:, 0] *= factor if factor == float("inf") else 1
+    scores = score_labels(updates if factor == float("inf") else factor * updates)
+    if factor == float("inf"):
+        assert scores is None
+    else:
+        assert scores is not None
+        assert float(scores[12]) < -1
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "expected"),
+    [
+        ("fedavg", {}, ["3.weight"]),
+        ("fedper", {}, ["3.weight"]),  # its body has ten rows, too, and is uploaded; its head is not
+        ("fedrod", {}, ["head.weight", "personal_head.weight"]),
+        ("fedam", {"hidden": 50}, ["global_head.weight", "head.weight"]),  # its attention has ten rows
+        ("fedcp", {}, ["global_head.weight", "head.weight"]),
+    ],
+)
+def test_the_last_layer_is_the_head(
+    method: str, options: dict[str, Any], expected: list[str], digits: Federation
+) -> None:
+    seen: list[list[str]] = []
+
+    def find(task: Task, n_classes: int) -> list[str]:
+        seen.append(find_last_layers(task, n_classes))
+        assert find_last_layers(task, 0) == find_last_layers(task, 7) == []
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(screening, "find_last_layers", find)
+        hidden = {"hidden": 10}
+        fedattune.fit(
+            method, digits, "dnn", rounds=1, screening="labels", options=options, model_options=hidden
+        )
+    assert seen == [expected]
 
 
 SCREENINGS = ["on", "groups", "labels", "off"]
@@ -143,7 +202,7 @@ def test_when_labels_are_compared(
     method: str, attack: str | None, active: list[str], digits: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    monkeypatch.setattr(screening, "LabelCheck", lambda n: made.append(n) or LabelCheck(n))
+    monkeypatch.setattr(screening, "LabelCheck", lambda layers: made.append(layers) or LabelCheck(layers))
     for how in SCREENINGS:
         made.clear()
         fedattune.fit(method, digits, "mlr", rounds=1, screening=how, attack=attack)
@@ -206,6 +265,43 @@ def test_who_is_set_apart_shares_with_nobody(method: str, digits: Federation) ->
     ids = {client.id for client in run.clients}
     values = [getattr(c, honest.headline) for c in honest.clients if c.id in ids]
     assert run.metrics["acc_uniform"] > np.mean(values) - 0.03
+
+
+def test_who_is_apart_stays_so_and_newcomers_are_not() -> None:
+    rule = fedattune.algorithms.ALGORITHMS["pfedla"]().server
+    w0 = Params(a=torch.zeros(3))
+    state, ids = rule.init(w0, 4), torch.arange(4)
+    uploads = Payload(Params(a=torch.tensor([[1.0] * 3, [2.0] * 3, [3.0] * 3, [9.0] * 3])))
+    sent = rule.broadcast(state, ids).payload
+    state = rule.separate(
+        rule.aggregate(state, ids, sent, uploads, torch.ones(4, dtype=torch.int64)), ids[3:]
+    )
+    assert rule.newcomer_model(state)["a"].tolist() == [2.0] * 3
+    state, late = rule.add_clients(state, 1), torch.tensor([4])
+    sent = rule.broadcast(state, late).payload
+    one = Payload(Params(a=torch.ones(1, 3)))
+    state = rule.aggregate_newcomers(state, late, sent, one, torch.ones(1, dtype=torch.int64))
+    weights = rule.broadcast(state, torch.arange(5)).mixing.weights["a"]
+    assert 0 < float(weights[4, 4]) < 0.5
+    assert float(weights[4, 3]) == 0.0  # apart
+    assert weights[:4, 4].tolist() == [0.0] * 4
+    assert weights[3].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]
+    state = rule.evict(state, ids[3:])  # its next upload is refused
+    weights = rule.broadcast(state, torch.arange(5)).mixing.weights["a"]
+    assert weights[3].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]
+    assert weights[:, 3].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]
+
+
+def test_clients_with_inverted_images_are_not_refused(digits: Federation) -> None:
+    x, changed = digits.x.clone(), range(5)
+    for part in ("train", "validation", "test"):
+        for client in changed:
+            rows = digits.part(part)[client]
+            x[rows] = x.max() - x[rows]
+    run = fedattune.fit(
+        "fedavg", replace(digits, x=x), "dnn", rounds=25, lr=0.05, eval_every=25, screening="labels"
+    )
+    assert not run.store.faults()
 
 
 @pytest.mark.parametrize(("partition", "model"), [("dirichlet", "dnn"), ("two_class", "dnn"), ("iid", "mlr")])

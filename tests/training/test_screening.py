@@ -36,7 +36,9 @@ def make_screen(**settings: Any) -> Screen:
     are_claims = settings.pop("are_claims", False)
     algorithm = SimpleNamespace(client=SGD(), server=SimpleNamespace(can_separate=False))
     federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)], classes=("a", "b", "c", "d"))
+    task = SimpleNamespace(params={"body.weight": torch.zeros(30, 20), "head.weight": torch.zeros(4, 30)})
     context = SimpleNamespace(
+        task=task,
         settings=Settings(**settings),
         algorithm=algorithm,
         federation=federation,

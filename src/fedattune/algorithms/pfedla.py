@@ -50,7 +50,7 @@ from ..core.payload import (
 )
 from ..core.selectors import Unit, group_names
 from ..server import hypernetwork as hn
-from ..server.mixing import UploadStore
+from ..server.mixing import SeparableStore
 from ..server.products import flatten, mix, sum_variances
 from .table import Family, method
 
@@ -111,7 +111,7 @@ MIN_SQUARE = 1e-30
 
 
 @dataclass(frozen=True)
-class PFedLAServer(UploadStore):
+class PFedLAServer(SeparableStore):
     """Server rule of pFedLA: sends sum_k alpha_i^l[k] theta_l[k] to client i, where alpha_i = HN_i(v_i; psi_i).
 
     HN_i has three linear layers with ReLU and a linear head per component, normalised over the K stored models. G_i,
@@ -119,7 +119,6 @@ class PFedLAServer(UploadStore):
     <theta_l[k], G_i,l> over the models before aggregation. HN_i takes one step per round. Options: see `pfedla`.
     """
 
-    can_separate: ClassVar[bool] = True
     unit: Unit = "layer"
     hn_lr: float = 5e-3
     hn_step: Step = "normalised"
@@ -143,8 +142,8 @@ class PFedLAServer(UploadStore):
 
     def allowed(self, state: ServerState, ids: Tensor) -> Tensor:
         """Return which models (R, K) clients `ids` may receive: their own, and, unless apart, those of the pool."""
-        pool = cast(Tensor, state["in_pool"])
-        return (pool & ~self.find_separated(state)[ids, None]).scatter(1, ids[:, None], True)
+        is_apart = cast(Tensor, state["apart"])[ids, None]
+        return (self.find_pool(state) & ~is_apart).scatter(1, ids[:, None], True)
 
     def logits(self, state: ServerState, ids: Tensor) -> Tensor:
         """Return the outputs (R, L, K) of the hypernetworks of clients `ids`, before normalisation."""
@@ -217,7 +216,7 @@ class PFedLAServer(UploadStore):
 
         `normalised` divides it by s_l^2 / K, so that the scale of the models (of those not apart) cancels out.
         """
-        counted = (~self.find_separated(state)).nonzero().flatten()
+        counted = (~cast(Tensor, state["apart"])).nonzero().flatten()
         theta = cast(Params, state["theta"])
         components = group_names(theta, self.unit)
         like = next(iter(sent.values()))

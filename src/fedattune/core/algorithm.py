@@ -193,11 +193,15 @@ class ServerUpdate(ABC):
         """
         return state
 
-    def separate(self, state: ServerState, ids: Tensor) -> ServerState:
-        """Return the state in which clients `ids` (S,) receive their own models, and nobody else receives these.
+    @property
+    def can_separate(self) -> bool:
+        """True if `separate` does something."""
+        return False
 
-        The server calls it after `aggregate`, for clients whose labels contradict the others'. It holds until a
-        client's next upload.
+    def separate(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Return the state in which clients `ids` (S,) receive their own models from now on, and nobody else theirs.
+
+        The server calls it after `aggregate`, for clients whose labels contradict the others'.
         """
         return state
 
@@ -239,9 +243,6 @@ class ServerUpdate(ABC):
 
     should_update: ClassVar[bool] = True
     """True if uploads change what the server sends to other clients."""
-
-    can_separate: ClassVar[bool] = False
-    """True if `separate` does something."""
 
     per_client: ClassVar[tuple[str, ...]] = ()
     """Names of the entries of the state that have one row per client."""

@@ -160,8 +160,8 @@ class Settings(StrictSchema):
     screening: Literal["on", "groups", "labels", "off"] = Field(
         "on",
         description="refuse uploads that no honest client sends, and bound the sample counts that clients claim; on "
-        "compares labels where rows are elsewhere or under attack, and the server makes one model; groups never, as "
-        "groups of clients may label alike rows differently; labels always",
+        "compares labels where rows are elsewhere or under attack, and the server makes one model or can set clients "
+        "apart; groups never, as groups of clients may label alike rows differently; labels always",
     )
     max_weight: Annotated[float, Field(ge=1, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
         None,
@@ -184,6 +184,12 @@ class Settings(StrictSchema):
     max_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         None, description="largest share of any one other client in a client's mixture (default: no limit)"
     )
+
+    @field_validator("screening", "robust", "early_stopping", "mixed_precision", mode="before")
+    @classmethod
+    def _on_or_off(cls, value: object) -> object:
+        """Read a boolean as on or off: YAML makes booleans of these words."""
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     @field_validator("cohort", "attackers", mode="before")
     @classmethod

@@ -59,14 +59,9 @@ class UploadStore(ServerUpdate):
             cast(Tensor, state[flag]).index_fill_(0, ids, False)
         return state
 
-    def separate(self, state: ServerState, ids: Tensor) -> ServerState:
-        """Take clients `ids` out of the pool, in place; they remain those who uploaded."""
-        cast(Tensor, state["in_pool"]).index_fill_(0, ids, False)
-        return state
-
-    def find_separated(self, state: ServerState) -> Tensor:
-        """Return which clients (N,) are apart: they uploaded, and are not in the pool."""
-        return cast(Tensor, state["has_uploaded"]) & ~cast(Tensor, state["in_pool"])
+    def find_pool(self, state: ServerState) -> Tensor:
+        """Return whose models (N,) others may receive."""
+        return cast(Tensor, state["in_pool"])
 
     def forget(self, state: ServerState, ids: Tensor) -> ServerState:
         """Evict clients `ids`, and put the mean model of the others in place of their uploads.
@@ -74,7 +69,7 @@ class UploadStore(ServerUpdate):
         It is for rules that compare all stored models, whoever may receive them.
         """
         state = UploadStore.evict(self, state, ids)
-        others = cast(Tensor, state["in_pool"]).nonzero().flatten()
+        others = self.find_pool(state).nonzero().flatten()
         theta = cast(Params, state["theta"])
         if len(others):
             for name in theta:
@@ -108,6 +103,41 @@ class UploadStore(ServerUpdate):
             {**state, "in_pool": cast(Tensor, state["in_pool"]).clone()}, ids, sent, uploads, n
         )
         return {**new, "in_pool": state["in_pool"]}
+
+
+class SeparableStore(UploadStore):
+    """A store whose rule can set clients apart, by `find_pool` and the flag `apart`."""
+
+    per_client: ClassVar[tuple[str, ...]] = (*UploadStore.per_client, "apart")
+
+    @property
+    def can_separate(self) -> bool:
+        """True."""
+        return True
+
+    def init(self, w0: Params, n_clients: int) -> ServerState:
+        """Return the store, with nobody apart."""
+        state = super().init(w0, n_clients)
+        return {**state, "apart": torch.zeros_like(cast(Tensor, state["in_pool"]))}
+
+    def separate(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Set clients `ids` apart, in place."""
+        cast(Tensor, state["apart"]).index_fill_(0, ids, True)
+        return state
+
+    def find_pool(self, state: ServerState) -> Tensor:
+        """Return whose models (N,) others may receive: of the pool, those who are not apart."""
+        return super().find_pool(state) & ~cast(Tensor, state["apart"])
+
+    def newcomer_model(self, state: ServerState) -> Params:
+        """Return the mean of the last uploads of all clients that ever uploaded and are not apart."""
+        others = cast(Tensor, state["has_uploaded"]) & ~cast(Tensor, state["apart"])
+        return super().newcomer_model({**state, "has_uploaded": others})
+
+    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+        """Return the state with `n_new` more clients, who are not apart."""
+        apart = cast(Tensor, state["apart"])
+        return {**super().add_clients(state, n_new), "apart": torch.cat([apart, apart.new_zeros(n_new)])}
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,11 @@ class ServerWrapper(ServerUpdate):
         """Return the state after `inner` evicted uploads."""
         return {**state, **self.inner.evict(state, ids)}
 
+    @property
+    def can_separate(self) -> bool:
+        """True if `inner` can."""
+        return self.inner.can_separate
+
     def separate(self, state: ServerState, ids: Tensor) -> ServerState:
         """Return the state after `inner` separated clients."""
         return {**state, **self.inner.separate(state, ids)}

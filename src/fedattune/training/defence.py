@@ -18,11 +18,6 @@ def is_mixing(rule: ServerUpdate) -> bool:
     return is_mixing(rule.inner) if isinstance(rule, ServerWrapper) else isinstance(rule, Mixing)
 
 
-def can_separate(rule: ServerUpdate) -> bool:
-    """Tell whether a server rule can let clients receive their own models, and nobody else these."""
-    return can_separate(rule.inner) if isinstance(rule, ServerWrapper) else rule.can_separate
-
-
 def find_trusted(context: RunContext) -> list[int]:
     """Return the numbers of the trusted clients.
 

@@ -33,8 +33,7 @@ from ..core.errors import list_some
 from ..server.products import flatten
 from .backends.base import TrainReply
 from .context import RunContext
-from .defence import can_separate
-from .labels import LabelCheck
+from .labels import LabelCheck, find_last_layers
 from .layer_measures import LayerMeasures, compare_directions, measure_layers
 
 SUSPECT_FLOOR = 0.3
@@ -63,6 +62,11 @@ MAX_OPPOSED = 0.3
 UPLOADED = "uploaded "
 """The beginning of the reason for which an upload is refused."""
 
+OTHER_LABELS = (
+    f"{UPLOADED}updates whose classes look like other classes of the others (screening=groups accepts them)"
+)
+"""The reason for which the rule on labels refuses an upload."""
+
 MAX_LISTED = 5
 """Clients that a sentence names."""
 
@@ -82,8 +86,8 @@ class Screen:
         suspects: clients that were refused for the length of an update.
         evidence: client -> sum of its opposition to the others, if it is above 0.
         labels: compares what clients mean by their classes; None if they may mean different things.
-        apart: clients of the round whose models others should not receive.
-        separated: clients that are apart, from the round on in which they were found.
+        apart: clients who are set apart in this round, for good.
+        separated: clients who were set apart in this round or before.
         parted: layers whose updates agreed no longer in some round.
         answered: client -> round of its last upload, where the server answers uploads.
         bounded: clients whose claimed sample count was bounded.
@@ -112,9 +116,12 @@ class Screen:
         self.apart: frozenset[int] = frozenset()
         self.separated: set[int] = set()
         how = context.settings.screening
-        self._can_separate = can_separate(context.algorithm.server)
+        self._can_separate = context.algorithm.server.can_separate
         has_labels = how == "labels" or (how == "on" and are_claims and (has_one_model or self._can_separate))
-        self.labels = LabelCheck(len(context.federation.classes)) if is_on and has_labels else None
+        layers = (
+            find_last_layers(context.task, len(context.federation.classes)) if is_on and has_labels else []
+        )
+        self.labels = LabelCheck(layers) if layers else None
 
     def __call__(self, r: int, reply: TrainReply, n: Tensor) -> tuple[TrainReply, Tensor]:
         """Screen the uploads of a round.
@@ -128,6 +135,7 @@ class Screen:
             The reply without the refused uploads, which are in `faults`, and the bounded sample counts.
 
         """
+        self.apart = frozenset()
         if not len(reply.ids):
             return reply, n
         n = self._bound_counts(reply.ids, n)
@@ -153,12 +161,10 @@ class Screen:
         alone = {row for row, client in enumerate(clients) if client in self.separated}
         rows = labels(reply.ids, reply.sent.params, reply.upload.params, {*refused, *alone})
         if self._can_separate:
-            self.separated.update(clients[row] for row in rows)
-            self.apart = frozenset(self.separated.intersection(clients))
+            self.apart = frozenset(clients[row] for row in rows)
+            self.separated |= self.apart
         else:
-            refused |= dict.fromkeys(
-                rows, f"{UPLOADED}updates whose classes look like other classes of the others"
-            )
+            refused |= dict.fromkeys(rows, OTHER_LABELS)
 
     def _bound_counts(self, ids: Tensor, n: Tensor) -> Tensor:
         """Bound the counts by `max_weight` times the median over all clients of the run."""
@@ -298,7 +304,7 @@ def describe_screening(facts: Mapping[str, Any]) -> list[str]:
     if separated := facts.get("separated"):
         sentences.append(
             f"the server set {list_some(separated, MAX_LISTED)} apart, who share with nobody: their classes look like "
-            "other classes of the others; --screening groups lets them share"
+            "other classes of the others (screening=groups lets them share)"
         )
     if bounded := facts.get("bounded_counts"):
         sentences.append(

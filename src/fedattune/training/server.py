@@ -146,7 +146,7 @@ class Server:
         self.state = self.rule.evict(self.state, refused)
 
     def separate(self, ids: Iterable[int]) -> None:
-        """Let clients `ids`, whose uploads were accepted in this round, receive their own models and nobody theirs."""
+        """Let clients `ids` receive their own models from now on, and nobody else theirs."""
         self._last = None
         apart = torch.tensor(sorted(ids), dtype=torch.int64, device=self._context.device)
         self.state = self.rule.separate(self.state, apart)

@@ -30,7 +30,7 @@ class ScreenedUploads(NamedTuple):
         reply: the uploads that were not refused; its faults name the refused clients.
         n: (C,) their sample counts, as the rule may see them.
         refused: client -> why its upload was refused in this round.
-        apart: clients whose models others should not receive.
+        apart: clients who are set apart from this round on.
 
     """
 

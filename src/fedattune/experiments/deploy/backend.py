@@ -78,7 +78,6 @@ class FlowerBackend(RemoteBackend):
         # The round of each client's last accepted reply, (N,): the client continues from there.
         self._last = torch.zeros(context.n_clients, dtype=torch.int64)
         self._last_before = self._last  # before the last exchange
-        self._apart: set[int] = set()
         self._delivered = self.pending  # the clients whose pending answers the last exchange carried
         self._numbers = itertools.count(1)
         self._expected_upload = make_expected_upload(context, self.personal_example, make_payload)
@@ -287,14 +286,13 @@ class FlowerBackend(RemoteBackend):
             self.pending[client] |= self._delivered[client]
 
     def separate(self, r: int, clients: Iterable[int]) -> None:
-        """Log clients who are set apart for the first time."""
+        """Log who is set apart."""
         names = self.context.federation.names
-        for client in sorted(set(clients) - self._apart):
+        for client in sorted(clients):
             self._grid.log(
                 f"round {r}: client {names[client]!r} shares with nobody from now on: its classes look like other "
                 "classes of the others"
             )
-        self._apart.update(clients)
 
     def global_buffers(self) -> Params | None:
         """Return the averaged statistics; None if some stay with the clients."""

@@ -159,7 +159,7 @@ class Backend(ABC):
         return
 
     def separate(self, r: int, clients: Iterable[int]) -> None:
-        """Take note that others do not receive the models of these clients after round r."""
+        """Take note that these clients share with nobody from round r on."""
         return
 
     @abstractmethod
