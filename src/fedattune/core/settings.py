@@ -157,11 +157,11 @@ class Settings(StrictSchema):
         description="what clients accept: every received model, or only one that is no worse on their validation rows",
     )
 
-    screening: Literal["on", "groups", "labels", "off"] = Field(
+    screening: Literal["on", "groups", "strict", "off"] = Field(
         "on",
         description="refuse uploads that no honest client sends, and bound the sample counts that clients claim; on "
-        "compares labels where rows are elsewhere or under attack, and the server makes one model or can set clients "
-        "apart; groups never, as groups of clients may label alike rows differently; labels always",
+        "also refuses clients who contradict the others, where rows are elsewhere or under attack; groups never does, "
+        "as groups of clients may have other data and labels; strict does in every run",
     )
     max_weight: Annotated[float, Field(ge=1, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
         None,

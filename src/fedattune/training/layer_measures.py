@@ -31,12 +31,12 @@ class LayerMeasures(NamedTuple):
     sample: Tensor
 
 
-def measure_layers(reply: TrainReply, r: int, parted: Container[str] = ()) -> dict[str, LayerMeasures]:
+def measure_layers(reply: TrainReply, r: int | None, parted: Container[str] = ()) -> dict[str, LayerMeasures]:
     """Measure every layer of the uploads.
 
     Args:
         reply: the uploads.
-        r: number of the round, which chooses the sampled values.
+        r: number of the round, which chooses the sampled values; None if directions do not matter.
         parted: layers whose directions do not matter.
 
     """

@@ -11,12 +11,14 @@ Five rules refuse an upload. None of them looks at one client alone: what is usu
     direction   from the first round for as long as the updates of a layer agree (the median cosine with the
                 coordinate-wise median of the others is at least MIN_AGREEMENT), a client's updates oppose the others
                 in all layers: the sum over rounds of -cosine / median cosine - TOLERATED exceeds MAX_EVIDENCE
-    labels      the client's classes look like other classes of the others (module `labels`). By default, only where
-                clients' rows are elsewhere or under attack, and the server makes one model, or can set clients apart
+    labels      the client's classes look like other classes of the others (module `labels`), and the server makes one
+                model, or can set clients apart
 
 The last three need MIN_CLIENTS uploads. Near the end of training, the updates of honest clients with different data
-cancel out, so directions say nothing there. Groups with other data (inverted images, permuted labels) oppose the others
-too, by up to 0.8 of what these agree and not from the first round on; reversed updates by 1 or more.
+cancel out, so directions say nothing there. Most groups with other data (inverted images, permuted labels) oppose the
+others by up to 0.8 of what these agree and not from the first round on; reversed updates by 1 or more. But inverted
+images reverse all of a linear model's update, and permuted labels are flipped labels. So the last two rules act where
+somebody may lie: where clients' rows are elsewhere, or under attack.
 """
 
 import json
@@ -61,6 +63,9 @@ MAX_OPPOSED = 0.3
 
 UPLOADED = "uploaded "
 """The beginning of the reason for which an upload is refused."""
+
+OPPOSED = f"{UPLOADED}updates against those of the others, round after round (screening=groups accepts them)"
+"""The reason for which the rule on directions refuses an upload."""
 
 OTHER_LABELS = (
     f"{UPLOADED}updates whose classes look like other classes of the others (screening=groups accepts them)"
@@ -116,11 +121,10 @@ class Screen:
         self.apart: frozenset[int] = frozenset()
         self.separated: set[int] = set()
         how = context.settings.screening
+        self._compares = is_on and (how == "strict" or (how == "on" and are_claims))
         self._can_separate = context.algorithm.server.can_separate
-        has_labels = how == "labels" or (how == "on" and are_claims and (has_one_model or self._can_separate))
-        layers = (
-            find_last_layers(context.task, len(context.federation.classes)) if is_on and has_labels else []
-        )
+        has_labels = self._compares and (how == "strict" or has_one_model or self._can_separate)
+        layers = find_last_layers(context.task, len(context.federation.classes)) if has_labels else []
         self.labels = LabelCheck(layers) if layers else None
 
     def __call__(self, r: int, reply: TrainReply, n: Tensor) -> tuple[TrainReply, Tensor]:
@@ -139,7 +143,9 @@ class Screen:
         if not len(reply.ids):
             return reply, n
         n = self._bound_counts(reply.ids, n)
-        layers = measure_layers(reply, r, self.parted) if self._is_on else {}
+        layers = {}
+        if self._is_on:
+            layers = measure_layers(reply, r if self._compares else None, self.parted)
         is_finite = find_finite(reply, layers)
         refused = dict.fromkeys(
             (~is_finite).nonzero().flatten().tolist(), f"{UPLOADED}values that are not finite"
@@ -147,7 +153,8 @@ class Screen:
         if layers:
             self._check_lengths(reply.ids, layers, is_finite, self._allow_longer(r, reply.ids, n), refused)
             check_parts(layers, is_finite, refused)
-            self._check_directions(reply.ids, layers, refused)
+            if self._compares:
+                self._check_directions(reply.ids, layers, refused)
             if self.labels:
                 self._check_labels(self.labels, reply, refused)
         return drop_uploads(reply, n, refused)
@@ -242,7 +249,7 @@ class Screen:
                 self.evidence[clients[row]] = min(total, 2 * MAX_EVIDENCE)
         for row in rows:
             if self.evidence.get(clients[row], 0.0) > MAX_EVIDENCE:
-                refused[row] = f"{UPLOADED}updates against those of the others, round after round"
+                refused[row] = OPPOSED
 
     def dump(self) -> str:
         """Return the state as JSON, for a checkpoint."""
