@@ -34,7 +34,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "cifar10-dnn": {"data": "cifar10", "partition": "two_class", "model": "dnn"},
 }
 METHODS = ("fedavg", "ditto", "pfedme", "fedmcsa", "heurfedamp", "pfedla")
-WAYS = ("off", "on", "strict")
+WAYS = ("off", "groups", "on")
 REPEATS = 3
 """Runs of each way, in turn; the fastest counts."""
 GROUP_SPLITS = 3
@@ -103,7 +103,7 @@ def permute_labels(data: Federation, n: int, seed: int) -> tuple[Federation, lis
 
 def measure_group(method: str, column: dict[str, Any], given: argparse.Namespace) -> list[str]:
     """Measure a group with its own labels and the others, without and with rules on contradictions."""
-    found: dict[str, list[list[float]]] = {"groups": [], "strict": []}
+    found: dict[str, list[list[float]]] = {"groups": [], "on": []}
     for seed in range(GROUP_SPLITS):
         data, group = permute_labels(load(column, seed), given.permuted, seed)
         for way, rows in found.items():
@@ -121,10 +121,10 @@ def measure_group(method: str, column: dict[str, Any], given: argparse.Namespace
                     len(named) - n_group,
                 ]
             )
-    groups, strict = np.mean(found["groups"], axis=0), np.sum(found["strict"], axis=0)
-    of_strict = strict[:2] / GROUP_SPLITS
-    named = f"{strict[2]:.0f} of {given.permuted * GROUP_SPLITS}, {strict[3]:.0f}"
-    return [*(f"{value:.1f}" for value in (*groups[:2], *of_strict)), named]
+    groups, on = np.mean(found["groups"], axis=0), np.sum(found["on"], axis=0)
+    of_on = on[:2] / GROUP_SPLITS
+    named = f"{on[2]:.0f} of {given.permuted * GROUP_SPLITS}, {on[3]:.0f}"
+    return [*(f"{value:.1f}" for value in (*groups[:2], *of_on)), named]
 
 
 def load(column: dict[str, Any], seed: int | None = None) -> Federation:
@@ -141,8 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit(
             f"columns: no column is called {unknown[0]!r}; expected some of: {', '.join(COLUMNS)}"
         )
-    cost = ("off: accuracy %", "on: points", "found", "strict: points", "found", "time x off")
-    groups = ("groups: group %", "others %", "strict: group %", "others %", "found: group, others")
+    cost = ("off: accuracy %", "groups: points", "found", "on: points", "found", "time x off")
+    groups = ("groups: group %", "others %", "on: group %", "others %", "found: group, others")
     head = ("data", "method", *(groups if given.permuted else cost))
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
     try:

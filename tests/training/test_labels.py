@@ -179,23 +179,21 @@ def test_the_last_layer_is_the_head(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(screening, "find_last_layers", find)
         hidden = {"hidden": 10}
-        fedattune.fit(
-            method, digits, "dnn", rounds=1, screening="strict", options=options, model_options=hidden
-        )
+        fedattune.fit(method, digits, "dnn", rounds=1, screening="on", options=options, model_options=hidden)
     assert seen == [expected]
 
 
-SCREENINGS = ["on", "groups", "strict", "off"]
+SCREENINGS = ["auto", "on", "groups", "off"]
 
 
 @pytest.mark.parametrize(
     ("method", "attack", "active"),
     [
-        ("fedavg", None, ["strict"]),
-        ("fedavg", "label_flip", ["on", "strict"]),
-        ("igfl_s", "label_flip", ["on", "strict"]),
-        ("pfedla", "label_flip", ["on", "strict"]),
-        ("fedmcsa", "label_flip", ["strict"]),
+        ("fedavg", None, ["on"]),
+        ("fedavg", "label_flip", ["auto", "on"]),
+        ("igfl_s", "label_flip", ["auto", "on"]),
+        ("pfedla", "label_flip", ["auto", "on"]),
+        ("fedmcsa", "label_flip", []),
     ],
 )
 def test_when_labels_are_compared(
@@ -299,7 +297,7 @@ def test_clients_with_inverted_images_are_not_refused(digits: Federation) -> Non
             rows = digits.part(part)[client]
             x[rows] = x.max() - x[rows]
     run = fedattune.fit(
-        "fedavg", replace(digits, x=x), "dnn", rounds=25, lr=0.05, eval_every=25, screening="strict"
+        "fedavg", replace(digits, x=x), "dnn", rounds=25, lr=0.05, eval_every=25, screening="on"
     )
     assert not run.store.faults()
 
@@ -307,7 +305,7 @@ def test_clients_with_inverted_images_are_not_refused(digits: Federation) -> Non
 @pytest.mark.parametrize(("partition", "model"), [("dirichlet", "dnn"), ("two_class", "dnn"), ("iid", "mlr")])
 def test_honest_clients_are_not_refused(partition: str, model: str) -> None:
     data = fedattune.load_federation("digits", partition=partition, clients=20)
-    run = fedattune.fit("fedavg", data, model, rounds=25, lr=0.05, eval_every=25, screening="strict")
+    run = fedattune.fit("fedavg", data, model, rounds=25, lr=0.05, eval_every=25, screening="on")
     assert not run.store.faults()
 
 

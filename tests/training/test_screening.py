@@ -34,7 +34,7 @@ def digits() -> Federation:
 
 def make_screen(**settings: Any) -> Screen:
     are_claims = settings.pop("are_claims", True)
-    algorithm = SimpleNamespace(client=SGD(), server=SimpleNamespace(can_separate=False))
+    algorithm = SimpleNamespace(client=SGD(), server=SimpleNamespace(can_separate=False, sends_models=True))
     federation = SimpleNamespace(names=[f"c{i}" for i in range(CLIENTS)], classes=("a", "b", "c", "d"))
     task = SimpleNamespace(params={"body.weight": torch.zeros(30, 20), "head.weight": torch.zeros(4, 30)})
     context = SimpleNamespace(
@@ -45,7 +45,9 @@ def make_screen(**settings: Any) -> Screen:
         is_answered=False,
         n_train=torch.full((CLIENTS,), 50),
     )
-    return Screen(cast(RunContext, context), 5.0, are_claims=are_claims, has_one_model=True, is_on=True)
+    return Screen(
+        cast(RunContext, context), 5.0, are_claims=are_claims, has_one_model=True, sees_uploads=True
+    )
 
 
 def make_reply(seed: int = 0, agreement: float = 0.5) -> TrainReply:
@@ -135,7 +137,7 @@ def test_a_group_with_other_data_is_not_refused() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "ditto"])
-@pytest.mark.parametrize(("model", "screening"), [("dnn", "strict"), ("mlr", "on"), ("mlr", "groups")])
+@pytest.mark.parametrize(("model", "screening"), [("dnn", "on"), ("mlr", "groups"), ("mlr", "auto")])
 def test_clients_with_inverted_images_are_not_refused(method: str, model: str, screening: str) -> None:
     """Personalization is for such groups: three of twelve clients see dark digits on white.
 
@@ -194,6 +196,18 @@ def test_claimed_counts_are_cut_and_known_counts_are_not() -> None:
     assert int(given(1, make_reply(), n)[1].max()) == 100
 
 
+def test_simulations_without_an_attack_are_not_screened(digits: Federation) -> None:
+    """Who is refused there is honest. A hypernetwork that lets three clients diverge at first learns them later."""
+    data = fedattune.load_federation("digits", partition="iid", clients=20, seed=1)
+    runs = [
+        fedattune.fit("pfedhn", data, "dnn", rounds=8, lr=0.05, eval_every=8, screening=screening)
+        for screening in ("auto", "off", "on")
+    ]
+    assert not runs[0].store.faults()
+    assert runs[0].metrics == runs[1].metrics
+    assert runs[2].store.faults()
+
+
 @pytest.mark.parametrize(
     ("name", "cohort"),
     [
@@ -226,6 +240,7 @@ def test_no_honest_upload_is_refused(name: str, cohort: float, digits: Federatio
         ("fedmcsa", "negated_update"),
         ("fedamp", "scaled_model"),
         ("fedfomo", "victim_head"),
+        ("mocha", "negated_model"),  # which sends no model to compare uploads with
     ],
 )
 def test_liars_cost_honest_clients_little(name: str, attack: str, digits: Federation) -> None:

@@ -157,11 +157,10 @@ class Settings(StrictSchema):
         description="what clients accept: every received model, or only one that is no worse on their validation rows",
     )
 
-    screening: Literal["on", "groups", "strict", "off"] = Field(
-        "on",
-        description="refuse uploads that no honest client sends, and bound the sample counts that clients claim; on "
-        "also refuses clients who contradict the others, where rows are elsewhere or under attack; groups never does, "
-        "as groups of clients may have other data and labels; strict does in every run",
+    screening: Literal["auto", "on", "groups", "off"] = Field(
+        "auto",
+        description="refuse uploads that no honest client sends (groups), and clients who contradict the others (on); "
+        "auto is on where somebody may lie: in deployments and under attack",
     )
     max_weight: Annotated[float, Field(ge=1, le=MAX_FLOAT32, allow_inf_nan=False)] | None = Field(
         None,

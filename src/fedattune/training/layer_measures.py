@@ -19,8 +19,8 @@ class LayerMeasures(NamedTuple):
 
     Attributes:
         squares: (C,) squared length of the update.
-        sent_squares: (C,) squared length of the sent layer; empty if the layer was not sent.
-        shares: (C,) share of the sent layer that the upload keeps; empty likewise.
+        sent_squares: (C,) squared length of the layer that was sent, or in place of it the median of the uploads.
+        shares: (C,) share of that layer that the upload keeps.
         sample: (C, P) some values of the update, for its direction; no values if it does not matter.
 
     """
@@ -31,16 +31,19 @@ class LayerMeasures(NamedTuple):
     sample: Tensor
 
 
-def measure_layers(reply: TrainReply, r: int | None, parted: Container[str] = ()) -> dict[str, LayerMeasures]:
+def measure_layers(
+    reply: TrainReply, r: int | None, parted: Container[str] = (), *, are_models_sent: bool
+) -> dict[str, LayerMeasures]:
     """Measure every layer of the uploads.
 
     Args:
         reply: the uploads.
         r: number of the round, which chooses the sampled values; None if directions do not matter.
         parted: layers whose directions do not matter.
+        are_models_sent: whether clients were sent models to train from.
 
     """
-    upload, sent = reply.upload, reply.sent.params
+    upload, sent = reply.upload, reply.sent.params if are_models_sent else Params()
     layers: dict[str, list[str]] = {}
     for name in upload.params:
         layers.setdefault(find_layer(name), []).append(name)
@@ -59,22 +62,20 @@ def _measure(rows: Params, sent: Params, r: int | None) -> LayerMeasures:
     size = sum(value[0].numel() for value in rows.values())
     step = -(-size // MAX_SAMPLED_VALUES)
     for name, value in rows.items():
-        update = flatten(value)
-        if is_sent:
-            before = flatten(sent[name])
-            update = update - before
-            if before.stride(0) == 0:
-                dots += torch.mv(update, before[0])
-                lengths += torch.linalg.vector_norm(before[0]).square()
-            else:
-                dots += torch.einsum("cp,cp->c", update, before)
-                lengths += torch.linalg.vector_norm(before, dim=1).square()
-            if r is not None and size >= MIN_VALUES:
-                samples.append(update[:, r % step :: step])
+        uploaded = flatten(value)
+        # Without a model that was sent, the others' models tell what is usual.
+        before = flatten(sent[name]) if is_sent else uploaded.median(0).values.expand_as(uploaded)
+        update = uploaded - before
+        if before.stride(0) == 0:
+            dots += torch.mv(update, before[0])
+            lengths += torch.linalg.vector_norm(before[0]).square()
+        else:
+            dots += torch.einsum("cp,cp->c", update, before)
+            lengths += torch.linalg.vector_norm(before, dim=1).square()
+        if is_sent and r is not None and size >= MIN_VALUES:
+            samples.append(update[:, r % step :: step])
         squares += torch.linalg.vector_norm(update, dim=1).square()
     sample = torch.cat(samples, 1) if samples else first.new_empty(len(first), 0)
-    if not is_sent:
-        return LayerMeasures(squares, squares[:0], squares[:0], sample)
     return LayerMeasures(squares, lengths, 1 + dots / lengths.clamp_min(1e-30), sample)
 
 

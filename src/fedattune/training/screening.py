@@ -17,8 +17,8 @@ Five rules refuse an upload. None of them looks at one client alone: what is usu
 The last three need MIN_CLIENTS uploads. Near the end of training, the updates of honest clients with different data
 cancel out, so directions say nothing there. Most groups with other data (inverted images, permuted labels) oppose the
 others by up to 0.8 of what these agree and not from the first round on; reversed updates by 1 or more. But inverted
-images reverse all of a linear model's update, and permuted labels are flipped labels. So the last two rules act where
-somebody may lie: where clients' rows are elsewhere, or under attack.
+images reverse all of a linear model's update, and permuted labels are flipped labels. Where nobody lies, each refusal
+is an error: by default, simulations without an attack refuse only what is not finite.
 """
 
 import json
@@ -82,11 +82,12 @@ class Screen:
     Args:
         context: the run.
         largest_update: ratio of a length to the usual length from which on an update is refused.
-        are_claims: whether sample counts and labels are what clients claim; they are facts if their data are here.
+        are_claims: whether clients may lie: their data are elsewhere, or they attack.
         has_one_model: whether the server makes one model for all clients, which cannot serve two meanings of a label.
-        is_on: whether uploads are compared; uploads that are not finite are refused in any case.
+        sees_uploads: whether there are single uploads to look at.
 
     Attributes:
+        how: the rules: `on`, `groups` or `off`; uploads that are not finite are refused in any case.
         usual: longest median length of a round so far.
         suspects: clients that were refused for the length of an update.
         evidence: client -> sum of its opposition to the others, if it is above 0.
@@ -106,9 +107,11 @@ class Screen:
         *,
         are_claims: bool,
         has_one_model: bool,
-        is_on: bool,
+        sees_uploads: bool,
     ) -> None:
-        self._context, self._largest_update, self._is_on = context, largest_update, is_on
+        self._context, self._largest_update = context, largest_update
+        auto = "on" if are_claims else "off"
+        self.how = auto if context.settings.screening == "auto" else context.settings.screening
         max_weight = context.settings.max_weight or (MAX_CLAIMED_WEIGHT if are_claims else math.inf)
         # Of all clients: a cohort of two has no median to speak of.
         self._max_count = max_weight * max(1.0, float(context.n_train.double().median()))
@@ -120,10 +123,10 @@ class Screen:
         self.bounded: set[int] = set()
         self.apart: frozenset[int] = frozenset()
         self.separated: set[int] = set()
-        how = context.settings.screening
-        self._compares = is_on and (how == "strict" or (how == "on" and are_claims))
+        self._is_on = self.how != "off" and sees_uploads
+        self._compares = self.how == "on" and sees_uploads
         self._can_separate = context.algorithm.server.can_separate
-        has_labels = self._compares and (how == "strict" or has_one_model or self._can_separate)
+        has_labels = self._compares and (has_one_model or self._can_separate)
         layers = find_last_layers(context.task, len(context.federation.classes)) if has_labels else []
         self.labels = LabelCheck(layers) if layers else None
 
@@ -145,7 +148,12 @@ class Screen:
         n = self._bound_counts(reply.ids, n)
         layers = {}
         if self._is_on:
-            layers = measure_layers(reply, r if self._compares else None, self.parted)
+            layers = measure_layers(
+                reply,
+                r if self._compares else None,
+                self.parted,
+                are_models_sent=self._context.algorithm.server.sends_models,
+            )
         is_finite = find_finite(reply, layers)
         refused = dict.fromkeys(
             (~is_finite).nonzero().flatten().tolist(), f"{UPLOADED}values that are not finite"
@@ -353,7 +361,7 @@ def check_parts(layers: Mapping[str, LayerMeasures], is_finite: Tensor, refused:
         return
     for layer, one in layers.items():
         # A layer that is shorter than its update says nothing: no part of it need remain.
-        if len(one.shares) and bool(one.squares[is_finite].median() <= one.sent_squares[is_finite].median()):
+        if bool(one.squares[is_finite].median() <= one.sent_squares[is_finite].median()):
             known = one.shares[is_finite]
             median = known.median()
             gaps = (one.shares - median).abs()

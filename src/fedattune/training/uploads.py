@@ -65,7 +65,7 @@ class UploadPipeline:
             backend.largest_update,
             are_claims=backend.has_claimed_counts or self.adversary is not None,
             has_one_model=has_one_model,
-            is_on=context.settings.screening != "off" and not self._sees_sums_only,
+            sees_uploads=not self._sees_sums_only,
         )
         self._trusted = find_trusted(context)
 
@@ -110,7 +110,7 @@ class UploadPipeline:
         if self.privacy and self._context.has_shared_parameters:
             facts["client_privacy"] = self.privacy.facts(rounds, repeats)
             notes = [*self.privacy.notes(rounds, repeats), *notes]
-            if self._context.settings.screening != "off" and self._sees_sums_only:
+            if self.screen.how != "off" and self._sees_sums_only:
                 notes.append(
                     "uploads were not screened, because the noise protects their sum only (--dp-client-where local "
                     "protects each)"
