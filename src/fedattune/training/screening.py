@@ -254,7 +254,8 @@ class Screen:
             least = torch.stack(opposition).amin(0).clamp_max(MAX_OPPOSITION).tolist()
             for row in rows:
                 total = self.evidence.get(clients[row], 0.0) + least[row] - TOLERATED
-                self.evidence[clients[row]] = min(total, 2 * MAX_EVIDENCE)
+                # Who is refused needs honest rounds to come back, not one that happens to agree.
+                self.evidence[clients[row]] = 2 * MAX_EVIDENCE if total > MAX_EVIDENCE else total
         for row in rows:
             if self.evidence.get(clients[row], 0.0) > MAX_EVIDENCE:
                 refused[row] = OPPOSED
