@@ -30,6 +30,10 @@ from fedattune.training.sampling import sample_attackers
 METHODS = ("local", "fedavg", "ditto", "pfedla", "fedmcsa", "heurfedamp", "fedamp", "fedfomo")
 NONE = "none"
 
+SETTINGS: dict[str, Any] = {"rounds": 50, "lr": 0.05, "early_stopping": "off", "eval_every": 50}
+"""Settings of every run. The models at the end of training count: by validation data, a client would choose the round
+before an attack took hold."""
+
 TRUSTED_CLIENTS = 4
 """Honest clients that the server trusts under the rule `trust`."""
 
@@ -80,7 +84,7 @@ def read_settings(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         SystemExit: a name has no value, or is no setting.
     """
-    values: dict[str, Any] = {"rounds": 50, "lr": 0.05}
+    values = dict(SETTINGS)
     if len(arguments) % 2 or not all(name.startswith("--") for name in arguments[::2]):
         raise SystemExit(f"expected settings in pairs such as --accept better, got {' '.join(arguments)}")
     for name, value in zip(arguments[::2], arguments[1::2], strict=True):

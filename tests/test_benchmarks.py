@@ -15,7 +15,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import ablate, floors, gpu, in_jax, machine, measure, problems, show, training
+from benchmarks import ablate, floors, gpu, in_jax, machine, measure, problems, robustness, show, training
 from benchmarks.__main__ import all_cases, main, select_cases
 from benchmarks.measure import Figures, Setting, Target, Workload
 
@@ -282,7 +282,7 @@ def test_the_table_of_attacks_has_a_row_per_attack_and_takes_settings(tmp_path: 
     assert lines[0] == "| attack | local | fedavg |"
     assert [line.split(" | ")[0] for line in lines[2:5]] == ["| none", "| backdoor", "| scaled_model:1e9"]
     said = json.loads(file.read_text("utf-8"))
-    assert said["settings"] == {"rounds": 2, "lr": 0.1, "accept": "always"}
+    assert said["settings"] == robustness.SETTINGS | {"rounds": 2, "lr": 0.1, "accept": "always"}
     assert len(said["cells"]["backdoor"]["fedavg"]) == 2
     assert 0 <= said["cells"]["backdoor"]["fedavg"][0]["success"] <= 1
     mean = sum(one["accuracy"] for one in said["cells"]["none"]["local"]) / 2

@@ -255,6 +255,8 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--write-docs",  # of the benchmarks
         "--list",
         "--attacks",
+        "--rules",
+        "--permuted",
         "--logdir",  # of TensorBoard
         "--head",  # of Ray
         "--address",
