@@ -15,7 +15,7 @@ MIN_VALUES, MAX_SAMPLED_VALUES = 500, 1024
 
 
 class LayerMeasures(NamedTuple):
-    """What the rules compare of one layer, for C clients.
+    """Measures of one layer, for C clients.
 
     Attributes:
         squares: (C,) squared length of the update.

@@ -16,7 +16,7 @@ Point = Literal["received", "trained"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunFacts:
-    """What the settings of a run and the facts about its clients, model and notes say.
+    """The settings of a run, and the facts about its clients, model and notes.
 
     Attributes:
         config: all that defines the run.
@@ -60,7 +60,7 @@ class RunFacts:
 
     @property
     def effects(self) -> list[Effect]:
-        """How much the method's mechanisms did, at the end of the run; empty for methods without a mechanism."""
+        """The effects of the method's mechanisms, at the end of the run; empty for methods without a mechanism."""
         measured = self.facts.get("effects", ())
         return [Effect(Mechanism(part, like, same), value) for part, like, same, value in measured]
 

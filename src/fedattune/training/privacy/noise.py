@@ -32,7 +32,7 @@ NoiseSource = Callable[[int], Draw]
 
 
 class Uploaded(NamedTuple):
-    """What leaves clients in a round, one row each: uploads, and BatchNorm statistics if these are averaged."""
+    """The content of a round's messages, one row for each client: uploads, and BatchNorm statistics if these are averaged."""
 
     upload: Payload
     statistics: Params

@@ -265,7 +265,7 @@ class RecordPlan:
 
 
 class RecordLedger:
-    """What clients have spent so far; its state is in the checkpoint.
+    """The privacy that clients have spent so far; its state is in the checkpoint.
 
     Without record-level privacy, it counts nothing.
 
