@@ -32,7 +32,7 @@ NoiseSource = Callable[[int], Draw]
 
 
 class Uploaded(NamedTuple):
-    """The content of a round's messages, one row for each client: uploads, and BatchNorm statistics if these are averaged."""
+    """The uploads of a round, one row for each client, with BatchNorm statistics if these are averaged."""
 
     upload: Payload
     statistics: Params
