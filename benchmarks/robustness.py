@@ -21,7 +21,7 @@ import yaml
 import fedattune
 from fedattune.algorithms import ALGORITHMS
 from fedattune.core.algorithm import find_needed_sums
-from fedattune.core.errors import ConfigError, DivergedError
+from fedattune.core.errors import ConfigError, DivergedError, FedAttuneError
 from fedattune.core.settings import Settings
 from fedattune.training.attacks import ATTACKS
 from fedattune.training.defence import is_mixing
@@ -73,6 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--partition", default="dirichlet", help="partition of the data (default: %(default)s)")
     add("--model", default="dnn", help="model (default: %(default)s)")
     add("--splits", type=int, default=3, help="partitions with other seeds (default: %(default)s)")
+    add("--first-split", type=int, default=0, help="seed of the first partition (default: %(default)s)")
     add("--rules", help=f"rules that act alone, the rows, or all: {', '.join(RULES)}")
     add("--json", type=Path, metavar="FILE", help="write the numbers of all splits to FILE")
     return parser
@@ -100,7 +101,7 @@ def measure(given: argparse.Namespace, settings: dict[str, Any]) -> Cells:
     """Train every method under every attack on every split."""
     methods, attacks = given.algorithms.split(","), given.attacks.split(",")
     cells: Cells = {attack: {method: [] for method in methods} for attack in attacks}
-    for seed in range(given.splits):
+    for seed in range(given.first_split, given.first_split + given.splits):
         data = fedattune.load_federation(
             given.data, partition=given.partition, clients=given.clients, seed=seed
         )
@@ -204,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells: Any
     try:
         cells = measure_rules(given, settings) if given.rules else measure(given, settings)
-    except ConfigError as error:
+    except FedAttuneError as error:
         raise SystemExit(str(error)) from error
     print(write_rules(cells) if given.rules else write_table(cells))
     about = {key: value for key, value in vars(given).items() if key != "json"}

@@ -256,6 +256,7 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--list",
         "--attacks",
         "--rules",
+        "--first-split",
         "--permuted",
         "--logdir",  # of TensorBoard
         "--head",  # of Ray
