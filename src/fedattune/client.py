@@ -240,6 +240,11 @@ class ClientWrapper(ClientUpdate):
         return self.inner.probe_share
 
     @property
+    def probe_part(self) -> Literal["train", "validation"]:
+        """Part of the data that `inner` probes."""
+        return self.inner.probe_part
+
+    @property
     def required_extras(self) -> dict[str, str]:
         """Extras of the payload that `inner` needs."""
         return self.inner.required_extras

@@ -68,6 +68,11 @@ class ClientUpdate(ABC):
         return 1.0
 
     @property
+    def probe_part(self) -> Literal["train", "validation"]:
+        """Part of the client's data that `probe` sees; an empty validation part is not probed at all."""
+        return "train"
+
+    @property
     def required_extras(self) -> dict[str, str]:
         """Extras of the payload that the rule needs: name of the extra -> server rule that sends it."""
         return {}

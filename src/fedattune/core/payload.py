@@ -1,7 +1,7 @@
 """Define the values that server, engine and clients exchange in one round."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -23,8 +23,16 @@ class Grad(Protocol):
         """
 
 
-Loss: TypeAlias = Callable[[Params, Batch], Tensor]
-"""Mean loss (a scalar) over a batch, in evaluation mode."""
+
+class Loss(Protocol):
+    """Mean loss over a batch, in evaluation mode."""
+
+    def __call__(self, w: Params, batch: Batch, /) -> Tensor:
+        """Return the mean loss, a scalar."""
+
+    def predict(self, w: Params, x: Tensor, /) -> Tensor:
+        """Return the outputs (B, classes) for inputs (B, ...)."""
+
 
 LocalState: TypeAlias = dict[str, Params]
 """A client's state between rounds, by name."""

@@ -32,6 +32,7 @@ from torch import Tensor
 from ..core.params import Params
 from ..core.selectors import Head
 from ..core.task import Task
+from ..server.class_groups import split_rows
 
 MIN_CLIENTS = 8
 """Uploads of a round that the rule needs."""
@@ -59,9 +60,6 @@ TOLERATED, MAX_EVIDENCE, LARGEST_CREDIT = 0.5, 2.0, 6.0
 
 MOST_OF_A_ROUND = 1.0
 """Most that one round counts, for or against a client."""
-
-POWER_STEPS = 10
-"""Steps of the power iteration for the shared direction."""
 
 
 class LabelCheck:
@@ -163,28 +161,6 @@ def score_labels(updates: Tensor, suspects: Iterable[int] = ()) -> Tensor | None
             return torch.where(is_like, scores, scores.clamp_min(-TOLERATED))
         lowest = found[scores[found].argsort()][: max(1, min(left, int(SUSPECTS_AT_ONCE * n)))]
         makes[lowest] = False
-
-
-def split_rows(updates: Tensor) -> tuple[Tensor, Tensor]:
-    """Split rows into their parts along the direction that all features share, and the rest.
-
-    Args:
-        updates: (N, C, F) updates of the last layer.
-
-    Returns:
-        How much of each class a client holds, max(a, 0) (N, C), and prototypes u (N, C, F).
-
-    """
-    rows = updates.flatten(0, 1)
-    direction = rows[int(rows.norm(dim=1).argmax())]
-    for _ in range(POWER_STEPS):
-        direction = torch.mv(rows.T, torch.mv(rows, direction))
-        direction = direction / direction.norm().clamp_min(1e-30)
-    along = updates @ direction
-    # A client holds few classes, whose rows grow much; all other rows shrink a little.
-    if along.clamp_min(0).square().sum() < along.clamp_max(0).square().sum():
-        along, direction = -along, -direction
-    return along.clamp_min(0), updates - along[..., None] * direction
 
 
 def _compare(held: Tensor, rest: Tensor, parts: Tensor, own: Tensor, makes: Tensor) -> tuple[Tensor, Tensor]:

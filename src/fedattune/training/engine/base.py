@@ -241,7 +241,20 @@ class Engine(ABC):
 
     def _loss(self, buffers: list[Params]) -> Loss:
         """Make the loss function of one client in evaluation mode."""
-        return lambda w, batch: compute_loss(self.task.predict(w, buffers[0], batch[0]), batch)
+        return _TaskLoss(self.task, buffers)
+
+
+class _TaskLoss(NamedTuple):
+    """The loss and the predictions of one client's models; the buffers are the first of the list."""
+
+    task: Task
+    buffers: list[Params]
+
+    def __call__(self, w: Params, batch: Batch, /) -> Tensor:
+        return compute_loss(self.predict(w, batch[0]), batch)
+
+    def predict(self, w: Params, x: Tensor, /) -> Tensor:
+        return self.task.predict(w, self.buffers[0], x)
 
 
 def keeps_inputs(federation: Federation, samples: int, dtype: torch.dtype) -> bool:

@@ -84,7 +84,7 @@ class LocalTraining:
         return ClientNoise(sum(self.privacy.calls), n_values, weight, deviation, key, self.privacy.is_secret)
 
     def choose_batches(
-        self, rule: ClientUpdate, client: int, samples: Index, local_state: LocalState
+        self, rule: ClientUpdate, client: int, samples: Index, held_out: Index, local_state: LocalState
     ) -> tuple[Index, Index | None]:
         """Choose the batches of one client.
 
@@ -92,13 +92,14 @@ class LocalTraining:
             rule: the client update.
             client: number of the client.
             samples: its sample numbers.
+            held_out: its sample numbers for validation.
             local_state: its local state.
 
         Returns:
             The batches of its local steps, and the batches that it probes before (None if the rule never probes).
         """
         probes = rule.probe_passes(local_state)
-        probed = samples
+        probed = held_out if rule.probe_part == "validation" else samples
         least = 2 if self.drop_last else 1  # a single sample has no batch statistics
         if rule.validation_share and len(samples) > least:
             order = np.random.default_rng([self.seed, Stream.PROBE_SPLIT, client]).permutation(samples)

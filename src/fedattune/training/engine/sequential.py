@@ -45,7 +45,8 @@ class SequentialEngine(Engine):
         """Train one client from its first to its last step."""
         sent, local_state, buffers, fresh, is_uploaded = inputs
         buffer_cell = [buffers]
-        batches, probed = training.choose_batches(rule, client, samples, local_state)
+        held_out = self.federation.part("validation")[client]
+        batches, probed = training.choose_batches(rule, client, samples, held_out, local_state)
         n_steps = torch.tensor(float(len(batches)), dtype=self.dtype, device=self.device)
         context = training.make_round_context(n_steps, is_uploaded, training.round_tensor(n_steps))
         carry = rule.begin(sent, local_state, fresh, context)

@@ -58,10 +58,10 @@ class VectorizedEngine(Engine):
         self, rule: ClientUpdate, ids: Tensor, inputs: ClientInputs, training: LocalTraining
     ) -> ClientOutputs:
         """Train chunk by chunk."""
-        parts = self.federation.part(training.part)
+        parts, held_out = self.federation.part(training.part), self.federation.part("validation")
         local_states = ({k: v.rows(row) for k, v in inputs.local_state.items()} for row in range(len(ids)))
         todo = [
-            training.choose_batches(rule, client, parts[client], local_state)
+            training.choose_batches(rule, client, parts[client], held_out[client], local_state)
             for client, local_state in zip(ids.tolist(), local_states, strict=True)
         ]
         batches, probed = [b for b, _ in todo], [p for _, p in todo if p is not None]
