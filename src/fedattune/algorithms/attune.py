@@ -1,21 +1,27 @@
-"""Attune, a method of this package; no paper describes it. See docs/algorithms/attune.md.
+"""Attune, a method of this package; no paper describes it. docs/algorithms/attune.md gives reasons and measurements.
 
-Rules, with the received model w of the client's group, its own model v, and its class shares pi_i:
+    @misc{fedattune2026attune,
+      author = {{The FedAttune developers}},
+      title = {Attune: Predictions of a Group's Model and an Own Model, Weighted by Each Client},
+      year = {2026},
+      howpublished = {docs/algorithms/attune.md of FedAttune}
+    }
 
-    used as  p(y | x) = s_i softmax(w(x) + c_i log pi_i) + (1 - s_i) softmax(v(x))
-    client   before training, on its validation rows: L_i[e], the loss for e = (s, c) of each expert; and
-             (s_i, c_i) = mean over e with the weights exp(-n_i L_i[e] - rows mean_k L_k[e])
-             theta <- w, then SGD;  v <- v - lr (g(v) + lam s_i (v - w)), on the same batches
-    server   groups: average linkage of the likeness of classes, from sums of the last layer's updates
-             V_g <- beta V_g + sum_k p_k (theta_k - w_g) over the group;  w_g <- w_g + V_g
+Rules, with the model w_g of the client's group g, its own model v_i, and its class shares pi_i:
+
+    used as  p(y | x) = s_i softmax(w_g(x) + c_i log pi_i) + (1 - s_i) softmax(v_i(x))
+    client   L_i[e]: loss on the validation rows of every expert e = (s, c), before training
+             (s_i, c_i) <- mean over e with weights proportional to exp(-n_i L_i[e] - rows L[e])
+             theta_i <- w_g and v_i from its last value: SGD on the same batches;  uploads theta_i and L_i
+    server   groups: average linkage by the likeness of classes in the first updates of the last layer
+             D_g = sum_k p_k (theta_k - w_g) over the group;  a_g = sum_k p_k ||theta_k - w_g||^2 / (2 ||D_g||^2)
+             V_g <- beta V_g + clip(a_g, 1, stretch) D_g;  w_g <- w_g + V_g;  L <- mean_k of L_k
 """
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -24,335 +30,425 @@ from ..core.algorithm import Algorithm, ClientUpdate, ServerUpdate
 from ..core.effect import Effect, Mechanism
 from ..core.network import MethodModule, Network
 from ..core.options import NonNegative
-from ..core.params import Params, select_prefix, add_prefix, square_length
-from ..core.payload import Batch, Broadcast, Grad, LocalState, Loss, MixingMatrices, Payload, RoundContext, ServerState
+from ..core.params import Params, square_length
+from ..core.payload import (
+    Batch,
+    Broadcast,
+    Grad,
+    LocalState,
+    Loss,
+    MixingMatrices,
+    Payload,
+    RoundContext,
+    ServerState,
+)
 from ..core.selectors import NamedParameters
 from ..core.task import compute_loss
 from ..server.average import Weighting, client_weights, weighted_sum
-from ..server.class_groups import compare_classes, group_clients
+from ..server.class_groups import compare_classes, find_class_rows, group_clients, place_groups
 from .table import Family, method
 
+Guard = Literal["losses", "equal", "shared"]
+"""Weights of the experts: by their losses, equal, or the shared model alone."""
+
 EXPERTS = ((0.0, 0.0), (0.5, 0.0), (0.5, 0.5), (0.5, 1.0), (1.0, 0.0), (1.0, 0.5), (1.0, 1.0))
-"""Share of the shared model and weight of the class shares, (s, c), that a client compares."""
+"""Share s of the shared model, and weight c of the class shares, of each expert; all without class shares come with c
+= 0."""
+
+SHARED_ALONE = EXPERTS.index((1.0, 0.0))
 
 MEMORY = 0.5
-"""Weight of earlier rounds in a client's losses."""
+"""Weight of the losses of earlier rounds."""
 
-MAX_LOSS = 10.0
-"""Largest mean loss of an expert that counts."""
+LEAST_PROBABILITY = 1e-4
+"""Probability below which a prediction counts as equally wrong, so that one row cannot decide."""
 
-PRIOR_COUNT = 0.5
-"""Rows of each class that are added to a client's own, so that no class is impossible."""
+PRIOR_ROWS = 0.5
+"""Rows that are added to the training rows of each class: no class is impossible."""
 
-MAX_GROUPS, MAX_COMPARED = 16, 256
-"""Most groups, and most clients that are compared with each other; others join the most similar group."""
+MAX_GROUPS = 8
+"""Most groups; the clients of smaller groups join the largest one."""
 
-MAX_CLASSES, MAX_FEATURES = 100, 512
-"""Most classes, and features of the last layer, that are compared."""
+EARLY_UPLOADS = 3
+"""Uploads of each client that tell its group: they start from nearly the same model, so they can be compared."""
 
-import os
-EXP = float(os.environ.get("EXP","0"))
-SEEN = float(os.environ.get("SEEN","3"))
-CAP = int(os.environ.get("CAP","5"))
-NORM = int(os.environ.get("NORM","0"))
-
-INFORMATIVE = 0.5
-"""Length of the updates of a round, as a ratio to the longest so far, from which on they tell of tasks."""
+TRUSTED_UPLOADS = 1.0
+"""Uploads after which a client's classes count half."""
 
 
 class TwinModule(MethodModule):
     """Predicts with a shared model and a client's own model.
 
     Args:
-        model: the user's model.
+        model: the user's model; the own model starts as a copy.
         n_outputs: number of its outputs.
+        share: share of the shared model before it is learnt.
 
     """
 
     log_shares: Tensor
 
-    def __init__(self, model: nn.Module, n_outputs: int) -> None:
+    def __init__(self, model: nn.Module, n_outputs: int, share: float) -> None:
         super().__init__()
         self.shared, self.own = model, copy.deepcopy(model)
         like = next(p for p in model.parameters() if p.requires_grad)
-        self.guard = nn.ParameterDict({"share": like.new_full((), 0.5), "classes": like.new_full((), 0.5)})
+        self.guard = nn.ParameterDict({"share": like.new_full((), share), "classes": like.new_zeros(())})
         self.register_buffer("log_shares", like.new_zeros(n_outputs))
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the log-probabilities (B, C) of the mixture, or the number (B, 1); in training, both outputs."""
+        """Return log-probabilities (B, C) or numbers (B, 1) of the mixture; in training, the outputs of both models."""
         shared, own = self.shared(x), self.own(x)
         if self.training:
             return shared, own
         share = self.guard["share"]
         if shared.shape[1] == 1:
             return share * shared + (1 - share) * own  # type: ignore[no-any-return]
-        shared = shared + self.guard["classes"] * self.log_shares
-        mixture = share * shared.softmax(1) + (1 - share) * own.softmax(1)
-        return mixture.clamp_min(1e-12).log()  # type: ignore[no-any-return]
+        return self._mix(shared + self.guard["classes"] * self.log_shares, own, share)
+
+    @staticmethod
+    def _mix(shared: Tensor, own: Tensor, share: Tensor) -> Tensor:
+        """Return the logarithm of a mixture of probabilities, finite also where one model is sure."""
+        tiny = torch.finfo(share.dtype).tiny
+        parts = (
+            shared.log_softmax(1) + share.clamp_min(tiny).log(),
+            own.log_softmax(1) + (1 - share).clamp_min(tiny).log(),
+        )
+        return torch.stack(parts).logsumexp(0)
 
     def objective(self, output: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
-        """Return the sum of both models' losses."""
+        """Return the sum of the losses of both models, which share no parameter."""
         shared, own = output
         return compute_loss(shared, batch) + compute_loss(own, batch)
+
+    def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
+        """Measure how far the predictions are from those of each model alone: mean total variation distances."""
+        shared, own, mixed = self.shared(x), self.own(x), self(x)
+        if shared.shape[1] == 1:
+            scale = (shared - own).abs().mean().clamp_min(1e-30)
+            distances = [(mixed - alone).abs().mean() / scale for alone in (shared, own)]
+        else:
+            distances = [(mixed.exp() - alone.softmax(1)).abs().sum(1).mean() / 2 for alone in (shared, own)]
+        return tuple(
+            Effect(which, float(value))
+            for which, value in zip((FROM_SHARED, FROM_OWN), distances, strict=True)
+        )
+
+
+FROM_SHARED = Mechanism("predictions", "predictions of the shared model alone", "one without own models")
+FROM_OWN = Mechanism("predictions", "predictions of the own models alone", "training alone")
 
 
 @dataclass(frozen=True)
 class TwinNetwork(Network):
-    """Puts an own model beside the shared one."""
+    """Puts a client's own model beside the shared model.
 
-    @property
-    def generic(self) -> bool:
-        """Return False."""
-        return False
+    Attributes:
+        share: share of the shared model before it is learnt.
+        classes: whether the shared model's predictions may use the client's class shares.
+
+    """
+
+    share: float = 0.5
+    classes: bool = True
 
     def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
         """Copy the model."""
         with torch.no_grad():
             n_outputs = copy.deepcopy(model).eval()(x.to(next(model.parameters()))).shape[1]
-        return TwinModule(copy.deepcopy(model), n_outputs)
+        return TwinModule(copy.deepcopy(model), n_outputs, self.share)
 
     def client_buffers(self, label_counts: Tensor) -> Params:
-        """Return the logarithm of each client's class shares, relative to equal shares."""
+        """Return the logarithm of each client's class shares, relative to equal shares (N, C)."""
         n_classes = label_counts.shape[1]
-        if n_classes < 2:
+        if n_classes < 2:  # numbers are predicted
             return Params()
-        counts = label_counts + PRIOR_COUNT
-        return Params(log_shares=(n_classes * counts / counts.sum(1, keepdim=True)).log())
+        counts = label_counts + PRIOR_ROWS
+        log_shares = (n_classes * counts / counts.sum(1, keepdim=True)).log()
+        return Params(log_shares=log_shares if self.classes else torch.zeros_like(log_shares))
 
 
 class _Carry(NamedTuple):
     w: Params
-    anchor: Params
-    share: Tensor
     losses: Tensor
     n: Tensor
 
 
 @dataclass(frozen=True)
 class AttuneClient(ClientUpdate):
-    """Client rule of Attune.
+    """Client rule of Attune: trains the shared and the own model, and weighs them by validation rows.
 
     Attributes:
-        lam: strength of the pull of the own model to the shared one, where the shared model has all trust.
-        rows: rows for which the other clients' mean losses count.
+        rows: rows for which the mean losses of all clients count, beside a client's own validation rows.
+        guard: weights of the experts.
 
     """
 
-    lam: float = 1.0
     rows: float = 20.0
-    criterion: str = "ce"
+    guard: Guard = "losses"
 
     @property
     def required_extras(self) -> dict[str, str]:
+        """The mean losses of the experts."""
         return {"losses": "AttuneServer"}
 
     @property
-    def probe_part(self):
+    def probe_part(self) -> Literal["train", "validation"]:
+        """The validation rows: training rows flatter the own model."""
         return "validation"
 
     def init_local_state(self, w0: Params) -> LocalState:
+        """Return the losses of the experts, and the rows that they are the means of."""
         like = next(iter(w0.values()))
         return {"losses": Params(mean=like.new_zeros(len(EXPERTS)), n=like.new_zeros(()))}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
-        w = sent.params
+        """Start the shared model from the received one, and the own model from its last value."""
         n = torch.zeros_like(context.n_steps)
-        return _Carry(w, select_prefix(w, "shared."), w["guard.share"], n.expand(len(EXPERTS)), n)
+        return _Carry(sent.params, n.expand(len(EXPERTS)), n)
 
     def probe_passes(self, local_state: LocalState) -> Tensor:
+        """Return one pass over the validation rows."""
         return torch.ones(())
 
     def probe(self, carry: _Carry, batch: Batch, grad: Grad, loss: Loss, context: RoundContext) -> _Carry:
+        """Average the losses of the experts over the rows so far."""
         x, _, *weight = batch
         n_batch = weight[0].sum() if weight else torch.full_like(carry.n, len(x))
         n = carry.n + n_batch
-        each = self._score(carry.w, batch, loss).to(carry.losses.dtype)
+        each = self._score(carry.w, batch, loss)
         return carry._replace(losses=carry.losses + (each - carry.losses) * (n_batch / n), n=n)
 
-    def _with_expert(self, w: Params, share: float, classes: float) -> Params:
-        like = w["guard.share"]
-        return Params({**w, "guard.share": torch.full_like(like, share), "guard.classes": torch.full_like(like, classes)})
-
     def _score(self, w: Params, batch: Batch, loss: Loss) -> Tensor:
+        """Return the mean loss of every expert (E,) over a batch, from the predictions of three of them."""
         x, y, *weight = batch
-        weights = weight[0] if weight else torch.ones(len(x), dtype=w["guard.share"].dtype)
+        own, plain, shifted = (loss.predict(set_guard(w, s, c), x) for s, c in ((0, 0), (1, 0), (1, 1)))
+        weights = weight[0] if weight else torch.ones_like(own[:, 0])
         weights = weights / weights.sum()
-        own, plain, shifted = (loss.predict(self._with_expert(w, s, c), x) for s, c in ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0)))
-        if y.is_floating_point():
-            each = [((s * plain + (1 - s) * own)[:, 0] - y).square() for s, _ in EXPERTS]
-            return torch.stack([(e * weights).sum() for e in each])
-        out = []
-        onehot = torch.zeros_like(own).scatter(1, y[:, None], 1.0)
+        each = []
         for s, c in EXPERTS:
-            p = s * (plain + c * (shifted - plain)).softmax(1) + (1 - s) * own.softmax(1)
-            if self.criterion == "ce":
-                e = -p.gather(1, y[:, None])[:, 0].clamp_min(1e-4).log()
-            elif self.criterion == "brier":
-                e = (p - onehot).square().sum(1)
+            if y.is_floating_point():
+                losses = (s * plain + (1 - s) * own).squeeze(1).sub(y).square()
             else:
-                e = 1.0 * (p.gather(1, y[:, None])[:, 0] < p.amax(1)).to(p.dtype) + 0.1 * (p - onehot).square().sum(1)
-            out.append((e * weights).sum())
-        return torch.stack(out)
+                right = own.softmax(1).gather(1, y[:, None]).squeeze(1)
+                by_shared = (plain + c * (shifted - plain)).softmax(1).gather(1, y[:, None]).squeeze(1)
+                losses = -(s * by_shared + (1 - s) * right).clamp_min(LEAST_PROBABILITY).log()
+            each.append((losses * weights).sum())
+        return torch.stack(each)
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
+        """Take one step of both models on the same batch."""
         g = grad(carry.w, batch)
-        w = dict(carry.w)
-        for k, d in g.items():
-            if k.startswith("own."):
-                d = d + self.lam * carry.share * (w[k] - carry.anchor[k.removeprefix("own.")])
-            if not k.startswith("guard."):
-                w[k] = w[k] - context.lr * d
-        return carry._replace(w=Params(w))
+        guard = {k: carry.w[k] for k in GUARD}
+        return carry._replace(w=Params({**(carry.w - context.lr * g), **guard}))
 
-    def finish(self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext) -> tuple[Payload, LocalState]:
+    def finish(
+        self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
+    ) -> tuple[Payload, LocalState]:
+        """Upload the shared model and the losses; keep the own model and its weight."""
         old = local_state["losses"]
-        known = (old["n"] > 0).to(carry.losses.dtype) * MEMORY
-        has = carry.n > 0
-        losses = torch.where(has, known * old["mean"] + (1 - known) * carry.losses, old["mean"])
-        n = torch.where(has, carry.n, old["n"])
-        others = sent.extra["losses"]["mean"]
-        weights = torch.softmax(-(n * losses + self.rows * others), 0)
-        s, c = weights.new_tensor([e[0] for e in EXPERTS]), weights.new_tensor([e[1] for e in EXPERTS])
+        memory = MEMORY * (old["n"] > 0).to(old["mean"].dtype)
+        has_rows = carry.n > 0
+        mean = torch.where(has_rows, memory * old["mean"] + (1 - memory) * carry.losses, old["mean"])
+        n = torch.where(has_rows, carry.n, old["n"])
+        share, classes = self._weigh(mean, n, sent.extra["losses"]["mean"])
+        w = Params({**carry.w, **dict(zip(GUARD, (share, classes), strict=True))})
+        report = Params(mean=carry.losses, n=carry.n)
+        return Payload(w, {"losses": report}), {"losses": Params(mean=mean, n=n)}
+
+    def _weigh(self, mean: Tensor, n: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        """Return s and c of the mixture of all experts."""
+        s, c = mean.new_tensor(EXPERTS).unbind(1)
+        if self.guard == "shared":
+            weights = torch.zeros_like(mean).index_fill(
+                0, torch.tensor(SHARED_ALONE, device=mean.device), 1.0
+            )
+        else:
+            weights = torch.softmax(-(n * mean + self.rows * others), 0)
+            if self.guard == "equal":
+                weights = torch.full_like(weights, 1 / len(EXPERTS))
         share = (weights * s).sum()
-        classes = (weights * s * c).sum() / share.clamp_min(1e-6)
-        w = Params({**carry.w, "guard.share": share.to(carry.share.dtype), "guard.classes": classes.to(carry.share.dtype)})
-        report = Params(mean=losses, n=n)
-        return Payload(w, {"losses": report}), {"losses": report}
+        return share, (weights * s * c).sum() / share.clamp_min(1e-6)
+
+
+GUARD = ("guard.share", "guard.classes")
+"""Names of the two weights s and c among the parameters of a `TwinModule`."""
+
+
+def set_guard(w: Params, share: float, classes: float) -> Params:
+    """Return the model with other weights s and c."""
+    like = w[GUARD[0]]
+    values = (torch.full_like(like, value) for value in (share, classes))
+    return Params({**w, **dict(zip(GUARD, values, strict=True))})
 
 
 @dataclass(frozen=True)
 class AttuneServer(ServerUpdate):
-    """Server rule of Attune: one model with momentum for each group of clients whose classes look alike."""
+    """Server rule of Attune: one model for each group of clients whose classes look alike.
 
-    beta: float = 0.9
-    least: float = 0.2
+    Attributes:
+        beta: momentum of each group's model.
+        stretch: most times that a group's mean update counts, where its clients' updates differ; 1 for no stretching.
+        likeness: least likeness of clients in one group; -1 puts all into one.
+        weighting: weights p_k in the mean update of a group.
+
+    """
+
+    per_client: ClassVar[tuple[str, ...]] = ("group", "class_rows", "n_uploads", "p")
+
+    beta: float = 0.6
+    stretch: float = 4.0
+    likeness: float = 0.1
     weighting: Weighting = "samples"
 
-    per_client: ClassVar[tuple[str, ...]] = ("group", "head", "seen", "p")
-
     def init(self, w0: Params, n_clients: int) -> ServerState:
-        shared = w0
-        head = _find_head(shared)
-        like = next(iter(shared.values()))
-        rows = like.new_zeros((n_clients, *(shared[head][:, :: _stride(shared[head])].shape if head else (0, 0))))
+        """Return the models w and the velocities V of the groups, all clients' groups, and mean losses."""
+        n_groups = min(MAX_GROUPS, n_clients)
+        like = next(iter(w0.values()))
+        rows = find_class_rows(w0)
         return {
-            "w": w0.copies(MAX_GROUPS),
-            "v": w0.zeros().copies(MAX_GROUPS),
+            "w": w0.copies(n_groups),
+            "velocity": w0.zeros().copies(n_groups),
             "group": torch.zeros(n_clients, dtype=torch.int64, device=like.device),
-            "head": rows,
-            "seen": torch.zeros(n_clients, dtype=torch.int64, device=like.device),
+            "class_rows": like.new_zeros((n_clients, *(() if rows is None else rows.shape))),
+            "n_uploads": torch.zeros(n_clients, dtype=torch.int64, device=like.device),
             "p": torch.zeros(n_clients, dtype=torch.float64, device=like.device),
-            "longest": like.new_zeros(()),
             "losses": Params(mean=like.new_zeros(len(EXPERTS))),
         }
 
     def broadcast(self, state: ServerState, ids: Tensor) -> Broadcast:
+        """Send each client the model of its group, and the mean losses of the experts."""
         w, group, p = cast(Params, state["w"]), cast(Tensor, state["group"]), cast(Tensor, state["p"])
-        own = group[ids]
-        if (own == own[0]).all():
-            sent = w.rows(int(own[0])).repeat(len(ids))
-        else:
-            sent = w.rows(own)
-        columns = p.nonzero().flatten()
+        own, columns = group[ids], p.nonzero().flatten()
+        one = len(ids) > 0 and bool((own == own[0]).all())
+        models = w.rows(int(own[0])).repeat(len(ids)) if one else w.rows(own)
         mixing = None
         if len(columns):
-            alike = (own[:, None] == group[columns]).double() * p[columns]
-            has = alike.sum(1) > 0
-            if has.all():
-                mixing = MixingMatrices(ids, columns, {"model": alike / alike.sum(1, keepdim=True)})
+            weights = (own[:, None] == group[columns]).to(p.dtype) * p[columns]
+            total = weights.sum(1, keepdim=True)
+            if bool((total > 0).all()):
+                mixing = MixingMatrices(ids, columns, {"model": weights / total})
         losses = cast(Params, state["losses"]).repeat(len(ids))
-        return Broadcast(Payload(sent, {"losses": losses}), mixing)
+        return Broadcast(Payload(models, {"losses": losses}), mixing)
 
-    def aggregate(self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor) -> ServerState:
-        state = dict(state)
-        w, v = cast(Params, state["w"]), cast(Params, state["v"])
-        group = cast(Tensor, state["group"])
+    def aggregate(
+        self, state: ServerState, ids: Tensor, sent: Payload, uploads: Payload, n: Tensor
+    ) -> ServerState:
+        """Find the groups, and move the models of those that uploaded."""
+        updates = uploads.params - sent.params
+        state = self._find_groups(state, ids, updates)
+        w, velocity = cast(Params, state["w"]), cast(Params, state["velocity"])
+        group = cast(Tensor, state["group"])[ids]
         p = client_weights(n, self.weighting)
-        delta = uploads.params.map(lambda a, b: a - b, sent.params)
-        state |= self._find_groups(state, ids, delta)
+        moved: Tensor = group.unique()  # type: ignore[no-untyped-call]
+        steps = []
+        for g in moved.tolist():
+            rows = (group == g).nonzero().flatten()
+            mean = self._stretch(p[rows] / p[rows].sum(), updates.rows(rows))
+            steps.append(self.beta * velocity.rows(g) + mean)
+        step = Params({k: torch.stack([one[k] for one in steps]) for k in w})
+        new = w.rows(moved) + step
+        all_p = torch.zeros_like(cast(Tensor, state["p"])).index_copy_(0, ids, p)
+        return {
+            **state,
+            "w": w.map(lambda a, b: a.index_copy(0, moved, b), new),
+            "velocity": velocity.map(lambda a, b: a.index_copy(0, moved, b), step),
+            "p": all_p,
+            "losses": self._average_losses(cast(Params, state["losses"]), uploads.extra["losses"]),
+        }
+
+    def _stretch(self, p: Tensor, updates: Params) -> Params:
+        """Return the mean update, longer where the updates cancel each other out."""
+        mean = weighted_sum(p, updates)
+        squares = torch.stack([v.flatten(1).square().sum(1) for v in updates.values()]).sum(0)
+        factor = (p.to(squares.dtype) * squares).sum() / (2 * square_length(mean)).clamp_min(1e-30)
+        return factor.clamp(1.0, self.stretch) * mean
+
+    @staticmethod
+    def _average_losses(old: Params, reports: Params) -> Params:
+        n = reports["n"].clamp_min(0)
+        if not n.sum() > 0:
+            return old
+        mean = (n[:, None] * reports["mean"]).sum(0) / n.sum()
+        return Params(mean=MEMORY * old["mean"] + (1 - MEMORY) * mean if old["mean"].any() else mean)
+
+    def _find_groups(self, state: ServerState, ids: Tensor, updates: Params) -> ServerState:
+        """Return the state with the groups that early uploads tell; each goes on with the model of most members."""
+        rows, n_uploads = find_class_rows(updates, n_axes=1), cast(Tensor, state["n_uploads"])
+        early = (n_uploads[ids] < EARLY_UPLOADS).nonzero().flatten()
+        if rows is None or self.likeness <= -1 or not len(early):
+            return state
+        sums = cast(Tensor, state["class_rows"]).index_add(0, ids[early], rows[early])
+        n_uploads = n_uploads.index_add(0, ids[early], torch.ones_like(early))
+        known = n_uploads.nonzero().flatten()
+        trust = n_uploads[known] / (n_uploads[known] + TRUSTED_UPLOADS)
+        found = group_clients(*compare_classes(sums[known], trust), self.likeness).to(ids.device)
+        group, w = cast(Tensor, state["group"]), cast(Params, state["w"])
+        place, source = place_groups(found, group[known], len(next(iter(w.values()))))
+        # A client that never uploaded is in the largest group.
+        group = torch.full_like(group, int(place[found].mode().values)).index_copy(0, known, place[found])
+        stacks = {name: cast(Params, state[name]).rows(source) for name in ("w", "velocity")}
+        return {**state, **stacks, "group": group, "class_rows": sums, "n_uploads": n_uploads}
+
+    def evict(self, state: ServerState, ids: Tensor) -> ServerState:
+        """Forget the class rows of clients `ids`, so that they form no groups."""
+        return {
+            **state,
+            "class_rows": cast(Tensor, state["class_rows"]).index_fill(0, ids, 0.0),
+            "n_uploads": cast(Tensor, state["n_uploads"]).index_fill(0, ids, 0),
+        }
+
+    def global_model(self, state: ServerState) -> Params | None:
+        """Return None: there is a model for every group."""
+        return None
+
+    def newcomer_model(self, state: ServerState) -> Params:
+        """Return the model of the largest group."""
+        return cast(Params, state["w"]).rows(int(cast(Tensor, state["group"]).mode().values))
+
+    def add_clients(self, state: ServerState, n_new: int) -> ServerState:
+        """Return the state with `n_new` more clients in the largest group."""
         group = cast(Tensor, state["group"])
-        w, v = cast(Params, state["w"]), cast(Params, state["v"])
-        for g in group[ids].unique().tolist():
-            rows = (group[ids] == g).nonzero().flatten()
-            share = p[rows] / p[rows].sum()
-            mean = weighted_sum(share, delta.rows(rows))
-            if EXP:
-                each = sum(t.flatten(1).square().sum(1) for t in delta.rows(rows).values())
-                eta = ((share * each).sum() / (2 * square_length(mean)).clamp_min(1e-20)).clamp(1, EXP)
-                mean = eta.to(like_(mean)) * mean
-            for k in w:
-                v[k][g] = self.beta * v[k][g] + mean[k]
-                w[k][g] = w[k][g] + v[k][g]
-        report = uploads.extra["losses"]
-        rows_ = report["n"].sum()
-        if rows_ > 0:
-            state["losses"] = Params(mean=(report["mean"] * report["n"][:, None]).sum(0) / rows_)
-        all_p = cast(Tensor, state["p"]).zero_().index_copy_(0, ids, p)
-        state["p"] = all_p
-        return state
-
-    def _find_groups(self, state: ServerState, ids: Tensor, delta: Params) -> ServerState:
-        head, seen, group = (cast(Tensor, state[k]) for k in ("head", "seen", "group"))
-        name = _find_head(cast(Params, state["w"]).rows(0))
-        if name is None or not head.shape[1]:
-            return {}
-        rows = delta[name][:, :, :: _stride(delta[name][0])]
-        longest = state["longest"]
-        fresh = (seen[ids] < CAP).nonzero().flatten()
-        if not len(fresh):
-            return {}
-        ids, rows = ids[fresh], rows[fresh]
-        if NORM: rows = rows / rows.flatten(1).norm(dim=1).clamp_min(1e-30)[:, None, None]
-        head = head.index_add(0, ids, rows)
-        seen = seen.index_add(0, ids, torch.ones_like(ids))
-        known = seen.nonzero().flatten()
-        likeness, evidence = compare_classes(head[known])
-        trust = seen[known] / (seen[known] + SEEN)
-        trust = trust[:, None] * trust
-        found = torch.from_numpy(group_clients(likeness * trust, evidence * trust, self.least))
-        w, v = cast(Params, state["w"]), cast(Params, state["v"])
-        old = group[known]
-        # Each new group goes on with the model that most of its clients had; of two, the larger one keeps its place.
-        order = sorted(found.unique().tolist(), key=lambda g: -int((found == g).sum()))[:MAX_GROUPS]
-        new_group = group.clone()
-        parent = {g: int(old[found == g].mode().values) for g in order}
-        taken, place = set(), {}
-        for g in order:
-            place[g] = parent[g] if parent[g] not in taken else None
-            if place[g] is not None:
-                taken.add(place[g])
-        free = [k for k in range(MAX_GROUPS) if k not in taken]
-        for g in order:
-            if place[g] is None:
-                place[g] = free.pop(0)
-                for stack in (w, v):
-                    for k in stack:
-                        stack[k][place[g]] = stack[k][parent[g]]
-        for g in found.unique().tolist():
-            new_group[known[found == g]] = place.get(g, place[order[0]])
-        new_group[seen == 0] = place[order[0]]
-        return {"head": head, "seen": seen, "group": new_group, "longest": longest}
+        new = super().add_clients(state, n_new)
+        largest = group.mode().values.expand(n_new)
+        return {**new, "group": torch.cat([group, largest])}
 
 
-def like_(m):
-    return next(iter(m.values())).dtype
+@method(
+    Family.PERSONAL_MODEL,
+    "one model per group, with momentum",
+    "SGD; weighs the shared and an own model's predictions",
+    tune={"beta": (0.0, 0.6, 0.9)},
+)
+def attune(
+    *,
+    beta: Annotated[float, Field(ge=0, lt=1)] = 0.6,
+    stretch: Annotated[float, Field(ge=1)] = 4.0,
+    likeness: Annotated[float, Field(ge=-1, le=1)] = 0.1,
+    rows: NonNegative = 20.0,
+    classes: bool = True,
+    guard: Guard = "losses",
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """A shared model for every group of clients that are found to be alike, and an own model; each client weighs both.
 
+    Source: this package, docs/algorithms/attune.md.
 
-def _find_head(w: Params) -> str | None:
-    matrices = [k for k, t in w.items() if t.dim() == 2]
-    return matrices[-1] if matrices and 2 <= len(w[matrices[-1]]) <= MAX_CLASSES else None
+    Args:
+        beta: momentum of each group's model on the server; 0 for none.
+        stretch: most times that a group's mean update counts where its clients' updates differ, as in FedExP; 1 for
+            no stretching.
+        likeness: least likeness of the classes of clients that share a model, from -1 (all clients share one) to 1.
+        rows: rows for which all clients' mean losses count beside a client's own validation rows.
+        classes: whether the shared model's predictions may use the client's class shares.
+        guard: weights of the shared and the own model: by `losses` on validation rows, `equal` for all experts, or
+            the `shared` model alone.
+        weighting: weights p_k in the mean update of a group: by training samples, or `uniform`.
 
-
-def _stride(weight: Tensor) -> int:
-    return -(-weight.shape[1] // MAX_FEATURES)
-
-
-@method(Family.PERSONAL_MODEL, "one average with momentum per group", "SGD; mixes predictions of the shared and an own model")
-def attune(*, beta: Annotated[float, Field(ge=0, lt=1)] = 0.6, lam: NonNegative = 0.0, rows: NonNegative = 20.0, likeness: float = float(os.environ.get('LEAST','0.1')), criterion: str = 'ce',  weighting: Weighting = "samples") -> Algorithm:
+    """
     return Algorithm(
-        AttuneClient(lam, rows, criterion),
-        AttuneServer(beta, likeness, weighting),
+        AttuneClient(rows, guard),
+        AttuneServer(beta, stretch, likeness, weighting),
         personal=NamedParameters(("own", "guard")),
-        network=TwinNetwork(),
+        network=TwinNetwork(1.0 if guard == "shared" else 0.5, classes),
         headline="received",
     )

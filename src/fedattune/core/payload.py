@@ -23,7 +23,6 @@ class Grad(Protocol):
         """
 
 
-
 class Loss(Protocol):
     """Mean loss over a batch, in evaluation mode."""
 

@@ -16,14 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from ..core.params import Params
+
+MAX_CLASSES, MAX_FEATURES = 100, 512
+"""Most classes, and features of the last layer, that are compared."""
+
 POWER_STEPS = 10
 """Steps of the power iteration for the shared direction."""
 
 UNKNOWN, WEIGHT_OF_UNKNOWN = 0.5, 0.05
 """Likeness of clients without a common class, and the evidence for which it counts; all common classes count 1."""
 
-import os
-LEAST_OF_OWN = float(os.environ.get('RATIO','0.35'))
+LEAST_OF_OWN = 0.4
 """Least likeness of two groups that become one, as a ratio to the likeness within the less coherent one."""
 
 
@@ -49,11 +53,29 @@ def split_rows(updates: Tensor) -> tuple[Tensor, Tensor]:
     return along.clamp_min(0), updates - along[..., None] * direction
 
 
-def compare_classes(updates: Tensor) -> tuple[Tensor, Tensor]:
+def find_class_rows(w: Params, n_axes: int = 0) -> Tensor | None:
+    """Return the rows (..., C, F) of the last layer, one per class, and at most `MAX_FEATURES` of their features.
+
+    Args:
+        w: a model or an update, or a stack of these.
+        n_axes: axes before those of the model, 1 for a stack.
+
+    Returns:
+        The rows; None if the last matrix has one row (a number is predicted) or more than `MAX_CLASSES`.
+
+    """
+    matrices = [v for v in w.values() if v.dim() == n_axes + 2]
+    if not matrices or not 2 <= matrices[-1].shape[-2] <= MAX_CLASSES:
+        return None
+    return matrices[-1][..., :: -(-matrices[-1].shape[-1] // MAX_FEATURES)]
+
+
+def compare_classes(updates: Tensor, trust: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compare the classes of clients.
 
     Args:
         updates: (K, C, F) sums of the updates of the last layer.
+        trust: (K,) how much each client's rows count, from 0 to 1; by default 1.
 
     Returns:
         The likeness of each pair times its evidence (K, K), and the evidence (K, K), which is 1 at most.
@@ -61,17 +83,18 @@ def compare_classes(updates: Tensor) -> tuple[Tensor, Tensor]:
     """
     lengths = updates.flatten(1).norm(dim=1).clamp_min(1e-30)
     updates = updates / lengths[:, None, None]
+    trust = torch.ones_like(lengths) if trust is None else trust.to(lengths.dtype)
     if updates.shape[1] == 2:  # the two rows are opposite, and say the same
-        row = functional.normalize(updates[:, 1] - updates[:, 0], dim=1)
-        return row @ row.T, torch.ones(len(row), len(row), dtype=row.dtype, device=row.device)
+        row = functional.normalize(updates[:, 1] - updates[:, 0], dim=1) * trust[:, None]
+        return row @ row.T, trust[:, None] * trust
     held, rest = split_rows(updates)
     lengths = rest.norm(dim=2)
-    weights = functional.normalize(held * lengths, dim=1)
+    weights = functional.normalize(held * lengths, dim=1) * trust[:, None]
     scaled = rest / lengths.clamp_min(1e-30)[..., None] * weights[..., None]
     return torch.einsum("icf,kcf->ik", scaled, scaled), weights @ weights.T
 
 
-def group_clients(likeness: Tensor, evidence: Tensor, least: float) -> NDArray[np.int64]:
+def group_clients(likeness: Tensor, evidence: Tensor, least: float) -> Tensor:
     """Join the two most similar groups again and again: average linkage, in which pairs count by their evidence.
 
     Args:
@@ -115,4 +138,35 @@ def group_clients(likeness: Tensor, evidence: Tensor, least: float) -> NDArray[n
         score[i] = score[:, i] = np.where(alive, rate(total[i], weight[i]), -np.inf)
         score[j] = score[:, j] = -np.inf
         score[i, i] = -np.inf
-    return np.unique(group, return_inverse=True)[1].astype(np.int64)
+    return torch.from_numpy(np.unique(group, return_inverse=True)[1].astype(np.int64))
+
+
+def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Tensor]:
+    """Give each group a place among the stored models, so that it goes on with the model that most members had.
+
+    Args:
+        found: (K,) number of each client's group, from 0.
+        old: (K,) place of each client's group before.
+        n_places: number of places; the smallest groups that find none share the place of the largest.
+
+    Returns:
+        The place of every group (G,), and for every place, the place whose model it takes over (n_places,).
+
+    """
+    sizes = found.bincount()
+    order = sizes.argsort(descending=True, stable=True).tolist()
+    source = torch.arange(n_places, device=found.device)
+    place = torch.full_like(sizes, -1)
+    parents = {g: int(old[found == g].mode().values) for g in order}
+    free = set(range(n_places))
+    for g in order[:n_places]:  # larger groups first: they keep the place
+        if parents[g] in free:
+            place[g] = parents[g]
+            free.discard(parents[g])
+    for g in order[:n_places]:
+        if place[g] < 0:
+            place[g] = min(free)
+            free.discard(int(place[g]))
+            source[place[g]] = parents[g]
+    place[place < 0] = place[order[0]]
+    return place, source
