@@ -76,7 +76,9 @@ def test_a_client_may_be_a_group(tmp_path: Path) -> None:
         {"fc.weight": PAIRS, "fc.bias": ONE},  # another one for each layer
     ],
 )
-def test_other_mixtures_are_not_groups(tmp_path: Path, weights: Mapping[str, Sequence[Sequence[float]]]) -> None:
+def test_other_mixtures_are_not_groups(
+    tmp_path: Path, weights: Mapping[str, Sequence[Sequence[float]]]
+) -> None:
     found = decide(tmp_path, {4: (ALL, ALL, weights)}, [0.5] * 4)
     assert found is not None
     assert found.groups is None
@@ -87,7 +89,10 @@ def test_other_mixtures_are_not_groups(tmp_path: Path, weights: Mapping[str, Seq
 
 def test_cohorts_join_the_groups_of_which_their_mixtures_are_made(tmp_path: Path) -> None:
     """a and c have the last round; b took part before, beside a; d in no round with a stored mixture."""
-    mixing = {3: ([0, 1], [0, 1], {"model": [[0.5, 0.5]] * 2}), 4: ([0, 2], [0, 2], {"model": [[1, 0], [0, 1]]})}
+    mixing = {
+        3: ([0, 1], [0, 1], {"model": [[0.5, 0.5]] * 2}),
+        4: ([0, 2], [0, 2], {"model": [[1, 0], [0, 1]]}),
+    }
     found = decide(tmp_path, mixing, [0.5] * 4)
     assert found is not None
     assert found.groups == [["a", "b"], ["c"]]
@@ -101,7 +106,8 @@ def test_older_runs_say_nothing(tmp_path: Path) -> None:
 def test_the_verdict_tells_it(tmp_path: Path) -> None:
     facts = {"client_scalars": {"shared": [0.5, 0.5, 0.0, 1.0]}}
     craft(tmp_path, "local", {4: [5, 10, 5, 20]})
-    craft(tmp_path, "mine", {4: [7, 15, 6, 30]}, mixing={4: (ALL, ALL, {"model": PAIRS})}, facts=facts)
+    mixing = {4: (ALL, ALL, {"model": PAIRS})}
+    craft(tmp_path, "mine", {4: [7, 15, 6, 30]}, mixing=mixing, facts=facts, moved=100)
     text = read_runs([tmp_path]).verdict.text
     assert text.endswith(
         ". mine found 2 groups of clients; predictions come from their own model for 1 of 4 clients (c), "
@@ -117,13 +123,13 @@ def test_damaged_shares_are_refused(tmp_path: Path) -> None:
 
 
 def test_attune_from_training_to_words(
-    federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ragged: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The facts are the scalars of the exported models, and `explain` prints them."""
-    result = fedattune.fit("attune", federation, rounds=2, steps=2, lr=0.1, out=tmp_path / "run")
+    result = fedattune.fit("attune", ragged, rounds=2, steps=2, lr=0.1, out=tmp_path / "run")
     shares = result.facts["client_scalars"]["shared"]
     first = dict(result.model(0).named_parameters())["guard.share"]
-    assert shares[0] == pytest.approx(float(first))
+    assert shares[0] == pytest.approx(first.item())
     assert len(shares) == len(result.clients)
     groups, _ = find_groups(result)
     assert groups.keys() == set(range(len(shares)))
