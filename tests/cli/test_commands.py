@@ -143,7 +143,7 @@ def test_list(cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     ("command", "default"),
-    [("compare", "local,fedavg,fedmcsa"), ("run", "fedmcsa"), ("deploy", "local,fedmcsa")],
+    [("compare", "local,fedavg,fedavg_ft,fedmcsa,attune"), ("run", "fedmcsa"), ("deploy", "local,fedmcsa")],
 )
 def test_help_shows_the_methods_that_a_command_takes_by_default(cli: Cli, command: str, default: str) -> None:
     assert f"or all (default: {default})" in " ".join(cli(command, "--help").out.split())

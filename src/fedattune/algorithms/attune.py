@@ -87,6 +87,7 @@ class TwinModule(MethodModule):
     """
 
     log_shares: Tensor
+    client_scalars: ClassVar[Mapping[str, str]] = {"shared": "guard.share", "classes": "guard.classes"}
 
     def __init__(self, model: nn.Module, n_outputs: int, share: float) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from ..core.metrics import METRICS, Metric
 from ..training.metrics import RunMetrics
 from .agreement import LabelAgreement
 from .compare import BASELINE, compute_gap, group_by_algorithm
+from .decisions import Decisions, read_decisions
 from .load import Runs
 from .mixing import MixingAnalysis
 from .partners import MixtureShares
@@ -118,6 +119,11 @@ class RunExplanation:
     def groups(self) -> dict[str, list[RunMetrics]]:
         """The runs of every method."""
         return group_by_algorithm(self.runs.results)
+
+    @cached_property
+    def decisions(self) -> Decisions | None:
+        """What the method decided for each client, if it tells."""
+        return read_decisions(self.run)
 
     @property
     def sending_note(self) -> str | None:

@@ -22,6 +22,7 @@ from .compare import (
     is_merged,
     pair_runs,
 )
+from .decisions import describe_decisions
 from .harm import Harm, measure_harm
 from .statistics import (
     MIN_CLIENTS,
@@ -46,7 +47,7 @@ class Verdict:
     """The answer to the question of whether collaborating helps, in one sentence and in numbers.
 
     Attributes:
-        text: the sentence.
+        text: the sentence; a second one if a method tells what it decided for the clients.
         answer: yes, no, undecided, or nothing if there is nothing to compare.
         method: the method that the verdict is about.
         reference: the strongest thing that a client can do alone, `local` or a baseline.
@@ -103,6 +104,8 @@ def reach_verdict(
         return Verdict(f"Nothing can be compared fairly: {join_reasons(excluded)}.")
     comparison = Comparison(results, baselines, metric or get_default_metric(results))
     verdict = comparison.decide([name for name in groups if name != BASELINE and name not in excluded])
+    if decided := describe_decisions(groups, verdict.method):
+        verdict = replace(verdict, text=f"{verdict.text} {decided}")
     return verdict if is_final else replace(verdict, text=f"As it stands now: {verdict.text}")
 
 

@@ -104,6 +104,8 @@ def print_client(explanation: "RunExplanation", name: str, console: "Console") -
     traces = explanation.mixing.trace(i) if explanation.mixing.has_mixtures else []
     console.print(f"\nClient {name}: {client.n_train:,} samples to train, {client.n_test:,} to test.")
     console.print(_describe_gain(explanation, client))
+    if explanation.decisions and (decided := explanation.decisions.describe_client(name)):
+        console.print(decided)
     if explanation.mixing.has_mixtures and not traces:
         console.print("It took part in no round with stored mixtures.")
     if traces:
@@ -191,7 +193,8 @@ def _print_change(traces: "list[ComponentTrace]", console: "Console") -> None:
 def print_clients(explanation: "RunExplanation", console: "Console") -> dict[str, Any]:
     """Print all clients in short, clusters and components; return the same as JSON values."""
     _print_clients_table(explanation, console)
-    for paragraph in _describe_clusters(explanation):
+    decisions = explanation.decisions
+    for paragraph in decisions.write_paragraphs() if decisions else _describe_clusters(explanation):
         console.print(paragraph)
     components, clusters = explanation.mixing.components, explanation.mixing.clusters
     if components:
@@ -199,6 +202,8 @@ def print_clients(explanation: "RunExplanation", console: "Console") -> dict[str
     return {
         "components": [asdict(one) for one in components],
         "clusters": None if clusters is None else asdict(clusters),
+        "groups": decisions.groups if decisions else None,
+        "shared": decisions.list_shares() if decisions else None,
         "clients": [asdict(_shorten(one)) for one in explanation.clients],
     }
 

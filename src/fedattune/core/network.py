@@ -2,8 +2,9 @@
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,12 @@ class MethodModule(nn.Module, ABC):
 
     has_batch_loss = False
     """True if the loss depends on the batch as a whole; batches are then never padded."""
+
+    client_scalars: ClassVar[Mapping[str, str]] = {}
+    """Word -> name of a parameter with one value, which a run reports of every client where models are at hand.
+
+    `shared` is for the weight of the shared model, 0 to 1, beside the client's own: `explain` and the verdict tell it.
+    """
 
     @abstractmethod
     def objective(self, output: Any, batch: tuple[Tensor, ...]) -> Tensor:

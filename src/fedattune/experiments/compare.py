@@ -82,7 +82,7 @@ class Comparison:
 
 def compare(
     data: "str | Path | Federation" = "digits",
-    algorithms: Sequence[str] | str = ("local", "fedavg", "fedmcsa"),
+    algorithms: Sequence[str] | str = ("local", "fedavg", "fedavg_ft", "fedmcsa", "attune"),
     model: str = "mlr",
     *,
     out: Path | str | None = None,

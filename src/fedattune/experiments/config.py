@@ -101,7 +101,7 @@ class Experiment(Settings):
         description="name of a model, or your own: file.py:factory or package.module:factory",
     )
     algorithms: tuple[str, ...] = Field(
-        ("local", "fedavg", "fedmcsa"),
+        ("local", "fedavg", "fedavg_ft", "fedmcsa", "attune"),
         description="methods, separated by commas, your own as file.py:factory, or all",
     )
     set: dict[str, Any] = Field(

@@ -28,7 +28,7 @@ from .context import Progress, RunContext
 from .effects import average_effects, choose_measured, read_last_mixing
 from .evaluation import PointScores
 from .history import score_clients
-from .notes import collect_facts, collect_missing_facts, collect_notes, merge_clients
+from .notes import collect_client_scalars, collect_facts, collect_missing_facts, collect_notes, merge_clients
 from .predictions import predict_parts
 from .privacy.noise import limit_variances
 from .privacy.record import RecordLedger
@@ -366,6 +366,7 @@ class RoundLoop:
                     f"{name}: the effect of the mechanism could not be measured: {summarize_error(error)}"
                 )
         notes += [f"{name}: {effect.sentence}" for effect in effects if effect.is_idle]
+        models, buffers = self.backend.headline_models
         facts = {
             **self._facts,
             **self.ledger.facts(self.status.repeats),
@@ -374,8 +375,8 @@ class RoundLoop:
             **self.status.refusals.collect_facts(context),
             **collect_missing_facts(context, records, is_merged=self.backend.merges_clients),
             **of_uploads,
+            **(collect_client_scalars(context, models) if is_finished else {}),
         }
-        models, buffers = self.backend.headline_models
         if is_finished and (adversary := self.uploads.adversary):
             adversary.add_measures(facts, name, models, buffers)
         if not is_finished and isinstance(models, Params) and isinstance(buffers, Params):

@@ -287,6 +287,7 @@ class RunMetrics(RunFacts):
             "clients": [vars(c) for c in self.clients],
             "newcomers": [vars(c) for c in self.newcomers],
             "effects": [{**effect.mechanism._asdict(), "value": effect.value} for effect in self.effects],
+            **{key: value for key, value in self.facts.items() if key == "client_scalars"},
             **({} if self.client_privacy is None else {"client_privacy": self.client_privacy}),
             **({} if self.record_privacy is None else {"record_privacy": self.record_privacy}),
             "notes": self.notes,

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from ..core.errors import list_some
+from ..core.network import MethodModule
 from ..core.params import Params
 from ..core.payload import ServerState
 from ..core.selectors import AllParameters, BatchNorms, NoParameters
@@ -17,6 +19,7 @@ from .defence import describe_defence
 from .history import MERGED_NAME
 from .sampling import EVALUATE_ALL_UP_TO, sample_cohort
 from .setup import resolve_weight_decay
+from .storage.rows import RowStack
 from .storage.store import RoundRecord, RunStore
 
 MERGED_NOTE = (
@@ -85,6 +88,26 @@ def _describe_target(federation: Federation | FederationInfo) -> dict[str, float
     """Return mean and deviation of a target that is a number; None for classes."""
     scale = federation.target_scale
     return None if scale is None else scale._asdict()
+
+
+def collect_client_scalars(context: RunContext, models: RowStack) -> dict[str, Any]:
+    """Collect the values that a method's module reports of each evaluated client, as `client_scalars`.
+
+    None stands for a value that is not finite. Without models, which stay with remote clients, there is nothing.
+
+    Args:
+        context: the run.
+        models: the judged models (E, ...) of the evaluated clients.
+
+    """
+    module, shapes = context.task.model, context.task.params
+    names = module.client_scalars if isinstance(module, MethodModule) else {}
+    scalars = {}
+    for word, name in names.items():
+        if name in models and shapes[name].numel() == 1:
+            values = models.only([name]).rows(slice(0, len(context.eval_ids)))[name].flatten().tolist()
+            scalars[word] = [value if isfinite(value) else None for value in values]
+    return {"client_scalars": scalars} if scalars else {}
 
 
 def collect_missing_facts(

@@ -104,6 +104,7 @@ class StoredFacts(_Stored):
     refused: dict[str, dict[str, Size]] = {}
     separated: list[StrictStr] = []
     bounded_counts: list[StrictStr] = []
+    client_scalars: dict[StrictStr, list[FiniteFloat | None]] = {}
 
 
 class StoredConfig(_Stored):
@@ -193,6 +194,8 @@ def check_facts(facts: Any) -> None:
         raise ValueError(f"labels: expected {n} rows of the same length")
     if any(value < 0 for *_, value in known.effects):
         raise ValueError("effects: expected distances, got a negative number")
+    if any(len(values) != n for values in known.client_scalars.values()):
+        raise ValueError(f"client_scalars: expected {n} values each")
 
 
 def check_config(config: Any) -> None:
