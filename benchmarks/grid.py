@@ -1,0 +1,339 @@
+"""Compare all methods on a grid of federations: how far is each from the best one of every cell, and whom does it harm?
+
+    python -m benchmarks grid
+    python -m benchmarks grid --cells 'digits-*' --algorithms local,fedavg,ditto --processes 4
+    python -m benchmarks grid --cells heart --variant weak=ditto:mu=0.01
+    python -m benchmarks grid --show
+
+Each method has the same search: three learning rates on the first seed, and the best one by validation accuracy on the
+other seeds. A stopped command goes on where it was. Accuracies of a cell are means over its clients and seeds.
+"""
+
+import argparse
+import fnmatch
+import multiprocessing
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import yaml
+from filelock import FileLock
+
+import fedattune
+from fedattune.algorithms import ALGORITHMS
+from fedattune.algorithms.own import build_method
+from fedattune.core.errors import ConfigError, DataError, DivergedError, FedAttuneError
+from fedattune.core.io import replace_atomically
+from fedattune.data import Federation
+
+from .grid_cells import CELLS, HELD_OUT, Cell
+from .grid_scores import DIVERGED, Run, choose_rate, score_cells, write_scores
+
+RATES = (0.02, 0.06, 0.2)
+"""Learning rates that every method tries on the first seed."""
+SEEDS = (0, 1, 2)
+FIRST = ("local", "fedavg", "fedavg_ft")
+"""Methods that run first in every cell, because others are compared with them."""
+METHODS = (*FIRST, *(name for name in ALGORITHMS if name not in (*FIRST, "combined")))
+
+SCHEMA = pa.schema(
+    {
+        "cell": pa.string(),
+        "kind": pa.string(),
+        "method": pa.string(),
+        "lr": pa.float64(),
+        "seed": pa.int64(),
+        "validation_accuracy": pa.float64(),
+        "validation_loss": pa.float64(),
+        "accuracy": pa.float64(),
+        "accuracies": pa.list_(pa.float64()),
+        "clients": pa.list_(pa.string()),
+        "seconds": pa.float64(),
+        "error": pa.string(),
+    }
+)
+"""Columns of a stored run; `method` may be the name of a variant, and `error` is `diverged` or says what is wrong."""
+
+
+class Unit(NamedTuple):
+    """One method on one cell, with the runs that are stored."""
+
+    cell: str
+    name: str
+    method: str
+    options: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    runs: tuple[Run, ...]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks grid",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--cells", default="*", help="names or patterns of cells, with commas between (default: all)")
+    add("--algorithms", help="methods (default: all; with --variant, none but the variants)")
+    add(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME=METHOD:OPTION=VALUE,...",
+        help="also run a method with other options, under another name; may be repeated",
+    )
+    add("--held-out", action="store_true", help="run the held-out grid instead, on which nobody develops")
+    add(
+        "--seeds", default=",".join(map(str, SEEDS)), help="seeds of data and training (default: %(default)s)"
+    )
+    add("--out", type=Path, help="folder of the runs (default: results/grid, or results/grid-held-out)")
+    add("--processes", type=int, default=os.cpu_count(), help="processes (default: one per core)")
+    add(
+        "--force",
+        action="append",
+        default=[],
+        metavar="METHOD",
+        help="run a method of the chosen cells again, or a variant",
+    )
+    add("--list", action="store_true", help="list the cells")
+    add("--show", action="store_true", help="train nothing; write the tables of the stored runs")
+    return parser
+
+
+def select_cells(cells: Mapping[str, Cell], patterns: str) -> list[Cell]:
+    """Select the cells that match any of the patterns, which have commas between.
+
+    Raises:
+        SystemExit: a pattern matches no cell.
+    """
+    wanted = patterns.split(",")
+    for pattern in wanted:
+        if not fnmatch.filter(cells, pattern):
+            raise SystemExit(f"cells: none matches {pattern!r}; expected some of: {', '.join(cells)}")
+    return [cell for name, cell in cells.items() if any(fnmatch.fnmatchcase(name, p) for p in wanted)]
+
+
+def read_variants(texts: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Read variants such as `weak=ditto:mu=0.01`: name -> method and options.
+
+    Raises:
+        SystemExit: a text has another form, or names no method, an unknown option, or a method as its name.
+    """
+    variants = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        method, _, given = rest.partition(":")
+        pairs = [pair.partition("=") for pair in given.split(",") if pair]
+        if not (name and equals and all(value for _, _, value in pairs)):
+            raise SystemExit(f"variant: expected NAME=METHOD:OPTION=VALUE,..., got {text}")
+        if name in METHODS or method not in METHODS:
+            raise SystemExit(f"variant: expected a new name and a known method, got {text}")
+        options = {key: yaml.safe_load(value) for key, _, value in pairs}
+        try:
+            build_method(method, options)
+        except ConfigError as error:
+            raise SystemExit(f"variant {name}: {error}") from error
+        variants[name] = method, options
+    return variants
+
+
+def find_next(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[float, int] | None:
+    """Find the next learning rate and seed that a method needs on a cell; None if it needs no more runs."""
+    if any(run["error"] not in (None, DIVERGED) for run in runs):
+        return None
+    done = {(run["lr"], run["seed"]) for run in runs}
+    for rate in RATES:
+        if (rate, seeds[0]) not in done:
+            return rate, seeds[0]
+    best = choose_rate([run for run in runs if run["seed"] == seeds[0]])
+    missing = [seed for seed in seeds if (best, seed) not in done]
+    return (best, missing[0]) if best is not None and missing else None
+
+
+@lru_cache(maxsize=len(SEEDS))
+def load(cell: str, seed: int) -> Federation:
+    """Load the federation of a cell; a process keeps the last ones."""
+    return find_cell(cell).load(seed)
+
+
+def find_cell(name: str) -> Cell:
+    """Find a cell of either grid."""
+    return CELLS[name] if name in CELLS else HELD_OUT[name]
+
+
+def train_unit(unit: Unit) -> list[Run]:
+    """Train all missing runs of a method on a cell.
+
+    Raises:
+        DataError: the data of the cell cannot be loaded.
+    """
+    torch.set_num_threads(1)
+    new: list[Run] = []
+    while (step := find_next([*unit.runs, *new], unit.seeds)) is not None:
+        new.append(train(unit, *step))
+    return new
+
+
+def train(unit: Unit, lr: float, seed: int) -> Run:
+    """Train a method once; an error of the method becomes part of the run."""
+    cell, data = find_cell(unit.cell), load(unit.cell, seed)
+    run: Run = dict.fromkeys(SCHEMA.names)
+    run |= {"cell": cell.name, "kind": cell.kind, "method": unit.name, "lr": lr, "seed": seed}
+    started = time.perf_counter()
+    try:
+        result = fedattune.fit(
+            unit.method,
+            data,
+            cell.model,
+            options=unit.options,
+            model_options=cell.model_options,
+            lr=lr,
+            seed=seed,
+            **cell.settings,
+        )
+    except DivergedError:
+        run["error"] = DIVERGED
+    except FedAttuneError as error:
+        run["error"] = str(error)
+    else:
+        n, right, loss = np.nansum(result.judged_scores("validation"), axis=1)
+        accuracies = result.measure_clients("accuracy")
+        run |= {
+            "validation_accuracy": float(right / n),
+            "validation_loss": float(loss / n),
+            "accuracy": float(np.nanmean(accuracies)),
+            "accuracies": [None if np.isnan(value) else round(float(value), 4) for value in accuracies],
+            "clients": [data.names[i] for i in result.eval_ids],
+        }
+    run["seconds"] = time.perf_counter() - started
+    return run
+
+
+def read_runs(out: Path, cell: str) -> list[Run]:
+    """Read the stored runs of a cell."""
+    file = out / f"{cell}.parquet"
+    runs: list[Run] = pq.read_table(file, schema=SCHEMA).to_pylist() if file.exists() else []
+    return runs
+
+
+def store_runs(out: Path, cell: str, new: Sequence[Run], forget: Sequence[str] = ()) -> None:
+    """Add runs to those of a cell, and forget those of some methods; another command may add runs meanwhile."""
+    out.mkdir(parents=True, exist_ok=True)
+    with FileLock(out / ".grid.lock"):
+        runs = [run for run in read_runs(out, cell) if run["method"] not in forget]
+        known = {(run["method"], run["lr"], run["seed"]) for run in runs}
+        runs += [run for run in new if (run["method"], run["lr"], run["seed"]) not in known]
+        with replace_atomically(out / f"{cell}.parquet") as file:
+            pq.write_table(pa.Table.from_pylist(runs, schema=SCHEMA), file)
+
+
+def plan(
+    cells: Sequence[Cell],
+    methods: Mapping[str, tuple[str, dict[str, Any]]],
+    seeds: Sequence[int],
+    out: Path,
+) -> list[Unit]:
+    """Plan the methods that lack runs, cell by cell."""
+    units = []
+    for cell in cells:
+        stored = read_runs(out, cell.name)
+        for name, (method, options) in methods.items():
+            mine = tuple(run for run in stored if run["method"] == name)
+            if find_next(mine, seeds) is not None:
+                units.append(Unit(cell.name, name, method, options, tuple(seeds), mine))
+    return units
+
+
+def run_units(units: Sequence[Unit], out: Path, processes: int) -> int:
+    """Train all units in processes and store their runs; return the number of units that failed."""
+    started, skipped, failed = time.perf_counter(), set[str](), 0
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max(1, min(processes, len(units))), mp_context=context) as pool:
+        futures = {pool.submit(train_unit, unit): unit for unit in units}
+        try:
+            for done, future in enumerate(as_completed(futures), start=1):
+                unit = futures[future]
+                try:
+                    runs = future.result()
+                except DataError as error:
+                    if unit.cell not in skipped:
+                        print(f"{unit.cell}: skipped: {error}", flush=True)
+                    skipped.add(unit.cell)
+                    continue
+                except Exception as error:  # a fault of one method must not stop the others
+                    failed += 1
+                    print(f"{unit.cell} {unit.name}: failed: {type(error).__name__}: {error}", flush=True)
+                    continue
+                store_runs(out, unit.cell, runs)
+                minutes = (time.perf_counter() - started) / done * (len(units) - done) / 60
+                print(f"{done}/{len(units)} {unit.cell} {describe(runs)}; {minutes:.0f} min left", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return failed
+
+
+def describe(runs: Sequence[Run]) -> str:
+    """Describe the new runs of a method in a few words."""
+    last, seconds = runs[-1], sum(run["seconds"] for run in runs)
+    said = last["error"] or f"{100 * last['accuracy']:.1f}% at {last['lr']:g}"
+    return f"{last['method']}: {said}, {len(runs)} runs in {seconds:.1f} s"
+
+
+def show(cells: Sequence[Cell], seeds: Sequence[int], methods: Sequence[str] | None, out: Path) -> None:
+    """Print the tables of the stored runs, and write them and the heat map."""
+    runs = [run for cell in cells for run in read_runs(out, cell.name)]
+    if methods is not None:
+        runs = [run for run in runs if run["method"] in methods]
+    scores = score_cells(runs, seeds)
+    if not scores:
+        raise SystemExit(f"{out} holds no method with all runs of a cell; run the command without --show")
+    kinds = {cell.name: cell.kind for cell in cells}
+    print("\n" + "\n".join(write_scores(scores, METHODS, kinds, out)))
+    reasons = {(run["cell"], run["method"]): run["error"] for run in runs if run["error"]}
+    for (cell, method), why in reasons.items():
+        if why != DIVERGED:
+            print(f"{cell}: {method} does not apply: {why}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train what is missing, and print the tables."""
+    given = make_parser().parse_args(arguments)
+    cells = select_cells(HELD_OUT if given.held_out else CELLS, given.cells)
+    out = given.out or Path("results") / ("grid-held-out" if given.held_out else "grid")
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    if given.list:
+        for cell in cells:
+            print(f"{cell.name:<32} {cell.kind:<10} {cell.model.partition(':')[2] or cell.model}")
+        return 0
+    variants = read_variants(given.variant)
+    chosen = given.algorithms.split(",") if given.algorithms else [] if variants else METHODS
+    if (unknown := [name for name in chosen if name not in METHODS]) and not given.show:
+        raise SystemExit(f"algorithms: {unknown[0]!r} is unknown; expected some of: {', '.join(METHODS)}")
+    if given.show:
+        show(cells, seeds, chosen if given.algorithms else None, out)
+        return 0
+    methods = {name: (name, dict[str, Any]()) for name in METHODS if name in chosen} | variants
+    present = []
+    for cell in cells:
+        if cell.package is not None and find_spec(cell.package) is None:
+            print(f"{cell.name}: skipped: the package {cell.package} is not installed")
+            continue
+        present.append(cell)
+        if given.force:
+            store_runs(out, cell.name, [], forget=given.force)
+    units = plan(present, methods, seeds, out)
+    failed = run_units(units, out, given.processes) if units else 0
+    show(cells, seeds, None, out)
+    return 1 if failed else 0
