@@ -307,6 +307,21 @@ CASES = [
         helps=("groups", "fedala", {"eta": 0.0}),
     ),
     Case(
+        "attune",
+        {
+            "server_momentum": 0.0,
+            "stretch": 1.0,
+            "likeness": 1.0,
+            "prior_rows": 0.0,
+            "class_shares": False,
+            "guard": "equal",
+            "weighting": "uniform",
+        },
+        up=lambda sizes: sizes.d + 8,  # and the losses of seven experts, with their number of rows
+        down=lambda sizes: sizes.d + 7,
+        helps=("groups", "local", {}),
+    ),
+    Case(
         "combined",
         {
             "server": "average",

@@ -11,7 +11,7 @@ Rules, with the model w_g of the client's group g, its own model v_i, and its cl
 
     used as  p(y | x) = s_i softmax(w_g(x) + c_i log pi_i) + (1 - s_i) softmax(v_i(x))
     client   L_i[e]: loss on the validation rows of every expert e = (s, c), before training
-             (s_i, c_i) <- mean over e with weights proportional to exp(-n_i L_i[e] - rows L[e])
+             (s_i, c_i) <- mean over e with weights proportional to exp(-n_i L_i[e] - m L[e])
              theta_i <- w_g and v_i from its last value: SGD on the same batches;  uploads theta_i and L_i
     server   groups: average linkage by the likeness of classes in the first updates of the last layer
              D_g = sum_k p_k (theta_k - w_g) over the group;  a_g = sum_k p_k ||theta_k - w_g||^2 / (2 ||D_g||^2)
@@ -418,15 +418,15 @@ class AttuneServer(ServerUpdate):
     Family.PERSONAL_MODEL,
     "one model per group, with momentum",
     "SGD; weighs the shared and an own model's predictions",
-    tune={"beta": (0.0, 0.6, 0.9)},
+    tune={"server_momentum": (0.0, 0.6, 0.9)},
 )
 def attune(
     *,
-    beta: Annotated[float, Field(ge=0, lt=1)] = 0.6,
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.6,
     stretch: Annotated[float, Field(ge=1)] = 4.0,
     likeness: Annotated[float, Field(ge=-1, le=1)] = 0.1,
-    rows: NonNegative = 20.0,
-    classes: bool = True,
+    prior_rows: NonNegative = 20.0,
+    class_shares: bool = True,
     guard: Guard = "losses",
     weighting: Weighting = "samples",
 ) -> Algorithm:
@@ -435,21 +435,21 @@ def attune(
     Source: this package, docs/algorithms/attune.md.
 
     Args:
-        beta: momentum of each group's model on the server; 0 for none.
+        server_momentum: momentum of each group's model on the server; 0 for none.
         stretch: most times that a group's mean update counts where its clients' updates differ, as in FedExP; 1 for
             no stretching.
         likeness: least likeness of the classes of clients that share a model, from -1 (all clients share one) to 1.
-        rows: rows for which all clients' mean losses count beside a client's own validation rows.
-        classes: whether the shared model's predictions may use the client's class shares.
+        prior_rows: rows for which all clients' mean losses count beside a client's own validation rows.
+        class_shares: whether the shared model's predictions may use the client's class shares.
         guard: weights of the shared and the own model: by `losses` on validation rows, `equal` for all experts, or
             the `shared` model alone.
         weighting: weights p_k in the mean update of a group: by training samples, or `uniform`.
 
     """
     return Algorithm(
-        AttuneClient(rows, guard),
-        AttuneServer(beta, stretch, likeness, weighting),
+        AttuneClient(prior_rows, guard),
+        AttuneServer(server_momentum, stretch, likeness, weighting),
         personal=NamedParameters(("own", "guard")),
-        network=TwinNetwork(1.0 if guard == "shared" else 0.5, classes),
+        network=TwinNetwork(1.0 if guard == "shared" else 0.5, class_shares),
         headline="received",
     )
