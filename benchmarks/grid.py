@@ -41,6 +41,9 @@ from .grid_scores import DIVERGED, Run, choose_rate, score_cells, write_scores
 RATES = (0.02, 0.06, 0.2)
 """Learning rates that every method tries on the first seed."""
 SEEDS = (0, 1, 2)
+UNITS_PER_PROCESS = 10
+"""Units after which a process is replaced: recorded steps of many runs would fill the memory."""
+
 FIRST = ("local", "fedavg", "fedavg_ft")
 """Methods that run first in every cell, because others are compared with them."""
 METHODS = (*FIRST, *(name for name in ALGORITHMS if name not in (*FIRST, "combined")))
@@ -259,7 +262,9 @@ def run_units(units: Sequence[Unit], out: Path, processes: int) -> int:
     """Train all units in processes and store their runs; return the number of units that failed."""
     started, skipped, failed = time.perf_counter(), set[str](), 0
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max(1, min(processes, len(units))), mp_context=context) as pool:
+    with ProcessPoolExecutor(
+        max(1, min(processes, len(units))), mp_context=context, max_tasks_per_child=UNITS_PER_PROCESS
+    ) as pool:
         futures = {pool.submit(train_unit, unit): unit for unit in units}
         try:
             for done, future in enumerate(as_completed(futures), start=1):

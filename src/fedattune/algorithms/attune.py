@@ -19,6 +19,7 @@ Rules, with the model w_g of the client's group g, its own model v_i, and its cl
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
