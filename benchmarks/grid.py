@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -262,31 +261,29 @@ def run_units(units: Sequence[Unit], out: Path, processes: int) -> int:
     """Train all units in processes and store their runs; return the number of units that failed."""
     started, skipped, failed = time.perf_counter(), set[str](), 0
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        max(1, min(processes, len(units))), mp_context=context, max_tasks_per_child=UNITS_PER_PROCESS
-    ) as pool:
-        futures = {pool.submit(train_unit, unit): unit for unit in units}
-        try:
-            for done, future in enumerate(as_completed(futures), start=1):
-                unit = futures[future]
-                try:
-                    runs = future.result()
-                except DataError as error:
-                    if unit.cell not in skipped:
-                        print(f"{unit.cell}: skipped: {error}", flush=True)
-                    skipped.add(unit.cell)
-                    continue
-                except Exception as error:  # a fault of one method must not stop the others
-                    failed += 1
-                    print(f"{unit.cell} {unit.name}: failed: {type(error).__name__}: {error}", flush=True)
-                    continue
-                store_runs(out, unit.cell, runs)
-                minutes = (time.perf_counter() - started) / done * (len(units) - done) / 60
-                print(f"{done}/{len(units)} {unit.cell} {describe(runs)}; {minutes:.0f} min left", flush=True)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    # An executor with `max_tasks_per_child` can wait for ever in Python 3.11; a pool does not.
+    with context.Pool(max(1, min(processes, len(units))), maxtasksperchild=UNITS_PER_PROCESS) as pool:
+        for done, (unit, runs) in enumerate(pool.imap_unordered(_try_unit, units), start=1):
+            if isinstance(runs, DataError):
+                if unit.cell not in skipped:
+                    print(f"{unit.cell}: skipped: {runs}", flush=True)
+                skipped.add(unit.cell)
+                continue
+            if isinstance(runs, Exception):  # a fault of one method must not stop the others
+                failed += 1
+                print(f"{unit.cell} {unit.name}: failed: {type(runs).__name__}: {runs}", flush=True)
+                continue
+            store_runs(out, unit.cell, runs)
+            minutes = (time.perf_counter() - started) / done * (len(units) - done) / 60
+            print(f"{done}/{len(units)} {unit.cell} {describe(runs)}; {minutes:.0f} min left", flush=True)
     return failed
+
+
+def _try_unit(unit: Unit) -> tuple[Unit, list[Run] | Exception]:
+    try:
+        return unit, train_unit(unit)
+    except Exception as error:
+        return unit, error
 
 
 def describe(runs: Sequence[Run]) -> str:

@@ -317,9 +317,11 @@ CASES = [
             "guard": "equal",
             "weighting": "uniform",
         },
+        {"stretch": {"likeness": -1.0}},
+        acts={"rounds": 20},
         up=lambda sizes: sizes.d + 8,  # and the losses of seven experts, with their number of rows
         down=lambda sizes: sizes.d + 7,
-        helps=("groups", "local", {}),
+        helps=("related tasks", "local", {}),
     ),
     Case(
         "combined",
