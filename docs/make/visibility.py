@@ -25,6 +25,7 @@ from fedattune.training.storage.rows import RowStorage
 EXTRAS = {
     "dc": "the change of its control variate",
     "affinity": "how much each other model helped it",
+    "losses": "its losses on its validation rows",
 }
 """Extras of uploads -> what the server sees by them."""
 
