@@ -18,18 +18,14 @@ Rules, with the model w_g of the client's group g, its own model v_i, and its cl
              V_g <- beta V_g + clip(a_g, 1, stretch) D_g;  w_g <- w_g + V_g;  L <- mean_k of L_k
 """
 
-import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.algorithm import Algorithm, ClientUpdate, ServerUpdate
-from ..core.effect import Effect, Mechanism
-from ..core.network import MethodModule, Network
 from ..core.options import NonNegative
 from ..core.params import Params, square_length
 from ..core.payload import (
@@ -44,10 +40,10 @@ from ..core.payload import (
     ServerState,
 )
 from ..core.selectors import NamedParameters
-from ..core.task import compute_loss
 from ..server.average import Weighting, client_weights, weighted_sum
-from ..server.class_groups import compare_classes, find_class_rows, group_clients, place_groups
+from ..server.class_groups import assign_groups, find_class_rows
 from .table import Family, method
+from .twins import GUARD, TwinNetwork, set_guard
 
 Guard = Literal["losses", "equal", "shared"]
 """Weights of the experts: by their losses, equal, or the shared model alone."""
@@ -64,9 +60,6 @@ MEMORY = 0.5
 LEAST_PROBABILITY = 1e-4
 """Probability below which a prediction counts as equally wrong, so that one row cannot decide."""
 
-PRIOR_ROWS = 0.5
-"""Rows that are added to the training rows of each class: no class is impossible."""
-
 MAX_GROUPS = 8
 """Most groups; the clients of smaller groups join the largest one."""
 
@@ -75,98 +68,6 @@ EARLY_UPLOADS = 3
 
 TRUSTED_UPLOADS = 1.0
 """Uploads after which a client's classes count half."""
-
-
-class TwinModule(MethodModule):
-    """Predicts with a shared model and a client's own model.
-
-    Args:
-        model: the user's model; the own model starts as a copy.
-        n_outputs: number of its outputs.
-        share: share of the shared model before it is learnt.
-
-    """
-
-    log_shares: Tensor
-    client_scalars: ClassVar[Mapping[str, str]] = {"shared": "guard.share", "classes": "guard.classes"}
-
-    def __init__(self, model: nn.Module, n_outputs: int, share: float) -> None:
-        super().__init__()
-        self.shared, self.own = model, copy.deepcopy(model)
-        like = next(p for p in model.parameters() if p.requires_grad)
-        self.guard = nn.ParameterDict({"share": like.new_full((), share), "classes": like.new_zeros(())})
-        self.register_buffer("log_shares", like.new_zeros(n_outputs))
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return log-probabilities (B, C) or numbers (B, 1) of the mixture; in training, the outputs of both models."""
-        shared, own = self.shared(x), self.own(x)
-        if self.training:
-            return shared, own
-        share = self.guard["share"]
-        if shared.shape[1] == 1:
-            return share * shared + (1 - share) * own  # type: ignore[no-any-return]
-        return self._mix(shared + self.guard["classes"] * self.log_shares, own, share)
-
-    @staticmethod
-    def _mix(shared: Tensor, own: Tensor, share: Tensor) -> Tensor:
-        """Return the logarithm of a mixture of probabilities, finite also where one model is sure."""
-        tiny = torch.finfo(share.dtype).tiny
-        parts = (
-            shared.log_softmax(1) + share.clamp_min(tiny).log(),
-            own.log_softmax(1) + (1 - share).clamp_min(tiny).log(),
-        )
-        return torch.stack(parts).logsumexp(0)
-
-    def objective(self, output: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
-        """Return the sum of the losses of both models, which share no parameter."""
-        shared, own = output
-        return compute_loss(shared, batch) + compute_loss(own, batch)
-
-    def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
-        """Measure how far the predictions are from those of each model alone: mean total variation distances."""
-        shared, own, mixed = self.shared(x), self.own(x), self(x)
-        if shared.shape[1] == 1:
-            scale = (shared - own).abs().mean().clamp_min(1e-30)
-            distances = [(mixed - alone).abs().mean() / scale for alone in (shared, own)]
-        else:
-            distances = [(mixed.exp() - alone.softmax(1)).abs().sum(1).mean() / 2 for alone in (shared, own)]
-        return tuple(
-            Effect(which, float(value))
-            for which, value in zip((FROM_SHARED, FROM_OWN), distances, strict=True)
-        )
-
-
-FROM_SHARED = Mechanism("predictions", "predictions of the shared model alone", "one without own models")
-FROM_OWN = Mechanism("predictions", "predictions of the own models alone", "training alone")
-
-
-@dataclass(frozen=True)
-class TwinNetwork(Network):
-    """Puts a client's own model beside the shared model.
-
-    Attributes:
-        share: share of the shared model before it is learnt.
-        classes: whether the shared model's predictions may use the client's class shares.
-
-    """
-
-    share: float = 0.5
-    classes: bool = True
-
-    def wrap(self, model: nn.Module, x: Tensor) -> nn.Module:
-        """Copy the model."""
-        with torch.no_grad():
-            n_outputs = copy.deepcopy(model).eval()(x.to(next(model.parameters()))).shape[1]
-        return TwinModule(copy.deepcopy(model), n_outputs, self.share)
-
-    def client_buffers(self, label_counts: Tensor) -> Params:
-        """Return the logarithm of each client's class shares, relative to equal shares (N, C)."""
-        n_classes = label_counts.shape[1]
-        if n_classes < 2:  # numbers are predicted
-            return Params()
-        counts = label_counts + PRIOR_ROWS
-        log_shares = (n_classes * counts / counts.sum(1, keepdim=True)).log()
-        return Params(log_shares=log_shares if self.classes else torch.zeros_like(log_shares))
 
 
 class _Carry(NamedTuple):
@@ -272,17 +173,6 @@ class AttuneClient(ClientUpdate):
         return share, (weights * s * c).sum() / share.clamp_min(1e-6)
 
 
-GUARD = ("guard.share", "guard.classes")
-"""Names of the two weights s and c among the parameters of a `TwinModule`."""
-
-
-def set_guard(w: Params, share: float, classes: float) -> Params:
-    """Return the model with other weights s and c."""
-    like = w[GUARD[0]]
-    values = (torch.full_like(like, value) for value in (share, classes))
-    return Params({**w, **dict(zip(GUARD, values, strict=True))})
-
-
 @dataclass(frozen=True)
 class AttuneServer(ServerUpdate):
     """Server rule of Attune: one model for each group of clients whose classes look alike.
@@ -381,13 +271,11 @@ class AttuneServer(ServerUpdate):
             return state
         sums = cast(Tensor, state["class_rows"]).index_add(0, ids[early], rows[early])
         n_uploads = n_uploads.index_add(0, ids[early], torch.ones_like(early))
-        known = n_uploads.nonzero().flatten()
-        trust = n_uploads[known] / (n_uploads[known] + TRUSTED_UPLOADS)
-        found = group_clients(*compare_classes(sums[known], trust), self.likeness).to(ids.device)
-        group, w = cast(Tensor, state["group"]), cast(Params, state["w"])
-        place, source = place_groups(found, group[known], len(next(iter(w.values()))))
-        # A client that never uploaded is in the largest group.
-        group = torch.full_like(group, int(place[found].mode().values)).index_copy(0, known, place[found])
+        trust = n_uploads / (n_uploads + TRUSTED_UPLOADS)
+        n_groups = len(next(iter(cast(Params, state["w"]).values())))
+        group, source = assign_groups(
+            sums, trust, ids[early], cast(Tensor, state["group"]), n_groups, self.likeness
+        )
         stacks = {name: cast(Params, state[name]).rows(source) for name in ("w", "velocity")}
         return {**state, **stacks, "group": group, "class_rows": sums, "n_uploads": n_uploads}
 

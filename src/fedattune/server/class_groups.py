@@ -21,6 +21,9 @@ from ..core.params import Params
 MAX_CLASSES, MAX_FEATURES = 100, 512
 """Most classes, and features of the last layer, that are compared."""
 
+MAX_COMPARED = 256
+"""Most clients that form groups; the others join one of these."""
+
 POWER_STEPS = 10
 """Steps of the power iteration for the shared direction."""
 
@@ -141,6 +144,20 @@ def group_clients(likeness: Tensor, evidence: Tensor, least: float) -> Tensor:
     return torch.from_numpy(np.unique(group, return_inverse=True)[1].astype(np.int64))
 
 
+def join_groups(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
+    """Return the most similar group (B,) of clients that form none.
+
+    Args:
+        likeness: (B, K) likeness to the grouped clients times its evidence.
+        evidence: (B, K) evidence.
+        found: (K,) number of each grouped client's group, from 0.
+
+    """
+    member = functional.one_hot(found).to(likeness.dtype)
+    total, weight = (m @ member for m in (likeness, evidence))
+    return ((total + WEIGHT_OF_UNKNOWN * UNKNOWN) / (weight + WEIGHT_OF_UNKNOWN)).argmax(1)
+
+
 def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Tensor]:
     """Give each group a place among the stored models, so that it goes on with the model that most members had.
 
@@ -170,3 +187,35 @@ def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Ten
             source[place[g]] = parents[g]
     place[place < 0] = place[order[0]]
     return place, source
+
+
+def assign_groups(
+    sums: Tensor, trust: Tensor, new: Tensor, group: Tensor, n_places: int, least: float
+) -> tuple[Tensor, Tensor]:
+    """Group clients by what they call their classes, and give every group a place among the stored models.
+
+    Args:
+        sums: (N, C, F) sums of the updates of the last layer.
+        trust: (N,) how much each client's rows count; 0 for a client that is not known.
+        new: (B,) clients whose sums are new.
+        group: (N,) places of the clients' groups before.
+        n_places: number of places.
+        least: least likeness of two groups that become one.
+
+    Returns:
+        The places of the clients' groups (N,); an unknown client is in the largest group. And for every place, the
+        place whose model it takes over (n_places,).
+
+    """
+    compared = trust.nonzero().flatten()[:MAX_COMPARED]
+    found = group_clients(*compare_classes(sums[compared], trust[compared]), least).to(sums.device)
+    place, source = place_groups(found, group[compared], n_places)
+    group = group.index_copy(0, compared, place[found])
+    group = torch.where(trust > 0, group, place[found].mode().values)
+    others, n = new[~torch.isin(new, compared)], len(compared)
+    for start in range(0, len(others), MAX_COMPARED):
+        block = others[start : start + MAX_COMPARED]
+        both = torch.cat([compared, block])
+        likeness, evidence = compare_classes(sums[both], trust[both])
+        group = group.index_copy(0, block, place[join_groups(likeness[n:, :n], evidence[n:, :n], found)])
+    return group, source
