@@ -257,6 +257,7 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--attacks",
         "--rules",
         "--first-split",
+        "--variant",
         "--permuted",
         "--logdir",  # of TensorBoard
         "--head",  # of Ray
