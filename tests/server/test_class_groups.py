@@ -127,7 +127,7 @@ def test_pairs_without_evidence_join_by_the_prior() -> None:
     assert group(nothing, nothing, least=0.5) == [0, 0, 0]
     assert group(nothing, nothing, least=0.51) == [0, 1, 2]
     # Clients 0 and 1 contradict each other; client 2 has nothing in common with both and joins one of them.
-    known = [[1.0, 1, 0], [1, 1, 0], [0, 0, 1]]
+    known: list[list[float]] = [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
     assert group([[1, -1, 0], [-1, 1, 0], [0, 0, 1]], known) == [0, 1, 0]
 
 
