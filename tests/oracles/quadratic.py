@@ -58,7 +58,7 @@ def run(
     carry = rule.begin(payload, memory, FRESH if own is None else STALE, job)
     batch = (torch.zeros(3, 2),) * 2
     for _ in range(int(rule.probe_passes(memory) or 0)):
-        carry = rule.probe(carry, batch, grad, lambda w, batch: torch.zeros(()), job)
+        carry = rule.probe(carry, batch, grad, lambda w, batch: torch.zeros(()), job)  # type: ignore[arg-type]
     for _ in range(steps):
         carry = rule.step(carry, batch, grad, job)
     return rule.finish(carry, payload, memory, job)

@@ -1,0 +1,351 @@
+"""Attune: the equations of its docstring by hand, and the methods that it becomes at the ends of its options."""
+
+from math import log
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedattune
+from fedattune import Federation, Params, Payload, Result
+from fedattune.algorithms.attune import (
+    EXPERTS,
+    PRIOR_ROWS,
+    AttuneClient,
+    AttuneServer,
+    TwinModule,
+)
+from fedattune.core.payload import RoundContext, ServerState
+from fedattune.training.engine.batches import LocalTraining
+from oracles.quadratic import FRESH
+
+RUN: dict[str, Any] = {
+    "rounds": 3, "cohort": 3, "steps": 2, "batch_size": 8, "lr": 0.1, "dtype": "float64", "early_stopping": "off",
+}  # fmt: skip
+"""Without early stopping, which would take the models of different rounds where predictions differ."""
+
+HIDDEN = {"hidden": 4}
+E = len(EXPERTS)
+NO_LOSS = 1000.0
+"""A loss at which an expert has no weight."""
+
+
+def fit(name: str, federation: Federation, model: Any = "dnn", **settings: Any) -> Result:
+    hidden = {"model_options": HIDDEN} if model == "dnn" else {}
+    return fedattune.fit(name, federation, model, **(RUN | hidden | settings))
+
+
+def models_of(result: Result) -> Params:
+    assert isinstance(result.models, Params)
+    return result.models
+
+
+def only(result: Result, part: str) -> Params:
+    """The models of all clients under one name of a `TwinModule`."""
+    return Params({k.removeprefix(part): v for k, v in models_of(result).items() if k.startswith(part)})
+
+
+# ----- server
+
+
+def vectors(*rows: list[float]) -> Params:
+    return Params(w=torch.tensor(rows, dtype=torch.float64))
+
+
+def serve(
+    rule: AttuneServer,
+    state: ServerState,
+    updates: Params,
+    n: list[int],
+    losses: list[float],
+    rows: list[float],
+) -> ServerState:
+    """One round in which all clients upload what they were sent plus `updates`; the same loss for all experts."""
+    ids = torch.arange(len(n))
+    sent = rule.broadcast(state, ids).payload
+    mean = torch.tensor(losses, dtype=torch.float64)[:, None].repeat(1, E)
+    report = Params(mean=mean, n=torch.tensor(rows, dtype=torch.float64))
+    uploads = Payload(sent.params + updates, {"losses": report})
+    return rule.aggregate(state, ids, sent, uploads, torch.tensor(n))
+
+
+def read(state: ServerState, name: str, group: int = 0) -> list[float]:
+    stack: Any = state[name]
+    values: list[float] = stack["w"][group].tolist()
+    return values
+
+
+def loss_of(state: ServerState) -> float:
+    losses: Any = state["losses"]
+    assert (losses["mean"] == losses["mean"][0]).all()
+    return float(losses["mean"][0])
+
+
+def test_two_rounds_of_the_server_by_hand() -> None:
+    """D = (0, 1), a = (1/4 10 + 3/4 2) / 2 = 2, V = 2 D; then D = (1, 0), a = 1/2 < 1, V = 0.6 (0, 2) + (1, 0)."""
+    rule = AttuneServer()
+    state = rule.init(vectors([0, 0]).rows(0), 2)
+    state = serve(rule, state, vectors([3, 1], [-1, 1]), [1, 3], [1, 4], [2, 1])
+    assert read(state, "w") == pytest.approx([0, 2], abs=1e-15)
+    assert loss_of(state) == pytest.approx(2)  # (2 x 1 + 1 x 4) / 3: a mean over rows
+    state = serve(rule, state, vectors([1, 0], [1, 0]), [1, 3], [6, 6], [1, 1])
+    assert read(state, "velocity") == pytest.approx([1, 1.2], abs=1e-15)
+    assert read(state, "w") == pytest.approx([1, 3.2], abs=1e-15)
+    assert loss_of(state) == pytest.approx(4)  # half of 2 and half of 6
+    sent = rule.broadcast(state, torch.tensor([1])).payload
+    assert sent.params["w"][0].tolist() == read(state, "w")
+    assert sent.extra["losses"]["mean"][0].tolist() == pytest.approx([4] * E)
+
+
+@pytest.mark.parametrize(("stretch", "expected"), [(1.0, 1.0), (4.0, 4.0), (10.0, 8.5)])
+def test_the_mean_update_is_stretched_where_updates_differ(stretch: float, expected: float) -> None:
+    """D = (0, 1) and updates of squared length 17: a = 17/2."""
+    rule = AttuneServer(stretch=stretch)
+    state = serve(
+        rule, rule.init(vectors([0, 0]).rows(0), 2), vectors([4, 1], [-4, 1]), [5, 5], [1, 1], [1, 1]
+    )
+    assert read(state, "w") == pytest.approx([0, expected], abs=1e-15)
+
+
+def test_updates_that_cancel_each_other_out_move_nothing() -> None:
+    rule = AttuneServer()
+    state = serve(
+        rule, rule.init(vectors([0, 0]).rows(0), 2), vectors([1, 1], [-1, -1]), [5, 5], [1, 1], [1, 1]
+    )
+    assert read(state, "w") == [0, 0]
+
+
+def test_losses_stay_if_no_client_has_validation_rows() -> None:
+    rule = AttuneServer()
+    state = serve(
+        rule, rule.init(vectors([0, 0]).rows(0), 2), vectors([1, 1], [1, 1]), [5, 5], [3, 3], [1, 1]
+    )
+    state = serve(rule, state, vectors([1, 1], [1, 1]), [5, 5], [9, 9], [0, 0])
+    assert loss_of(state) == 3
+
+
+def test_clients_that_oppose_each_other_get_models_of_their_own() -> None:
+    """The two rows of the last layer move in opposite directions: likeness -1, so no model is shared."""
+    rule, ids = AttuneServer(), torch.arange(3)
+    state = rule.init(Params(w=torch.zeros(2, 2, dtype=torch.float64)), 3)
+    one = torch.tensor([[-1.0, 0], [1, 0]], dtype=torch.float64)
+    updates = Params(w=torch.stack([one, -one, 3 * one]))
+    state = serve(rule, state, updates, [1, 1, 1], [1] * 3, [1] * 3)
+    sent = rule.broadcast(state, ids)
+    # Clients 0 and 2 share their mean update 2 u; a = (1 + 9) / 2 / (2 x 4) is less than 1.
+    assert torch.equal(sent.payload.params["w"], torch.stack([2 * one, -one, 2 * one]))
+    assert sent.mixing is not None
+    expected = torch.tensor([[0.5, 0, 0.5], [0, 1, 0], [0.5, 0, 0.5]])
+    assert sent.mixing.weights["model"] == pytest.approx(expected)
+    together = AttuneServer(likeness=-1)
+    state = together.init(Params(w=torch.zeros(2, 2, dtype=torch.float64)), 3)
+    state = serve(together, state, updates, [1, 1, 1], [1] * 3, [1] * 3)
+    assert torch.unique(together.broadcast(state, ids).payload.params["w"], dim=0).shape[0] == 1
+
+
+# ----- weights of the experts
+
+
+def weigh(losses: dict[tuple[float, float], float], n: float = 1.0, **options: Any) -> list[float]:
+    """Return s and c; experts that are not named have no weight."""
+    mean = torch.tensor([losses.get(expert, NO_LOSS) for expert in EXPERTS], dtype=torch.float64)
+    rule = AttuneClient(**({"rows": 0.0} | options))
+    n_rows, others = torch.tensor(n, dtype=torch.float64), torch.zeros(E, dtype=torch.float64)
+    return [float(value) for value in rule._weigh(mean, n_rows, others)]
+
+
+def test_weights_of_the_experts_by_hand() -> None:
+    assert weigh({(0, 0): 0}) == pytest.approx([0, 0])
+    assert weigh({(0, 0): 1, (1, 0): 1}) == pytest.approx([0.5, 0])
+    # Weights 1 : 3, then with two rows 1 : 9.
+    assert weigh({(0, 0): log(3), (1, 1): 0}) == pytest.approx([0.75, 1])
+    assert weigh({(0, 0): log(3), (1, 1): 0}, n=2) == pytest.approx([0.9, 1])
+    # s = (1/2 + 1) / 2; s c = (1/2 x 1/2 + 0) / 2, so c = 1/8 / (3/4).
+    assert weigh({(0.5, 0.5): 2, (1, 0): 2}) == pytest.approx([0.75, 1 / 6])
+
+
+def test_other_guards_do_not_look_at_losses() -> None:
+    """Mean of s over the experts: 4.5 / 7; of s c: (1/4 + 1/2 + 1/2 + 1) / 7."""
+    for losses in ({(0.0, 0.0): 0.0}, {(1.0, 1.0): 0.0}):
+        assert weigh(losses, guard="shared") == pytest.approx([1, 0])
+        assert weigh(losses, guard="equal") == pytest.approx([4.5 / 7, 0.5])
+
+
+def finish(
+    rule: AttuneClient, found: Params, others: Tensor, memory: Params | None = None
+) -> tuple[list[float], Params, Params]:
+    """The weights s and c of a client that found these losses, what it remembers, and what it uploads."""
+    like = torch.zeros((), dtype=torch.float64)
+    w = Params({"shared.w": like, "own.w": like, "guard.share": like, "guard.classes": like})
+    local = {"losses": memory} if memory else rule.init_local_state(w)
+    sent = Payload(w, {"losses": Params(mean=others)})
+    job = RoundContext(0.1, like + 1, torch.tensor(1.0), 1)
+    carry = rule.begin(sent, local, FRESH, job)._replace(losses=found["mean"], n=found["n"])
+    upload, kept = rule.finish(carry, sent, local, job)
+    guard = [float(upload.params[k]) for k in ("guard.share", "guard.classes")]
+    return guard, kept["losses"], upload.extra["losses"]
+
+
+def losses(n: float, **first: float) -> Params:
+    """Losses of the own model alone and of the shared one alone; other experts have no weight."""
+    mean = torch.full((E,), NO_LOSS, dtype=torch.float64)
+    mean[EXPERTS.index((0, 0))], mean[EXPERTS.index((1, 0))] = first["own"], first["shared"]
+    return Params(mean=mean, n=torch.tensor(n, dtype=torch.float64))
+
+
+def test_a_client_without_validation_rows_uses_the_losses_of_the_others() -> None:
+    """Two prior rows of loss log(3) / 2 against 0: 3 to 1 for the shared model, whatever its own losses say."""
+    rule, others = AttuneClient(rows=2.0), losses(0, own=log(3) / 2, shared=0)["mean"]
+    guard, kept, report = finish(rule, losses(0, own=0, shared=9), others)
+    assert guard == pytest.approx([0.75, 0])
+    assert report["n"] == kept["n"] == 0
+    # Its rows of an earlier round still count: three of them, each three times as likely by the own model.
+    before = losses(3, own=0, shared=log(3))
+    guard, kept, _ = finish(rule, losses(0, own=0, shared=9), others, before)
+    assert guard == pytest.approx([0.1, 0])  # own : shared is 3^3 : 3
+    assert torch.equal(kept["mean"], before["mean"])
+
+
+def test_a_client_adds_its_rows_to_those_of_the_others_and_remembers_half() -> None:
+    rule, others = AttuneClient(rows=2.0), losses(0, own=log(3) / 2, shared=0)["mean"]
+    guard, kept, report = finish(rule, losses(1, own=0, shared=log(3)), others)
+    assert guard == pytest.approx([0.5, 0])  # own : shared is 3 : 3
+    guard, kept, report = finish(rule, losses(1, own=0, shared=3 * log(3)), others, kept)
+    assert kept["mean"][EXPERTS.index((1, 0))] == pytest.approx(2 * log(3))
+    assert guard == pytest.approx([0.25, 0])  # own : shared is 3^2 : 3
+    assert report["mean"][EXPERTS.index((1, 0))] == pytest.approx(
+        3 * log(3)
+    )  # the server has a memory of its own
+
+
+def test_predictions_are_a_mixture_of_probabilities() -> None:
+    """p = s softmax(w(x) + c log pi) + (1 - s) softmax(v(x)) for classes, and s w(x) + (1 - s) v(x) for numbers."""
+    torch.manual_seed(0)
+    x, log_shares = torch.randn(4, 5), torch.tensor([0.5, -1.0, 0.2])
+    twin = TwinModule(nn.Linear(5, 3), 3, 0.3).eval()
+    nn.init.normal_(twin.own.weight)  # type: ignore[arg-type]
+    twin.log_shares.copy_(log_shares)
+    twin.guard["classes"].data.fill_(0.5)
+    with torch.no_grad():
+        expected = 0.3 * (twin.shared(x) + 0.5 * log_shares).softmax(1) + 0.7 * twin.own(x).softmax(1)
+        assert twin(x).exp() == pytest.approx(expected, abs=1e-6)  # single precision
+        numbers = TwinModule(nn.Linear(5, 1), 1, 0.3).eval()
+        nn.init.normal_(numbers.own.weight)  # type: ignore[arg-type]
+        mixed = 0.3 * numbers.shared(x) + 0.7 * numbers.own(x)
+        assert numbers(x) == pytest.approx(mixed, abs=1e-6)
+
+
+# ----- the methods that it becomes, and what probing sees
+
+ENGINES = ["sequential", "vectorized"]
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_group_without_momentum_and_stretching_is_fedavg(
+    engine: str, weighting: str, ragged: Federation
+) -> None:
+    options = {"likeness": -1.0, "server_momentum": 0.0, "stretch": 1.0, "weighting": weighting}
+    shared = only(fit("attune", ragged, options=options, engine=engine), "shared.")
+    average = models_of(fit("fedavg", ragged, options={"weighting": weighting}, engine=engine))
+    assert shared.keys() == average.keys()
+    # w + sum p (theta - w) and sum p theta differ by rounding.
+    assert max((shared[k] - average[k]).abs().max().item() for k in average) < 1e-14
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("options", [{}, {"likeness": -1.0, "guard": "equal"}])
+def test_the_own_model_is_that_of_training_alone(
+    options: dict[str, Any], engine: str, ragged: Federation
+) -> None:
+    own = only(fit("attune", ragged, cohort=6, options=options, engine=engine), "own.")
+    alone = models_of(fit("local", ragged, cohort=6, engine=engine))
+    assert own.keys() == alone.keys()
+    for k in alone:
+        if engine == "sequential":
+            assert torch.equal(own[k], alone[k])
+        else:  # products of another shape round otherwise
+            assert torch.allclose(own[k], alone[k], rtol=0, atol=1e-14)
+
+
+def test_the_guard_shared_predicts_as_the_shared_model_alone(ragged: Federation) -> None:
+    result = fit("attune", ragged, options={"guard": "shared"})
+    x = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for i in range(ragged.n_clients):
+        module = result.model(i).double().eval()
+        assert isinstance(module, TwinModule)
+        with torch.no_grad():
+            alone = module.shared(x).softmax(1)
+            assert (module(x).exp() - alone).abs().max() < 1e-14  # the own model has a share of 1e-308
+
+
+def split(sizes: list[tuple[int, int]], *, flip: bool = False) -> Federation:
+    """Clients with these numbers of training and validation rows; `flip` changes the labels of validation rows."""
+    generator = torch.Generator().manual_seed(0)
+    clients = []
+    for n_train, n_validation in sizes:
+        parts: dict[str, Any] = {}
+        for part, n in (("train", n_train), ("validation", n_validation), ("test", 4)):
+            x = torch.randn(n, 5, generator=generator)
+            y = (x[:, :3].argmax(1) + (flip and part == "validation")) % 3
+            if n:
+                parts[part] = (x, y)
+        clients.append(parts)
+    return fedattune.federation(clients, classes=["a", "b", "c"], validation=0.0)
+
+
+SIZES = [(20, 11), (33, 7), (9, 3), (16, 0)]  # batches of 8: full, incomplete and none
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_probing_sees_the_validation_rows_before_training(engine: str) -> None:
+    """The server's losses after a round are those of the initial model, on all validation rows."""
+    federation = split(SIZES)
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    result = fit("attune", federation, model, rounds=1, cohort=4, engine=engine)
+    assert result.trained_server
+    found: Any = result.trained_server.state["losses"]
+    expected = []
+    train, validation = federation.part("train"), federation.part("validation")
+    for client in range(len(SIZES)):
+        rows, held_out = torch.as_tensor(train[client]), torch.as_tensor(validation[client])
+        counts = federation.y[rows].bincount(minlength=3).double() + PRIOR_ROWS
+        with torch.no_grad():
+            outputs = model.double()(federation.x[held_out].double())
+        plain = outputs.softmax(1)
+        for row, y in enumerate(federation.y[held_out].tolist()):
+            each = []
+            for s, c in EXPERTS:
+                by_shared = (outputs[row] + c * (counts / counts.sum()).log()).softmax(0)
+                each.append(-(s * by_shared + (1 - s) * plain[row])[y].log())
+            expected.append(torch.stack(each))
+    assert len(expected) == 21
+    assert torch.allclose(
+        found["mean"], torch.stack(expected).mean(0), rtol=0, atol=1e-12
+    )  # sums in another order
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_validation_rows_change_the_weights_and_no_model(engine: str) -> None:
+    one, other = (fit("attune", split(SIZES, flip=flip), cohort=4, engine=engine) for flip in (False, True))
+    for part in ("shared.", "own."):
+        assert all(torch.equal(v, only(other, part)[k]) for k, v in only(one, part).items())
+    share, changed = (only(result, "guard.")["share"] for result in (one, other))
+    assert (
+        (share - changed).abs() > 1e-4
+    ).all()  # also of client 3, which has the losses of the others alone
+
+
+def test_probed_batches_are_one_pass_over_the_validation_rows() -> None:
+    rule, training = AttuneClient(), LocalTraining(0, 1, 1, 0.1, 8, steps=2)
+    own = rule.init_local_state(Params(w=torch.zeros(1)))
+    samples, held_out = (torch.arange(first, last).numpy() for first, last in ((0, 30), (100, 111)))
+    batches, probed = training.choose_batches(rule, 0, samples, held_out, own)
+    assert probed is not None
+    assert sorted(probed[probed >= 0]) == list(held_out)
+    assert set(batches.flatten()) <= set(samples)
+    _, probed = training.choose_batches(rule, 0, samples, held_out[:0], own)
+    assert probed is not None
+    assert len(probed) == 0
