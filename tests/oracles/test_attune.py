@@ -11,11 +11,10 @@ import fedattune
 from fedattune import Federation, Params, Payload, Result
 from fedattune.algorithms.attune import (
     EXPERTS,
-    PRIOR_ROWS,
     AttuneClient,
     AttuneServer,
-    TwinModule,
 )
+from fedattune.algorithms.twins import PRIOR_ROWS, TwinModule
 from fedattune.core.payload import RoundContext, ServerState
 from fedattune.training.engine.batches import LocalTraining
 from oracles.quadratic import FRESH
