@@ -13,7 +13,7 @@ BENCH ?=
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 DEMO := --data digits --partition dirichlet --clients 20 --model dnn --rounds 50 --lr 0.05 --eval-every 5 --tune 3 \
-	--algorithms local,fedavg,fedavg_ft,fedprox,pfedme,heurfedamp,fedmcsa
+	--algorithms local,fedavg,fedavg_ft,pfedme,heurfedamp,fedmcsa,attune
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test golden coverage deployed bench docs lint types format venv clean

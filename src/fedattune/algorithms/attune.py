@@ -15,7 +15,9 @@ Rules, with the model w_g of the client's group g, its own model v_i, and its cl
              theta_i <- w_g and v_i from its last value: SGD on the same batches;  uploads theta_i and L_i
     server   groups: average linkage by the likeness of classes in the first updates of the last layer
              D_g = sum_k p_k (theta_k - w_g) over the group;  a_g = sum_k p_k ||theta_k - w_g||^2 / (2 ||D_g||^2)
-             V_g <- beta V_g + clip(a_g, 1, stretch) D_g;  w_g <- w_g + V_g;  L <- mean_k of L_k
+             V_g <- beta V_g + clip(a_g, 1, stretch) D_g;  w_g <- w_g + V_g;  L <- mean of L_k, weighted by n_k
+
+From their second value on, L_i and L are means of the new and the old value.
 """
 
 from dataclasses import dataclass
