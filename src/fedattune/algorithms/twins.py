@@ -73,7 +73,7 @@ class TwinModule(MethodModule):
         shared, own = output
         return compute_loss(shared, batch) + compute_loss(own, batch)
 
-    def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:  # noqa: ARG002
+    def measure_effects(self, x: Tensor) -> tuple[Effect, ...]:
         """Measure the weights' distance from each model alone; on training rows, predictions often agree."""
         share = float(self.guard["share"])
         return Effect(SHARED_MODEL, 1 - share), Effect(OWN_MODEL, share)
