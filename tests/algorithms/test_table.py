@@ -11,7 +11,7 @@ from fedattune.algorithms import ALGORITHMS, METHODS
 from fedattune.algorithms.table import Family, method
 
 FOLDER = Path(fedattune.algorithms.__file__).parent
-SHARED = {"__init__", "table", "separation", "own"}
+SHARED = {"__init__", "table", "separation", "twins", "own"}
 """Files of no single paper."""
 
 
@@ -37,7 +37,7 @@ def test_rules_stand_in_the_file_of_the_paper_or_are_shared(name: str) -> None:
         module
         for module in modules
         if not module.startswith(("fedattune.client", "fedattune.server.", "fedattune.core."))
-    } <= {"fedattune.algorithms.separation"}
+    } <= {"fedattune.algorithms.separation", "fedattune.algorithms.twins"}
 
 
 def test_every_file_registers_a_method() -> None:

@@ -1,7 +1,7 @@
 """Attune, a method of this package; no paper describes it. docs/algorithms/attune.md gives reasons and measurements.
 
-    @misc{fedattune2026attune,
-      author = {{The FedAttune developers}},
+    @misc{developers2026attune,
+      author = {Developers, FedAttune},
       title = {Attune: Predictions of a Group's Model and an Own Model, Weighted by Each Client},
       year = {2026},
       howpublished = {docs/algorithms/attune.md of FedAttune}

@@ -30,6 +30,7 @@ REFUSED = {
     "fedfomo": "reads rows before its local steps",
     "fedala": "reads rows before its local steps",
     "fedrod": "number of rows of each class",
+    "attune": "number of rows of each class",
     "fedam": "compares the rows of a batch",
     "fedcp": "compares the rows of a batch",
 }

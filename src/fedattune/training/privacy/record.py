@@ -76,7 +76,7 @@ def _find_obstacle(algorithm: Algorithm, module: nn.Module) -> str | None:
     network = algorithm.network
     if network is not None and type(network).client_buffers is not Network.client_buffers:
         return (
-            "the method's loss reads the exact number of rows of each class of a client, which has no noise; choose a "
+            "the method reads the exact number of rows of each class of a client, which has no noise; choose a "
             "method without class counts, such as fedper or ditto"
         )
     if algorithm.client.probe_passes(algorithm.client.init_local_state(task.params)) is not None:
