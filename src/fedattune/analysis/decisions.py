@@ -1,4 +1,4 @@
-"""What a method decided for each client: how much to take from others, and in which group of clients."""
+"""Decisions of a method for each client: how much to take from others, and in which group of clients."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ MAX_LISTED = 60
 
 @dataclass(frozen=True)
 class Decisions:
-    """What one run decided for its evaluated clients.
+    """Decisions of one run for its evaluated clients.
 
     Attributes:
         method: name of the method.

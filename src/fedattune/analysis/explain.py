@@ -122,7 +122,7 @@ class RunExplanation:
 
     @cached_property
     def decisions(self) -> Decisions | None:
-        """What the method decided for each client, if it tells."""
+        """Decisions of the method for each client, if it tells them."""
         return read_decisions(self.run)
 
     @property
