@@ -79,7 +79,7 @@ class Problem:
             order = torch.randperm(n, generator=generator)
             while len(order) < used:
                 order = torch.cat([order, torch.randperm(n, generator=generator)])
-            orders.append(order[:used])
+            orders.append(order[:used].to(self.data.device))
         return orders
 
     def engine_orders(self, round_: int) -> list[Tensor]:
@@ -89,7 +89,7 @@ class Problem:
             number = np.full(len(self.data.y), -1, dtype=np.int64)
             number[who.train] = np.arange(len(who.train))
             drawn = work.draw_batches(client, who.train, 1).reshape(-1)
-            orders.append(torch.from_numpy(number[drawn[drawn >= 0]]))
+            orders.append(torch.from_numpy(number[drawn[drawn >= 0]]).to(self.data.device))
         return orders
 
     @cached_property

@@ -184,7 +184,7 @@ class UpdateAttention(Average):
             after, before = flatten(tensor), flatten(sent[name])
             if self.attention == "time":
                 last = flatten(cast(Params, state["delta"]).only([name]).rows(as_slice(ids))[name])
-            for c in column_blocks(2 * len(p), after.shape[1]):
+            for c in column_blocks(2 * len(p), after.shape[1], after.device):
                 delta = (after[:, c] - before[:, c]).double()
                 query = last[:, c].double() if self.attention == "time" else delta
                 if self.attention == "global":

@@ -132,7 +132,7 @@ class TaskRelationship(UploadStore):
         W = cast(Params, state["theta"])
         for name in W:
             models = flatten(W.only([name]).rows(slice(None))[name])
-            for c in column_blocks(2 * m, models.shape[1]):
+            for c in column_blocks(2 * m, models.shape[1], models.device):
                 part = models[:, c].double()
                 gram.addmm_(part, part.T)
         values, vectors = torch.linalg.eigh(gram)

@@ -103,6 +103,9 @@ Step = Literal["normalised", "gradient"]
 BLOCK_WEIGHTS = 1 << 22
 """Values of hypernetworks to copy at a time."""
 
+BLOCK_WEIGHTS_ON_GPU = 1 << 28
+"""The same on a GPU, where a call costs more than the copy."""
+
 MIN_WEIGHT = 1e-6
 """Added to every weight of `relu_sum`, so that no row is zero."""
 
@@ -209,7 +212,8 @@ class PFedLAServer(SeparableStore):
         """Split the clients, so that copies of their hypernetworks stay small."""
         components = group_names(cast(Params, state["theta"]), self.unit)
         head_weights = len(components) * len(cast(Tensor, state["n"])) * self.hidden
-        return torch.split(ids, max(1, BLOCK_WEIGHTS // max(1, head_weights)))
+        at_once = BLOCK_WEIGHTS if ids.device.type == "cpu" else BLOCK_WEIGHTS_ON_GPU
+        return torch.split(ids, max(1, at_once // max(1, head_weights)))
 
     def _grad_alpha(self, state: ServerState, sent: Params, uploads: Params) -> Tensor:
         """Return the gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>.
@@ -225,7 +229,7 @@ class PFedLAServer(SeparableStore):
         for i, name in ((i, name) for i, names in enumerate(components.values()) for name in names):
             models = flatten(theta.only([name]).rows(slice(None))[name])
             before, after = flatten(sent[name]), flatten(uploads[name])
-            for c in column_blocks(len(models) + len(like), models.shape[1]):
+            for c in column_blocks(len(models) + len(like), models.shape[1], models.device):
                 # Rows of alpha sum to 1, so a shift of all models changes nothing but the rounding errors.
                 shifted = models[:, c] - models[:1, c]
                 out[:, i] += linear(before[:, c] - after[:, c], shifted)

@@ -26,6 +26,9 @@ MEASURED_PRODUCTS = 1 << 26
 BLOCK_VALUES = 1 << 20
 """Values of a stack to copy at a time: they fit into caches, and their memory is used again."""
 
+GPU_BLOCK_VALUES = 1 << 28
+"""The same on a GPU, where a call costs more than the copy."""
+
 MIN_BLOCK_COLUMNS = 512
 """Minimum columns of a stack to multiply at a time: with fewer, the additions cost more than the products."""
 
@@ -94,9 +97,10 @@ def _dot_block(a: Tensor, b: Tensor) -> Tensor:
     return _multiply_by_onednn(whole if is_same else a.contiguous(), whole)
 
 
-def column_blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Cut the columns of a (rows, columns) matrix into blocks that fit into caches."""
-    size = max(MIN_BLOCK_COLUMNS, BLOCK_VALUES // max(1, rows))
+def column_blocks(rows: int, columns: int, device: torch.device | None = None) -> Iterator[slice]:
+    """Cut the columns of a (rows, columns) matrix into blocks that fit into caches, on a GPU into its memory."""
+    values = GPU_BLOCK_VALUES if device is not None and device.type != "cpu" else BLOCK_VALUES
+    size = max(MIN_BLOCK_COLUMNS, values // max(1, rows))
     for start in range(0, columns, size):
         yield slice(start, start + size)
 

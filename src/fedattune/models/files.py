@@ -278,6 +278,7 @@ def fill_model(module: nn.Module | None, state: Mapping[str, Tensor], card: Mode
     is_known = card["algorithm"] in ALGORITHMS or SOURCE_KEY in card
     network = build_algorithm(card).network if is_known else None
     if network and not state.keys() <= {**dict(module.named_parameters()), **module.state_dict()}.keys():
+        module = copy.deepcopy(module).to("cpu")
         module = wrap_model(network, module, torch.zeros(2, *card["input_shape"]), card["seed"])
     dtype = next((v.dtype for v in state.values() if v.is_floating_point()), torch.float32)
     filled = copy.deepcopy(module).to("cpu", dtype)

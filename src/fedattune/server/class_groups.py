@@ -185,7 +185,7 @@ def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Ten
             place[g] = min(free)
             free.discard(int(place[g]))
             source[place[g]] = parents[g]
-    place[place < 0] = place[order[0]]
+    place[place < 0] = place[order[0]].clone()  # PyTorch before 2.13 refuses a view of what is written
     return place, source
 
 

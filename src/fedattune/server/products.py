@@ -93,7 +93,7 @@ def squared_distances(parts: Sequence[TensorLoader], like: Tensor, error: float)
 
 
 def _add_centred_dots(out: Tensor, models: Tensor) -> None:
-    for columns in column_blocks(2 * len(models), models.shape[1]):
+    for columns in column_blocks(2 * len(models), models.shape[1], models.device):
         part = models[:, columns].to(torch.float64, copy=True)
         part -= part.mean(0)
         _add_dots(out, part, part)

@@ -231,6 +231,11 @@ def copy_rows(stack: Params) -> Params:
     return stack.map(lambda a: a.clone(memory_format=torch.contiguous_format))
 
 
+def to_cpu(stack: RowStack) -> RowStack:
+    """Return a stack in main memory."""
+    return stack.map(Tensor.cpu) if isinstance(stack, Params) else stack
+
+
 def copy_payload_rows(payload: Payload) -> Payload:
     """Copy payloads, so that their rows can be written one by one."""
     return Payload(copy_rows(payload.params), {k: copy_rows(v) for k, v in payload.extra.items()})

@@ -23,7 +23,7 @@ from ..server.average import average_statistics
 from .backends.base import Backend, TrainReply, TrainRequest, find_rows
 from .backends.local import LocalBackend
 from .checkpoints import RunCheckpoints, RunStatus, save_models
-from .client_state import PayloadFactory, copy_rows
+from .client_state import PayloadFactory, copy_rows, to_cpu
 from .context import Progress, RunContext
 from .effects import average_effects, choose_measured, read_last_mixing
 from .evaluation import PointScores
@@ -388,8 +388,8 @@ class RoundLoop:
             self.store,
             is_finished,
             predict_parts(context, models, buffers) if is_finished else {},
-            models,
-            buffers,
+            to_cpu(models),
+            to_cpu(buffers),
             context.task.model,
             inputs=self._inputs,
         )

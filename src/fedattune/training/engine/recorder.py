@@ -19,64 +19,10 @@ from torch.func import functionalize
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from ...data.federated import gather
+from .loops import GraphLoop, StepBody, StepLoop, tensor_layouts
 from .product_reuse import reuse_products
 from .rewrites import fuse, reuse_memory, separate_outputs, simplify, split_graph
 from .tracing import draws_random, trace
-
-StoredSamples = tuple[Tensor, Tensor | None, Tensor | None]
-"""All samples as stored, the shift to subtract, and the scale to multiply with."""
-
-
-StepBody = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
-"""body(ready, moving, batch) -> moving."""
-
-
-class StepLoop(nn.Module):
-    """Run local steps, each with its own batch."""
-
-    def __init__(self, body: Any, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.body, self.dtype = body, dtype
-
-    def forward(
-        self,
-        first: int,
-        last: int,
-        ready: list[Tensor],
-        moving: list[Tensor],
-        samples: StoredSamples,
-        index: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        noise: Tensor | None,
-    ) -> list[Tensor]:
-        """Run the steps `first` to `last` - 1.
-
-        Args:
-            first: number of the first step.
-            last: number after the last step.
-            ready: constant inputs of the body.
-            moving: leaves that the steps change.
-            samples: all samples.
-            index: sample numbers of all batches (steps, ...).
-            labels: labels of all batches (steps, ...).
-            weights: weights of all batches (steps, ...), for batches with padding.
-            noise: noise of the steps from `first` on (steps, ...), for private gradients.
-
-        Returns:
-            The moving leaves after the last step.
-        """
-        x, shift, scale = samples
-        for t in range(first, last):
-            batch = [gather(x, index[t], shift, scale, self.dtype), labels[t]]
-            if weights is not None:
-                batch.append(weights[t])
-            if noise is not None:
-                batch.append(noise[t - first])
-            moving = self.body(ready, moving, batch)
-        return moving
-
 
 Tensors = Sequence[Tensor]
 
@@ -143,7 +89,7 @@ class StepRecorder:
         Returns:
             The tensors of the result, and the structure of the nest.
         """
-        full_key = key, _tensor_layouts(tensors)
+        full_key = key, tensor_layouts(tensors)
         if full_key not in self._calls:
             _make_room(self._calls)
             self._calls[full_key] = record_call(function, tensors, self._should_record)
@@ -162,17 +108,13 @@ class StepRecorder:
             batch: tensors of one mini-batch.
 
         """
-        full_key = key, *(_tensor_layouts(group) for group in (fixed, leaves, batch))
+        full_key = key, *(tensor_layouts(group) for group in (fixed, leaves, batch))
         if full_key not in self._steps:
             _make_room(self._steps)
             # Recording draws random numbers; the random numbers of the round must not shift.
             with torch.random.fork_rng(enabled=True):
                 self._steps[full_key] = record_step(function, fixed, leaves, batch, self._should_record)
         return self._steps[full_key]
-
-
-def _tensor_layouts(tensors: Tensors) -> tuple[Any, ...]:
-    return tuple((t.shape, t.stride(), t.dtype) for t in tensors)
 
 
 def _make_room(recorded: dict[Hashable, Any]) -> None:
@@ -256,7 +198,9 @@ def replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) 
 
 
 def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> RecordedStep:
-    """Turn the step into TorchScript where possible; on a GPU, nobody has tried."""
+    """Turn the step into TorchScript where possible, and on a GPU into a CUDA graph."""
+    if batch[0].device.type == "cuda":
+        return _capture(step, fixed, leaves, batch)
     if batch[0].device.type != "cpu":
         return step
     ready = step.precompute(*fixed, *step.select_constant(leaves))
@@ -270,6 +214,18 @@ def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors)
         return step._replace(body=body, run_steps=run_steps, is_scripted=True)
     except Exception:  # undocumented exceptions; the step runs without TorchScript
         return step
+
+
+def _capture(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> RecordedStep:
+    """Turn the step into a CUDA graph where possible; a graph would repeat its random numbers."""
+    if step.is_random:
+        return step
+    captured = step._replace(run_steps=GraphLoop(step.body, batch[0].dtype))
+    try:
+        replay(captured, fixed, leaves, batch)
+    except RuntimeError:  # some operation waits for the GPU, which a graph cannot hold
+        return step
+    return captured
 
 
 def copy_dense(leaf: Tensor) -> Tensor:

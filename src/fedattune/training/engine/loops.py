@@ -1,0 +1,170 @@
+"""Run several recorded steps in one call: as a loop, or on a GPU as replays of one CUDA graph.
+
+Small models of a few clients keep a GPU busy for less time than Python takes to launch their operations.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...data.federated import gather
+
+StoredSamples = tuple[Tensor, Tensor | None, Tensor | None]
+"""All samples as stored, the shift to subtract, and the scale to multiply with."""
+
+
+StepBody = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
+"""body(ready, moving, batch) -> moving."""
+
+
+class StepLoop(nn.Module):
+    """Run local steps, each with its own batch."""
+
+    def __init__(self, body: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.body, self.dtype = body, dtype
+
+    def forward(
+        self,
+        first: int,
+        last: int,
+        ready: list[Tensor],
+        moving: list[Tensor],
+        samples: StoredSamples,
+        index: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        noise: Tensor | None,
+    ) -> list[Tensor]:
+        """Run the steps `first` to `last` - 1.
+
+        Args:
+            first: number of the first step.
+            last: number after the last step.
+            ready: constant inputs of the body.
+            moving: leaves that the steps change.
+            samples: all samples.
+            index: sample numbers of all batches (steps, ...).
+            labels: labels of all batches (steps, ...).
+            weights: weights of all batches (steps, ...), for batches with padding.
+            noise: noise of the steps from `first` on (steps, ...), for private gradients.
+
+        Returns:
+            The moving leaves after the last step.
+        """
+        x, shift, scale = samples
+        for t in range(first, last):
+            batch = [gather(x, index[t], shift, scale, self.dtype), labels[t]]
+            if weights is not None:
+                batch.append(weights[t])
+            if noise is not None:
+                batch.append(noise[t - first])
+            moving = self.body(ready, moving, batch)
+        return moving
+
+
+class CapturedStep(NamedTuple):
+    """A graph of one step, and the memory that it reads and writes.
+
+    Attributes:
+        key: what the graph holds for: where the samples lie, and the layouts of all other tensors.
+        graph: the graph.
+        ready: constant inputs.
+        moving: leaves before and after the step.
+        batch: sample numbers, labels, and weights and noise if there are any.
+    """
+
+    key: tuple[Any, ...]
+    graph: torch.cuda.CUDAGraph
+    ready: list[Tensor]
+    moving: list[Tensor]
+    batch: list[Tensor]
+
+
+class GraphLoop(nn.Module):
+    """Run local steps as `StepLoop` does, from a graph that is captured at the first call with tensors like these."""
+
+    def __init__(self, body: StepBody, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._body, self._dtype = body, dtype
+        self._captured: CapturedStep | None = None
+
+    def forward(
+        self,
+        first: int,
+        last: int,
+        ready: list[Tensor],
+        moving: list[Tensor],
+        samples: StoredSamples,
+        index: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        noise: Tensor | None,
+    ) -> list[Tensor]:
+        """Run the steps `first` to `last` - 1; the arguments are those of `StepLoop`.
+
+        Returns:
+            The moving leaves after the last step, in memory that the next call writes over.
+        """
+
+        def batch(t: int) -> list[Tensor]:
+            rows = [all_rows[t] for all_rows in (index, labels, weights) if all_rows is not None]
+            return rows if noise is None else [*rows, noise[t - first]]
+
+        places = tuple(None if t is None else t.data_ptr() for t in samples)
+        key = places, *(tensor_layouts(group) for group in (ready, moving, batch(first)))
+        if self._captured is None or self._captured.key != key:
+            self._captured = None  # its memory may serve the next graph
+            self._captured = self._capture(key, ready, moving, samples, batch(first))
+        step = self._captured
+        for target, source in zip((*step.ready, *step.moving), (*ready, *moving), strict=True):
+            if target.data_ptr() != source.data_ptr():
+                target.copy_(source)
+        for t in range(first, last):
+            torch._foreach_copy_(step.batch, batch(t))
+            step.graph.replay()
+        return list(step.moving)
+
+    def _capture(
+        self,
+        key: tuple[Any, ...],
+        ready: list[Tensor],
+        moving: list[Tensor],
+        samples: StoredSamples,
+        batch: list[Tensor],
+    ) -> CapturedStep:
+        """Capture a step in memory of its own."""
+        ready, moving, batch = ([t.clone() for t in group] for group in (ready, moving, batch))
+        owned = {t.untyped_storage().data_ptr() for t in moving}
+        x, shift, scale = samples
+
+        def run() -> None:
+            inputs = gather(x, batch[0], shift, scale, self._dtype)
+            new = self._body(ready, list(moving), [inputs, *batch[1:]])
+            # A result in the memory of another leaf must be read before that leaf is written.
+            new = [t.clone() if t.untyped_storage().data_ptr() in owned else t for t in new]
+            torch._foreach_copy_(moving, new)
+
+        stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.cuda.stream(stream):
+            run()  # libraries allocate their workspaces in a first call
+        torch.cuda.current_stream(x.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=_pool(), stream=stream):
+            run()
+        return CapturedStep(key, graph, ready, moving, batch)
+
+
+@cache
+def _pool() -> Any:
+    """Return the memory of all graphs: they run one after the other, and keep nothing there."""
+    return torch.cuda.graph_pool_handle()
+
+
+def tensor_layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return the shape, strides and type of each tensor."""
+    return tuple((t.shape, t.stride(), t.dtype) for t in tensors)
