@@ -41,6 +41,7 @@ class Case:
     name: str
     knobs: dict[str, Any] = field(default_factory=dict)  # option -> another value
     under: dict[str, dict[str, Any]] = field(default_factory=dict)  # option -> options it acts under
+    on: dict[str, str] = field(default_factory=dict)  # option -> problem on which it acts, if another
     acts: dict[str, Any] = field(default_factory=dict)  # settings under which all options act
     up: Callable[[Sizes], float] | None = all_floats  # uploaded by a cohort member per round; None: it varies
     down: Callable[[Sizes], float] | None = all_floats  # sent per cohort member and round
@@ -318,6 +319,7 @@ CASES = [
             "weighting": "uniform",
         },
         {"stretch": {"likeness": -1.0}},
+        on={"likeness": "groups"},
         acts={"rounds": 20},
         up=lambda sizes: sizes.d + 8,  # and the losses of seven experts, with their number of rows
         down=lambda sizes: sizes.d + 7,

@@ -125,21 +125,24 @@ def test_losses_stay_if_no_client_has_validation_rows() -> None:
 
 
 def test_clients_that_oppose_each_other_get_models_of_their_own() -> None:
-    """The two rows of the last layer move in opposite directions: likeness -1, so no model is shared."""
-    rule, ids = AttuneServer(), torch.arange(3)
-    state = rule.init(Params(w=torch.zeros(2, 2, dtype=torch.float64)), 3)
+    """The two rows of the last layer move in opposite directions: likeness -1, so no model is shared.
+
+    F is 9: 2 x 1.5^2 + 2 x 1.5^2 between the groups, over (1 + 1) / 2 within.
+    """
+    rule, ids = AttuneServer(), torch.arange(4)
+    state = rule.init(Params(w=torch.zeros(2, 2, dtype=torch.float64)), 4)
     one = torch.tensor([[-1.0, 0], [1, 0]], dtype=torch.float64)
-    updates = Params(w=torch.stack([one, -one, 3 * one]))
-    state = serve(rule, state, updates, [1, 1, 1], [1] * 3, [1] * 3)
+    updates = Params(w=torch.stack([one, -one, 3 * one, -one]))
+    state = serve(rule, state, updates, [1] * 4, [1] * 4, [1] * 4)
     sent = rule.broadcast(state, ids)
     # Clients 0 and 2 share their mean update 2 u; a = (1 + 9) / 2 / (2 x 4) is less than 1.
-    assert torch.equal(sent.payload.params["w"], torch.stack([2 * one, -one, 2 * one]))
+    assert torch.equal(sent.payload.params["w"], torch.stack([2 * one, -one, 2 * one, -one]))
     assert sent.mixing is not None
-    expected = torch.tensor([[0.5, 0, 0.5], [0, 1, 0], [0.5, 0, 0.5]])
+    expected = torch.tensor([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]] * 2)
     assert sent.mixing.weights["model"] == pytest.approx(expected)
     together = AttuneServer(likeness=-1)
-    state = together.init(Params(w=torch.zeros(2, 2, dtype=torch.float64)), 3)
-    state = serve(together, state, updates, [1, 1, 1], [1] * 3, [1] * 3)
+    state = together.init(Params(w=torch.zeros(2, 2, dtype=torch.float64)), 4)
+    state = serve(together, state, updates, [1] * 4, [1] * 4, [1] * 4)
     assert torch.unique(together.broadcast(state, ids).payload.params["w"], dim=0).shape[0] == 1
 
 

@@ -8,9 +8,12 @@ from fedattune import Params
 from fedattune.server.class_groups import (
     MAX_CLASSES,
     MAX_FEATURES,
+    assign_groups,
     compare_classes,
     find_class_rows,
     group_clients,
+    join_small,
+    measure_f,
     place_groups,
 )
 
@@ -163,3 +166,33 @@ def test_groups_that_stay_or_merge_copy_nothing() -> None:
 
 def test_the_smallest_groups_share_the_place_of_the_largest_if_there_are_too_many() -> None:
     assert place([0, 1, 1, 1, 2, 2], [0] * 6, 2) == ([0, 0, 1], [0, 0])
+
+
+def test_small_groups_join_the_most_similar_larger_one() -> None:
+    """Clients 4 and 5 are alone; 4 is likest to clients 2 and 3, 5 to 0 and 1."""
+    found = torch.tensor([0, 0, 1, 1, 2, 3])
+    likeness = torch.zeros(6, 6)
+    likeness[4, 2:4] = likeness[5, :2] = 0.5
+    assert join_small(likeness, torch.ones(6, 6), found).tolist() == [0, 0, 1, 1, 1, 0]
+    alone = torch.arange(3)
+    assert join_small(torch.eye(3), torch.ones(3, 3), alone).tolist() == [0, 0, 0]
+
+
+def test_f_by_hand() -> None:
+    """Means 2 and -1 of two clients each: 9 between; squares 1 + 1 + 1 + 1 over two degrees of freedom: 2 within."""
+    rows = torch.tensor([1.0, 3.0, -2.0, 0.0])[:, None]
+    assert measure_f(rows, torch.tensor([0, 0, 1, 1])) == pytest.approx(9 / 2)
+    assert measure_f(rows, torch.zeros(4, dtype=torch.int64)) == 0
+    assert measure_f(rows, torch.arange(4)) == 0
+
+
+def test_groups_that_explain_nothing_are_one_group() -> None:
+    """Two prototypes make two groups of a third client each; beside a long shared direction they explain little."""
+    mine, theirs = make_rows(U, V, NONE), make_rows(V, U, NONE)
+    n, new, old = torch.ones(4), torch.arange(4), torch.zeros(4, dtype=torch.int64)
+    clients = torch.stack([mine, theirs, mine, theirs])
+    group, source = assign_groups(clients, n, new, old, 4, 0.1)
+    assert group[0] == group[2] != group[1] == group[3]
+    assert source[group].tolist() == [0, 0, 0, 0]
+    noisy = clients * torch.tensor([1.0, 9.0, 9.0, 1.0])[:, None, None]
+    assert assign_groups(noisy, n, new, old, 4, 0.1)[0].unique().tolist() == [0]

@@ -13,7 +13,8 @@ Rules, with the model w_g of the client's group g, its own model v_i, and its cl
     client   L_i[e]: loss on the validation rows of every expert e = (s, c), before training
              (s_i, c_i) <- mean over e with weights proportional to exp(-n_i L_i[e] - m L[e])
              theta_i <- w_g and v_i from its last value: SGD on the same batches;  uploads theta_i and L_i
-    server   groups: average linkage by the likeness of classes in the first updates of the last layer
+    server   groups: average linkage by the likeness of classes in the first updates of the last layer; none that
+                   has few clients, or does not explain these updates
              D_g = sum_k p_k (theta_k - w_g) over the group;  a_g = sum_k p_k ||theta_k - w_g||^2 / (2 ||D_g||^2)
              V_g <- beta V_g + clip(a_g, 1, stretch) D_g;  w_g <- w_g + V_g;  L <- mean of L_k, weighted by n_k
 
@@ -67,9 +68,6 @@ MAX_GROUPS = 8
 
 EARLY_UPLOADS = 3
 """Uploads of each client that tell its group: they start from nearly the same model, so they can be compared."""
-
-TRUSTED_UPLOADS = 1.0
-"""Uploads after which a client's classes count half."""
 
 
 class _Carry(NamedTuple):
@@ -273,10 +271,9 @@ class AttuneServer(ServerUpdate):
             return state
         sums = cast(Tensor, state["class_rows"]).index_add(0, ids[early], rows[early])
         n_uploads = n_uploads.index_add(0, ids[early], torch.ones_like(early))
-        trust = n_uploads / (n_uploads + TRUSTED_UPLOADS)
         n_groups = len(next(iter(cast(Params, state["w"]).values())))
         group, source = assign_groups(
-            sums, trust, ids[early], cast(Tensor, state["group"]), n_groups, self.likeness
+            sums, n_uploads, ids[early], cast(Tensor, state["group"]), n_groups, self.likeness
         )
         stacks = {name: cast(Params, state[name]).rows(source) for name in ("w", "velocity")}
         return {**state, **stacks, "group": group, "class_rows": sums, "n_uploads": n_uploads}

@@ -7,7 +7,8 @@ out of the rows; the rest is a prototype u_ic of each class, and q_ic tells how 
     likeness_ik = sum_c q_ic q_kc cos(u_ic, u_kc) / sum_c q_ic q_kc
 
 Clients with other classes have nothing to compare, clients that call other samples c have a likeness near zero. That
-tells different labels from different tasks, which the cosine of whole updates does not.
+tells different labels from different tasks, which the cosine of whole updates does not. Groups must explain the rows,
+by the F of an analysis of variance, and must have enough clients to learn from: else a common model is better.
 """
 
 import numpy as np
@@ -29,6 +30,15 @@ POWER_STEPS = 10
 
 UNKNOWN, WEIGHT_OF_UNKNOWN = 0.5, 0.05
 """Likeness of clients without a common class, and the evidence for which it counts; all common classes count 1."""
+
+TRUSTED_UPLOADS = 1.0
+"""Uploads after which a client's classes count half."""
+
+LEAST_F = 1.3
+"""Least ratio of the variance of class rows between groups to the variance within; below it, all are one group."""
+
+LEAST_SHARE = 0.15
+"""Least share of the compared clients in a group of its own, and two clients at least: fewer have too few samples."""
 
 LEAST_OF_OWN = 0.4
 """Least likeness of two groups that become one, as a ratio to the likeness within the less coherent one."""
@@ -158,6 +168,46 @@ def join_groups(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
     return ((total + WEIGHT_OF_UNKNOWN * UNKNOWN) / (weight + WEIGHT_OF_UNKNOWN)).argmax(1)
 
 
+def join_small(likeness: Tensor, evidence: Tensor, found: Tensor) -> Tensor:
+    """Let clients of groups smaller than `LEAST_SHARE` join the most similar larger group.
+
+    Args:
+        likeness: (K, K) likeness of each pair times its evidence.
+        evidence: (K, K) evidence.
+        found: (K,) number of each client's group, from 0.
+
+    Returns:
+        (K,) numbers of the groups that remain, from 0.
+
+    """
+    is_large = (found.bincount() >= max(2, LEAST_SHARE * len(found)))[found]
+    if not is_large.any():
+        return torch.zeros_like(found)
+    kept: Tensor = found[is_large].unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+    joined = torch.empty_like(found)
+    joined[is_large] = kept
+    joined[~is_large] = join_groups(likeness[~is_large][:, is_large], evidence[~is_large][:, is_large], kept)
+    return joined
+
+
+def measure_f(rows: Tensor, found: Tensor) -> float:
+    """Return the variance of rows between groups over the variance within, as in an analysis of variance.
+
+    Args:
+        rows: (K, ...) one row of values per client.
+        found: (K,) number of each client's group, from 0.
+
+    """
+    x, sizes = rows.flatten(1).double(), found.bincount().double()
+    n, n_groups = len(x), len(sizes)
+    if not 1 < n_groups < n:
+        return 0.0
+    means = x.new_zeros(n_groups, x.shape[1]).index_add_(0, found, x) / sizes[:, None]
+    between = (sizes[:, None] * (means - x.mean(0)).square()).sum() / (n_groups - 1)
+    within = (x - means[found]).square().sum() / (n - n_groups)
+    return float(between / within.clamp_min(1e-30))
+
+
 def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Tensor]:
     """Give each group a place among the stored models, so that it goes on with the model that most members had.
 
@@ -190,13 +240,13 @@ def place_groups(found: Tensor, old: Tensor, n_places: int) -> tuple[Tensor, Ten
 
 
 def assign_groups(
-    sums: Tensor, trust: Tensor, new: Tensor, group: Tensor, n_places: int, least: float
+    sums: Tensor, n_uploads: Tensor, new: Tensor, group: Tensor, n_places: int, least: float
 ) -> tuple[Tensor, Tensor]:
     """Group clients by what they call their classes, and give every group a place among the stored models.
 
     Args:
         sums: (N, C, F) sums of the updates of the last layer.
-        trust: (N,) how much each client's rows count; 0 for a client that is not known.
+        n_uploads: (N,) number of updates in each sum; 0 for a client that is not known.
         new: (B,) clients whose sums are new.
         group: (N,) places of the clients' groups before.
         n_places: number of places.
@@ -207,8 +257,12 @@ def assign_groups(
         place whose model it takes over (n_places,).
 
     """
-    compared = trust.nonzero().flatten()[:MAX_COMPARED]
-    found = group_clients(*compare_classes(sums[compared], trust[compared]), least).to(sums.device)
+    trust = n_uploads / (n_uploads + TRUSTED_UPLOADS)
+    compared = n_uploads.nonzero().flatten()[:MAX_COMPARED]
+    pairs = compare_classes(sums[compared], trust[compared])
+    found = join_small(*pairs, group_clients(*pairs, least).to(sums.device))
+    if measure_f(sums[compared] / n_uploads[compared, None, None], found) < LEAST_F:
+        found = torch.zeros_like(found)
     place, source = place_groups(found, group[compared], n_places)
     group = group.index_copy(0, compared, place[found])
     group = torch.where(trust > 0, group, place[found].mode().values)
