@@ -316,6 +316,7 @@ CASES = [
             "prior_rows": 0.0,
             "class_shares": False,
             "guard": "equal",
+            "average_own": False,
             "weighting": "uniform",
         },
         {"stretch": {"likeness": -1.0}},

@@ -180,7 +180,7 @@ def finish(
     """The weights s and c of a client that found these losses, what it remembers, and what it uploads."""
     like = torch.zeros((), dtype=torch.float64)
     w = Params({"shared.w": like, "own.w": like, "guard.share": like, "guard.classes": like})
-    local = {"losses": memory} if memory else rule.init_local_state(w)
+    local = rule.init_local_state(w) | ({"losses": memory} if memory else {})
     sent = Payload(w, {"losses": Params(mean=others)})
     job = RoundContext(0.1, like + 1, torch.tensor(1.0), 1)
     carry = rule.begin(sent, local, FRESH, job)._replace(losses=found["mean"], n=found["n"])
@@ -258,9 +258,10 @@ def test_one_group_without_momentum_and_stretching_is_fedavg(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("options", [{}, {"likeness": -1.0, "guard": "equal"}])
-def test_the_own_model_is_that_of_training_alone(
+def test_the_own_model_in_training_is_that_of_training_alone(
     options: dict[str, Any], engine: str, ragged: Federation
 ) -> None:
+    options = options | {"average_own": False}  # then it is in use, too
     own = only(fit("attune", ragged, cohort=6, options=options, engine=engine), "own.")
     alone = models_of(fit("local", ragged, cohort=6, engine=engine))
     assert own.keys() == alone.keys()
@@ -269,6 +270,20 @@ def test_the_own_model_is_that_of_training_alone(
             assert torch.equal(own[k], alone[k])
         else:  # products of another shape round otherwise
             assert torch.allclose(own[k], alone[k], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_own_model_in_use_is_the_mean_of_the_last_rounds_steps(engine: str, ragged: Federation) -> None:
+    """It is the mean of training alone for one step and for two. The next round starts from the last step."""
+    given: dict[str, Any] = {"cohort": 6, "engine": engine}
+    one, two = (models_of(fit("local", ragged, rounds=1, steps=n, **given)) for n in (1, 2))
+    used = only(fit("attune", ragged, rounds=1, steps=2, **given), "own.")
+    for k in used:
+        assert torch.allclose(used[k], (one[k] + two[k]) / 2, rtol=0, atol=1e-14)
+    steps = [models_of(fit("local", ragged, rounds=n, steps=1, **given)) for n in (1, 2)]
+    used = only(fit("attune", ragged, rounds=2, steps=1, **given), "own.")
+    for k in used:
+        assert torch.allclose(used[k], steps[1][k], rtol=0, atol=1e-14)
 
 
 def test_the_guard_shared_predicts_as_the_shared_model_alone(ragged: Federation) -> None:

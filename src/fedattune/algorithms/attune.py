@@ -12,7 +12,8 @@ Rules, with the model w_g of the client's group g, its own model v_i, and its cl
     used as  p(y | x) = s_i softmax(w_g(x) + c_i log pi_i) + (1 - s_i) softmax(v_i(x))
     client   L_i[e]: loss on the validation rows of every expert e = (s, c), before training
              (s_i, c_i) <- mean over e with weights proportional to exp(-n_i L_i[e] - m L[e])
-             theta_i <- w_g and v_i from its last value: SGD on the same batches;  uploads theta_i and L_i
+             theta_i <- w_g and u_i from its last value: SGD on the same batches;  uploads theta_i and L_i
+             v_i <- mean of u_i after each of these steps
     server   groups: average linkage by the likeness of classes in the first updates of the last layer; none that
                    has few clients, or does not explain these updates
              D_g = sum_k p_k (theta_k - w_g) over the group;  a_g = sum_k p_k ||theta_k - w_g||^2 / (2 ||D_g||^2)
@@ -71,9 +72,11 @@ EARLY_UPLOADS = 3
 
 
 class _Carry(NamedTuple):
-    w: Params
+    w: Params  # the shared model in training, and the own model in use
     losses: Tensor
     n: Tensor
+    own: Params  # the own model in training
+    average: Params
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,13 @@ class AttuneClient(ClientUpdate):
     Attributes:
         rows: rows for which the mean losses of all clients count, beside a client's own validation rows.
         guard: weights of the experts.
+        average: whether the own model in use is the mean of a round's steps, instead of the last one.
 
     """
 
     rows: float = 20.0
     guard: Guard = "losses"
+    average: bool = True
 
     @property
     def required_extras(self) -> dict[str, str]:
@@ -100,14 +105,16 @@ class AttuneClient(ClientUpdate):
         return "validation"
 
     def init_local_state(self, w0: Params) -> LocalState:
-        """Return the losses of the experts, and the rows that they are the means of."""
+        """Return the losses of the experts, the rows that they are the means of, and the own model in training."""
         like = next(iter(w0.values()))
-        return {"losses": Params(mean=like.new_zeros(len(EXPERTS)), n=like.new_zeros(()))}
+        losses = Params(mean=like.new_zeros(len(EXPERTS)), n=like.new_zeros(()))
+        return {"losses": losses, "own": _select_own(w0)}
 
     def begin(self, sent: Payload, local_state: LocalState, fresh: Tensor, context: RoundContext) -> _Carry:
         """Start the shared model from the received one, and the own model from its last value."""
         n = torch.zeros_like(context.n_steps)
-        return _Carry(sent.params, n.expand(len(EXPERTS)), n)
+        own = local_state["own"]
+        return _Carry(sent.params, n.expand(len(EXPERTS)), n, own, own.zeros())
 
     def probe_passes(self, local_state: LocalState) -> Tensor:
         """Return one pass over the validation rows."""
@@ -140,23 +147,29 @@ class AttuneClient(ClientUpdate):
 
     def step(self, carry: _Carry, batch: Batch, grad: Grad, context: RoundContext) -> _Carry:
         """Take one step of both models on the same batch."""
-        g = grad(carry.w, batch)
-        guard = {k: carry.w[k] for k in GUARD}
-        return carry._replace(w=Params({**(carry.w - context.lr * g), **guard}))
+        w = Params({**carry.w, **carry.own})
+        new = w - context.lr * grad(w, batch)
+        own = _select_own(new)
+        in_use = {k: carry.w[k] for k in (*own, *GUARD)}
+        average = carry.average + (1 / context.n_steps) * own
+        return carry._replace(w=Params({**new, **in_use}), own=own, average=average)
 
     def finish(
         self, carry: _Carry, sent: Payload, local_state: LocalState, context: RoundContext
     ) -> tuple[Payload, LocalState]:
-        """Upload the shared model and the losses; keep the own model and its weight."""
+        """Upload the shared model and the losses; keep the own model, in training and in use, and its weight."""
         old = local_state["losses"]
         memory = MEMORY * (old["n"] > 0).to(old["mean"].dtype)
         has_rows = carry.n > 0
         mean = torch.where(has_rows, memory * old["mean"] + (1 - memory) * carry.losses, old["mean"])
         n = torch.where(has_rows, carry.n, old["n"])
         share, classes = self._weigh(mean, n, sent.extra["losses"]["mean"])
-        w = Params({**carry.w, **dict(zip(GUARD, (share, classes), strict=True))})
+        has_steps = context.n_steps > 0
+        new = carry.average if self.average else carry.own
+        own = new.map(lambda a, b: torch.where(has_steps, a, b), _select_own(carry.w))
+        w = Params({**carry.w, **own, **dict(zip(GUARD, (share, classes), strict=True))})
         report = Params(mean=carry.losses, n=carry.n)
-        return Payload(w, {"losses": report}), {"losses": Params(mean=mean, n=n)}
+        return Payload(w, {"losses": report}), {"losses": Params(mean=mean, n=n), "own": carry.own}
 
     def _weigh(self, mean: Tensor, n: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         """Return s and c of the mixture of all experts."""
@@ -171,6 +184,10 @@ class AttuneClient(ClientUpdate):
                 weights = torch.full_like(weights, 1 / len(EXPERTS))
         share = (weights * s).sum()
         return share, (weights * s * c).sum() / share.clamp_min(1e-6)
+
+
+def _select_own(w: Params) -> Params:
+    return Params({k: v for k, v in w.items() if k.startswith("own.")})
 
 
 @dataclass(frozen=True)
@@ -316,6 +333,7 @@ def attune(
     prior_rows: NonNegative = 20.0,
     class_shares: bool = True,
     guard: Guard = "losses",
+    average_own: bool = True,
     weighting: Weighting = "samples",
 ) -> Algorithm:
     """A shared model for every group of clients that are found to be alike, and an own model; each client weighs both.
@@ -331,11 +349,12 @@ def attune(
         class_shares: whether the shared model's predictions may use the client's class shares.
         guard: weights of the shared and the own model: by `losses` on validation rows, `equal` for all experts, or
             the `shared` model alone.
+        average_own: whether a client uses the mean of its own model over the last round's steps, instead of the last.
         weighting: weights p_k in the mean update of a group: by training samples, or `uniform`.
 
     """
     return Algorithm(
-        AttuneClient(prior_rows, guard),
+        AttuneClient(prior_rows, guard, average_own),
         AttuneServer(server_momentum, stretch, likeness, weighting),
         personal=NamedParameters(("own", "guard")),
         network=TwinNetwork(1.0 if guard == "shared" else 0.5, class_shares),
