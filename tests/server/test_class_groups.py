@@ -187,7 +187,7 @@ def test_f_by_hand() -> None:
 
 
 def test_groups_that_explain_nothing_are_one_group() -> None:
-    """Two prototypes make two groups of a third client each; beside a long shared direction they explain little."""
+    """Two meanings of the labels make two groups; if updates within a group differ nine times in length, F is small."""
     mine, theirs = make_rows(U, V, NONE), make_rows(V, U, NONE)
     n, new, old = torch.ones(4), torch.arange(4), torch.zeros(4, dtype=torch.int64)
     clients = torch.stack([mine, theirs, mine, theirs])

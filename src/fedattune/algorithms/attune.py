@@ -14,8 +14,8 @@ Rules, with the model w_g of the client's group g, its own model v_i, and its cl
              (s_i, c_i) <- mean over e with weights proportional to exp(-n_i L_i[e] - m L[e])
              theta_i <- w_g and u_i from its last value: SGD on the same batches;  uploads theta_i and L_i
              v_i <- mean of u_i after each of these steps
-    server   groups: average linkage by the likeness of classes in the first updates of the last layer; none that
-                   has few clients, or does not explain these updates
+    server   groups: average linkage by the likeness of classes in the first updates of the last layer; no small
+                   ones, and none at all unless they explain these updates
              D_g = sum_k p_k (theta_k - w_g) over the group;  a_g = sum_k p_k ||theta_k - w_g||^2 / (2 ||D_g||^2)
              V_g <- beta V_g + clip(a_g, 1, stretch) D_g;  w_g <- w_g + V_g;  L <- mean of L_k, weighted by n_k
 
@@ -45,7 +45,7 @@ from ..core.payload import (
 )
 from ..core.selectors import NamedParameters
 from ..server.average import Weighting, client_weights, weighted_sum
-from ..server.class_groups import assign_groups, find_class_rows
+from ..server.class_groups import LEAST_SHARE, assign_groups, find_class_rows
 from .table import Family, method
 from .twins import GUARD, TwinNetwork, set_guard
 
@@ -64,8 +64,8 @@ MEMORY = 0.5
 LEAST_PROBABILITY = 1e-4
 """Probability below which a prediction counts as equally wrong, so that one row cannot decide."""
 
-MAX_GROUPS = 8
-"""Most groups; the clients of smaller groups join the largest one."""
+MAX_GROUPS = int(1 / LEAST_SHARE)
+"""Most groups."""
 
 EARLY_UPLOADS = 3
 """Uploads of each client that tell its group: they start from nearly the same model, so they can be compared."""
@@ -151,7 +151,7 @@ class AttuneClient(ClientUpdate):
         new = w - context.lr * grad(w, batch)
         own = _select_own(new)
         in_use = {k: carry.w[k] for k in (*own, *GUARD)}
-        average = carry.average + (1 / context.n_steps) * own
+        average = carry.average + (1 / context.n_steps) * own if self.average else carry.average
         return carry._replace(w=Params({**new, **in_use}), own=own, average=average)
 
     def finish(

@@ -100,11 +100,8 @@ class HeurPFedLAClient(SGD):
 Norm = Literal["softmax", "relu_sum"]
 Step = Literal["normalised", "gradient"]
 
-BLOCK_WEIGHTS = 1 << 22
-"""Values of hypernetworks to copy at a time."""
-
-BLOCK_WEIGHTS_ON_GPU = 1 << 28
-"""The same on a GPU, where a call costs more than the copy."""
+BLOCK_WEIGHTS, BLOCK_WEIGHTS_ON_GPU = 1 << 22, 1 << 28
+"""Values of hypernetworks to copy at a time. On a GPU, a call costs more than the copy."""
 
 MIN_WEIGHT = 1e-6
 """Added to every weight of `relu_sum`, so that no row is zero."""
@@ -212,8 +209,8 @@ class PFedLAServer(SeparableStore):
         """Split the clients, so that copies of their hypernetworks stay small."""
         components = group_names(cast(Params, state["theta"]), self.unit)
         head_weights = len(components) * len(cast(Tensor, state["n"])) * self.hidden
-        at_once = BLOCK_WEIGHTS if ids.device.type == "cpu" else BLOCK_WEIGHTS_ON_GPU
-        return torch.split(ids, max(1, at_once // max(1, head_weights)))
+        most = BLOCK_WEIGHTS if ids.device.type == "cpu" else BLOCK_WEIGHTS_ON_GPU
+        return torch.split(ids, max(1, most // max(1, head_weights)))
 
     def _grad_alpha(self, state: ServerState, sent: Params, uploads: Params) -> Tensor:
         """Return the gradient (R, L, K) of R clients' losses by their mixing weights: <theta_l[k], G_i,l>.

@@ -232,8 +232,13 @@ def copy_rows(stack: Params) -> Params:
 
 
 def to_cpu(stack: RowStack) -> RowStack:
-    """Return a stack in main memory."""
-    return stack.map(Tensor.cpu) if isinstance(stack, Params) else stack
+    """Return a stack in main memory; clients that share a model go on sharing it."""
+
+    def move(value: Tensor) -> Tensor:
+        is_shared = len(value) > 1 and not value.stride(0)
+        return value[:1].cpu().expand_as(value) if is_shared else value.cpu()
+
+    return stack.map(move) if isinstance(stack, Params) else stack
 
 
 def copy_payload_rows(payload: Payload) -> Payload:

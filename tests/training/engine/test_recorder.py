@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_unflatten
 from fedattune.client import SGD
 from fedattune.core.hardware import use_threads
 from fedattune.core.task import Task
+from fedattune.training.engine.loops import GraphLoop, StepLoop
 from fedattune.training.engine.recorder import StepRecorder, copy_dense, record_call, record_step
 from fedattune.training.engine.vectorized import VectorizedEngine
 
@@ -188,3 +189,24 @@ def test_without_torchscript_steps_are_replayed_by_python(monkeypatch: pytest.Mo
     assert all(step.operations and not step.is_scripted for step in engine._recorder._steps.values())
     for k in task.params:
         torch.testing.assert_close(want.upload.params[k], got.upload.params[k], rtol=1e-12, atol=1e-12)
+
+
+def test_steps_run_without_a_graph_where_none_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        failed.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def body(ready: list[Tensor], moving: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
+        return [moving[0] + ready[0] * batch[0].sum() + batch[1].sum()]
+
+    failed: list[int] = []
+    monkeypatch.setattr(GraphLoop, "_capture", fail)
+    samples = torch.arange(6.0).view(3, 2), None, None
+    index, labels = torch.tensor([[0], [2], [1]]), torch.tensor([[1], [0], [1]])
+    plain, graph = StepLoop(body, torch.float32), GraphLoop(body, torch.float32)
+    results = [
+        loop(0, 3, [torch.tensor(2.0)], [torch.tensor(0.0)], samples, index, labels, None, None)
+        for loop in (plain, graph, graph)
+    ]
+    assert [float(result[0]) for result in results] == [32, 32, 32]  # 2 x (0 + 1 + ... + 5) + 2
+    assert failed == [1]

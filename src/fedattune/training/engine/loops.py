@@ -3,9 +3,9 @@
 Small models of a few clients keep a GPU busy for less time than Python takes to launch their operations.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,10 @@ class StepLoop(nn.Module):
         return moving
 
 
+MAX_GRAPHS = 16
+"""Graphs that stay in memory; a dropped one is captured again, which takes about as long as three eager steps."""
+
+
 class CapturedStep(NamedTuple):
     """A graph of one step, and the memory that it reads and writes.
 
@@ -85,12 +89,18 @@ class CapturedStep(NamedTuple):
 
 
 class GraphLoop(nn.Module):
-    """Run local steps as `StepLoop` does, from a graph that is captured at the first call with tensors like these."""
+    """Run local steps as `StepLoop` does, from a graph that is captured at the first call with tensors like these.
+
+    If an operation waits for the GPU, or memory is short, no graph can be captured. Then Python runs the steps.
+    """
+
+    _in_memory: ClassVar[list["weakref.ref[GraphLoop]"]] = []
 
     def __init__(self, body: StepBody, dtype: torch.dtype) -> None:
         super().__init__()
         self._body, self._dtype = body, dtype
         self._captured: CapturedStep | None = None
+        self._can_capture = True
 
     def forward(
         self,
@@ -116,9 +126,16 @@ class GraphLoop(nn.Module):
 
         places = tuple(None if t is None else t.data_ptr() for t in samples)
         key = places, *(tensor_layouts(group) for group in (ready, moving, batch(first)))
-        if self._captured is None or self._captured.key != key:
-            self._captured = None  # its memory may serve the next graph
-            self._captured = self._capture(key, ready, moving, samples, batch(first))
+        if self._can_capture and (self._captured is None or self._captured.key != key):
+            self._captured = None  # before the next one takes memory
+            try:
+                self._captured = self._capture(key, ready, moving, samples, batch(first))
+            except RuntimeError:
+                self._can_capture = False
+        if self._captured is None:
+            loop: Any = StepLoop(self._body, self._dtype)
+            moved: list[Tensor] = loop(first, last, ready, moving, samples, index, labels, weights, noise)
+            return moved
         step = self._captured
         for target, source in zip((*step.ready, *step.moving), (*ready, *moving), strict=True):
             if target.data_ptr() != source.data_ptr():
@@ -136,7 +153,8 @@ class GraphLoop(nn.Module):
         samples: StoredSamples,
         batch: list[Tensor],
     ) -> CapturedStep:
-        """Capture a step in memory of its own."""
+        """Capture a step in memory of its own; the given tensors keep their values."""
+        self._make_room()
         ready, moving, batch = ([t.clone() for t in group] for group in (ready, moving, batch))
         owned = {t.untyped_storage().data_ptr() for t in moving}
         x, shift, scale = samples
@@ -149,20 +167,23 @@ class GraphLoop(nn.Module):
             torch._foreach_copy_(moving, new)
 
         stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(x.device))
+        now = torch.cuda.current_stream(x.device)
+        stream.wait_stream(now)
         with torch.cuda.stream(stream):
             run()  # libraries allocate their workspaces in a first call
-        torch.cuda.current_stream(x.device).wait_stream(stream)
+        now.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_pool(), stream=stream):
+        # The outer context restores the stream: after a failed capture, the inner one does not.
+        with torch.cuda.stream(now), torch.cuda.graph(graph, stream=stream):
             run()
         return CapturedStep(key, graph, ready, moving, batch)
 
-
-@cache
-def _pool() -> Any:
-    """Return the memory of all graphs: they run one after the other, and keep nothing there."""
-    return torch.cuda.graph_pool_handle()
+    def _make_room(self) -> None:
+        """Drop the oldest graphs of this process; a graph holds the activations of a step."""
+        kept = [loop for ref in GraphLoop._in_memory if (loop := ref()) is not None and loop is not self]
+        for loop in kept[: max(0, len(kept) - MAX_GRAPHS + 1)]:
+            loop._captured = None
+        GraphLoop._in_memory[:] = [weakref.ref(loop) for loop in [*kept, self][-MAX_GRAPHS:]]
 
 
 def tensor_layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...]:

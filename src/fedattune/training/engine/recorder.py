@@ -6,7 +6,8 @@ before the first step and after the last.
 
 TorchScript, where available, runs several steps in one call without Python. It spends less on every operation and does
 not hold the interpreter's lock, so groups of clients run side by side in threads. PyTorch deprecates TorchScript and
-offers no replacement for small operations. Without TorchScript, the same loop runs in Python, only slower.
+offers no replacement for small operations. Without TorchScript, the same loop runs in Python, only slower. On a GPU,
+the step becomes a CUDA graph instead.
 """
 
 import warnings
@@ -198,9 +199,12 @@ def replay(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) 
 
 
 def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> RecordedStep:
-    """Turn the step into TorchScript where possible, and on a GPU into a CUDA graph."""
-    if batch[0].device.type == "cuda":
-        return _capture(step, fixed, leaves, batch)
+    """Turn the step into TorchScript where possible, and on a GPU into a CUDA graph.
+
+    A graph would repeat its random numbers.
+    """
+    if batch[0].device.type == "cuda" and not step.is_random:
+        return step._replace(run_steps=GraphLoop(step.body, batch[0].dtype))
     if batch[0].device.type != "cpu":
         return step
     ready = step.precompute(*fixed, *step.select_constant(leaves))
@@ -214,18 +218,6 @@ def _script(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors)
         return step._replace(body=body, run_steps=run_steps, is_scripted=True)
     except Exception:  # undocumented exceptions; the step runs without TorchScript
         return step
-
-
-def _capture(step: RecordedStep, fixed: Tensors, leaves: Tensors, batch: Tensors) -> RecordedStep:
-    """Turn the step into a CUDA graph where possible; a graph would repeat its random numbers."""
-    if step.is_random:
-        return step
-    captured = step._replace(run_steps=GraphLoop(step.body, batch[0].dtype))
-    try:
-        replay(captured, fixed, leaves, batch)
-    except RuntimeError:  # some operation waits for the GPU, which a graph cannot hold
-        return step
-    return captured
 
 
 def copy_dense(leaf: Tensor) -> Tensor:
