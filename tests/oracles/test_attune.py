@@ -321,7 +321,7 @@ def test_probing_sees_the_validation_rows_before_training(engine: str) -> None:
     federation = split(SIZES)
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
-    result = fit("attune", federation, model, rounds=1, cohort=4, engine=engine)
+    result = fit("attune", federation, model, rounds=1, cohort=4, engine=engine, device="cpu")
     assert result.trained_server
     found: Any = result.trained_server.state["losses"]
     expected = []
