@@ -35,7 +35,7 @@ from fedattune.core.io import replace_atomically
 from fedattune.data import Federation
 
 from .grid_cells import CELLS, HELD_OUT, Cell
-from .grid_scores import DIVERGED, Run, choose_rate, score_cells, write_scores
+from .grid_scores import DIVERGED, Run, choose_rate, score_cells, write_changes, write_scores
 
 RATES = (0.02, 0.06, 0.2)
 """Learning rates that every method tries on the first seed."""
@@ -113,6 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--list", action="store_true", help="list the cells")
     add("--show", action="store_true", help="train nothing; write the tables of the stored runs")
+    add("--against", metavar="METHOD", help="also print how all others change the accuracy of this method")
     return parser
 
 
@@ -296,7 +297,13 @@ def describe(runs: Sequence[Run]) -> str:
     return f"{last['method']}: {said}, {len(runs)} runs in {seconds:.1f} s"
 
 
-def show(cells: Sequence[Cell], seeds: Sequence[int], methods: Sequence[str] | None, out: Path) -> None:
+def show(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    methods: Sequence[str] | None,
+    out: Path,
+    against: str | None = None,
+) -> None:
     """Print the tables of the stored runs, and write them and the heat map."""
     runs = [run for cell in cells for run in read_runs(out, cell.name)]
     if methods is not None:
@@ -306,6 +313,10 @@ def show(cells: Sequence[Cell], seeds: Sequence[int], methods: Sequence[str] | N
         raise SystemExit(f"{out} holds no method with all runs of a cell; run the command without --show")
     kinds = {cell.name: cell.kind for cell in cells}
     print("\n" + "\n".join(write_scores(scores, METHODS, kinds, out)))
+    if against is not None:
+        if not any(against in methods for methods in scores.values()):
+            raise SystemExit(f"against: {out} holds no cell with all runs of {against!r}")
+        print(write_changes(scores, against))
     reasons = {(run["cell"], run["method"]): run["error"] for run in runs if run["error"]}
     for (cell, method), why in reasons.items():
         if why != DIVERGED:
@@ -327,7 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (unknown := [name for name in chosen if name not in METHODS]) and not given.show:
         raise SystemExit(f"algorithms: {unknown[0]!r} is unknown; expected some of: {', '.join(METHODS)}")
     if given.show:
-        show(cells, seeds, chosen if given.algorithms else None, out)
+        show(cells, seeds, chosen if given.algorithms else None, out, given.against)
         return 0
     methods = {name: (name, OPTIONS.get(name, {})) for name in METHODS if name in chosen} | variants
     present = []
@@ -340,5 +351,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
             store_runs(out, cell.name, [], forget=given.force)
     units = plan(present, methods, seeds, out)
     failed = run_units(units, out, given.processes) if units else 0
-    show(cells, seeds, None, out)
+    show(cells, seeds, None, out, given.against)
     return 1 if failed else 0

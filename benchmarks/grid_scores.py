@@ -232,6 +232,24 @@ def write_methods(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str
     return "\n\n".join(texts) + "\n"
 
 
+def write_changes(scores: Scores, base: str) -> str:
+    """Write in Markdown how methods and variants change the accuracy of `base`, over the cells that both have."""
+    rows = []
+    for method in dict.fromkeys(method for methods in scores.values() for method in methods):
+        changes = {
+            cell: methods[method].accuracy - methods[base].accuracy
+            for cell, methods in scores.items()
+            if {method, base} <= set(methods)
+        }
+        if method == base or not changes:
+            continue
+        worst = min(changes, key=lambda cell: changes[cell])
+        mean = float(np.mean(list(changes.values())))
+        rows.append((mean, (method, str(len(changes)), f"{mean:+.2f}", f"{changes[worst]:+.1f}", worst)))
+    head = ("method", "cells", f"mean change of {base}", "worst change", "in")
+    return _write_table(head, [row for _, row in sorted(rows)]) + "\n"
+
+
 def write_cells(scores: Scores, rivals: Sequence[str], kinds: Mapping[str, str]) -> str:
     """Write the table of the cells in Markdown: accuracies in percent of a few methods, and the best method."""
     named = ("local", "fedavg", "fedavg_ft", "attune")

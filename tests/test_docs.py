@@ -258,6 +258,7 @@ def test_every_command_line_option_that_the_pages_name_exists() -> None:
         "--rules",
         "--first-split",
         "--variant",
+        "--against",
         "--permuted",
         "--logdir",  # of TensorBoard
         "--head",  # of Ray

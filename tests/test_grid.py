@@ -80,6 +80,19 @@ def test_scores_of_methods_are_those_worked_out_by_hand() -> None:
     assert found["ditto"].harmed == 6 / 8
 
 
+def test_changes_against_a_method_are_those_worked_out_by_hand() -> None:
+    """b is 2 points better in one cell and 6 worse in the other; c stands in one cell only."""
+    accuracies = {"one": {"a": 50.0, "b": 52.0}, "two": {"a": 70.0, "b": 64.0, "c": 71.0}}
+    scores = {
+        cell: {m: grid_scores.CellScore(value) for m, value in each.items()}
+        for cell, each in accuracies.items()
+    }
+    assert grid_scores.write_changes(scores, "a").splitlines()[2:] == [
+        "| b | 2 | -2.00 | -6.0 | two |",
+        "| c | 1 | +1.00 | +1.0 | two |",
+    ]
+
+
 def test_a_method_that_diverges_at_every_rate_has_no_accuracy_and_harms_all() -> None:
     diverged = [make_run("ditto", 0, None, lr=rate) for rate in grid.RATES]
     (scores,) = grid_scores.score_cells([*RUNS[:2], *diverged], SEEDS).values()

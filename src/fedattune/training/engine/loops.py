@@ -67,7 +67,7 @@ class StepLoop(nn.Module):
 
 
 MAX_GRAPHS = 16
-"""Graphs that stay in memory; a dropped one is captured again, which takes about as long as three eager steps."""
+"""Graphs that stay in memory; a dropped one is captured again when it is needed."""
 
 
 class CapturedStep(NamedTuple):
