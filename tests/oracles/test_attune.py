@@ -286,6 +286,27 @@ def test_the_own_model_in_use_is_the_mean_of_the_last_rounds_steps(engine: str, 
         assert torch.allclose(used[k], steps[1][k], rtol=0, atol=1e-14)
 
 
+@torch.no_grad()
+def test_validation_rows_pass_each_model_once() -> None:
+    """Three predictions for seven experts share one pass."""
+    twin = TwinModule(nn.Linear(2, 3), 3, 0.5).double().eval()
+    passes: list[nn.Module] = []
+    for part in (twin.shared, twin.own):
+        part.register_forward_hook(lambda module, *_: passes.append(module))
+
+    class Loss:
+        def predict(self, w: Params, x: Tensor) -> Tensor:
+            return torch.func.functional_call(twin, dict(w), x)  # type: ignore[no-any-return]
+
+    w = Params({k: v.detach() for k, v in twin.named_parameters()})
+    x, y = torch.randn(4, 2, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    losses = AttuneClient()._score(w, (x, y), Loss())  # type: ignore[arg-type]
+    assert passes == [twin.shared, twin.own]
+    right = torch.stack([part(x).softmax(1)[torch.arange(4), y] for part in (twin.own, twin.shared)])
+    for expert, p in (((0.0, 0.0), right[0]), ((0.5, 0.0), right.mean(0)), ((1.0, 0.0), right[1])):
+        assert float(losses[EXPERTS.index(expert)]) == pytest.approx(float(-p.log().mean()))
+
+
 def test_the_guard_shared_predicts_as_the_shared_model_alone(ragged: Federation) -> None:
     result = fit("attune", ragged, options={"guard": "shared"})
     x = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -47,7 +47,7 @@ from ..core.selectors import NamedParameters
 from ..server.average import Weighting, client_weights, weighted_sum
 from ..server.class_groups import LEAST_SHARE, assign_groups, find_class_rows
 from .table import Family, method
-from .twins import GUARD, TwinNetwork, set_guard
+from .twins import GUARD, TwinNetwork, set_guards
 
 Guard = Literal["losses", "equal", "shared"]
 """Weights of the experts: by their losses, equal, or the shared model alone."""
@@ -129,9 +129,9 @@ class AttuneClient(ClientUpdate):
         return carry._replace(losses=carry.losses + (each - carry.losses) * (n_batch / n), n=n)
 
     def _score(self, w: Params, batch: Batch, loss: Loss) -> Tensor:
-        """Return the mean loss of every expert (E,) over a batch, from the predictions of three of them."""
+        """Return the mean loss of every expert (E,) over a batch, from one pass of both models."""
         x, y, *weight = batch
-        own, plain, shifted = (loss.predict(set_guard(w, s, c), x) for s, c in ((0, 0), (1, 0), (1, 1)))
+        own, plain, shifted = loss.predict(set_guards(w, (0, 1, 1), (0, 0, 1)), x)
         weights = weight[0] if weight else torch.ones_like(own[:, 0])
         weights = weights / weights.sum()
         each = []

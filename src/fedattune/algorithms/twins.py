@@ -1,7 +1,7 @@
 """Networks of two models for each client: a shared model, and the client's own model beside it; see `attune`."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,10 +21,10 @@ GUARD = ("guard.share", "guard.classes")
 """Names of the two weights s and c among the parameters of a `TwinModule`."""
 
 
-def set_guard(w: Params, share: float, classes: float) -> Params:
-    """Return the model with other weights s and c."""
+def set_guards(w: Params, shares: Sequence[float], classes: Sequence[float]) -> Params:
+    """Return the model with E pairs of weights s and c; it predicts for each pair: (E, B, outputs)."""
     like = w[GUARD[0]]
-    values = (torch.full_like(like, value) for value in (share, classes))
+    values = (like.new_tensor(pairs)[:, None, None] for pairs in (shares, classes))
     return Params({**w, **dict(zip(GUARD, values, strict=True))})
 
 
@@ -63,8 +63,8 @@ class TwinModule(MethodModule):
         """Return the logarithm of a mixture of probabilities, finite also where one model is sure."""
         tiny = torch.finfo(share.dtype).tiny
         parts = (
-            shared.log_softmax(1) + share.clamp_min(tiny).log(),
-            own.log_softmax(1) + (1 - share).clamp_min(tiny).log(),
+            shared.log_softmax(-1) + share.clamp_min(tiny).log(),
+            own.log_softmax(-1) + (1 - share).clamp_min(tiny).log(),
         )
         return torch.stack(parts).logsumexp(0)
 
